@@ -1,10 +1,12 @@
-//! What both sides last agreed on, on disk: a whole tree once, then what changed, each record with its checksum.
+//! The last state that both sides agreed on (the common ancestor), stored on disk: one whole tree, followed by changes,
+//! each record with its checksum.
 //!
-//! A record is written after what it says is durable on both sides. One that is lost costs nothing: both sides still agree, and it is found
-//! again. So a torn end is cut off, and nothing else can be wrong with the file but a disk that lies.
+//! A record is written after the change it describes is durable on both sides. Losing a record costs nothing: both
+//! sides still agree, and the next scan finds that again. A torn record at the end is therefore cut off; only a failing
+//! disk can damage the file in any other way.
 //!
-//! What is about to be made is noted before: a run that is killed in between finds its own doing, and takes it for nobody's edit. A later
-//! record of what was agreed on ends such a note.
+//! Before changes are made, they are recorded as pending. A run that follows a killed one recognizes them as its own
+//! and does not treat them as user edits. The next commit ends all pending changes.
 
 use std::{
     fs::{File, OpenOptions},
@@ -16,53 +18,62 @@ use std::{
 use rustix::io::Errno;
 
 use crate::{
-    codec::{In, Out},
+    codec::{Decoder, Encoder},
     error::SyncError,
-    halt::Side,
+    side::Side,
     tree::{Tree, Update},
 };
 
 const MAGIC: &[u8] = b"cobox sync 2\n";
-const CHECK_BYTES: usize = 8;
-/// Longest record, in bytes; longer lists are several.
+const CHECKSUM_BYTES: usize = 8;
+/// Maximum size of a record, in bytes; longer lists are split into several.
 const MAX_RECORD_BYTES: usize = 1024 * 1024;
-/// The file is written anew when what was added is this much, in bytes, and more than the tree itself.
-const REWRITE_AFTER: u64 = 4 * 1024 * 1024;
+/// The file is rewritten once this many bytes were appended, if that is also more than the tree itself.
+const REWRITE_THRESHOLD_BYTES: u64 = 4 * 1024 * 1024;
 
-const AGREED: u8 = 1;
-const MAKING_HERE: u8 = 2;
-const MAKING_THERE: u8 = 3;
+const COMMITTED: u8 = 1;
+const PENDING_LOCAL: u8 = 2;
+const PENDING_SANDBOX: u8 = 3;
 
-/// Something one side is to become, that may have become so or not.
-pub type Making = (Side, Update);
+/// A change that was started on one side and may or may not have been made.
+pub type PendingChange = (Side, Update);
 
 pub struct Ancestor {
     path: PathBuf,
     file: File,
     tree: Tree,
     tree_bytes: u64,
-    added_bytes: u64,
-    making: Vec<Making>,
-    /// The file lacks something that was to be written, and may end in half of it: it has to be written anew.
-    is_behind: bool,
-    /// How often something was agreed on: a sync that gets on.
-    steps: u64,
+    appended_bytes: u64,
+    pending: Vec<PendingChange>,
+    /// The file lacks a record and may end in a partial one, so the next write has to rewrite it.
+    needs_rewrite: bool,
+    /// Number of commits that changed something; it shows that a sync makes progress.
+    commits: u64,
 }
 
 impl Ancestor {
     pub fn open(path: &Path) -> Result<Self, SyncError> {
-        let failed = |e: io::Error| SyncError::State(format!("{}: {e}", path.display()));
-        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path).map_err(failed)?;
+        let state_error = |e: io::Error| SyncError::State(format!("{}: {e}", path.display()));
+        let mut file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path).map_err(state_error)?;
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(failed)?;
-        let Remembered { tree, making, good } = read(&bytes);
-        if good < bytes.len() || bytes.is_empty() {
-            file.set_len(good as u64).map_err(failed)?;
+        file.read_to_end(&mut bytes).map_err(state_error)?;
+        let StoredState { tree, pending, valid_bytes } = read(&bytes);
+        if valid_bytes < bytes.len() || bytes.is_empty() {
+            file.set_len(valid_bytes as u64).map_err(state_error)?;
         }
-        file.seek(SeekFrom::End(0)).map_err(failed)?;
-        let mut ancestor =
-            Self { path: path.to_owned(), file, tree, tree_bytes: 0, added_bytes: good as u64, making, is_behind: false, steps: 0 };
-        if good == 0 {
+        file.seek(SeekFrom::End(0)).map_err(state_error)?;
+        let mut ancestor = Self {
+            path: path.to_owned(),
+            file,
+            tree,
+            tree_bytes: 0,
+            appended_bytes: valid_bytes as u64,
+            pending,
+            needs_rewrite: false,
+            commits: 0,
+        };
+        if valid_bytes == 0 {
             ancestor.rewrite()?;
         }
         Ok(ancestor)
@@ -72,142 +83,143 @@ impl Ancestor {
         &self.tree
     }
 
-    pub fn steps(&self) -> u64 {
-        self.steps
+    pub fn commits(&self) -> u64 {
+        self.commits
     }
 
-    /// What was to be made, and is not known to be.
-    pub fn making(&self) -> &[Making] {
-        &self.making
+    /// Changes that were started and are not known to be complete.
+    pub fn pending_changes(&self) -> &[PendingChange] {
+        &self.pending
     }
 
-    /// Notes what one side is to become. Known to a run after one that was killed; a machine that fails may forget it.
-    pub fn make(&mut self, side: Side, updates: Vec<Update>) -> Result<(), SyncError> {
-        let tag = if side == Side::Here { MAKING_HERE } else { MAKING_THERE };
+    /// Records changes that are about to be made on one side. A run after a killed one finds them; a crash of the
+    /// machine may lose them, because the record is not synced to disk.
+    pub fn begin_changes(&mut self, side: Side, updates: Vec<Update>) -> Result<(), SyncError> {
+        let tag = if side == Side::Local { PENDING_LOCAL } else { PENDING_SANDBOX };
         let bytes = records(tag, updates.iter().map(|(path, entry)| (path, entry.as_ref())));
-        self.making.extend(updates.into_iter().map(|update| (side, update)));
-        if self.is_behind {
+        self.pending.extend(updates.into_iter().map(|update| (side, update)));
+        if self.needs_rewrite {
             self.rewrite()?;
         }
         self.append(&bytes)
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<(), SyncError> {
-        self.added_bytes += bytes.len() as u64;
+        self.appended_bytes += bytes.len() as u64;
         self.file.write_all(bytes).map_err(|e| {
-            self.is_behind = true;
-            self.failed(e)
+            self.needs_rewrite = true;
+            self.state_error(e)
         })
     }
 
-    /// Both sides agree on these, and on nothing else of what was to be made. Durable when this returns.
-    pub fn agree(&mut self, updates: Vec<Update>) -> Result<(), SyncError> {
-        if updates.is_empty() && self.making.is_empty() {
+    /// Records that both sides agree on these paths, and ends all other pending changes. Durable on return.
+    pub fn commit(&mut self, updates: Vec<Update>) -> Result<(), SyncError> {
+        if updates.is_empty() && self.pending.is_empty() {
             return Ok(());
         }
-        self.making.clear();
-        self.steps += u64::from(!updates.is_empty());
-        let bytes = records(AGREED, updates.iter().map(|(path, entry)| (path, entry.as_ref())));
+        self.pending.clear();
+        self.commits += u64::from(!updates.is_empty());
+        let bytes = records(COMMITTED, updates.iter().map(|(path, entry)| (path, entry.as_ref())));
         for (path, entry) in updates {
             self.tree.set(path, entry);
         }
-        let added = self.added_bytes + bytes.len() as u64;
-        if self.is_behind || added > REWRITE_AFTER && added > self.tree_bytes {
+        let added = self.appended_bytes + bytes.len() as u64;
+        if self.needs_rewrite || added > REWRITE_THRESHOLD_BYTES && added > self.tree_bytes {
             return self.rewrite();
         }
         self.append(&bytes)?;
-        self.file.sync_data().map_err(|e| self.failed(e))
+        self.file.sync_data().map_err(|e| self.state_error(e))
     }
 
-    /// The whole tree into a new file, which then takes the old one's place.
+    /// Writes the whole tree to a new file and renames it over the old one.
     fn rewrite(&mut self) -> Result<(), SyncError> {
-        let bytes = [MAGIC, &records(AGREED, self.tree.iter().map(|(path, entry)| (path, Some(entry))))].concat();
-        let beside = self.path.with_extension("new");
-        let written = || {
-            let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+        let bytes = [MAGIC, &records(COMMITTED, self.tree.iter().map(|(path, entry)| (path, Some(entry))))].concat();
+        let temporary = self.path.with_extension("new");
+        let write_new = || {
+            let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
             file.write_all(&bytes)?;
             file.sync_all()?;
-            std::fs::rename(&beside, &self.path)?;
+            std::fs::rename(&temporary, &self.path)?;
             if let Some(folder) = self.path.parent() {
                 File::open(folder)?.sync_all()?;
             }
             Ok(file)
         };
-        self.is_behind = true;
-        self.file = written().map_err(|e| {
-            // Half of it would keep the disk full.
-            let _ = std::fs::remove_file(&beside);
-            self.failed(e)
+        self.needs_rewrite = true;
+        self.file = write_new().map_err(|e| {
+            // A partial file would keep the disk full.
+            let _ = std::fs::remove_file(&temporary);
+            self.state_error(e)
         })?;
-        self.is_behind = false;
-        (self.tree_bytes, self.added_bytes) = (bytes.len() as u64, 0);
+        self.needs_rewrite = false;
+        (self.tree_bytes, self.appended_bytes) = (bytes.len() as u64, 0);
         Ok(())
     }
 
-    fn failed(&self, e: io::Error) -> SyncError {
+    fn state_error(&self, e: io::Error) -> SyncError {
         match Errno::from_io_error(&e) {
             Some(Errno::NOSPC | Errno::DQUOT) => SyncError::Full,
-            _ => SyncError::State(format!("remembering what both sides agree on in {}: {e}", self.path.display())),
+            _ => SyncError::State(format!("can't store the sync state in {}: {e}", self.path.display())),
         }
     }
 }
 
 fn records<'a>(tag: u8, items: impl Iterator<Item = (&'a crate::RelPath, Option<&'a crate::Entry>)>) -> Vec<u8> {
-    let (mut bytes, mut record) = (Vec::new(), Out(vec![tag]));
+    let (mut bytes, mut record) = (Vec::new(), Encoder(vec![tag]));
     for (path, entry) in items {
         record.path(path).entry(entry);
         if record.0.len() > MAX_RECORD_BYTES / 2 {
-            close(&mut record, &mut bytes);
+            finish_record(&mut record, &mut bytes);
         }
     }
-    // One without anything still ends what was noted before it.
+    // An empty record still ends the pending changes before it.
     if record.0.len() > 1 || bytes.is_empty() {
-        close(&mut record, &mut bytes);
+        finish_record(&mut record, &mut bytes);
     }
     bytes
 }
 
-fn close(record: &mut Out, bytes: &mut Vec<u8>) {
+fn finish_record(record: &mut Encoder, bytes: &mut Vec<u8>) {
     bytes.extend_from_slice(&(record.0.len() as u32).to_be_bytes());
     bytes.extend_from_slice(&record.0);
-    bytes.extend_from_slice(&blake3::hash(&record.0).as_bytes()[..CHECK_BYTES]);
-    // All but its tag.
+    bytes.extend_from_slice(&blake3::hash(&record.0).as_bytes()[..CHECKSUM_BYTES]);
+    // Keep the tag.
     record.0.truncate(1);
 }
 
 #[derive(Default)]
-struct Remembered {
+struct StoredState {
     tree: Tree,
-    making: Vec<Making>,
-    /// How much of the file is good, in bytes.
-    good: usize,
+    pending: Vec<PendingChange>,
+    /// Length of the valid part of the file, in bytes.
+    valid_bytes: usize,
 }
 
-fn read(bytes: &[u8]) -> Remembered {
-    let mut all = Remembered::default();
-    let Some(rest) = bytes.strip_prefix(MAGIC) else { return all };
-    let mut input = In(rest);
-    all.good = MAGIC.len();
+fn read(bytes: &[u8]) -> StoredState {
+    let mut state = StoredState::default();
+    let Some(rest) = bytes.strip_prefix(MAGIC) else { return state };
+    let mut input = Decoder(rest);
+    state.valid_bytes = MAGIC.len();
     while let Ok(length) = input.u32() {
         let Ok(record) = input.take(length as usize) else { break };
-        let Ok(check) = input.take(CHECK_BYTES) else { break };
-        if record.len() > MAX_RECORD_BYTES || blake3::hash(record).as_bytes()[..CHECK_BYTES] != *check {
+        let Ok(check) = input.take(CHECKSUM_BYTES) else { break };
+        if record.len() > MAX_RECORD_BYTES || blake3::hash(record).as_bytes()[..CHECKSUM_BYTES] != *check {
             break;
         }
         let Some((tag, items)) = record.split_first() else { break };
-        let Ok(updates) = In(items).all(|i| Ok((i.path()?, i.entry()?))) else { break };
+        let Ok(updates) = Decoder(items).all(|i| Ok((i.path()?, i.entry()?))) else { break };
         match *tag {
-            AGREED => {
-                all.making.clear();
-                updates.into_iter().for_each(|(path, entry)| all.tree.set(path, entry));
+            COMMITTED => {
+                state.pending.clear();
+                updates.into_iter().for_each(|(path, entry)| state.tree.set(path, entry));
             }
-            MAKING_HERE => all.making.extend(updates.into_iter().map(|update| (Side::Here, update))),
-            MAKING_THERE => all.making.extend(updates.into_iter().map(|update| (Side::Sandbox, update))),
+            PENDING_LOCAL => state.pending.extend(updates.into_iter().map(|update| (Side::Local, update))),
+            PENDING_SANDBOX => state.pending.extend(updates.into_iter().map(|update| (Side::Sandbox, update))),
             _ => break,
         }
-        all.good = bytes.len() - input.0.len();
+        state.valid_bytes = bytes.len() - input.0.len();
     }
-    all
+    state
 }
 
 #[cfg(test)]
@@ -221,50 +233,50 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_end_costs_only_itself() {
+    fn a_torn_record_at_the_end_is_the_only_one_lost() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("base");
         let mut ancestor = Ancestor::open(&path).unwrap();
-        ancestor.agree(vec![file(1), file(2)]).unwrap();
-        ancestor.agree(vec![(file(1).0, None)]).unwrap();
-        let known = ancestor.tree().clone();
-        ancestor.agree(vec![file(3)]).unwrap();
-        let whole = std::fs::read(&path).unwrap();
+        ancestor.commit(vec![file(1), file(2)]).unwrap();
+        ancestor.commit(vec![(file(1).0, None)]).unwrap();
+        let committed = ancestor.tree().clone();
+        ancestor.commit(vec![file(3)]).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
         for cut in 1..60 {
-            std::fs::write(&path, &whole[..whole.len() - cut]).unwrap();
-            assert_eq!(*Ancestor::open(&path).unwrap().tree(), known, "{cut}");
+            std::fs::write(&path, &bytes[..bytes.len() - cut]).unwrap();
+            assert_eq!(*Ancestor::open(&path).unwrap().tree(), committed, "{cut}");
         }
-        let mut again = Ancestor::open(&path).unwrap();
-        again.agree(vec![file(4)]).unwrap();
-        let tree = again.tree().clone();
+        let mut reopened = Ancestor::open(&path).unwrap();
+        reopened.commit(vec![file(4)]).unwrap();
+        let tree = reopened.tree().clone();
         assert_eq!((tree.len(), Ancestor::open(&path).unwrap().tree()), (2, &tree));
         std::fs::write(&path, b"something else").unwrap();
         assert!(Ancestor::open(&path).unwrap().tree().is_empty());
     }
 
     #[test]
-    fn what_was_to_be_made_is_known_until_something_is_agreed_on() {
+    fn pending_changes_are_remembered_until_the_next_commit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("base");
         let mut ancestor = Ancestor::open(&path).unwrap();
-        ancestor.agree(vec![file(1)]).unwrap();
-        ancestor.make(Side::Sandbox, vec![file(2), (file(1).0, None)]).unwrap();
-        ancestor.make(Side::Here, vec![file(3)]).unwrap();
-        let again = Ancestor::open(&path).unwrap();
-        assert_eq!(again.making(), [(Side::Sandbox, file(2)), (Side::Sandbox, (file(1).0, None)), (Side::Here, file(3))]);
-        assert_eq!(again.tree().len(), 1);
-        ancestor.agree(Vec::new()).unwrap();
-        assert!(ancestor.making().is_empty() && Ancestor::open(&path).unwrap().making().is_empty());
+        ancestor.commit(vec![file(1)]).unwrap();
+        ancestor.begin_changes(Side::Sandbox, vec![file(2), (file(1).0, None)]).unwrap();
+        ancestor.begin_changes(Side::Local, vec![file(3)]).unwrap();
+        let reopened = Ancestor::open(&path).unwrap();
+        assert_eq!(reopened.pending_changes(), [(Side::Sandbox, file(2)), (Side::Sandbox, (file(1).0, None)), (Side::Local, file(3))]);
+        assert_eq!(reopened.tree().len(), 1);
+        ancestor.commit(Vec::new()).unwrap();
+        assert!(ancestor.pending_changes().is_empty() && Ancestor::open(&path).unwrap().pending_changes().is_empty());
     }
 
     #[test]
-    fn it_is_written_anew_before_it_grows_without_end() {
+    fn the_file_is_rewritten_before_it_grows_without_bound() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("base");
         let mut ancestor = Ancestor::open(&path).unwrap();
-        ancestor.added_bytes = REWRITE_AFTER;
-        ancestor.agree(vec![file(1)]).unwrap();
-        ancestor.agree(vec![file(2)]).unwrap();
+        ancestor.appended_bytes = REWRITE_THRESHOLD_BYTES;
+        ancestor.commit(vec![file(1)]).unwrap();
+        ancestor.commit(vec![file(2)]).unwrap();
         assert_eq!(Ancestor::open(&path).unwrap().tree().len(), 2);
     }
 }

@@ -1,4 +1,5 @@
-//! Making changes: each path is old or new at every moment, and what somebody else changed meanwhile is left as it is.
+//! Applies changes to one side. At every moment each path has its old or its new version, and concurrent edits by other
+//! programs are kept.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -12,33 +13,34 @@ use rustix::{
 };
 
 use crate::{
-    dirs,
+    beneath,
     entry::{Digest, Entry},
     error::SyncError,
-    hooks::Deed,
+    folder::Folder,
+    hooks::ChangeKind,
     message::Outcome,
     path::RelPath,
     reconcile::Change,
     scan::stays_inside,
-    side::Folder,
-    staging::{FEW_FILES, FOLDER_MODE, with_exec},
+    staging::{DIRECTORY_MODE, MAX_SEPARATE_SYNCS, with_exec},
     stamp::Stamp,
     trash::OpenBatch,
 };
 
-/// A file this large is worth a moment's wait, in bytes, so that it need not be read again to be believed.
-const WORTH_A_WAIT: u64 = 8 * 1024 * 1024;
-/// What that wait takes: a little longer than a stamp is fresh.
-const MOMENT: Duration = Duration::from_millis(35);
+/// Files of at least this size, in bytes, are worth a short wait so that they need not be read again to be trusted.
+const STAMP_WAIT_MIN_BYTES: u64 = 8 * 1024 * 1024;
+/// Duration of that wait: slightly longer than a stamp stays racy.
+const STAMP_WAIT: Duration = Duration::from_millis(35);
 
-/// In an order in which each can be done, and content comes before anything goes: a file that was moved is never nowhere.
-pub fn in_order(mut changes: Vec<Change>) -> Vec<Change> {
+/// Orders changes so that each can be applied. Content is placed before anything is removed, so that a moved file
+/// always exists somewhere.
+pub fn order_changes(mut changes: Vec<Change>) -> Vec<Change> {
     changes.sort_by(|a, b| a.path.cmp(&b.path));
-    // What is in a folder that becomes something else has to go first.
-    let turned: BTreeSet<RelPath> =
+    // The contents of a directory that is replaced by something else have to be removed first.
+    let replaced_directories: BTreeSet<RelPath> =
         changes.iter().filter(|c| is_dir(&c.old) && c.new.is_some() && !is_dir(&c.new)).map(|c| c.path.clone()).collect();
-    let is_in_turned = |path: &RelPath| path.ancestors().any(|folder| turned.contains(&folder));
-    let (mut first, rest): (Vec<_>, Vec<_>) = changes.into_iter().partition(|c| c.new.is_none() && is_in_turned(&c.path));
+    let is_in_replaced_directory = |path: &RelPath| path.ancestors().any(|folder| replaced_directories.contains(&folder));
+    let (mut first, rest): (Vec<_>, Vec<_>) = changes.into_iter().partition(|c| c.new.is_none() && is_in_replaced_directory(&c.path));
     let (mut last, middle): (Vec<_>, Vec<_>) = rest.into_iter().partition(|c| c.new.is_none());
     first.reverse();
     last.reverse();
@@ -50,47 +52,48 @@ fn is_dir(entry: &Option<Entry>) -> bool {
 }
 
 impl Folder {
-    /// Does what can be done, in this order, and says of each what became of it. What it needs is staged and durable.
+    /// Applies the changes in this order as far as possible and returns the outcome of each. The content they need is
+    /// staged; it is made durable first.
     pub(crate) fn apply(&mut self, changes: &[Change]) -> Result<Vec<Outcome>, SyncError> {
         if !self.hooks.may_write() {
             return Err(SyncError::NotAllowed);
         }
         self.staging.sync()?;
-        let mut uses: HashMap<Digest, usize> = HashMap::new();
+        let mut remaining_uses: HashMap<Digest, usize> = HashMap::new();
         for (digest, _) in changes.iter().filter(|c| needs_content(c)).filter_map(|c| c.new.as_ref().and_then(Entry::content)) {
-            *uses.entry(digest).or_default() += 1;
+            *remaining_uses.entry(digest).or_default() += 1;
         }
         let stamps = &self.stamps;
         let mode = |path: &RelPath| stamps.get(path).map_or(0, Stamp::mode);
-        let kept = match &mut self.trash {
+        let trash_batch = match &mut self.trash {
             Some(trash) => trash.begin(changes, mode)?,
             None => None,
         };
-        let mut parents = Parents::default();
+        let mut parents = ParentDirectories::default();
         let mut outcomes = Vec::with_capacity(changes.len());
         for change in changes {
-            let outcome = self.apply_one(change, &mut uses, &mut parents, kept.as_ref())?;
+            let outcome = self.apply_one(change, &mut remaining_uses, &mut parents, trash_batch.as_ref())?;
             if outcome != Outcome::Done && outcome != Outcome::NotEmpty {
-                self.again.insert(change.path.clone());
+                self.rescan.insert(change.path.clone());
             }
             outcomes.push(outcome);
         }
         self.staging.clear();
-        if let Some(kept) = &kept {
-            kept.sync().map_err(|e| SyncError::writing("to the trash", e))?;
+        if let Some(trash_batch) = &trash_batch {
+            trash_batch.sync().map_err(|e| SyncError::writing("write to the trash", e))?;
         }
-        self.make_durable(parents.changed)?;
-        self.settle(changes, &outcomes);
+        self.sync_parents(parents.changed)?;
+        self.refresh_stamps(changes, &outcomes);
         Ok(outcomes)
     }
 
-    /// `kept` takes what goes away.
+    /// `trash_batch` receives the versions that are removed or replaced.
     fn apply_one(
         &mut self,
         change: &Change,
-        uses: &mut HashMap<Digest, usize>,
-        parents: &mut Parents,
-        kept: Option<&OpenBatch>,
+        remaining_uses: &mut HashMap<Digest, usize>,
+        parents: &mut ParentDirectories,
+        trash_batch: Option<&OpenBatch>,
     ) -> Result<Outcome, SyncError> {
         let Change { path, old, new } = change;
         if self.tree.get(path) != old.as_ref() {
@@ -105,28 +108,28 @@ impl Folder {
             Ok(parent) => parent,
             Err(_) => return Ok(Outcome::Changed),
         };
-        let done = match (old, new) {
-            (None, Some(Entry::Dir)) => self.make_folder(path, &parent),
-            (Some(Entry::Dir), None) => self.remove_folder(path, &parent),
-            (Some(_), None) => match kept {
-                Some(kept) => self.remove_to_trash(path, &parent, kept),
+        let applied = match (old, new) {
+            (None, Some(Entry::Dir)) => self.create_directory(path, &parent),
+            (Some(Entry::Dir), None) => self.remove_directory(path, &parent),
+            (Some(_), None) => match trash_batch {
+                Some(trash_batch) => self.remove_to_trash(path, &parent, trash_batch),
                 None => self.remove(path, &parent),
             },
             (Some(Entry::File { digest: a, .. }), Some(Entry::File { digest: b, exec, .. })) if a == b => {
                 self.set_exec(path, &parent, *exec)
             }
-            (old, Some(new)) => match self.staged(path, old.as_ref(), new, uses) {
-                Ok(staged) if is_dir(&change.old) => self.replace_folder(path, &parent, &staged),
-                Ok(staged) if old.is_none() => self.put_new(path, &parent, &staged),
-                Ok(staged) => match kept {
-                    Some(kept) => self.replace_to_trash(path, &parent, &staged, kept),
+            (old, Some(new)) => match self.staged(path, old.as_ref(), new, remaining_uses) {
+                Ok(staged) if is_dir(&change.old) => self.replace_directory(path, &parent, &staged),
+                Ok(staged) if old.is_none() => self.place_new(path, &parent, &staged),
+                Ok(staged) => match trash_batch {
+                    Some(trash_batch) => self.replace_to_trash(path, &parent, &staged, trash_batch),
                     None => self.replace(path, &parent, &staged),
                 },
                 Err(e) => Err(e),
             },
             (None, None) => return Ok(Outcome::Done),
         };
-        match done {
+        match applied {
             Ok(stat) => {
                 parents.changed.insert(path.parent_bytes().to_vec());
                 match stat {
@@ -139,194 +142,205 @@ impl Folder {
             Err(Errno::EXIST | Errno::AGAIN | Errno::NOENT | Errno::ISDIR | Errno::NOTDIR | Errno::LOOP) => Ok(Outcome::Changed),
             Err(Errno::NOTEMPTY) => Ok(Outcome::NotEmpty),
             Err(Errno::NODATA) => Ok(Outcome::NoContent),
-            Err(e @ (Errno::NOSPC | Errno::DQUOT)) => Err(SyncError::writing("a file", e)),
+            Err(e @ (Errno::NOSPC | Errno::DQUOT)) => Err(SyncError::writing("write a file", e)),
             Err(error) => {
-                tracing::debug!(%path, %error, "a change could not be made");
+                tracing::debug!(%path, %error, "failed to apply a change");
                 Ok(Outcome::Failed)
             }
         }
     }
 
-    /// What is to stand at a path, ready to be renamed there.
-    fn staged(&mut self, path: &RelPath, old: Option<&Entry>, new: &Entry, uses: &mut HashMap<Digest, usize>) -> Result<String, Errno> {
+    /// Prepares the new entry of a path in the staging directory, ready to be renamed into place.
+    fn staged(
+        &mut self,
+        path: &RelPath,
+        old: Option<&Entry>,
+        new: &Entry,
+        remaining_uses: &mut HashMap<Digest, usize>,
+    ) -> Result<String, Errno> {
         match new {
-            Entry::Dir => self.staging.empty_folder(),
-            Entry::Link { target } => self.staging.link(target),
+            Entry::Dir => self.staging.stage_empty_directory(),
+            Entry::Link { target } => self.staging.stage_link(target),
             Entry::File { digest, exec, .. } => {
-                let left = uses.entry(*digest).or_default();
-                *left = left.saturating_sub(1);
-                let is_last = *left == 0;
+                let remaining = remaining_uses.entry(*digest).or_default();
+                *remaining = remaining.saturating_sub(1);
+                let is_last = *remaining == 0;
                 if !self.staging.has(digest) {
                     return Err(Errno::NODATA);
                 }
-                let name = self.staging.take(digest, is_last)?;
-                let like = old.filter(|old| old.is_file()).and_then(|_| self.stamps.get(path)).map(Stamp::mode);
-                self.staging.set_mode(&name, like, *exec)?;
+                let name = self.staging.take_content(digest, is_last)?;
+                let mode_from = old.filter(|old| old.is_file()).and_then(|_| self.stamps.get(path)).map(Stamp::mode);
+                self.staging.set_mode(&name, mode_from, *exec)?;
                 Ok(name)
             }
         }
     }
 
-    fn make_folder(&mut self, path: &RelPath, parent: &OwnedFd) -> Result<Option<Stat>, Errno> {
+    fn create_directory(&mut self, path: &RelPath, parent: &OwnedFd) -> Result<Option<Stat>, Errno> {
         let hooks = self.hooks.clone();
-        hooks.change(parent.as_fd(), path, Deed::New, &mut || {
-            rustix::fs::mkdirat(parent, path.name(), FOLDER_MODE)?;
-            dirs::look(parent.as_fd(), path.name())
+        hooks.change(parent.as_fd(), path, ChangeKind::Created, &mut || {
+            rustix::fs::mkdirat(parent, path.name(), DIRECTORY_MODE)?;
+            beneath::stat(parent.as_fd(), path.name())
         })
     }
 
-    fn remove_folder(&mut self, path: &RelPath, parent: &OwnedFd) -> Result<Option<Stat>, Errno> {
+    fn remove_directory(&mut self, path: &RelPath, parent: &OwnedFd) -> Result<Option<Stat>, Errno> {
         let hooks = self.hooks.clone();
-        hooks.change(parent.as_fd(), path, Deed::Removed, &mut || {
+        hooks.change(parent.as_fd(), path, ChangeKind::Removed, &mut || {
             match rustix::fs::unlinkat(parent, path.name(), AtFlags::REMOVEDIR) {
                 Err(Errno::NOENT) => Ok(None),
-                // Some file systems say it this way.
+                // Some file systems report a directory that is not empty with EEXIST.
                 Err(Errno::EXIST) => Err(Errno::NOTEMPTY),
                 other => other.map(|()| None),
             }
         })
     }
 
-    fn put_new(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str) -> Result<Option<Stat>, Errno> {
+    fn place_new(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str) -> Result<Option<Stat>, Errno> {
         let (hooks, staging) = (self.hooks.clone(), &mut self.staging);
-        hooks.change(parent.as_fd(), path, Deed::New, &mut || {
+        hooks.change(parent.as_fd(), path, ChangeKind::Created, &mut || {
             staging.rename(staged, parent.as_fd(), path.name(), RenameFlags::NOREPLACE)?;
-            dirs::look(parent.as_fd(), path.name())
+            beneath::stat(parent.as_fd(), path.name())
         })
     }
 
-    /// Swaps the two and looks at what came out: was it not what it should have been, it goes back.
+    /// Swaps the staged and the existing file and verifies the one that came out; an unexpected version is swapped
+    /// back.
     fn replace(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str) -> Result<Option<Stat>, Errno> {
-        let known = self.as_known(path, parent)?;
+        let expected = self.verify_unchanged(path, parent)?;
         let (hooks, staging) = (self.hooks.clone(), &mut self.staging);
-        let staged = &staging.name_swap(staged, &known)?;
-        hooks.change(parent.as_fd(), path, Deed::Replaced, &mut || {
+        let staged = &staging.rename_for_swap(staged, &expected)?;
+        hooks.change(parent.as_fd(), path, ChangeKind::Replaced, &mut || {
             match staging.rename(staged, parent.as_fd(), path.name(), RenameFlags::EXCHANGE) {
-                // Where two names can't be swapped, what was seen a moment ago has to do.
+                // The file system can't swap two names, so the check made a moment ago has to suffice.
                 Err(Errno::INVAL) => staging.rename(staged, parent.as_fd(), path.name(), RenameFlags::empty())?,
                 other => {
                     other?;
-                    let is_it = staging.look(staged)?.is_some_and(|s| known.is_same_content(&Stamp::of(&s, SystemTime::now())));
-                    if !is_it {
+                    let is_expected = staging.stat(staged)?.is_some_and(|s| expected.matches_content(&Stamp::of(&s, SystemTime::now())));
+                    if !is_expected {
                         staging.rename(staged, parent.as_fd(), path.name(), RenameFlags::EXCHANGE)?;
                         return Err(Errno::AGAIN);
                     }
                     staging.remove(staged)?;
                 }
             }
-            dirs::look(parent.as_fd(), path.name())
+            beneath::stat(parent.as_fd(), path.name())
         })
     }
 
-    /// A folder gives its name to something else. It goes first: one that isn't empty after all stays, and is never out of sight.
-    fn replace_folder(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str) -> Result<Option<Stat>, Errno> {
-        self.remove_folder(path, parent)?;
+    /// Replaces a directory by something else. The directory is removed first: if it turns out not to be empty, it
+    /// stays where it is and visible.
+    fn replace_directory(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str) -> Result<Option<Stat>, Errno> {
+        self.remove_directory(path, parent)?;
         self.tree.set(path.clone(), None);
-        self.put_new(path, parent, staged)
+        self.place_new(path, parent, staged)
     }
 
-    /// Taken aside and looked at before it goes: was it not what it should have been, it comes back.
+    /// Moves the file to the staging directory and verifies it before it is deleted; an unexpected version is moved
+    /// back.
     fn remove(&mut self, path: &RelPath, parent: &OwnedFd) -> Result<Option<Stat>, Errno> {
-        let known = match self.as_known(path, parent) {
+        let expected = match self.verify_unchanged(path, parent) {
             Err(Errno::NOENT) => return Ok(None),
             other => other?,
         };
         let (hooks, staging) = (self.hooks.clone(), &mut self.staging);
-        hooks.change(parent.as_fd(), path, Deed::Removed, &mut || {
-            let aside = staging.pull_in(parent.as_fd(), path.name(), &known)?;
-            let is_it = staging.look(&aside)?.is_some_and(|s| known.is_same_content(&Stamp::of(&s, SystemTime::now())));
-            if is_it {
+        hooks.change(parent.as_fd(), path, ChangeKind::Removed, &mut || {
+            let aside = staging.move_in(parent.as_fd(), path.name(), &expected)?;
+            let is_expected = staging.stat(&aside)?.is_some_and(|s| expected.matches_content(&Stamp::of(&s, SystemTime::now())));
+            if is_expected {
                 staging.remove(&aside)?;
                 return Ok(None);
             }
             if staging.rename(&aside, parent.as_fd(), path.name(), RenameFlags::NOREPLACE).is_err() {
-                // Somebody made another one in that moment: both are kept.
-                let beside = [path.name(), b".cobox-kept"].concat();
-                staging.rename(&aside, parent.as_fd(), &beside, RenameFlags::NOREPLACE)?;
+                // Another program created the name in that moment: both versions are kept.
+                let kept_name = [path.name(), b".cobox-kept"].concat();
+                staging.rename(&aside, parent.as_fd(), &kept_name, RenameFlags::NOREPLACE)?;
             }
             Err(Errno::AGAIN)
         })
     }
 
-    /// As [`Folder::remove`], into the trash.
-    fn remove_to_trash(&mut self, path: &RelPath, parent: &OwnedFd, kept: &OpenBatch) -> Result<Option<Stat>, Errno> {
-        let known = match self.as_known(path, parent) {
+    /// Like [`Folder::remove`], but moves the file to the trash.
+    fn remove_to_trash(&mut self, path: &RelPath, parent: &OwnedFd, trash_batch: &OpenBatch) -> Result<Option<Stat>, Errno> {
+        let expected = match self.verify_unchanged(path, parent) {
             Err(Errno::NOENT) => return Ok(None),
             other => other?,
         };
-        self.hooks.clone().change(parent.as_fd(), path, Deed::Removed, &mut || {
-            let taken = kept.take(path, parent.as_fd())?;
-            if known.is_same_content(&Stamp::of(&taken, SystemTime::now())) {
+        self.hooks.clone().change(parent.as_fd(), path, ChangeKind::Removed, &mut || {
+            let taken = trash_batch.store(path, parent.as_fd())?;
+            if expected.matches_content(&Stamp::of(&taken, SystemTime::now())) {
                 return Ok(None);
             }
-            if kept.give_back(path, parent.as_fd(), path.name()).is_err() {
-                // Another one was made in that moment: both stay.
-                kept.give_back(path, parent.as_fd(), &[path.name(), b".cobox-kept"].concat())?;
+            if trash_batch.give_back(path, parent.as_fd(), path.name()).is_err() {
+                // Another program created the name in that moment: both versions are kept.
+                trash_batch.give_back(path, parent.as_fd(), &[path.name(), b".cobox-kept"].concat())?;
             }
             Err(Errno::AGAIN)
         })
     }
 
-    /// As [`Folder::replace`], with the old version into the trash.
-    fn replace_to_trash(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str, kept: &OpenBatch) -> Result<Option<Stat>, Errno> {
-        let known = self.as_known(path, parent)?;
-        let (folder, incoming) = kept.incoming(path)?;
+    /// Like [`Folder::replace`], but moves the old version to the trash.
+    fn replace_to_trash(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str, trash_batch: &OpenBatch) -> Result<Option<Stat>, Errno> {
+        let expected = self.verify_unchanged(path, parent)?;
+        let (folder, incoming) = trash_batch.incoming(path)?;
         self.staging.rename(staged, folder, incoming.as_bytes(), RenameFlags::NOREPLACE)?;
-        self.hooks.clone().change(parent.as_fd(), path, Deed::Replaced, &mut || {
-            kept.swap(path, parent.as_fd(), |stat| known.is_same_content(&Stamp::of(stat, SystemTime::now())))?;
-            dirs::look(parent.as_fd(), path.name())
+        self.hooks.clone().change(parent.as_fd(), path, ChangeKind::Replaced, &mut || {
+            trash_batch.swap(path, parent.as_fd(), |stat| expected.matches_content(&Stamp::of(stat, SystemTime::now())))?;
+            beneath::stat(parent.as_fd(), path.name())
         })
     }
 
     fn set_exec(&mut self, path: &RelPath, parent: &OwnedFd, exec: bool) -> Result<Option<Stat>, Errno> {
-        let known = self.as_known(path, parent)?;
+        let expected = self.verify_unchanged(path, parent)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::openat(parent, path.name(), flags, Mode::empty())?;
-        if !known.is_same(&Stamp::of(&rustix::fs::fstat(&file)?, SystemTime::now())) {
+        if !expected.matches(&Stamp::of(&rustix::fs::fstat(&file)?, SystemTime::now())) {
             return Err(Errno::AGAIN);
         }
         let hooks = self.hooks.clone();
-        hooks.change(parent.as_fd(), path, Deed::Replaced, &mut || {
-            rustix::fs::fchmod(&file, Mode::from_raw_mode(with_exec(known.mode() & 0o777, exec)))?;
-            dirs::look(parent.as_fd(), path.name())
+        hooks.change(parent.as_fd(), path, ChangeKind::Replaced, &mut || {
+            rustix::fs::fchmod(&file, Mode::from_raw_mode(with_exec(expected.mode() & 0o777, exec)))?;
+            beneath::stat(parent.as_fd(), path.name())
         })
     }
 
-    /// The stamp of what the last look saw, if that is still there.
-    fn as_known(&self, path: &RelPath, parent: &OwnedFd) -> Result<Stamp, Errno> {
-        let known = *self.stamps.get(path).ok_or(Errno::AGAIN)?;
-        let now = dirs::look(parent.as_fd(), path.name())?.ok_or(Errno::NOENT)?;
-        if known.is_same(&Stamp::of(&now, SystemTime::now())) { Ok(known) } else { Err(Errno::AGAIN) }
+    /// Returns the stamp from the last scan if the path still has it.
+    fn verify_unchanged(&self, path: &RelPath, parent: &OwnedFd) -> Result<Stamp, Errno> {
+        let expected = *self.stamps.get(path).ok_or(Errno::AGAIN)?;
+        let now = beneath::stat(parent.as_fd(), path.name())?.ok_or(Errno::NOENT)?;
+        if expected.matches(&Stamp::of(&now, SystemTime::now())) { Ok(expected) } else { Err(Errno::AGAIN) }
     }
 
-    /// Names are durable before anybody remembers that both sides agree on them.
-    fn make_durable(&self, parents: BTreeSet<Vec<u8>>) -> Result<(), SyncError> {
-        let synced = if parents.len() <= FEW_FILES {
-            parents.iter().try_for_each(|parent| match dirs::open_beneath(self.root(), parent, OFlags::RDONLY | OFlags::DIRECTORY) {
+    /// Makes the new names durable, which has to happen before both sides are recorded as equal.
+    fn sync_parents(&self, parents: BTreeSet<Vec<u8>>) -> Result<(), SyncError> {
+        let synced = if parents.len() <= MAX_SEPARATE_SYNCS {
+            parents.iter().try_for_each(|parent| match beneath::open_beneath(self.root(), parent, OFlags::RDONLY | OFlags::DIRECTORY) {
                 Ok(folder) => rustix::fs::fsync(folder),
-                // Deleted with what was in it, or not to be read: its names become durable with the file system's next commit.
+                // The directory was deleted or can't be read; its names become durable with the file system's next
+                // commit.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP) => Ok(()),
                 Err(e) => Err(e),
             })
         } else {
             rustix::fs::syncfs(self.root())
         };
-        synced.map_err(|e| SyncError::writing("the names of what arrived", e))
+        synced.map_err(|e| SyncError::writing("sync directories to disk", e))
     }
 
-    /// Looks once more at what was put: after a moment in which nothing happened to it, it need not be read to be believed.
-    fn settle(&mut self, changes: &[Change], outcomes: &[Outcome]) {
-        let placed = || changes.iter().zip(outcomes).filter(|(_, o)| **o == Outcome::Done).map(|(c, _)| c);
-        let is_large = |c: &Change| c.new.as_ref().and_then(Entry::content).is_some_and(|(_, size)| size >= WORTH_A_WAIT);
-        if placed().any(is_large) {
-            std::thread::sleep(MOMENT);
+    /// Takes new stamps of the placed files. After a moment without changes a stamp is no longer racy, and the file
+    /// need not be read again to be trusted.
+    fn refresh_stamps(&mut self, changes: &[Change], outcomes: &[Outcome]) {
+        let applied_changes = || changes.iter().zip(outcomes).filter(|(_, o)| **o == Outcome::Done).map(|(c, _)| c);
+        let is_large = |c: &Change| c.new.as_ref().and_then(Entry::content).is_some_and(|(_, size)| size >= STAMP_WAIT_MIN_BYTES);
+        if applied_changes().any(is_large) {
+            std::thread::sleep(STAMP_WAIT);
         }
-        let mut parents = Parents::default();
-        for change in placed().filter(|c| c.new.as_ref().is_some_and(Entry::is_file)) {
-            let (Some(first), Ok(parent)) = (self.stamps.get(&change.path), parents.open(self, &change.path)) else { continue };
-            if let Ok(Some(stat)) = dirs::look(parent.as_fd(), change.path.name()) {
+        let mut parents = ParentDirectories::default();
+        for change in applied_changes().filter(|c| c.new.as_ref().is_some_and(Entry::is_file)) {
+            let (Some(at_start), Ok(parent)) = (self.stamps.get(&change.path), parents.open(self, &change.path)) else { continue };
+            if let Ok(Some(stat)) = beneath::stat(parent.as_fd(), change.path.name()) {
                 let now = Stamp::of(&stat, SystemTime::now());
-                if first.is_same(&now) {
+                if at_start.matches(&now) {
                     self.stamps.insert(change.path.clone(), now);
                 }
             }
@@ -334,26 +348,27 @@ impl Folder {
     }
 }
 
-/// Whether a change needs content that isn't where it is to be.
+/// Whether a change needs content that the path does not have yet.
 pub fn needs_content(change: &Change) -> bool {
     let content = |e: &Option<Entry>| e.as_ref().and_then(Entry::content);
     content(&change.new).is_some() && content(&change.new) != content(&change.old)
 }
 
-/// Folders on the way: the last one stays open, because the next change is mostly in the same.
+/// Open parent directories. Only the last one is kept open, because consecutive changes are mostly in the same
+/// directory.
 #[derive(Default)]
-struct Parents {
+struct ParentDirectories {
     last: BTreeMap<Vec<u8>, std::sync::Arc<OwnedFd>>,
     changed: BTreeSet<Vec<u8>>,
 }
 
-impl Parents {
+impl ParentDirectories {
     fn open(&mut self, folder: &Folder, path: &RelPath) -> Result<std::sync::Arc<OwnedFd>, Errno> {
         let parent = path.parent_bytes();
         if let Some(open) = self.last.get(parent) {
             return Ok(open.clone());
         }
-        let open = std::sync::Arc::new(dirs::directory(folder.root(), parent)?);
+        let open = std::sync::Arc::new(beneath::open_directory(folder.root(), parent)?);
         self.last.clear();
         self.last.insert(parent.to_vec(), open.clone());
         Ok(open)

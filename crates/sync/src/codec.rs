@@ -1,22 +1,22 @@
-//! Numbers, paths and entries as bytes, for the wire and for what is remembered on disk. Reading believes nothing.
+//! Binary encoding of numbers, paths and entries, for the wire and for state files. Decoding trusts nothing.
 
 use crate::{
     entry::{Digest, Entry},
     path::RelPath,
 };
 
-/// Longest target of a link, in bytes: what the kernel takes.
+/// Maximum length of a link target, in bytes, as in the kernel.
 const MAX_TARGET_BYTES: usize = 4095;
 
-/// What came is not what it should be.
+/// The input is not a valid encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it can't be read")]
+#[error("invalid encoding")]
 pub struct Malformed;
 
 #[derive(Default)]
-pub struct Out(pub Vec<u8>);
+pub struct Encoder(pub Vec<u8>);
 
-impl Out {
+impl Encoder {
     pub fn u8(&mut self, value: u8) -> &mut Self {
         self.0.push(value);
         self
@@ -37,7 +37,7 @@ impl Out {
         self
     }
 
-    /// With its length before it. Nothing that is written is longer than a frame.
+    /// Writes the length first. No value is longer than a frame.
     pub fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
         self.u32(u32::try_from(bytes.len()).unwrap_or(u32::MAX)).raw(bytes)
     }
@@ -56,9 +56,9 @@ impl Out {
     }
 }
 
-pub struct In<'a>(pub &'a [u8]);
+pub struct Decoder<'a>(pub &'a [u8]);
 
-impl<'a> In<'a> {
+impl<'a> Decoder<'a> {
     pub fn take(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
         let (taken, rest) = self.0.split_at_checked(count).ok_or(Malformed)?;
         self.0 = rest;
@@ -112,7 +112,7 @@ impl<'a> In<'a> {
         })
     }
 
-    /// As many as there are; what is left over is an error.
+    /// Decodes items until the input is empty; a partial item is an error.
     pub fn all<T>(&mut self, mut read: impl FnMut(&mut Self) -> Result<T, Malformed>) -> Result<Vec<T>, Malformed> {
         let mut items = Vec::new();
         while !self.0.is_empty() {

@@ -1,4 +1,5 @@
-//! Content on the wire: file after file in one stream, cut into blocks that are compressed where it helps. Memory doesn't grow with it.
+//! File content on the wire: one stream of files, cut into blocks that are compressed where that helps. Memory use does
+//! not depend on the amount of content.
 
 use std::{
     fs::File,
@@ -7,29 +8,29 @@ use std::{
 };
 
 use crate::{
-    delta::{MAX_BLOCK_BYTES, MAX_BLOCKS, Op, Signature, diff},
-    dirs,
+    beneath,
+    delta::{DeltaOp, MAX_BLOCK_BYTES, MAX_BLOCKS, Signature, compute_delta},
     error::SyncError,
+    folder::{Folder, Want},
     message::{Message, Need},
-    side::{Folder, Want},
     staging::Incoming,
     stamp::Stamp,
 };
 
-/// One block before it is compressed, in bytes.
+/// Size of a block before compression, in bytes.
 const BLOCK_BYTES: usize = 256 * 1024;
-/// Quick enough not to hold back a local transfer; source code still shrinks to a third.
+/// Fast enough not to slow down a local transfer; source code still shrinks to a third.
 const ZSTD_LEVEL: i32 = 1;
-/// After a block that didn't shrink so many go as they are: what is compressed already mostly goes on so.
+/// Blocks sent uncompressed after one that did not shrink: already compressed content mostly continues that way.
 const SKIP_BLOCKS: u32 = 15;
 
-const WHOLE: u8 = 1;
-const COPY: u8 = 2;
-const DONE: u8 = 3;
-const ABANDONED: u8 = 4;
+const OP_LITERAL: u8 = 1;
+const OP_COPY: u8 = 2;
+const OP_DONE: u8 = 3;
+const OP_ABANDONED: u8 = 4;
 
-/// Where the next message comes from.
-pub trait Source {
+/// Supplies the next message.
+pub trait MessageSource {
     fn next(&mut self) -> Result<Message, SyncError>;
 }
 
@@ -82,20 +83,20 @@ impl Write for BlockWriter<'_> {
     }
 }
 
-/// The stream again, from its messages.
+/// Reassembles a stream from its messages.
 pub struct BlockReader<'a> {
-    source: &'a mut dyn Source,
+    source: &'a mut dyn MessageSource,
     block: Vec<u8>,
     at: usize,
     zstd: zstd::bulk::Decompressor<'static>,
     is_at_end: bool,
-    /// Told of every byte as it comes.
+    /// Called with the number of bytes of each block that arrives.
     progress: &'a mut dyn FnMut(u64),
     failure: Option<SyncError>,
 }
 
 impl<'a> BlockReader<'a> {
-    pub fn new(source: &'a mut dyn Source, progress: &'a mut dyn FnMut(u64)) -> io::Result<Self> {
+    pub fn new(source: &'a mut dyn MessageSource, progress: &'a mut dyn FnMut(u64)) -> io::Result<Self> {
         let zstd = zstd::bulk::Decompressor::new()?;
         Ok(Self { source, block: Vec::new(), at: 0, zstd, is_at_end: false, progress, failure: None })
     }
@@ -109,29 +110,29 @@ impl<'a> BlockReader<'a> {
                         return Err(SyncError::Protocol("a block is too long"));
                     }
                     let block = match is_packed {
-                        true => self.zstd.decompress(&bytes, raw).map_err(|_| SyncError::Protocol("a block can't be unpacked"))?,
+                        true => self.zstd.decompress(&bytes, raw).map_err(|_| SyncError::Protocol("a block can't be decompressed"))?,
                         false => bytes,
                     };
                     if block.len() != raw {
-                        return Err(SyncError::Protocol("a block is not as long as it says"));
+                        return Err(SyncError::Protocol("a block does not have the announced length"));
                     }
                     (self.progress)(raw as u64);
                     (self.block, self.at) = (block, 0);
                 }
                 Message::ContentEnd => self.is_at_end = true,
-                _ => return Err(SyncError::Protocol("something else came in the middle of content")),
+                _ => return Err(SyncError::Protocol("unexpected message within content")),
             }
         }
         Ok(())
     }
 
-    fn exactly<const N: usize>(&mut self) -> Result<[u8; N], SyncError> {
+    fn read_array<const N: usize>(&mut self) -> Result<[u8; N], SyncError> {
         let mut bytes = [0; N];
-        self.read_exact(&mut bytes).map_err(|e| self.why(e))?;
+        self.read_exact(&mut bytes).map_err(|e| self.classify_error(e))?;
         Ok(bytes)
     }
 
-    fn why(&mut self, e: io::Error) -> SyncError {
+    fn classify_error(&mut self, e: io::Error) -> SyncError {
         self.failure.take().unwrap_or_else(|| match e.kind() {
             io::ErrorKind::UnexpectedEof => SyncError::Protocol("content ended early"),
             _ => SyncError::Lost(e),
@@ -143,7 +144,7 @@ impl Read for BlockReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if let Err(failure) = self.refill() {
             self.failure = Some(failure);
-            return Err(io::Error::other("the other side"));
+            return Err(io::Error::other("receiving content failed"));
         }
         let n = buffer.len().min(self.block.len() - self.at);
         buffer[..n].copy_from_slice(&self.block[self.at..self.at + n]);
@@ -153,7 +154,7 @@ impl Read for BlockReader<'_> {
 }
 
 impl Folder {
-    /// Sends what the other side wants of what it needs. What changed meanwhile is abandoned, and told so.
+    /// Sends the requested content. A file that has changed since the last scan is marked as abandoned.
     pub(crate) fn send_content(
         &self,
         needs: &[Need],
@@ -162,38 +163,40 @@ impl Folder {
     ) -> Result<(), SyncError> {
         let mut out = BlockWriter::new(send).map_err(SyncError::Lost)?;
         for want in wants {
-            let Some(need) = needs.get(want.index as usize) else { return Err(SyncError::Protocol("it wants what it doesn't need")) };
+            let Some(need) = needs.get(want.index as usize) else {
+                return Err(SyncError::Protocol("it requested content that is not needed"));
+            };
             out.write_all(&want.index.to_be_bytes()).map_err(SyncError::Lost)?;
             let is_whole = match self.open_content(need) {
                 Some((file, stamp)) => send_file(file, stamp, &want.signature, &mut out)?,
                 None => false,
             };
-            out.write_all(&[if is_whole { DONE } else { ABANDONED }]).map_err(SyncError::Lost)?;
+            out.write_all(&[if is_whole { OP_DONE } else { OP_ABANDONED }]).map_err(SyncError::Lost)?;
         }
         out.finish().map_err(SyncError::Lost)
     }
 
-    /// Stages what the other side sends. Gives the numbers of what did not come whole.
+    /// Stages the content that the other side sends. Returns the indexes of the files that did not arrive completely.
     pub(crate) fn receive_content(&mut self, needs: &[Need], mut from: BlockReader) -> Result<Vec<u32>, SyncError> {
         let mut failed = Vec::new();
-        // One that is sent again and again would keep the sync busy and the disk full.
-        let mut is_sent = vec![false; needs.len()];
+        // A file that is sent repeatedly would keep the sync busy and fill the disk.
+        let mut was_sent = vec![false; needs.len()];
         loop {
             from.refill()?;
             if from.is_at_end {
                 return Ok(failed);
             }
-            let index = u32::from_be_bytes(from.exactly()?);
-            let need = needs.get(index as usize).ok_or(SyncError::Protocol("it sends what nobody needs"))?;
-            if std::mem::replace(&mut is_sent[index as usize], true) {
-                return Err(SyncError::Protocol("it sends a file twice"));
+            let index = u32::from_be_bytes(from.read_array()?);
+            let need = needs.get(index as usize).ok_or(SyncError::Protocol("it sent content that was not requested"))?;
+            if std::mem::replace(&mut was_sent[index as usize], true) {
+                return Err(SyncError::Protocol("it sent a file twice"));
             }
             if self.hooks.is_full() {
                 return Err(SyncError::Full);
             }
-            let mut incoming = self.staging.begin().map_err(|e| SyncError::writing("what arrives", e))?;
-            let got = self.receive_file(need, &mut incoming, &mut from);
-            let is_whole = match got {
+            let mut incoming = self.staging.begin().map_err(|e| SyncError::writing("store incoming content", e))?;
+            let received = self.receive_file(need, &mut incoming, &mut from);
+            let is_whole = match received {
                 Ok(is_whole) => is_whole,
                 Err(e) => {
                     self.staging.abandon(incoming);
@@ -211,90 +214,90 @@ impl Folder {
 
     fn receive_file(&self, need: &Need, incoming: &mut Incoming, from: &mut BlockReader) -> Result<bool, SyncError> {
         let mut old: Option<File> = None;
-        let mut left = need.size;
-        let mut bound = |length: u64| match left.checked_sub(length) {
+        let mut remaining = need.size;
+        let mut charge = |length: u64| match remaining.checked_sub(length) {
             Some(rest) => {
-                left = rest;
+                remaining = rest;
                 Ok(())
             }
-            None => Err(SyncError::Protocol("a file is longer than it says")),
+            None => Err(SyncError::Protocol("a file is longer than announced")),
         };
         loop {
-            let [op] = from.exactly()?;
+            let [op] = from.read_array()?;
             match op {
-                WHOLE => {
-                    let length = u32::from_be_bytes(from.exactly()?);
-                    bound(u64::from(length))?;
-                    move_bytes(from, u64::from(length), incoming)?;
+                OP_LITERAL => {
+                    let length = u32::from_be_bytes(from.read_array()?);
+                    charge(u64::from(length))?;
+                    copy_literal(from, u64::from(length), incoming)?;
                 }
-                COPY => {
-                    let (offset, length) = (u64::from_be_bytes(from.exactly()?), u64::from_be_bytes(from.exactly()?));
-                    bound(length)?;
-                    // The kernel takes no such offset, which would look like a failure of this disk.
+                OP_COPY => {
+                    let (offset, length) = (u64::from_be_bytes(from.read_array()?), u64::from_be_bytes(from.read_array()?));
+                    charge(length)?;
+                    // The kernel rejects such an offset, which would look like a failure of this disk.
                     if offset > i64::MAX as u64 || length == 0 {
-                        return Err(SyncError::Protocol("a part of an old version is beyond any file"));
+                        return Err(SyncError::Protocol("a copy is outside of any file"));
                     }
                     let file = match &mut old {
                         Some(file) => file,
-                        None => match dirs::readable(self.root(), need.path.bytes()) {
+                        None => match beneath::open_file(self.root(), need.path.bytes()) {
                             Ok(file) => old.insert(File::from(file)),
-                            // It will not have the digest, and comes whole the next time.
+                            // The result will not have the expected digest, so the file is sent whole the next time.
                             Err(_) => continue,
                         },
                     };
                     let copied = file.seek(SeekFrom::Start(offset)).and_then(|_| io::copy(&mut Read::take(&mut *file, length), incoming));
-                    copied.map_err(|e| SyncError::writing_io("what arrives", e))?;
+                    copied.map_err(|e| SyncError::writing_io("store incoming content", e))?;
                 }
-                DONE => return Ok(true),
-                ABANDONED => return Ok(false),
-                _ => return Err(SyncError::Protocol("content can't be read")),
+                OP_DONE => return Ok(true),
+                OP_ABANDONED => return Ok(false),
+                _ => return Err(SyncError::Protocol("invalid operation within content")),
             }
         }
     }
 }
 
-fn move_bytes(from: &mut BlockReader, mut length: u64, to: &mut Incoming) -> Result<(), SyncError> {
+fn copy_literal(from: &mut BlockReader, mut length: u64, to: &mut Incoming) -> Result<(), SyncError> {
     while length > 0 {
         from.refill()?;
-        let there = &from.block[from.at..];
-        let n = there.len().min(usize::try_from(length).unwrap_or(usize::MAX));
+        let available = &from.block[from.at..];
+        let n = available.len().min(usize::try_from(length).unwrap_or(usize::MAX));
         if n == 0 {
             return Err(SyncError::Protocol("content ended early"));
         }
-        to.write_all(&there[..n]).map_err(|e| SyncError::writing_io("what arrives", e))?;
+        to.write_all(&available[..n]).map_err(|e| SyncError::writing_io("store incoming content", e))?;
         from.at += n;
         length -= n as u64;
     }
     Ok(())
 }
 
-/// Whether it went out as it was promised.
+/// Returns whether the file was sent exactly as announced.
 fn send_file(mut file: File, stamp: Stamp, signature: &Signature, out: &mut BlockWriter) -> Result<bool, SyncError> {
     let is_usable = signature.block <= MAX_BLOCK_BYTES && signature.sums.len() <= MAX_BLOCKS;
     if !is_usable {
-        return Err(SyncError::Protocol("too many sums of a file"));
+        return Err(SyncError::Protocol("too many block checksums"));
     }
-    let (mut sent, mut broken) = (0, None);
-    let told = diff(signature, &mut file, |op| {
+    let (mut sent, mut send_error) = (0, None);
+    let result = compute_delta(signature, &mut file, |op| {
         let written = match op {
-            Op::Data(bytes) => {
+            DeltaOp::Data(bytes) => {
                 sent += bytes.len() as u64;
-                let head = [&[WHOLE][..], &(bytes.len() as u32).to_be_bytes()].concat();
+                let head = [&[OP_LITERAL][..], &(bytes.len() as u32).to_be_bytes()].concat();
                 out.write_all(&head).and_then(|()| out.write_all(bytes))
             }
-            Op::Copy { offset, length } => {
+            DeltaOp::Copy { offset, length } => {
                 sent += length;
-                out.write_all(&[&[COPY][..], &offset.to_be_bytes(), &length.to_be_bytes()].concat())
+                out.write_all(&[&[OP_COPY][..], &offset.to_be_bytes(), &length.to_be_bytes()].concat())
             }
         };
-        // What the other side's connection says is not what the file says.
-        written.inspect_err(|e| broken = Some(e.kind()))?;
-        // One that grows is abandoned before it says more than it promised.
-        if sent > stamp.size() { Err(io::Error::other("it has grown")) } else { Ok(()) }
+        // A failing connection must not be mistaken for a failing file.
+        written.inspect_err(|e| send_error = Some(e.kind()))?;
+        // A growing file is abandoned before it exceeds its announced size.
+        if sent > stamp.size() { Err(io::Error::other("the file has grown")) } else { Ok(()) }
     });
-    if let Some(kind) = broken {
+    if let Some(kind) = send_error {
         return Err(SyncError::Lost(kind.into()));
     }
     let now = rustix::fs::fstat(&file).map(|stat| Stamp::of(&stat, SystemTime::now()));
-    Ok(told.is_ok() && sent == stamp.size() && now.is_ok_and(|now| stamp.is_same(&now)))
+    Ok(result.is_ok() && sent == stamp.size() && now.is_ok_and(|now| stamp.matches(&now)))
 }

@@ -1,29 +1,32 @@
-//! Sending only what changed of a large file: the other side tells sums of its old version's blocks, and gets what they don't cover.
+//! Delta transfer for large files: the receiver sends checksums of its old version's blocks, and the sender sends only
+//! the data that they don't cover.
 //!
-//! Memory is bounded by the number of blocks, which doesn't grow with the file beyond a limit: larger files have larger blocks.
+//! Memory is bounded by the number of blocks. Beyond a limit larger files have larger blocks instead of more of them.
 
 use std::{
     collections::HashMap,
     io::{self, Read},
 };
 
-/// Smaller files are sent whole: asking for sums would cost as much.
+/// Smaller files are sent whole: requesting checksums would cost as much.
 pub const MIN_DELTA_BYTES: u64 = 64 * 1024;
-/// Blocks of one file.
+/// Maximum number of blocks of one file.
 pub const MAX_BLOCKS: usize = 64 * 1024;
-/// Blocks of all the files that are sent in one go.
+/// Maximum number of blocks of all files in one transfer.
 pub const MAX_SUMS: usize = 4 * MAX_BLOCKS;
 const MIN_BLOCK_BYTES: u64 = 1024;
-/// Of a usual file; beyond what this covers with the most blocks they grow.
+/// Maximum block size of ordinary files, in bytes. It grows only where the maximum number of blocks would not cover the
+/// file.
 const USUAL_BLOCK_BYTES: u64 = 64 * 1024;
-/// Largest block, in bytes; with the most blocks that is a file of 256 GiB.
+/// Maximum block size, in bytes; with the maximum number of blocks it covers a file of 256 GiB.
 pub const MAX_BLOCK_BYTES: u32 = 4 * 1024 * 1024;
-/// Handed over at once where nothing matches.
+/// Maximum size of one piece of unmatched data, in bytes.
 const LITERAL_BYTES: usize = 128 * 1024;
-/// Read at once.
+/// Bytes per read.
 const READ_BYTES: usize = 256 * 1024;
-/// How often a block may look known by its weak sum and not be, beyond once for each: sums made to do so would keep this side busy.
-const MAX_FALSE_ALARMS: u64 = 10_000;
+/// Blocks whose weak checksum matches and whose strong one does not, in addition to one per block: checksums crafted to
+/// collide would keep this side busy.
+const MAX_FALSE_MATCHES: u64 = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSum {
@@ -37,11 +40,11 @@ pub struct Signature {
     pub sums: Vec<BlockSum>,
 }
 
-/// What a new version is made of.
+/// One step in rebuilding a new version.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Op<'a> {
+pub enum DeltaOp<'a> {
     Data(&'a [u8]),
-    /// Bytes of the old version.
+    /// Copies bytes of the old version.
     Copy {
         offset: u64,
         length: u64,
@@ -54,8 +57,8 @@ pub fn block_size(length: u64) -> u32 {
     u32::try_from(needed).unwrap_or(MAX_BLOCK_BYTES).min(MAX_BLOCK_BYTES)
 }
 
-/// Sums of a file's whole blocks; a rest at its end has none.
-pub fn sign(file: &mut impl Read, length: u64) -> io::Result<Signature> {
+/// Checksums of a file's complete blocks; a partial block at the end has none.
+pub fn compute_signature(file: &mut impl Read, length: u64) -> io::Result<Signature> {
     let block = block_size(length);
     let mut bytes = vec![0; block as usize];
     let mut sums = Vec::new();
@@ -65,22 +68,22 @@ pub fn sign(file: &mut impl Read, length: u64) -> io::Result<Signature> {
     Ok(Signature { block, sums })
 }
 
-/// Reads a new version and says what it is made of, given the old one's sums.
-pub fn diff(signature: &Signature, source: &mut impl Read, mut tell: impl FnMut(Op) -> io::Result<()>) -> io::Result<()> {
+/// Reads a new version and emits the steps that rebuild it from the old version with this signature.
+pub fn compute_delta(signature: &Signature, source: &mut impl Read, mut emit: impl FnMut(DeltaOp) -> io::Result<()>) -> io::Result<()> {
     let block = signature.block as usize;
     let index = Index::new(signature);
     let mut buffer: Vec<u8> = Vec::with_capacity(READ_BYTES + block + LITERAL_BYTES);
     let (mut literal, mut at, mut is_at_end) = (0, 0, block == 0 || signature.sums.is_empty());
     let mut rolling: Option<Rolling> = None;
-    let mut alarms_left = MAX_FALSE_ALARMS + signature.sums.len() as u64;
+    let mut false_matches_left = MAX_FALSE_MATCHES + signature.sums.len() as u64;
     let mut copy: Option<(u64, u64)> = None;
     if is_at_end {
-        return whole(source, tell);
+        return emit_rest(source, emit);
     }
     loop {
         while buffer.len() - at < block && !is_at_end {
-            // What is behind is handed over or gone; the rest moves to the front.
-            flush(&mut copy, &buffer[literal..at], &mut tell)?;
+            // Everything before `at` was emitted, so the rest moves to the front.
+            flush(&mut copy, &buffer[literal..at], &mut emit)?;
             buffer.drain(..at);
             (literal, at) = (0, 0);
             let had = buffer.len();
@@ -89,29 +92,29 @@ pub fn diff(signature: &Signature, source: &mut impl Read, mut tell: impl FnMut(
             buffer.truncate(had + n);
             is_at_end = n < READ_BYTES;
         }
-        if buffer.len() - at < block || alarms_left == 0 {
+        if buffer.len() - at < block || false_matches_left == 0 {
             break;
         }
         let window = &buffer[at..at + block];
         let sum = rolling.get_or_insert_with(|| Rolling::of(window)).value();
-        let known = match index.find(sum, window) {
-            Found::Block(number) => Some(number),
-            Found::FalseAlarm => {
-                alarms_left -= 1;
+        let matched = match index.find(sum, window) {
+            BlockMatch::Block(number) => Some(number),
+            BlockMatch::FalseMatch => {
+                false_matches_left -= 1;
                 None
             }
-            Found::Nothing => None,
+            BlockMatch::NoMatch => None,
         };
-        if let Some(number) = known {
+        if let Some(number) = matched {
             if literal < at {
-                flush(&mut copy, &buffer[literal..at], &mut tell)?;
+                flush(&mut copy, &buffer[literal..at], &mut emit)?;
             }
             let offset = number as u64 * block as u64;
             copy = match copy {
                 Some((from, length)) if from + length == offset => Some((from, length + block as u64)),
                 other => {
                     if let Some((offset, length)) = other {
-                        tell(Op::Copy { offset, length })?;
+                        emit(DeltaOp::Copy { offset, length })?;
                     }
                     Some((offset, block as u64))
                 }
@@ -128,37 +131,37 @@ pub fn diff(signature: &Signature, source: &mut impl Read, mut tell: impl FnMut(
         }
         at += 1;
         if at - literal >= LITERAL_BYTES {
-            flush(&mut copy, &buffer[literal..at], &mut tell)?;
+            flush(&mut copy, &buffer[literal..at], &mut emit)?;
             literal = at;
         }
     }
-    flush(&mut copy, &buffer[literal..], &mut tell)?;
+    flush(&mut copy, &buffer[literal..], &mut emit)?;
     if let Some((offset, length)) = copy {
-        tell(Op::Copy { offset, length })?;
+        emit(DeltaOp::Copy { offset, length })?;
     }
-    if is_at_end { Ok(()) } else { whole(source, tell) }
+    if is_at_end { Ok(()) } else { emit_rest(source, emit) }
 }
 
-/// The rest as it is.
-fn whole(source: &mut impl Read, mut tell: impl FnMut(Op) -> io::Result<()>) -> io::Result<()> {
-    let mut piece = vec![0; LITERAL_BYTES];
+/// Emits the rest of the source as data.
+fn emit_rest(source: &mut impl Read, mut emit: impl FnMut(DeltaOp) -> io::Result<()>) -> io::Result<()> {
+    let mut buffer = vec![0; LITERAL_BYTES];
     loop {
-        match fill(source, &mut piece)? {
+        match fill(source, &mut buffer)? {
             0 => return Ok(()),
-            n => tell(Op::Data(&piece[..n]))?,
+            n => emit(DeltaOp::Data(&buffer[..n]))?,
         }
     }
 }
 
-/// Tells a copy that is still open, then the bytes after it.
-fn flush(copy: &mut Option<(u64, u64)>, literal: &[u8], tell: &mut impl FnMut(Op) -> io::Result<()>) -> io::Result<()> {
+/// Emits a pending copy, then the data after it.
+fn flush(copy: &mut Option<(u64, u64)>, literal: &[u8], emit: &mut impl FnMut(DeltaOp) -> io::Result<()>) -> io::Result<()> {
     if literal.is_empty() {
         return Ok(());
     }
     if let Some((offset, length)) = copy.take() {
-        tell(Op::Copy { offset, length })?;
+        emit(DeltaOp::Copy { offset, length })?;
     }
-    literal.chunks(LITERAL_BYTES).try_for_each(|piece| tell(Op::Data(piece)))
+    literal.chunks(LITERAL_BYTES).try_for_each(|buffer| emit(DeltaOp::Data(buffer)))
 }
 
 fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
@@ -180,7 +183,8 @@ fn strong(block: &[u8]) -> [u8; 16] {
     short
 }
 
-/// Bits of the filter before the table: most positions match nothing, and are done with one look at memory that stays near.
+/// Bits of the filter in front of the table. Most positions match nothing and are rejected by one read of cached
+/// memory.
 const FILTER_BITS: u32 = 20;
 
 struct Index {
@@ -188,22 +192,22 @@ struct Index {
     blocks: HashMap<u32, Vec<(usize, [u8; 16])>>,
 }
 
-enum Found {
+enum BlockMatch {
     Block(usize),
-    FalseAlarm,
-    Nothing,
+    FalseMatch,
+    NoMatch,
 }
 
-/// Blocks of one weak sum that are compared: a file of zeros has many, all alike.
-const MAX_ALIKE: usize = 8;
+/// Maximum number of blocks compared per weak checksum: a file of zeros has many equal blocks.
+const MAX_CANDIDATES: usize = 8;
 
 impl Index {
     fn new(signature: &Signature) -> Self {
         let mut index = Self { filter: vec![0; 1 << (FILTER_BITS - 6)], blocks: HashMap::new() };
         for (number, sum) in signature.sums.iter().enumerate() {
-            let alike = index.blocks.entry(sum.weak).or_default();
-            if alike.len() < MAX_ALIKE && !alike.iter().any(|(_, strong)| *strong == sum.strong) {
-                alike.push((number, sum.strong));
+            let candidates = index.blocks.entry(sum.weak).or_default();
+            if candidates.len() < MAX_CANDIDATES && !candidates.iter().any(|(_, strong)| *strong == sum.strong) {
+                candidates.push((number, sum.strong));
             }
             let bit = filter_bit(sum.weak);
             index.filter[bit / 64] |= 1 << (bit % 64);
@@ -211,14 +215,14 @@ impl Index {
         index
     }
 
-    fn find(&self, sum: u32, window: &[u8]) -> Found {
+    fn find(&self, sum: u32, window: &[u8]) -> BlockMatch {
         let bit = filter_bit(sum);
         if self.filter[bit / 64] & (1 << (bit % 64)) == 0 {
-            return Found::Nothing;
+            return BlockMatch::NoMatch;
         }
-        let Some(alike) = self.blocks.get(&sum) else { return Found::Nothing };
+        let Some(candidates) = self.blocks.get(&sum) else { return BlockMatch::NoMatch };
         let strong = strong(window);
-        alike.iter().find(|(_, s)| *s == strong).map_or(Found::FalseAlarm, |(number, _)| Found::Block(*number))
+        candidates.iter().find(|(_, s)| *s == strong).map_or(BlockMatch::FalseMatch, |(number, _)| BlockMatch::Block(*number))
     }
 }
 
@@ -226,7 +230,7 @@ fn filter_bit(sum: u32) -> usize {
     (sum.wrapping_mul(0x9e37_79b1) >> (32 - FILTER_BITS)) as usize
 }
 
-/// Adler's two sums over a window that moves on byte by byte.
+/// The rolling checksum of Adler-32 over a sliding window.
 struct Rolling {
     a: u32,
     b: u32,
@@ -259,16 +263,16 @@ mod tests {
     use super::*;
 
     fn rebuilt(old: &[u8], new: &[u8]) -> (Vec<u8>, usize) {
-        let signature = sign(&mut &old[..], old.len() as u64).unwrap();
+        let signature = compute_signature(&mut &old[..], old.len() as u64).unwrap();
         let (mut out, mut sent) = (Vec::new(), 0);
-        diff(&signature, &mut &new[..], |op| {
+        compute_delta(&signature, &mut &new[..], |op| {
             match op {
-                Op::Data(bytes) => {
+                DeltaOp::Data(bytes) => {
                     assert!(bytes.len() <= LITERAL_BYTES);
                     sent += bytes.len();
                     out.extend_from_slice(bytes);
                 }
-                Op::Copy { offset, length } => out.extend_from_slice(&old[offset as usize..(offset + length) as usize]),
+                DeltaOp::Copy { offset, length } => out.extend_from_slice(&old[offset as usize..(offset + length) as usize]),
             }
             Ok(())
         })
@@ -283,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_edit_of_a_large_file_sends_little() {
+    fn a_small_edit_of_a_large_file_sends_little_data() {
         let old = noise(3 << 20, 1);
         let mut new = old.clone();
         new.splice(1_000_000..1_000_010, noise(77, 2));
@@ -296,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_few_however_large_the_file() {
+    fn the_number_of_blocks_is_bounded_for_any_file_size() {
         for length in [1, 70_000, 1 << 30, 5 << 30, 200 << 30] {
             let block = u64::from(block_size(length));
             assert!(length / block <= MAX_BLOCKS as u64, "{length}");
@@ -304,13 +308,13 @@ mod tests {
     }
 
     #[test]
-    fn sums_made_to_look_known_everywhere_end_the_search_and_nothing_is_lost() {
+    fn colliding_weak_sums_end_the_search_without_losing_data() {
         let window = vec![0; 1024];
         let signature = Signature { block: 1024, sums: vec![BlockSum { weak: Rolling::of(&window).value(), strong: [9; 16] }] };
         let new = vec![0; 200_000];
         let mut out = Vec::new();
-        diff(&signature, &mut &new[..], |op| {
-            if let Op::Data(bytes) = op {
+        compute_delta(&signature, &mut &new[..], |op| {
+            if let DeltaOp::Data(bytes) = op {
                 out.extend_from_slice(bytes);
             }
             Ok(())
@@ -321,7 +325,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_rebuilt_is_the_new_version(old in 0usize..200_000, cuts in prop::collection::vec((any::<u32>(), any::<u32>(), 0usize..5000), 0..6)) {
+        fn applying_a_delta_reproduces_the_new_version(old in 0usize..200_000, cuts in prop::collection::vec((any::<u32>(), any::<u32>(), 0usize..5000), 0..6)) {
             let old = noise(old, 3);
             let mut new = old.clone();
             for (at, length, more) in cuts {

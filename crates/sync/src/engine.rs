@@ -1,4 +1,5 @@
-//! The local end: remembers what both sides agreed on, decides, and goes on until it is told to stop. Every failure that may pass is tried again.
+//! The local end of a sync. It stores the state that both sides agreed on, decides what to change, and runs until it is
+//! stopped. Transient failures are retried.
 
 use std::{
     collections::BTreeMap,
@@ -12,86 +13,87 @@ use std::{
 
 use crate::{
     ancestor::Ancestor,
+    deletion_guard::DeletionGuard,
     error::SyncError,
+    folder::{Folder, open_root},
     git_paths::GitPaths,
-    guard::Guard,
-    halt::Halt,
-    hooks::{Hooks, Own},
-    mode::Keep,
+    hooks::{Hooks, LocalHooks},
     path::RelPath,
-    peer::{Arrival, Connection, Inbox, Peer},
+    peer::{Connection, EngineInput, Inbox, Peer},
     problem::Problem,
-    rules::Rules,
+    sandbox_view::SandboxView,
     settings::Settings,
-    side::{Folder, open_root},
+    side::Side,
+    state::{Pacing, State, Trigger},
     status::{Event, Phase, Status},
     trash::Trash,
-    tree::Tree,
 };
 
-/// Everything is looked at this often though nothing was told: a watch may miss what a network file system does.
-const FULL_LOOK_EVERY: Duration = Duration::from_secs(60);
-/// As often where not every change is told.
-const POLL_EVERY: Duration = Duration::from_secs(5);
-/// A save is several steps: after the first it is waited this long for the next, and no longer than that for all.
-const QUIET: Duration = Duration::from_millis(4);
-const LONGEST_UNREST: Duration = Duration::from_millis(40);
-/// What is known of the files is kept at the end, and this often for a run that is killed.
-const REMEMBER_EVERY: Duration = Duration::from_secs(600);
-/// Waits before another try, doubled up to the longest.
-const FIRST_RETRY: Duration = Duration::from_millis(50);
-const LONGEST_RETRY: Duration = Duration::from_secs(5);
-/// Longest wait for what the other side said before it closed the connection.
-const LAST_WORDS_WITHIN: Duration = Duration::from_secs(1);
-/// Rounds that a flush goes through while something changes all the time; then it is answered as far as it got.
-const MAX_FLUSH_TRIES: u32 = 5;
-/// Rounds after which a sync that is to end does so, though something changes all the time; what isn't in sync then is told.
+/// Interval between full scans, even without reported changes: a watch misses changes made elsewhere on a network file
+/// system.
+const FULL_SCAN_INTERVAL: Duration = Duration::from_secs(60);
+/// Interval between full scans when not all directories are watched.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// A save consists of several steps: after each one the engine waits this long for the next, up to `MAX_DEBOUNCE` in
+/// total.
+const DEBOUNCE: Duration = Duration::from_millis(4);
+const MAX_DEBOUNCE: Duration = Duration::from_millis(40);
+/// The digest cache is saved at the end, and also at this interval in case the run is killed.
+const CACHE_SAVE_INTERVAL: Duration = Duration::from_secs(600);
+/// Delay before a retry; it doubles up to the maximum.
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(50);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
+/// Maximum wait for the reason that the other side sent before it closed the connection.
+const CLOSE_REASON_TIMEOUT: Duration = Duration::from_secs(1);
+/// A flush is repeated for at most this many rounds while files keep changing; then the current state is reported.
+const MAX_FLUSH_ROUNDS: u32 = 5;
+/// A sync with `once` ends after this many rounds even if files keep changing, and reports what is not in sync.
 const MAX_ONCE_ROUNDS: u32 = 6;
-/// Connections in a row that such a sync tries to make without getting through a round.
-const MAX_ONCE_TRIES: u32 = 6;
-/// What may wait for the engine while it is busy; senders wait beyond it.
-const MAX_ARRIVALS: usize = 32;
+/// Consecutive connections without a completed round after which a sync with `once` gives up.
+const MAX_ONCE_CONNECTIONS: u32 = 6;
+/// Inputs that can wait while the engine is busy; further senders block.
+const INPUT_QUEUE_CAPACITY: usize = 32;
 
-/// Who wins, for `resolve`.
+/// How to resolve a conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
-    Keep(Keep),
-    /// The local one gets another name.
+pub enum Resolution {
+    Keep(Side),
+    /// Keeps both versions; the local one gets another name.
     Both,
 }
 
-/// What somebody asks of a running sync. Answers come when it is done.
+/// A request to a running sync. It is answered once it was carried out.
 pub enum Command {
-    Pause(Answer<()>),
-    /// `confirmed`: what it halted for is right.
+    Pause(Responder<()>),
+    /// `confirmed`: the user accepts the deletions that the sync halted for.
     Resume {
         confirmed: bool,
-        answer: Answer<()>,
+        respond: Responder<()>,
     },
-    /// Answered when everything that was there when it was asked is on both sides.
-    Flush(Answer<Status>),
-    /// Of all conflicts where no paths are named. Answered with how many.
+    /// Answered once everything that existed at the time of the request is on both sides.
+    Flush(Responder<Status>),
+    /// Resolves these conflicts, or all if no paths are given. Answered with their number.
     Resolve {
         paths: Vec<RelPath>,
-        choice: Choice,
-        answer: Answer<usize>,
+        resolution: Resolution,
+        respond: Responder<usize>,
     },
     Stop,
 }
 
-pub type Answer<T> = Box<dyn FnOnce(Result<T, String>) + Send>;
+pub type Responder<T> = Box<dyn FnOnce(Result<T, String>) + Send>;
 
-/// The way to a running engine.
+/// Sends commands to a running engine and reads its status.
 #[derive(Clone)]
 pub struct Handle {
-    arrivals: SyncSender<Arrival>,
+    inputs: SyncSender<EngineInput>,
     status: Arc<Mutex<Status>>,
 }
 
 impl Handle {
-    /// False where it has ended.
-    pub fn ask(&self, command: Command) -> bool {
-        self.arrivals.send(Arrival::Command(command)).is_ok()
+    /// Returns false if the engine has ended.
+    pub fn send(&self, command: Command) -> bool {
+        self.inputs.send(EngineInput::Command(command)).is_ok()
     }
 
     pub fn status(&self) -> Status {
@@ -99,14 +101,14 @@ impl Handle {
     }
 }
 
-/// Why there is no connection.
-pub enum NoConnection {
-    /// Another try may do.
-    Passing(String),
-    Final(String),
+/// Why a connection could not be made.
+pub enum ConnectError {
+    /// A retry may succeed.
+    Transient(String),
+    Permanent(String),
 }
 
-pub type Dial<'a> = &'a mut dyn FnMut() -> Result<Connection, NoConnection>;
+pub type Connector<'a> = &'a mut dyn FnMut() -> Result<Connection, ConnectError>;
 pub type Listener = Box<dyn FnMut(Event) + Send>;
 
 pub struct Engine {
@@ -114,103 +116,97 @@ pub struct Engine {
     pub(crate) folder: Folder,
     pub(crate) base: Ancestor,
     pub(crate) inbox: Inbox,
-    pub(crate) there: Tree,
-    pub(crate) there_problems: BTreeMap<RelPath, Problem>,
-    pub(crate) there_rules: Rules,
-    pub(crate) there_is_known: bool,
-    pub(crate) there_is_partial: bool,
-    pub(crate) decided: BTreeMap<RelPath, Keep>,
-    /// What could not be done in the last round, by path; told with the problems.
-    pub(crate) undone: [BTreeMap<RelPath, Problem>; 2],
-    pub(crate) guard: Guard,
-    /// The local folder.
+    pub(crate) sandbox: SandboxView,
+    pub(crate) resolutions: BTreeMap<RelPath, Side>,
+    /// Changes that failed in the last round, by path and side; reported with the problems.
+    pub(crate) failed_changes: [BTreeMap<RelPath, Problem>; 2],
+    pub(crate) deletion_guard: DeletionGuard,
+    /// Path of the local folder.
     pub(crate) root: PathBuf,
     pub(crate) git_paths: GitPaths,
-    /// Somebody said that what is deleted is right, and no round has seen yet what that is.
-    pub(crate) is_confirmed: bool,
-    /// Something could not be done because it changed at that moment.
-    pub(crate) is_restless: bool,
-    /// The other side has to be looked at again for it.
-    pub(crate) asks_there_again: bool,
+    /// A file changed during the last round, so another one is needed.
+    pub(crate) is_unstable: bool,
     pub(crate) status: Status,
     pub(crate) listener: Listener,
-    arrivals: SyncSender<Arrival>,
-    shared: Arc<Mutex<Status>>,
-    is_paused: bool,
-    halted: Option<Halt>,
-    looked_at_all: Option<Instant>,
-    remembered_at: Option<Instant>,
-    /// After a restless round the next waits: what changes all the time must not keep both sides busy.
-    next_try: Option<Instant>,
-    unrest: u32,
-    rounds_once: u32,
-    /// Flushes that go through another round when that is due.
-    patient: Vec<Command>,
-    /// Told after the next round whether it is still halted.
-    looking_again: Vec<Answer<()>>,
+    inputs: SyncSender<EngineInput>,
+    published_status: Arc<Mutex<Status>>,
+    state: State,
+    pacing: Pacing,
+    full_scan_at: Option<Instant>,
+    cache_saved_at: Option<Instant>,
+    once_rounds: u32,
+    /// Flushes that wait for another round.
+    deferred_flushes: Vec<Command>,
+}
+
+/// The next thing to do on a connection.
+enum Step {
+    /// Run a round, and then answer these flushes.
+    Round { is_full: bool, flushes: Vec<Command> },
+    /// Wait for an input, but no longer than this.
+    Wait(Duration),
 }
 
 impl Engine {
-    /// Must be made on the thread it runs on. `base` is the file that remembers.
+    /// Has to be called on the thread that will run the engine. `base` is the file with the state that both sides
+    /// agreed on.
     pub fn open(root: &Path, base: &Path, settings: Settings, listener: Listener) -> Result<Self, SyncError> {
-        let (arrivals, waiting) = mpsc::sync_channel(MAX_ARRIVALS);
+        let (inputs, receiver) = mpsc::sync_channel(INPUT_QUEUE_CAPACITY);
         let opened = open_root(root).map_err(SyncError::Root)?;
-        let hooks: Arc<dyn Hooks> = Arc::new(Own::remembering(root.to_owned(), base.with_extension("files")));
-        let waking = arrivals.clone();
-        // Full means that it is awake already; what changed is asked of the folder itself.
-        let mut folder = Folder::open(opened, settings.limits, hooks, move || drop(waking.try_send(Arrival::Here)))?;
+        let hooks: Arc<dyn Hooks> = Arc::new(LocalHooks::with_digest_cache(root.to_owned(), base.with_extension("files")));
+        let waker = inputs.clone();
+        // If the queue is full, the engine is awake already; the folder itself knows what changed.
+        let mut folder = Folder::open(opened, settings.limits, hooks, move || drop(waker.try_send(EngineInput::LocalChange)))?;
         folder.trash = Some(Trash::new(folder.root.clone(), settings.trash));
-        folder.rules.read_above(root);
-        folder.recall(folder.hooks.recall());
+        folder.ignore_rules.read_parent_rules(root);
+        folder.set_digest_cache(folder.hooks.load_digests());
         let status = Status { mode: settings.mode, ..Status::default() };
         Ok(Self {
             folder,
             base: Ancestor::open(base)?,
-            inbox: Inbox { arrivals: waiting, commands: Vec::new(), there_is_dirty: true, here_is_dirty: true, number: 0, stopped: false },
-            there: Tree::default(),
-            there_problems: BTreeMap::new(),
-            there_rules: Rules::default(),
-            there_is_known: false,
-            there_is_partial: false,
-            decided: BTreeMap::new(),
-            undone: Default::default(),
-            guard: Guard::new(settings.directory_files),
+            inbox: Inbox {
+                inputs: receiver,
+                commands: Vec::new(),
+                sandbox_is_dirty: true,
+                local_is_dirty: true,
+                connection_id: 0,
+                stopped: false,
+            },
+            sandbox: SandboxView::default(),
+            resolutions: BTreeMap::new(),
+            failed_changes: Default::default(),
+            deletion_guard: DeletionGuard::new(settings.directory_deletion_limit),
             root: root.to_owned(),
             git_paths: GitPaths::default(),
-            is_confirmed: false,
-            is_restless: false,
-            asks_there_again: false,
-            shared: Arc::new(Mutex::new(status.clone())),
+            is_unstable: false,
+            published_status: Arc::new(Mutex::new(status.clone())),
             status,
             listener,
             settings,
-            arrivals,
-            is_paused: false,
-            halted: None,
-            looked_at_all: None,
-            remembered_at: None,
-            next_try: None,
-            unrest: 0,
-            rounds_once: 0,
-            patient: Vec::new(),
-            looking_again: Vec::new(),
+            inputs,
+            state: State::default(),
+            pacing: Pacing::default(),
+            full_scan_at: None,
+            cache_saved_at: None,
+            once_rounds: 0,
+            deferred_flushes: Vec::new(),
         })
     }
 
-    /// Leaves out what this program itself keeps, where that lies in the folder: it changes with every round, and has keys in it.
-    pub fn leave_out(&mut self, path: RelPath) {
-        self.folder.own.insert(path);
+    /// Excludes the program's own state if it is inside the folder: it changes with every round and contains keys.
+    pub fn exclude(&mut self, path: RelPath) {
+        self.folder.excluded.insert(path);
     }
 
     pub fn handle(&self) -> Handle {
-        Handle { arrivals: self.arrivals.clone(), status: self.shared.clone() }
+        Handle { inputs: self.inputs.clone(), status: self.published_status.clone() }
     }
 
-    /// Until it is told to stop, or something is wrong that can't pass. With `once`, until both sides agree.
-    pub fn run(mut self, dial: Dial) -> Result<Status, SyncError> {
-        let ended = self.go_on(dial);
-        self.remember();
-        self.refuse_all("the sync has ended");
+    /// Runs until the sync is stopped or fails permanently. With `once`, until both sides agree.
+    pub fn run(mut self, connector: Connector) -> Result<Status, SyncError> {
+        let ended = self.reconnect_loop(connector);
+        self.save_digest_cache();
+        self.reject_commands("the sync has ended");
         self.set_phase(Phase::Ended);
         match ended {
             Err(SyncError::Stopped) | Ok(()) => Ok(self.status),
@@ -218,184 +214,190 @@ impl Engine {
         }
     }
 
-    fn go_on(&mut self, dial: Dial) -> Result<(), SyncError> {
-        let (mut retry, mut tries) = (FIRST_RETRY, 0);
+    fn reconnect_loop(&mut self, connector: Connector) -> Result<(), SyncError> {
+        let (mut retry_delay, mut attempts) = (MIN_RETRY_DELAY, 0);
         loop {
-            let (rounds, steps) = (self.status.rounds, self.base.steps());
-            let failure = match self.connect(dial) {
-                Ok(mut peer) => match self.stay(&mut peer, &mut retry) {
+            let (rounds, commits) = (self.status.rounds, self.base.commits());
+            let failure = match self.connect(connector) {
+                Ok(mut peer) => match self.run_connection(&mut peer, &mut retry_delay) {
                     Ok(()) => return Ok(()),
                     Err(failure) => failure,
                 },
                 Err(failure) => failure,
             };
-            tries = if self.status.rounds > rounds { 1 } else { tries + 1 };
-            if self.base.steps() > steps {
-                // It gets on, if only from cut to cut.
-                retry = FIRST_RETRY;
+            attempts = if self.status.rounds > rounds { 1 } else { attempts + 1 };
+            if self.base.commits() > commits {
+                // The sync makes progress, even if only between disconnects.
+                retry_delay = MIN_RETRY_DELAY;
             }
-            let may_pass = match self.settings.once {
-                true => matches!(failure, SyncError::Lost(_)) && tries < MAX_ONCE_TRIES,
-                false => failure.is_passing(),
+            let may_retry = match self.settings.once {
+                true => matches!(failure, SyncError::Lost(_)) && attempts < MAX_ONCE_CONNECTIONS,
+                false => failure.is_transient(),
             };
-            if !may_pass {
+            if !may_retry {
                 return Err(failure);
             }
-            // It was about what was there then.
-            self.is_confirmed = false;
-            self.set_phase(Phase::Waiting(failure.to_string()));
-            self.refuse_all(&failure.to_string());
-            self.rest(retry)?;
-            retry = (retry * 2).min(LONGEST_RETRY);
+            let reason = failure.to_string();
+            let replies = self.state.transition(Trigger::Failed(&reason));
+            self.set_phase(Phase::Retrying(reason.clone()));
+            replies.send();
+            self.reject_commands(&reason);
+            self.wait_before_retry(retry_delay)?;
+            retry_delay = (retry_delay * 2).min(MAX_RETRY_DELAY);
         }
     }
 
-    fn connect(&mut self, dial: Dial) -> Result<Peer, SyncError> {
+    fn connect(&mut self, connector: Connector) -> Result<Peer, SyncError> {
         self.set_phase(Phase::Connecting);
-        let connection = dial().map_err(|e| match e {
-            NoConnection::Passing(why) => SyncError::Lost(std::io::Error::other(why)),
-            NoConnection::Final(why) => SyncError::State(why),
+        let connection = connector().map_err(|e| match e {
+            ConnectError::Transient(reason) => SyncError::Lost(std::io::Error::other(reason)),
+            ConnectError::Permanent(reason) => SyncError::State(reason),
         })?;
-        // All that was known of the other side is of another connection.
-        (self.there, self.there_problems, self.there_rules) = (Tree::default(), BTreeMap::new(), Rules::default());
-        self.there_is_known = false;
-        Peer::greet(connection, self.settings.mode.only_reads_there(), &mut self.inbox, &self.arrivals)
+        self.sandbox.reset();
+        Peer::handshake(connection, self.settings.mode.is_sandbox_read_only(), &mut self.inbox, &self.inputs)
     }
 
-    /// Round after round on one connection.
-    fn stay(&mut self, peer: &mut Peer, retry: &mut Duration) -> Result<(), SyncError> {
-        self.show_rest();
+    /// Runs rounds on one connection.
+    fn run_connection(&mut self, peer: &mut Peer, retry_delay: &mut Duration) -> Result<(), SyncError> {
+        self.publish_idle_phase();
         loop {
-            self.obey()?;
-            let mut flushes: Vec<Command> = self.inbox.commands.extract_if(.., |c| matches!(c, Command::Flush(_))).collect();
-            let is_due = self.looked_at_all.is_none_or(|at| at.elapsed() >= self.look_every());
-            let is_past = |at: Option<Instant>| at.is_none_or(|at| at <= Instant::now());
-            let (is_rested, is_held) = (is_past(self.next_try), !is_past(self.guard.holds_until()));
-            if is_rested && !is_held {
-                flushes.append(&mut self.patient);
-            }
-            let is_asked = !is_held && (!self.decided.is_empty() || self.guard.holds_until().is_some());
-            let has_news = self.inbox.there_is_dirty || self.folder.has_news() || !self.there_is_known || is_asked;
-            let may_go = !self.is_paused && self.halted.is_none();
-            if may_go && (!flushes.is_empty() || is_rested && (has_news || is_due || self.next_try.is_some())) {
-                let is_all = is_due || !flushes.is_empty() && (self.folder.is_partly_watched() || self.there_is_partial);
-                // For a flush the other side is asked whether it has said so or not.
-                self.asks_there_again |= !flushes.is_empty();
-                match self.one_round(peer, is_all) {
-                    Ok(()) => *retry = FIRST_RETRY,
-                    Err(failure) => {
-                        self.answer_looking(Err(failure.to_string()));
-                        flushes.into_iter().for_each(|f| refuse(f, &failure.to_string()));
-                        return Err(failure);
-                    }
+            self.handle_commands()?;
+            let (is_full, flushes) = match self.next_step() {
+                Step::Round { is_full, flushes } => (is_full, flushes),
+                Step::Wait(timeout) => {
+                    self.wait(timeout)?;
+                    continue;
                 }
-                flushes.into_iter().for_each(|flush| self.answer_flush(flush));
-                if self.settings.once && self.is_done_once()? {
-                    return Ok(());
+            };
+            match self.run_round(peer, is_full) {
+                Ok(()) => *retry_delay = MIN_RETRY_DELAY,
+                Err(failure) => {
+                    self.state.transition(Trigger::Failed(&failure.to_string())).send();
+                    flushes.into_iter().for_each(|f| reject(f, &failure.to_string()));
+                    return Err(failure);
                 }
-                continue;
             }
-            self.wait(if may_go { self.next_round() } else { FULL_LOOK_EVERY })?;
+            flushes.into_iter().for_each(|flush| self.answer_flush(flush));
+            if self.settings.once && self.is_once_complete()? {
+                return Ok(());
+            }
         }
     }
 
-    /// How long until there is something to do though nothing happens.
-    fn next_round(&self) -> Duration {
-        let next_look = self.looked_at_all.map(|at| at + self.look_every());
-        let next = self.next_try.or_else(|| [next_look, self.guard.holds_until()].into_iter().flatten().min());
-        next.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now())).max(QUIET)
+    fn next_step(&mut self) -> Step {
+        if !self.state.is_running() {
+            return Step::Wait(FULL_SCAN_INTERVAL);
+        }
+        let mut flushes: Vec<Command> = self.inbox.commands.extract_if(.., |c| matches!(c, Command::Flush(_))).collect();
+        let has_passed = |at: Option<Instant>| at.is_none_or(|at| at <= Instant::now());
+        let is_full_scan_due = self.full_scan_at.is_none_or(|at| at.elapsed() >= self.full_scan_interval());
+        let (is_retry_due, is_holding) = (has_passed(self.pacing.retry_at()), !has_passed(self.deletion_guard.holds_until()));
+        if is_retry_due && !is_holding {
+            flushes.append(&mut self.deferred_flushes);
+        }
+        let has_work = !is_holding && (!self.resolutions.is_empty() || self.deletion_guard.holds_until().is_some());
+        let has_changes = self.inbox.sandbox_is_dirty || self.folder.has_changes() || !self.sandbox.is_known || has_work;
+        let is_due = is_retry_due && (has_changes || is_full_scan_due || self.pacing != Pacing::Stable);
+        if flushes.is_empty() && !is_due {
+            return Step::Wait(self.time_to_next_round());
+        }
+        // A flush rescans the sandbox even if it has not reported a change.
+        self.sandbox.must_rescan |= !flushes.is_empty();
+        let is_full = is_full_scan_due || !flushes.is_empty() && (self.folder.is_partly_watched() || self.sandbox.is_partial);
+        Step::Round { is_full, flushes }
     }
 
-    /// What it waits for is also so on another connection.
-    fn show_rest(&mut self) {
-        if self.is_paused {
+    /// Time until the next round is due if nothing happens.
+    fn time_to_next_round(&self) -> Duration {
+        let next_full_scan = self.full_scan_at.map(|at| at + self.full_scan_interval());
+        let next = self.pacing.retry_at().or_else(|| [next_full_scan, self.deletion_guard.holds_until()].into_iter().flatten().min());
+        next.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now())).max(DEBOUNCE)
+    }
+
+    /// A pause or a halt outlasts the connection.
+    fn publish_idle_phase(&mut self) {
+        if self.state.is_paused() {
             self.set_phase(Phase::Paused);
-        } else if let Some(halt) = self.halted.clone() {
+        } else if let Some(halt) = self.state.halt().cloned() {
             self.set_phase(Phase::Halted(halt));
         }
     }
 
-    fn one_round(&mut self, peer: &mut Peer, is_all: bool) -> Result<(), SyncError> {
-        self.is_restless = false;
-        // After a round that broke off nothing is known for sure.
-        self.looked_at_all = self.looked_at_all.take().filter(|_| !is_all);
-        let looked_at_all = if is_all { Some(Instant::now()) } else { self.looked_at_all };
-        self.halted = self.round(peer, is_all).map_err(|failure| match failure {
-            // It takes no more for a reason that it has said.
-            SyncError::Lost(_) if peer.is_broken => self.inbox.interruption(LAST_WORDS_WITHIN).unwrap_or(failure),
+    fn run_round(&mut self, peer: &mut Peer, is_full: bool) -> Result<(), SyncError> {
+        let deletions_confirmed = self.state.deletions_confirmed();
+        self.state.transition(Trigger::RoundStarted).send();
+        self.is_unstable = false;
+        // After a failed round the time of the last full scan is unknown.
+        self.full_scan_at = self.full_scan_at.take().filter(|_| !is_full);
+        let full_scan_at = if is_full { Some(Instant::now()) } else { self.full_scan_at };
+        let halt = self.synchronize(peer, is_full, deletions_confirmed).map_err(|failure| match failure {
+            // The other side may have sent the reason before it stopped reading.
+            SyncError::Lost(_) if peer.write_failed => self.inbox.interruption(CLOSE_REASON_TIMEOUT).unwrap_or(failure),
             failure => failure,
         })?;
-        if is_all && self.remembered_at.is_none_or(|at| at.elapsed() >= REMEMBER_EVERY) {
-            self.remember();
-            self.remembered_at = Some(Instant::now());
+        if is_full && self.cache_saved_at.is_none_or(|at| at.elapsed() >= CACHE_SAVE_INTERVAL) {
+            self.save_digest_cache();
+            self.cache_saved_at = Some(Instant::now());
         }
-        self.looked_at_all = looked_at_all;
-        if self.is_restless {
-            self.next_try = Some(Instant::now() + FIRST_RETRY.saturating_mul(1 << self.unrest.min(8)).min(LONGEST_RETRY));
-            self.unrest += 1;
-        } else {
-            (self.next_try, self.unrest) = (None, 0);
-        }
-        match self.halted.clone() {
+        self.full_scan_at = full_scan_at;
+        self.pacing = self.pacing.after_round(self.is_unstable, MIN_RETRY_DELAY, MAX_RETRY_DELAY, Instant::now());
+        let replies = self.state.transition(Trigger::RoundEnded(halt.as_ref()));
+        match halt {
             Some(halt) => self.set_phase(Phase::Halted(halt)),
             None => {
-                self.status.settled_at = Some(SystemTime::now());
+                self.status.synced_at = Some(SystemTime::now());
                 self.set_phase(Phase::Watching);
             }
         }
-        // After the phase: the status must not contradict an answer that was given before.
-        self.answer_looking(match &self.halted {
-            Some(halt) => Err(format!("it is halted: {halt}; {}", halt.advice())),
-            None => Ok(()),
-        });
+        replies.send();
         Ok(())
     }
 
-    /// So that the next run need not read everything.
-    fn remember(&self) {
-        self.folder.hooks.remember(self.folder.memory());
+    /// Saves the digests so that the next run need not read every file.
+    fn save_digest_cache(&self) {
+        self.folder.hooks.save_digests(self.folder.digest_cache());
     }
 
     fn answer_flush(&mut self, flush: Command) {
         match flush {
-            flush if self.halted.is_some() => refuse(flush, "the sync is halted; see `cobox sync status`"),
-            flush if self.guard.holds_until().is_some() => self.patient.push(flush),
-            // Once more: something changed while it was at it.
-            flush if self.is_restless && self.unrest < MAX_FLUSH_TRIES => self.patient.push(flush),
-            Command::Flush(answer) => answer(Ok(self.status.clone())),
+            flush if self.state.halt().is_some() => reject(flush, "the sync is halted; see `cobox sync status`"),
+            flush if self.deletion_guard.holds_until().is_some() => self.deferred_flushes.push(flush),
+            // A file changed during the round, so another one is needed.
+            flush if self.is_unstable && self.pacing.rounds() < MAX_FLUSH_ROUNDS => self.deferred_flushes.push(flush),
+            Command::Flush(respond) => respond(Ok(self.status.clone())),
             _ => {}
         }
     }
 
-    fn is_done_once(&mut self) -> Result<bool, SyncError> {
-        if let Some(halt) = self.halted.take() {
-            return Err(SyncError::Halted(halt));
+    fn is_once_complete(&mut self) -> Result<bool, SyncError> {
+        if let Some(halt) = self.state.halt() {
+            return Err(SyncError::Halted(halt.clone()));
         }
-        self.rounds_once += 1;
-        let is_still = !self.is_restless && !self.inbox.there_is_dirty && !self.folder.has_news();
-        Ok(is_still || self.rounds_once >= MAX_ONCE_ROUNDS)
+        self.once_rounds += 1;
+        let is_still = !self.is_unstable && !self.inbox.sandbox_is_dirty && !self.folder.has_changes();
+        Ok(is_still || self.once_rounds >= MAX_ONCE_ROUNDS)
     }
 
-    fn look_every(&self) -> Duration {
-        if self.folder.is_partly_watched() || self.there_is_partial { POLL_EVERY } else { FULL_LOOK_EVERY }
+    fn full_scan_interval(&self) -> Duration {
+        if self.folder.is_partly_watched() || self.sandbox.is_partial { POLL_INTERVAL } else { FULL_SCAN_INTERVAL }
     }
 
-    /// Waits for something to do, and then for it to be over.
-    fn wait(&mut self, most: Duration) -> Result<(), SyncError> {
-        if !self.take(most)? {
+    /// Waits for an input, then until inputs pause.
+    fn wait(&mut self, timeout: Duration) -> Result<(), SyncError> {
+        if !self.receive_input(timeout)? {
             return Ok(());
         }
         let began = Instant::now();
-        while began.elapsed() < LONGEST_UNREST && self.inbox.commands.is_empty() && self.take(QUIET)? {}
+        while began.elapsed() < MAX_DEBOUNCE && self.inbox.commands.is_empty() && self.receive_input(DEBOUNCE)? {}
         Ok(())
     }
 
-    /// Takes one arrival; false where none came in time.
-    fn take(&mut self, within: Duration) -> Result<bool, SyncError> {
-        match self.inbox.arrivals.recv_timeout(within) {
-            Ok(arrival) => match self.inbox.sort(arrival) {
+    /// Receives one input; returns false if none came in time.
+    fn receive_input(&mut self, within: Duration) -> Result<bool, SyncError> {
+        match self.inbox.inputs.recv_timeout(within) {
+            Ok(arrival) => match self.inbox.dispatch(arrival) {
                 Some(Err(e)) => Err(e),
-                Some(Ok(_)) => Err(SyncError::Protocol("it answered what nobody asked")),
+                Some(Ok(_)) => Err(SyncError::Protocol("it sent an answer without a request")),
                 None if self.inbox.stopped => Err(SyncError::Stopped),
                 None => Ok(true),
             },
@@ -404,70 +406,55 @@ impl Engine {
         }
     }
 
-    /// A pause before another try, in which what is asked is answered.
-    fn rest(&mut self, pause: Duration) -> Result<(), SyncError> {
+    /// Waits before a retry and answers commands in the meantime.
+    fn wait_before_retry(&mut self, pause: Duration) -> Result<(), SyncError> {
         let until = Instant::now() + pause;
         while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-            match self.take(left) {
-                // Of the connection that is gone already.
+            match self.receive_input(left) {
+                // Other errors belong to the connection that is lost already.
                 Err(SyncError::Stopped) => return Err(SyncError::Stopped),
                 _ => {
-                    self.obey()?;
-                    self.refuse_all("the sandbox can't be reached now");
+                    self.handle_commands()?;
+                    self.reject_commands("the sandbox is not reachable at the moment");
                 }
             }
         }
         Ok(())
     }
 
-    /// Does what was asked, but for flushes, which a round answers.
-    fn obey(&mut self) -> Result<(), SyncError> {
+    /// Carries out all commands except flushes, which are answered by a round.
+    fn handle_commands(&mut self) -> Result<(), SyncError> {
         if self.inbox.stopped {
             return Err(SyncError::Stopped);
         }
-        let others: Vec<Command> = self.inbox.commands.extract_if(.., |c| !matches!(c, Command::Flush(_))).collect();
-        for command in others {
+        let commands: Vec<Command> = self.inbox.commands.extract_if(.., |c| !matches!(c, Command::Flush(_))).collect();
+        for command in commands {
             match command {
-                Command::Pause(answer) => {
-                    self.is_paused = true;
+                Command::Pause(respond) => {
+                    let replies = self.state.transition(Trigger::Pause(respond));
                     self.set_phase(Phase::Paused);
-                    answer(Ok(()));
+                    replies.send();
                 }
-                Command::Resume { confirmed, answer } => {
-                    self.is_paused = false;
-                    let halted = self.halted.take();
-                    let was_halted = halted.is_some();
-                    // Room in the trash is looked at, whatever is confirmed.
-                    let confirmed = confirmed && halted.is_none_or(|halt| halt.is_confirmable());
-                    // Looks anew before it goes on.
-                    self.looked_at_all = None;
-                    if was_halted && !confirmed {
-                        // What was missing may be back.
-                        self.looking_again.push(answer);
-                        continue;
-                    }
-                    self.is_confirmed |= was_halted;
-                    answer(Ok(()));
+                Command::Resume { confirmed, respond } => {
+                    // Forces a full scan before the sync continues.
+                    self.full_scan_at = None;
+                    self.state.transition(Trigger::Resume { confirmed, respond }).send();
                 }
-                Command::Resolve { paths, choice, answer } => answer(self.resolve(&paths, choice)),
+                Command::Resolve { paths, resolution, respond } => respond(self.resolve(&paths, resolution)),
                 Command::Flush(_) | Command::Stop => {}
             }
         }
-        if self.is_paused {
-            self.refuse_all("the sync is paused");
-        } else if self.halted.is_some() {
-            self.refuse_all("the sync is halted; see `cobox sync status`");
+        if self.state.is_paused() {
+            self.reject_commands("the sync is paused");
+        } else if self.state.halt().is_some() {
+            self.reject_commands("the sync is halted; see `cobox sync status`");
         }
         Ok(())
     }
 
-    fn answer_looking(&mut self, found: Result<(), String>) {
-        self.looking_again.drain(..).for_each(|answer| answer(found.clone()));
-    }
-
-    fn refuse_all(&mut self, why: &str) {
-        self.answer_looking(Err(why.to_owned()));
-        self.inbox.commands.drain(..).chain(self.patient.drain(..)).for_each(|command| refuse(command, why));
+    fn reject_commands(&mut self, why: &str) {
+        self.state.transition(Trigger::CommandsRejected(why)).send();
+        self.inbox.commands.drain(..).chain(self.deferred_flushes.drain(..)).for_each(|command| reject(command, why));
     }
 
     pub(crate) fn set_phase(&mut self, phase: Phase) {
@@ -480,15 +467,15 @@ impl Engine {
     }
 
     pub(crate) fn publish(&self) {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&self.status);
+        self.published_status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&self.status);
     }
 }
 
-fn refuse(command: Command, why: &str) {
+fn reject(command: Command, why: &str) {
     match command {
-        Command::Pause(answer) | Command::Resume { answer, .. } => answer(Err(why.to_owned())),
-        Command::Flush(answer) => answer(Err(why.to_owned())),
-        Command::Resolve { answer, .. } => answer(Err(why.to_owned())),
+        Command::Pause(respond) | Command::Resume { respond, .. } => respond(Err(why.to_owned())),
+        Command::Flush(respond) => respond(Err(why.to_owned())),
+        Command::Resolve { respond, .. } => respond(Err(why.to_owned())),
         Command::Stop => {}
     }
 }

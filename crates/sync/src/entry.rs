@@ -1,8 +1,8 @@
-//! What can stand at a path: a directory, a file known by the digest of its content, or a link.
+//! What a path can hold: a directory, a file identified by the digest of its content, or a symbolic link.
 
 use std::fmt;
 
-/// BLAKE3 of a file's content.
+/// BLAKE3 digest of a file's content.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest(pub [u8; 32]);
 
@@ -20,12 +20,12 @@ impl fmt::Display for Digest {
 
 impl fmt::Debug for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Enough to tell two apart.
+        // The first four bytes suffice to distinguish digests.
         self.0[..4].iter().try_for_each(|b| write!(f, "{b:02x}"))
     }
 }
 
-/// Owners, times and the other permission bits are each side's own.
+/// Owners, times and the other permission bits are not synced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
     Dir,

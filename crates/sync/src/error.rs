@@ -1,4 +1,4 @@
-//! Why a sync can't go on now.
+//! Errors that stop a sync, for now or for good.
 
 use std::{io, path::PathBuf};
 
@@ -8,42 +8,42 @@ use crate::{halt::Halt, message::Fault};
 
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
-    #[error("the folder is not there any more")]
+    #[error("the folder no longer exists")]
     RootGone,
     #[error("the folder can't be opened: {0}")]
     Root(io::Error),
-    #[error("there are more than {0} files and folders; leave some out with .coboxignore")]
+    #[error("there are more than {0} files and directories; exclude some with .coboxignore")]
     TooMany(usize),
-    #[error("more than {0} files can't be synced; leave them out with .coboxignore")]
+    #[error("more than {0} files can't be synced; exclude them with .coboxignore")]
     TooManyProblems(usize),
     #[error("the disk is full")]
     Full,
-    #[error("writing {what}: {cause}")]
-    Writing { what: String, cause: io::Error },
-    /// Another command holds the trash's lock for longer than a restore takes.
+    #[error("failed to {operation}: {cause}")]
+    Writing { operation: String, cause: io::Error },
+    /// Another command held the trash's lock for longer than a restore takes.
     #[error("the trash is in use by another cobox command")]
     TrashBusy,
-    #[error("files may not be changed with this token")]
+    #[error("this token does not permit writing files")]
     NotAllowed,
-    /// The connection; a new one may do.
-    #[error("the connection is lost: {0}")]
+    /// The connection failed; a new one may work.
+    #[error("the connection was lost: {0}")]
     Lost(io::Error),
-    /// The other side broke the rules.
-    #[error("the other side is not understood: {0}")]
+    /// The other side violated the protocol.
+    #[error("the other side violated the sync protocol: {0}")]
     Protocol(&'static str),
-    /// The other side can't go on.
-    #[error("in the sandbox: {words}")]
-    There { fault: Fault, words: String },
-    /// What is remembered of the sync.
+    /// The sandbox's end failed.
+    #[error("in the sandbox: {reason}")]
+    Sandbox { fault: Fault, reason: String },
+    /// The stored state of the sync can't be read or written.
     #[error("{0}")]
     State(String),
-    /// Of a sync that has to end: nobody is there who could say that it is right.
+    /// Only for a sync with `once`, which can't wait for a confirmation.
     #[error("nothing was changed: {0}")]
     Halted(Halt),
-    /// What git would run is not known, so nothing may be written.
-    #[error("git did not answer within {seconds} s in {}: run `git config --list` there to see why", folder.display())]
-    GitSilent { folder: PathBuf, seconds: u64 },
-    #[error("it was told to stop")]
+    /// Without git's answer it is unknown which files git would execute, so nothing may be written.
+    #[error("git did not answer within {seconds} s in {}; run `git config --list` there to find the cause", folder.display())]
+    GitTimeout { folder: PathBuf, seconds: u64 },
+    #[error("the sync was stopped")]
     Stopped,
 }
 
@@ -55,40 +55,40 @@ impl SyncError {
         }
     }
 
-    pub fn writing(what: &str, e: Errno) -> Self {
+    pub fn writing(operation: &str, e: Errno) -> Self {
         match e {
             Errno::NOSPC | Errno::DQUOT | Errno::FBIG => SyncError::Full,
-            e => SyncError::Writing { what: what.to_owned(), cause: e.into() },
+            e => SyncError::Writing { operation: operation.to_owned(), cause: e.into() },
         }
     }
 
-    pub fn writing_io(what: &str, e: io::Error) -> Self {
+    pub fn writing_io(operation: &str, e: io::Error) -> Self {
         match Errno::from_io_error(&e) {
-            Some(errno) => Self::writing(what, errno),
-            None => SyncError::Writing { what: what.to_owned(), cause: e },
+            Some(errno) => Self::writing(operation, errno),
+            None => SyncError::Writing { operation: operation.to_owned(), cause: e },
         }
     }
 
-    /// How it is told to the other side.
+    /// The code under which the error is reported to the other side.
     pub fn fault(&self) -> Fault {
         match self {
             SyncError::RootGone | SyncError::Root(_) => Fault::RootGone,
             SyncError::TooMany(_) | SyncError::TooManyProblems(_) => Fault::TooMany,
             SyncError::Full => Fault::Full,
             SyncError::NotAllowed => Fault::NotAllowed,
-            SyncError::There { fault, .. } => *fault,
+            SyncError::Sandbox { fault, .. } => *fault,
             _ => Fault::Other,
         }
     }
 
-    /// Whether another try later may do without anybody doing something.
-    pub fn is_passing(&self) -> bool {
+    /// Whether a later retry may succeed without user action.
+    pub fn is_transient(&self) -> bool {
         match self {
             SyncError::Lost(_) | SyncError::Full | SyncError::Writing { .. } | SyncError::TooMany(_) | SyncError::TooManyProblems(_) => {
                 true
             }
-            SyncError::There { fault, .. } => !matches!(fault, Fault::Version | Fault::NotAllowed),
-            SyncError::RootGone | SyncError::Root(_) | SyncError::TrashBusy | SyncError::GitSilent { .. } => true,
+            SyncError::Sandbox { fault, .. } => !matches!(fault, Fault::Version | Fault::NotAllowed),
+            SyncError::RootGone | SyncError::Root(_) | SyncError::TrashBusy | SyncError::GitTimeout { .. } => true,
             _ => false,
         }
     }

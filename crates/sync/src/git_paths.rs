@@ -1,6 +1,6 @@
-//! Paths in the folder that git runs or obeys because its configuration on this machine says so: the directory of `core.hooksPath`,
-//! configuration files that others include, and programs that settings name. Asked of git itself, so that includes, worktrees and the user's
-//! own configuration count as they do for git.
+//! Paths in the folder that git executes or reads because of its configuration on this machine: the directory of
+//! `core.hooksPath`, included configuration files, and programs named by settings. Git itself is queried, so that
+//! includes, worktrees and the user's own configuration apply as they do for git.
 
 use std::{
     collections::BTreeSet,
@@ -19,15 +19,15 @@ use std::{
 
 use crate::{error::SyncError, path::RelPath, tree::Tree};
 
-/// Repositories that are asked, those at the top first: more are beyond any project with submodules.
+/// Maximum number of repositories to query, topmost first: more than any project with submodules has.
 const MAX_REPOSITORIES: usize = 64;
-/// What is read of git's answer, in bytes.
+/// Maximum size of git's output, in bytes.
 const MAX_ANSWER_BYTES: u64 = 1024 * 1024;
-/// How long git may take for one answer. It reads a few small files, which takes milliseconds; on a network file system that has gone away,
-/// or where `git` is a wrapper that waits for input, it never ends.
-const ANSWER_WITHIN: Duration = Duration::from_secs(20);
-/// Ends of settings whose value is a program or a command line.
-const PROGRAMS: &[&str] = &[
+/// Timeout of one git command. It reads a few small files, which takes milliseconds; on a disconnected network file
+/// system, or if `git` is a wrapper that waits for input, it would never end.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+/// Suffixes of settings whose value is a program or a command line.
+const PROGRAM_SETTINGS: &[&str] = &[
     ".fsmonitor",
     ".sshcommand",
     ".editor",
@@ -47,129 +47,129 @@ const PROGRAMS: &[&str] = &[
     ".cmd",
 ];
 
-/// What is known of the repositories in the folder, and of which configuration that is.
+/// Paths of the repositories in the folder, with the configuration that they were determined from.
 #[derive(Default)]
 pub struct GitPaths {
     executed: BTreeSet<RelPath>,
-    asked_at: Option<std::time::Instant>,
+    refreshed_at: Option<std::time::Instant>,
     configuration: Vec<(RelPath, crate::entry::Entry)>,
 }
 
-/// The user's own configuration may change without a trace in the folder.
-const ASK_EVERY: std::time::Duration = std::time::Duration::from_secs(10);
+/// The user's own configuration may change without a change in the folder.
+const REFRESH_INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
 
 impl GitPaths {
-    /// Asks again where a configuration in the folder has changed, and now and then. Without an answer it is not known what git would run,
-    /// so a git that hangs is an error and not an empty set.
-    pub fn refresh(&mut self, root: &Path, here: &Tree) -> Result<&BTreeSet<RelPath>, SyncError> {
+    /// Queries git again after a configuration change in the folder, and at an interval. Without an answer it is
+    /// unknown what git would execute, so a hanging git is an error and not an empty set.
+    pub fn refresh(&mut self, root: &Path, local: &Tree) -> Result<&BTreeSet<RelPath>, SyncError> {
         let is_configuration = |path: &RelPath| path.name().starts_with(b"config") && path.parts().any(|part| part == b".git");
         let now: Vec<_> =
-            here.iter().filter(|(path, _)| is_configuration(path)).map(|(path, entry)| (path.clone(), entry.clone())).collect();
-        if now != self.configuration || self.asked_at.is_none_or(|at| at.elapsed() >= ASK_EVERY) {
-            self.executed = executed(&Git::default(), root, here)?;
-            (self.configuration, self.asked_at) = (now, Some(std::time::Instant::now()));
+            local.iter().filter(|(path, _)| is_configuration(path)).map(|(path, entry)| (path.clone(), entry.clone())).collect();
+        if now != self.configuration || self.refreshed_at.is_none_or(|at| at.elapsed() >= REFRESH_INTERVAL) {
+            self.executed = executed_paths(&Git::default(), root, local)?;
+            (self.configuration, self.refreshed_at) = (now, Some(std::time::Instant::now()));
         }
         Ok(&self.executed)
     }
 }
 
-/// Of the repository that the folder is or lies in, and of those within it.
-fn executed(git: &Git, root: &Path, here: &Tree) -> Result<BTreeSet<RelPath>, SyncError> {
-    let within = here.iter().filter(|(path, _)| path.name() == b".git").map(|(path, _)| root.join(OsStr::from_bytes(path.parent_bytes())));
-    let repositories: BTreeSet<PathBuf> = std::iter::once(root.to_owned()).chain(within.take(MAX_REPOSITORIES)).collect();
+/// Paths of the repository that contains the folder, and of those within the folder.
+fn executed_paths(git: &Git, root: &Path, local: &Tree) -> Result<BTreeSet<RelPath>, SyncError> {
+    let nested = local.iter().filter(|(path, _)| path.name() == b".git").map(|(path, _)| root.join(OsStr::from_bytes(path.parent_bytes())));
+    let repositories: BTreeSet<PathBuf> = std::iter::once(root.to_owned()).chain(nested.take(MAX_REPOSITORIES)).collect();
     let mut found = BTreeSet::new();
     for repository in &repositories {
-        let paths = of_repository(git, repository)?;
+        let paths = paths_of_repository(git, repository)?;
         found.extend(paths.iter().filter_map(|path| RelPath::new(path.strip_prefix(root).ok()?.as_os_str().as_bytes())));
     }
     Ok(found)
 }
 
-fn of_repository(git: &Git, at: &Path) -> Result<Vec<PathBuf>, SyncError> {
-    let Some(hooks) = git.ask(at, &["rev-parse", "--git-path", "hooks"])? else { return Ok(Vec::new()) };
+fn paths_of_repository(git: &Git, at: &Path) -> Result<Vec<PathBuf>, SyncError> {
+    let Some(hooks) = git.run(at, &["rev-parse", "--git-path", "hooks"])? else { return Ok(Vec::new()) };
     // Relative paths are relative to the top of the work tree; a bare repository has none.
-    let top = git.ask(at, &["rev-parse", "--show-toplevel"])?.map_or_else(|| at.to_owned(), |top| path_of(&top));
-    let mut found = vec![plain(&at.join(path_of(&hooks)))];
-    // Three parts each: where it is set, its name, and its value after a line break; parts end with NUL.
-    let settings = git.ask(at, &["config", "--list", "--show-origin", "-z"])?.unwrap_or_default();
+    let top = git.run(at, &["rev-parse", "--show-toplevel"])?.map_or_else(|| at.to_owned(), |top| path_from_line(&top));
+    let mut found = vec![normalize(&at.join(path_from_line(&hooks)))];
+    // NUL-terminated fields: first the origin of a setting, then its name and, after a line break, its value.
+    let settings = git.run(at, &["config", "--list", "--show-origin", "-z"])?.unwrap_or_default();
     let mut parts = settings.split(|b| *b == 0);
     while let (Some(origin), Some(setting)) = (parts.next(), parts.next()) {
         if let Some(file) = origin.strip_prefix(b"file:") {
-            found.push(plain(&top.join(OsStr::from_bytes(file))));
+            found.push(normalize(&top.join(OsStr::from_bytes(file))));
         }
         let (name, value) =
             setting.iter().position(|b| *b == b'\n').map_or((setting, &b""[..]), |end| (&setting[..end], &setting[end + 1..]));
         let name = String::from_utf8_lossy(name).to_lowercase();
-        if PROGRAMS.iter().any(|end| name.ends_with(end)) {
+        if PROGRAM_SETTINGS.iter().any(|end| name.ends_with(end)) {
             let words = value.split(|b| b.is_ascii_whitespace() || matches!(b, b'"' | b'\'' | b'!' | b';' | b'&' | b'|'));
-            // A bare name is looked for in PATH.
-            found.extend(words.filter(|word| word.contains(&b'/')).map(|word| plain(&top.join(OsStr::from_bytes(word)))));
+            // A bare name is looked up in PATH.
+            found.extend(words.filter(|word| word.contains(&b'/')).map(|word| normalize(&top.join(OsStr::from_bytes(word)))));
         }
     }
     Ok(found)
 }
 
-/// The program, and how long it may take for one answer.
+/// The git program and its timeout.
 struct Git {
     program: PathBuf,
-    within: Duration,
+    timeout: Duration,
 }
 
 impl Default for Git {
     fn default() -> Self {
-        Self { program: PathBuf::from("git"), within: ANSWER_WITHIN }
+        Self { program: PathBuf::from("git"), timeout: ANSWER_TIMEOUT }
     }
 }
 
 impl Git {
-    /// What git answers; nothing where there is no git or no repository.
-    fn ask(&self, at: &Path, args: &[&str]) -> Result<Option<Vec<u8>>, SyncError> {
+    /// Runs git and returns its output; `None` without git or without a repository.
+    fn run(&self, at: &Path, args: &[&str]) -> Result<Option<Vec<u8>>, SyncError> {
         let mut command = Command::new(&self.program);
-        // Set where cobox itself was started by git: another repository would answer.
+        // Set if git itself started cobox; they would redirect the query to another repository.
         command.env_remove("GIT_DIR").env_remove("GIT_WORK_TREE").stdin(Stdio::null()).stderr(Stdio::null());
-        // In a group of its own, so that what it started ends with it.
+        // Its own process group, so that its children can be killed with it.
         command.arg("-C").arg(at).args(args).stdout(Stdio::piped()).process_group(0);
         let Ok(child) = command.spawn() else { return Ok(None) };
         let group = rustix::process::Pid::from_child(&child);
-        let (answer, answered) = mpsc::channel();
-        // Nobody receives it after the time is over.
+        let (answer, answer_receiver) = mpsc::channel();
+        // After the timeout the receiver is gone.
         let reading = move || drop(answer.send(output(child)));
         let is_reading = thread::Builder::new().name("sync-git".to_owned()).spawn(reading).is_ok();
-        match answered.recv_timeout(self.within) {
+        match answer_receiver.recv_timeout(self.timeout) {
             Ok(text) if is_reading => Ok(text),
             _ => {
-                // With all that it started. An error means that it has ended by itself.
+                // Kills git and its children. An error means that they have ended already.
                 let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-                Err(SyncError::GitSilent { folder: at.to_owned(), seconds: self.within.as_secs() })
+                Err(SyncError::GitTimeout { folder: at.to_owned(), seconds: self.timeout.as_secs() })
             }
         }
     }
 }
 
-/// What it writes until it ends, where it succeeds.
+/// Reads the whole output; `None` if the command failed.
 fn output(mut child: Child) -> Option<Vec<u8>> {
     let mut text = Vec::new();
-    // The pipe is closed after this, so one that writes more ends too.
+    // The pipe is closed after the read, so a process that writes more ends as well.
     let is_read = child.stdout.take().is_some_and(|out| out.take(MAX_ANSWER_BYTES).read_to_end(&mut text).is_ok());
     let is_success = child.wait().is_ok_and(|status| status.success());
     (is_read && is_success).then_some(text)
 }
 
-fn path_of(line: &[u8]) -> PathBuf {
+fn path_from_line(line: &[u8]) -> PathBuf {
     PathBuf::from(std::ffi::OsString::from_vec(line.strip_suffix(b"\n").unwrap_or(line).to_vec()))
 }
 
-/// Without `.` and `..`, by its words alone.
-fn plain(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
+/// Removes `.` and `..` without accessing the file system.
+fn normalize(path: &Path) -> PathBuf {
+    let mut normalize = PathBuf::new();
     for part in path.components() {
         match part {
             Component::CurDir => {}
-            Component::ParentDir => drop(plain.pop()),
-            part => plain.push(part),
+            Component::ParentDir => drop(normalize.pop()),
+            part => normalize.push(part),
         }
     }
-    plain
+    normalize
 }
 
 #[cfg(test)]
@@ -178,11 +178,11 @@ mod tests {
     use crate::entry::Entry;
 
     fn git(at: &Path, args: &[&str]) {
-        assert!(Git::default().ask(at, args).unwrap().is_some(), "git {args:?}");
+        assert!(Git::default().run(at, args).unwrap().is_some(), "git {args:?}");
     }
 
     #[test]
-    fn hooks_included_configuration_and_programs_are_found_where_git_looks_for_them() {
+    fn hooks_includes_and_programs_of_git_are_found() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         std::fs::create_dir_all(root.join("lib")).unwrap();
@@ -193,37 +193,37 @@ mod tests {
         git(&root, &["config", "filter.x.clean", "sh -c './scripts/clean.sh %f'"]);
         git(&root.join("lib"), &["config", "core.hooksPath", root.join("lib/ci").to_str().unwrap()]);
         std::fs::write(root.join("shared.gitconfig"), "[core]\n\tpager = less\n").unwrap();
-        let here: Tree = [".git", "lib", "lib/.git"].map(|p| (RelPath::new(p.as_bytes()).unwrap(), Entry::Dir)).into_iter().collect();
+        let local: Tree = [".git", "lib", "lib/.git"].map(|p| (RelPath::new(p.as_bytes()).unwrap(), Entry::Dir)).into_iter().collect();
         let mut paths = GitPaths::default();
-        let found = paths.refresh(&root, &here).unwrap();
+        let found = paths.refresh(&root, &local).unwrap();
         for path in ["scripts/hooks", "shared.gitconfig", "scripts/clean.sh", "lib/ci"] {
             assert!(found.contains(&RelPath::new(path.as_bytes()).unwrap()), "{path}: {found:?}");
         }
-        // A part of the repository is synced: its settings are relative to the top all the same.
+        // If only a part of the repository is synced, settings are still relative to the top of the repository.
         std::fs::create_dir_all(root.join("app")).unwrap();
         git(&root, &["config", "core.hooksPath", "app/hooks"]);
-        let found = executed(&Git::default(), &root.join("app"), &Tree::default()).unwrap();
+        let found = executed_paths(&Git::default(), &root.join("app"), &Tree::default()).unwrap();
         assert_eq!(found.into_iter().collect::<Vec<_>>(), [RelPath::new(b"hooks").unwrap()]);
     }
 
     #[test]
-    fn a_folder_without_a_repository_has_none() {
+    fn a_folder_without_a_repository_has_no_git_paths() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(executed(&Git::default(), dir.path(), &Tree::default()).unwrap().is_empty());
+        assert!(executed_paths(&Git::default(), dir.path(), &Tree::default()).unwrap().is_empty());
     }
 
     #[test]
-    fn a_git_that_hangs_is_ended_with_all_that_it_started_and_is_an_error() {
+    fn a_hanging_git_is_killed_with_its_children_and_reported() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("git");
         let started = dir.path().join("started");
-        // The process that it waits for keeps its output open.
+        // The child process keeps the output open.
         std::fs::write(&program, format!("#!/bin/sh\nsleep 600 &\necho $! > {0}.new\nmv {0}.new {0}\nwait\n", started.display())).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let git = Git { program, within: Duration::from_secs(2) };
-        let ended = executed(&git, dir.path(), &Tree::default());
-        assert!(matches!(&ended, Err(SyncError::GitSilent { seconds: 2, .. })), "{ended:?}");
+        let git = Git { program, timeout: Duration::from_secs(2) };
+        let ended = executed_paths(&git, dir.path(), &Tree::default());
+        assert!(matches!(&ended, Err(SyncError::GitTimeout { seconds: 2, .. })), "{ended:?}");
         let message = ended.unwrap_err().to_string();
         assert!(message.contains(dir.path().to_str().unwrap()) && message.contains("2 s"), "{message}");
         let pid = std::fs::read_to_string(&started).unwrap();

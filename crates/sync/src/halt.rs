@@ -2,65 +2,70 @@
 
 use std::fmt;
 
-use crate::{path::RelPath, trash::TrashFull};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    Here,
-    Sandbox,
-}
+use crate::{path::RelPath, side::Side, trash::TrashFull};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Halt {
-    /// The folder of that side has no files, and these would be deleted on the other.
-    Emptied { side: Side, files: usize },
-    /// More than half of the files would be deleted on that side, in all or in one top-level directory; `lately` of them have been already.
-    MassDeletion { side: Side, directory: Option<RelPath>, files: usize, of: usize, lately: usize },
-    /// A directory with more files than are allowed would disappear on that side; `lately` of them have already.
-    DirectoryGone { side: Side, directory: RelPath, files: usize, lately: usize },
-    /// The trash has no room for what would be deleted or replaced here.
+    /// One side has no files left; `files` would be deleted on the other one.
+    FolderEmptied { side: Side, files: usize },
+    /// More than half of the files would be deleted on one side, in total or in one top-level directory;
+    /// `already_deleted` of them are gone.
+    MassDeletion { side: Side, directory: Option<RelPath>, files: usize, total: usize, already_deleted: usize },
+    /// A directory with more files than the limit would disappear on one side; `already_deleted` of them are gone.
+    DirectoryGone { side: Side, directory: RelPath, files: usize, already_deleted: usize },
+    /// The trash has not enough space for the local versions that would be deleted or replaced.
     TrashFull(TrashFull),
 }
 
 impl Halt {
-    /// Whether the user can answer it by confirming the deletions.
+    /// Whether the user can resolve it by confirming the deletions.
     pub fn is_confirmable(&self) -> bool {
         !matches!(self, Halt::TrashFull(_))
     }
 
-    /// What to do next.
+    /// The next step for the user.
     pub fn advice(&self) -> &'static str {
         match self {
             Halt::TrashFull(_) => {
-                "make room with `cobox sync trash empty` and `cobox sync resume`, or start the sync with a larger --trash-size"
+                "free space with `cobox sync trash empty` and run `cobox sync resume`, or start the sync with a larger --trash-size"
             }
-            _ => "if that is right: `cobox sync resume --confirm`; if not, put back what is missing and `cobox sync resume`",
+            _ => "if this is intended: `cobox sync resume --confirm`; if not, restore the missing files and run `cobox sync resume`",
         }
     }
 }
 
 impl fmt::Display for Halt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let places = |side: &Side| match side {
-            Side::Here => ("here", "in the sandbox"),
+        let locations = |side: &Side| match side {
+            Side::Local => ("here", "in the sandbox"),
             Side::Sandbox => ("in the sandbox", "here"),
         };
-        let already = |lately: &usize| if *lately == 0 { String::new() } else { format!(" ({lately} of them are already)") };
+        let already_suffix = |already_deleted: &usize| {
+            if *already_deleted == 0 { String::new() } else { format!(" ({already_deleted} of them are already deleted)") }
+        };
         match self {
-            Halt::Emptied { side: Side::Here, files } => {
+            Halt::FolderEmptied { side: Side::Local, files } => {
                 write!(f, "this folder has no files, and {files} would be deleted in the sandbox")
             }
-            Halt::Emptied { side: Side::Sandbox, files } => {
+            Halt::FolderEmptied { side: Side::Sandbox, files } => {
                 write!(f, "the sandbox's folder has no files, and {files} would be deleted here")
             }
-            Halt::MassDeletion { side, directory, files, of, lately } => {
-                let (place, other) = places(side);
+            Halt::MassDeletion { side, directory, files, total, already_deleted } => {
+                let (place, other) = locations(side);
                 let within = directory.as_ref().map(|directory| format!(" of {directory}")).unwrap_or_default();
-                write!(f, "{files} of {of} files{within} would be deleted {place}{}, because they are not {other}", already(lately))
+                write!(
+                    f,
+                    "{files} of {total} files{within} would be deleted {place}{}, because they are not {other}",
+                    already_suffix(already_deleted)
+                )
             }
-            Halt::DirectoryGone { side, directory, files, lately } => {
-                let (place, other) = places(side);
-                write!(f, "{directory} with its {files} files would be deleted {place}{}, because it is not {other}", already(lately))
+            Halt::DirectoryGone { side, directory, files, already_deleted } => {
+                let (place, other) = locations(side);
+                write!(
+                    f,
+                    "{directory} with its {files} files would be deleted {place}{}, because it is not {other}",
+                    already_suffix(already_deleted)
+                )
             }
             Halt::TrashFull(full) => full.fmt(f),
         }

@@ -1,57 +1,58 @@
-//! What surrounds one side's file work: threads that may touch the files, and others who change them too.
+//! The environment of one side's file operations: how threads are started, who else writes to the folder, and where
+//! digests are cached.
 
 use std::{io, os::fd::BorrowedFd, path::PathBuf, thread};
 
 use rustix::{fs::Stat, io::Errno};
 
-use crate::{memory::Memory, path::RelPath};
+use crate::{digest_cache::DigestCache, path::RelPath};
 
-/// What happens to a name.
+/// How a name changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deed {
-    New,
+pub enum ChangeKind {
+    Created,
     Replaced,
     Removed,
 }
 
-/// The methods do nothing special by themselves, which is right for somebody's own folder.
+/// The default implementations suit a folder that belongs to the user.
 pub trait Hooks: Send + Sync + 'static {
-    /// Starts a thread that may touch the files.
+    /// Starts a thread that may access the files.
     fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
         thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
     }
 
-    /// Runs the step that changes what a path, in that directory, stands for, and learns what stands there then.
+    /// Runs a step that changes what a name in the directory refers to. The step returns the new status of the name.
     fn change(
         &self,
         directory: BorrowedFd,
         path: &RelPath,
-        deed: Deed,
+        kind: ChangeKind,
         step: &mut dyn FnMut() -> Result<Option<Stat>, Errno>,
     ) -> Result<Option<Stat>, Errno> {
-        let _ = (directory, path, deed);
+        let _ = (directory, path, kind);
         step()
     }
 
-    /// Whether the folder is still the one that was meant.
+    /// Whether the opened root is still the folder at the configured path.
     fn is_root(&self, root: BorrowedFd) -> bool {
         let _ = root;
         true
     }
 
-    /// Whether no more may be written, though the disk itself would take it.
+    /// Whether writing has to stop even though the disk would accept more.
     fn is_full(&self) -> bool {
         false
     }
 
-    /// What an earlier sync of this folder knew of its files.
-    fn recall(&self) -> Memory {
-        Memory::default()
+    /// Loads the digests that an earlier sync of this folder saved.
+    fn load_digests(&self) -> DigestCache {
+        DigestCache::default()
     }
 
-    /// Takes that from a sync that ends.
-    fn remember(&self, memory: Memory) {
-        drop(memory);
+    /// Saves the digests when a sync ends.
+    fn save_digests(&self, digest_cache: DigestCache) {
+        drop(digest_cache);
     }
 
     /// Whether files may be changed at all.
@@ -60,24 +61,24 @@ pub trait Hooks: Send + Sync + 'static {
     }
 }
 
-/// Somebody's own folder, by its path: another one put in its place is not it.
-pub struct Own {
+/// Hooks for a folder of the user, identified by its path. A different folder that appears at the path is not accepted.
+pub struct LocalHooks {
     path: PathBuf,
-    memory: Option<PathBuf>,
+    digest_cache: Option<PathBuf>,
 }
 
-impl Own {
+impl LocalHooks {
     pub fn new(path: PathBuf) -> Self {
-        Self { path, memory: None }
+        Self { path, digest_cache: None }
     }
 
-    /// With a file that keeps, from run to run, what is known of the folder's files.
-    pub fn remembering(path: PathBuf, memory: PathBuf) -> Self {
-        Self { path, memory: Some(memory) }
+    /// Caches digests in a file between runs.
+    pub fn with_digest_cache(path: PathBuf, digest_cache: PathBuf) -> Self {
+        Self { path, digest_cache: Some(digest_cache) }
     }
 }
 
-impl Hooks for Own {
+impl Hooks for LocalHooks {
     fn is_root(&self, root: BorrowedFd) -> bool {
         match (rustix::fs::stat(&self.path), rustix::fs::fstat(root)) {
             (Ok(now), Ok(opened)) => (now.st_dev, now.st_ino) == (opened.st_dev, opened.st_ino),
@@ -85,15 +86,15 @@ impl Hooks for Own {
         }
     }
 
-    fn recall(&self) -> Memory {
-        self.memory.as_deref().map(Memory::load).unwrap_or_default()
+    fn load_digests(&self) -> DigestCache {
+        self.digest_cache.as_deref().map(DigestCache::load).unwrap_or_default()
     }
 
-    fn remember(&self, memory: Memory) {
-        if let Some(path) = &self.memory
-            && let Err(error) = memory.save(path)
+    fn save_digests(&self, digest_cache: DigestCache) {
+        if let Some(path) = &self.digest_cache
+            && let Err(error) = digest_cache.save(path)
         {
-            tracing::debug!(%error, "what is known of the files could not be kept: the next run reads them again");
+            tracing::debug!(%error, "can't save the digest cache; the next run reads all files again");
         }
     }
 }

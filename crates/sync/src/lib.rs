@@ -1,27 +1,30 @@
 //! Two-way live sync between a local folder and a sandbox.
 //!
-//! `reconcile` decides, from the last state both sides agreed on and what each is now. [`Folder`] does the file work of one side: looking,
-//! staging, applying. [`serve`] is the sandbox's end, [`Engine`] the local one, which remembers and decides. Both block, and run on threads
-//! of their own: all they do is wait for a disk or for each other.
+//! `reconcile` compares the last state that both sides agreed on with the current state of each. [`Folder`] does the
+//! file operations of one side: scanning, staging and applying. [`serve`] runs in the sandbox; [`Engine`] runs locally,
+//! stores the state and decides. Both block and run on threads of their own, because they only wait for disks and for
+//! each other.
 
 #![forbid(unsafe_code)]
 
 mod ancestor;
 mod apply;
+mod beneath;
 mod codec;
 mod content;
+mod deletion_guard;
+mod deletion_totals;
 mod delta;
 mod digest;
-mod dirs;
+mod digest_cache;
 mod engine;
 mod entry;
 mod error;
+mod folder;
 mod git_paths;
-mod guard;
 mod halt;
 mod hooks;
-mod losses;
-mod memory;
+mod ignore_rules;
 mod message;
 mod mode;
 mod path;
@@ -31,36 +34,38 @@ mod reconcile;
 mod resolve;
 mod risky;
 mod round;
-mod rules;
+mod sandbox_view;
 mod scan;
 mod serve;
 mod settings;
 mod side;
 mod staging;
 mod stamp;
+mod state;
 mod status;
 mod trash;
 mod tree;
 mod watch;
 
 pub use ancestor::Ancestor;
-pub use engine::{Answer, Choice, Command, Dial, Engine, Handle, Listener, NoConnection};
+pub use deletion_guard::DEFAULT_DIRECTORY_DELETION_LIMIT;
+pub use digest_cache::DigestCache;
+pub use engine::{Command, ConnectError, Connector, Engine, Handle, Listener, Resolution, Responder};
 pub use entry::{Digest, Entry};
 pub use error::SyncError;
-pub use guard::DIRECTORY_FILES;
-pub use halt::{Halt, Side};
-pub use hooks::{Deed, Hooks, Own};
-pub use memory::Memory;
+pub use folder::{Folder, Limits, open_root};
+pub use halt::Halt;
+pub use hooks::{ChangeKind, Hooks, LocalHooks};
+pub use ignore_rules::{STAGING_DIRECTORY, TRASH_DIRECTORY};
 pub use message::{Fault, MAX_FRAME_BYTES, Message, Need, Outcome};
-pub use mode::{Keep, Mode};
+pub use mode::Mode;
 pub use path::RelPath;
 pub use peer::Connection;
 pub use problem::Problem;
 pub use reconcile::{Change, Conflict, Plan, reconcile};
-pub use rules::{STAGING, TRASH};
 pub use serve::serve;
 pub use settings::Settings;
-pub use side::{Folder, Limits, open_root};
+pub use side::Side;
 pub use status::{Event, Phase, Status};
-pub use trash::{Emptied, NotRestored, Restored, Restoring, Scope, Trash, TrashFull, TrashItem, TrashLimits};
-pub use tree::{NoTree, Tree, Update};
+pub use trash::{EmptiedTrash, RestoreFailure, RestoreReport, RestoreScope, RestoredPath, Trash, TrashFull, TrashItem, TrashLimits};
+pub use tree::{InvalidTree, Tree, Update};

@@ -1,29 +1,29 @@
-//! What the two ends say to each other. Long lists go in several messages, each within the length of a frame.
+//! Messages between the two ends. Long lists are split into several messages that each fit into a frame.
 
 use std::io::{self, Read};
 
 use crate::{
-    codec::{In, Malformed, Out},
+    codec::{Decoder, Encoder, Malformed},
     delta::BlockSum,
     entry::{Digest, Entry},
     error::SyncError,
+    ignore_rules::{IGNORE_FILES, MAX_RULE_FILE_BYTES, RuleFile},
     path::RelPath,
     problem::Problem,
     reconcile::Change,
-    rules::{MAX_RULE_FILE_BYTES, RULE_FILES, RuleFile},
     tree::Update,
 };
 
-/// The words of this version. Another one is refused, and says so.
+/// Version of the protocol. Any other version is rejected with a fault.
 pub const VERSION: u8 = 1;
-/// Longest frame, in bytes: a block of content, or a long list's part, with some room.
+/// Maximum size of a frame, in bytes: a block of content or one part of a list, with some margin.
 pub const MAX_FRAME_BYTES: usize = 320 * 1024;
-/// A list goes on in another message beyond this, in bytes.
-const LIST_BYTES: usize = 64 * 1024;
-/// A fault's words, in bytes.
-const MAX_WORDS: usize = 1024;
+/// Lists continue in another message beyond this size, in bytes.
+const LIST_PART_BYTES: usize = 64 * 1024;
+/// Maximum length of a fault's reason, in bytes.
+const MAX_REASON_BYTES: usize = 1024;
 
-/// Content that one side needs: what it is, and where the other side has it.
+/// Content that one side needs, and the path at which the other side has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
     pub path: RelPath,
@@ -31,23 +31,23 @@ pub struct Need {
     pub size: u64,
 }
 
-/// What became of a change.
+/// Result of applying a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
-    /// Something else is there by now: it is looked at again.
+    /// The path has changed in the meantime and is scanned again.
     Changed,
-    /// A folder that can't go because of what isn't synced in it.
+    /// A directory that can't be removed because it contains files that are not synced.
     NotEmpty,
-    /// It could not be written.
+    /// The path could not be written.
     Failed,
-    /// Its content did not come, because it changed on the other side meanwhile.
+    /// The content did not arrive, because it changed on the other side in the meantime.
     NoContent,
 }
 
 const OUTCOMES: [Outcome; 5] = [Outcome::Done, Outcome::Changed, Outcome::NotEmpty, Outcome::Failed, Outcome::NoContent];
 
-/// Why one end can't go on.
+/// Reason category for which one end gives up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     Version,
@@ -69,7 +69,7 @@ pub enum Message {
     Welcome {
         version: u8,
     },
-    /// Something has changed: a scan would tell.
+    /// Something has changed; a scan would show it.
     Dirty,
     Scan {
         all: bool,
@@ -77,18 +77,19 @@ pub enum Message {
     Updates(Vec<Update>),
     Problems(Vec<(RelPath, Problem)>),
     Rules(Vec<RuleFile>),
-    /// The end of a scan's answer. The rules, and the problems, that came before it replace those known, where it says that it has them.
+    /// Ends the answer to a scan. With `has_rules` or `has_problems`, the rules or problems sent before it replace the
+    /// known ones.
     Scanned {
         has_rules: bool,
         has_problems: bool,
         is_partial: bool,
     },
     Needs(Vec<Need>),
-    /// The end of what is needed: whoever was told it prepares for it, or sends it.
+    /// Ends the list of needs: the receiver prepares for the content, or sends it.
     NeedsEnd,
-    /// Content to be sent, by its number among the needs.
+    /// Requests content, by index among the needs.
     Wants(Vec<u32>),
-    /// What is known of an old version of that content, piece by piece.
+    /// Part of the signature of an old version of requested content.
     Sums {
         index: u32,
         block: u32,
@@ -109,14 +110,14 @@ pub enum Message {
     OutcomesEnd,
     Fault {
         fault: Fault,
-        words: String,
+        reason: String,
     },
 }
 
 impl Message {
-    /// As a frame: its length, its kind, and the rest.
+    /// Encodes a frame: its length, its tag and its fields.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Out(vec![0; 4]);
+        let mut out = Encoder(vec![0; 4]);
         match self {
             Message::Hello { version, read_only } => out.u8(1).u8(*version).u8((*read_only).into()),
             Message::Welcome { version } => out.u8(2).u8(*version),
@@ -147,16 +148,18 @@ impl Message {
             Message::ChangesEnd => out.u8(19),
             Message::Outcomes(outcomes) => outcomes.iter().fold(out.u8(20), |out, o| out.u8(*o as u8)),
             Message::OutcomesEnd => out.u8(21),
-            Message::Fault { fault, words } => out.u8(22).u8(*fault as u8).raw(&words.as_bytes()[..words.floor_char_boundary(MAX_WORDS)]),
+            Message::Fault { fault, reason } => {
+                out.u8(22).u8(*fault as u8).raw(&reason.as_bytes()[..reason.floor_char_boundary(MAX_REASON_BYTES)])
+            }
         };
         let length = u32::try_from(out.0.len() - 4).unwrap_or(u32::MAX);
         out.0[..4].copy_from_slice(&length.to_be_bytes());
         out.0
     }
 
-    /// What a frame says, its length taken off.
+    /// Decodes a frame without its length.
     pub fn decode(frame: &[u8]) -> Result<Self, Malformed> {
-        let mut input = In(frame);
+        let mut input = Decoder(frame);
         let kind = input.u8()?;
         let i = &mut input;
         let message = match kind {
@@ -166,11 +169,11 @@ impl Message {
             4 => Message::Scan { all: i.bool()? },
             5 => Message::Updates(i.all(|i| Ok((i.path()?, i.entry()?)))?),
             6 => Message::Problems(i.all(|i| Ok((i.path()?, one_of(&Problem::ALL, i.u8()?)?)))?),
-            7 => Message::Rules(i.all(rule_file)?),
+            7 => Message::Rules(i.all(read_rule_file)?),
             8 => Message::Scanned { has_rules: i.bool()?, has_problems: i.bool()?, is_partial: i.bool()? },
             9 => Message::Needs(i.all(|i| Ok(Need { path: i.path()?, digest: Digest(i.array()?), size: i.u64()? }))?),
             10 => Message::NeedsEnd,
-            11 => Message::Wants(i.all(In::u32)?),
+            11 => Message::Wants(i.all(Decoder::u32)?),
             12 => Message::Sums { index: i.u32()?, block: i.u32()?, sums: i.all(|i| Ok(BlockSum { weak: i.u32()?, strong: i.array()? }))? },
             13 => Message::WantsEnd,
             14 => {
@@ -178,7 +181,7 @@ impl Message {
                 Message::Content { raw, is_packed, bytes: i.take(i.0.len())?.to_vec() }
             }
             15 => Message::ContentEnd,
-            16 => Message::Staged(i.all(In::u32)?),
+            16 => Message::Staged(i.all(Decoder::u32)?),
             17 => Message::StagedEnd,
             18 => Message::Changes(i.all(|i| Ok(Change { path: i.path()?, old: i.entry()?, new: i.entry()? }))?),
             19 => Message::ChangesEnd,
@@ -186,15 +189,15 @@ impl Message {
             21 => Message::OutcomesEnd,
             22 => {
                 let fault = one_of(&FAULTS, i.u8()?)?;
-                let words = String::from_utf8_lossy(i.take(i.0.len().min(MAX_WORDS))?).into_owned();
-                Message::Fault { fault, words }
+                let reason = String::from_utf8_lossy(i.take(i.0.len().min(MAX_REASON_BYTES))?).into_owned();
+                Message::Fault { fault, reason }
             }
             _ => return Err(Malformed),
         };
         if input.0.is_empty() { Ok(message) } else { Err(Malformed) }
     }
 
-    /// The next frame of a stream. Its length is looked at before anything is set aside for it.
+    /// Reads the next frame of a stream. The length is checked before memory is allocated.
     pub fn read(from: &mut impl Read) -> Result<Self, SyncError> {
         let mut length = [0; 4];
         from.read_exact(&mut length).map_err(SyncError::Lost)?;
@@ -204,11 +207,11 @@ impl Message {
         }
         let mut frame = vec![0; length];
         from.read_exact(&mut frame).map_err(SyncError::Lost)?;
-        Self::decode(&frame).map_err(|Malformed| SyncError::Protocol("a frame can't be read"))
+        Self::decode(&frame).map_err(|Malformed| SyncError::Protocol("invalid frame"))
     }
 }
 
-/// What an entry takes in a message, about.
+/// Approximate size of an entry in a message, in bytes.
 pub fn entry_bytes(entry: Option<&Entry>) -> usize {
     match entry {
         Some(Entry::Link { target }) => 64 + target.len(),
@@ -216,18 +219,18 @@ pub fn entry_bytes(entry: Option<&Entry>) -> usize {
     }
 }
 
-/// Sends a list in as many messages as it takes; an empty one in none.
+/// Sends a list in as many messages as needed; an empty list in none.
 pub fn send_list<T>(
     items: impl IntoIterator<Item = T>,
-    about: impl Fn(&T) -> usize,
+    size_of: impl Fn(&T) -> usize,
     message: impl Fn(Vec<T>) -> Message,
     send: &mut dyn FnMut(&Message) -> io::Result<()>,
 ) -> io::Result<()> {
     let (mut part, mut bytes) = (Vec::new(), 0);
     for item in items {
-        bytes += about(&item);
+        bytes += size_of(&item);
         part.push(item);
-        if bytes >= LIST_BYTES {
+        if bytes >= LIST_PART_BYTES {
             send(&message(std::mem::take(&mut part)))?;
             bytes = 0;
         }
@@ -239,12 +242,12 @@ fn one_of<T: Copy>(all: &[T], number: u8) -> Result<T, Malformed> {
     all.get(usize::from(number)).copied().ok_or(Malformed)
 }
 
-fn rule_file(i: &mut In) -> Result<RuleFile, Malformed> {
+fn read_rule_file(i: &mut Decoder) -> Result<RuleFile, Malformed> {
     let folder = match i.bytes()? {
         [] => None,
         path => Some(RelPath::new(path).ok_or(Malformed)?),
     };
-    let which = Some(i.u8()?).filter(|w| usize::from(*w) < RULE_FILES.len()).ok_or(Malformed)?;
+    let which = Some(i.u8()?).filter(|w| usize::from(*w) < IGNORE_FILES.len()).ok_or(Malformed)?;
     let text = Some(i.bytes()?).filter(|t| t.len() <= MAX_RULE_FILE_BYTES).ok_or(Malformed)?;
     Ok(RuleFile { folder, which, text: text.to_vec() })
 }
@@ -254,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_message_is_read_as_it_was_said_and_nothing_shorter_or_longer() {
+    fn every_message_round_trips_and_truncated_frames_are_not_accepted() {
         let path = RelPath::new(b"a/b").unwrap();
         let file = Entry::File { digest: Digest::of(b"x"), size: 1, exec: true };
         let link = Entry::Link { target: b"b".as_slice().into() };
@@ -280,14 +283,14 @@ mod tests {
             Message::ChangesEnd,
             Message::Outcomes(OUTCOMES.to_vec()),
             Message::OutcomesEnd,
-            Message::Fault { fault: Fault::Full, words: "no room".into() },
+            Message::Fault { fault: Fault::Full, reason: "no room".into() },
         ];
         for message in messages {
             let frame = message.encode();
             assert_eq!(Message::read(&mut frame.as_slice()).unwrap(), message);
             assert_eq!(u32::from_be_bytes(frame[..4].try_into().unwrap()) as usize, frame.len() - 4);
             for cut in 0..frame.len() - 4 {
-                // A list may end earlier and text may be shorter; it is never read as more than it is.
+                // A truncated list or text may decode, but never to the complete message.
                 if let Ok(shorter) = Message::decode(&frame[4..4 + cut]) {
                     assert_ne!(shorter, message);
                 }

@@ -1,33 +1,33 @@
-//! Which side may change which, and who wins where both did.
+//! Sync modes: which side may change which, and which one wins a conflict.
 
 use std::{fmt, str::FromStr};
 
-use crate::engine::Choice;
+use crate::{engine::Resolution, side::Side};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// Both ways; where both changed the same, nothing is overwritten and it is told.
+    /// Both ways; a path changed on both sides is a conflict, and neither version is overwritten.
     #[default]
     TwoWaySafe,
-    /// Both ways; this folder wins.
-    PreferHere,
+    /// Both ways; the local folder wins.
+    PreferLocal,
     /// Both ways; the sandbox wins.
     PreferSandbox,
-    /// From here to the sandbox; what was changed there only is left alone.
+    /// From the local folder to the sandbox; changes made only in the sandbox are kept there.
     Push,
-    /// From the sandbox to here; what was changed here only is left alone.
+    /// From the sandbox to the local folder; changes made only locally are kept there.
     Pull,
-    /// The sandbox becomes exactly what this folder is; what only the sandbox has is deleted.
+    /// The sandbox becomes an exact copy of the local folder; anything else in the sandbox is deleted.
     Mirror,
 }
 
 impl Mode {
-    pub const ALL: [Mode; 6] = [Mode::TwoWaySafe, Mode::PreferHere, Mode::PreferSandbox, Mode::Push, Mode::Pull, Mode::Mirror];
+    pub const ALL: [Mode; 6] = [Mode::TwoWaySafe, Mode::PreferLocal, Mode::PreferSandbox, Mode::Push, Mode::Pull, Mode::Mirror];
 
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Mode::TwoWaySafe => "two-way-safe",
-            Mode::PreferHere => "prefer-here",
+            Mode::PreferLocal => "prefer-here",
             Mode::PreferSandbox => "prefer-sandbox",
             Mode::Push => "push",
             Mode::Pull => "pull",
@@ -35,19 +35,19 @@ impl Mode {
         }
     }
 
-    /// Nothing is ever written in the sandbox.
-    pub const fn only_reads_there(self) -> bool {
+    /// Whether the sync never writes in the sandbox.
+    pub const fn is_sandbox_read_only(self) -> bool {
         matches!(self, Mode::Pull)
     }
 
-    /// Why a conflict can't be settled so: that version would have to go where nothing goes.
-    pub(crate) fn refuses(self, choice: Choice) -> Option<&'static str> {
-        match (self, choice) {
-            (Mode::Push | Mode::Mirror, Choice::Keep(Keep::Sandbox)) => Some(
-                "nothing comes from the sandbox in this mode: keep `here` or `both`, or end the sync and start it with --mode two-way-safe",
+    /// Why this mode forbids a resolution: the winning version would have to be written to the read-only side.
+    pub(crate) fn refusal(self, resolution: Resolution) -> Option<&'static str> {
+        match (self, resolution) {
+            (Mode::Push | Mode::Mirror, Resolution::Keep(Side::Sandbox)) => Some(
+                "this mode takes no changes from the sandbox: keep `here` or `both`, or stop the sync and start it with --mode two-way-safe",
             ),
-            (Mode::Pull, Choice::Keep(Keep::Here)) => Some(
-                "nothing goes to the sandbox in mode pull: keep `sandbox` or `both`, or end the sync and start it with --mode two-way-safe",
+            (Mode::Pull, Resolution::Keep(Side::Local)) => Some(
+                "mode pull sends no changes to the sandbox: keep `sandbox` or `both`, or stop the sync and start it with --mode two-way-safe",
             ),
             _ => None,
         }
@@ -56,7 +56,7 @@ impl Mode {
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
+        f.write_str(self.as_str())
     }
 }
 
@@ -64,14 +64,7 @@ impl FromStr for Mode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let words = || Mode::ALL.map(Mode::word).join(", ");
-        Mode::ALL.into_iter().find(|m| m.word() == text).ok_or_else(|| format!("`{text}` is not a mode; they are {}", words()))
+        let names = || Mode::ALL.map(Mode::as_str).join(", ");
+        Mode::ALL.into_iter().find(|m| m.as_str() == text).ok_or_else(|| format!("`{text}` is not a mode; expected one of {}", names()))
     }
-}
-
-/// Who wins a conflict, as somebody decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
-    Here,
-    Sandbox,
 }

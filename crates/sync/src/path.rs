@@ -1,31 +1,32 @@
-//! A path within a synced folder: bytes, checked once, ordered so that everything beneath a directory follows it at once.
+//! A validated path within a synced folder. Paths are ordered so that the contents of a directory follow it directly.
 
 use std::{cmp::Ordering, fmt, sync::Arc};
 
-/// What the kernel takes as one path, in bytes.
+/// Maximum length of a path, in bytes, as in the kernel.
 const MAX_PATH_BYTES: usize = 4095;
-/// What Linux file systems take as one name, in bytes.
+/// Maximum length of a name, in bytes, as in Linux file systems.
 const MAX_NAME_BYTES: usize = 255;
-/// Directories within directories: beyond what people make, and few enough that walking one can't be made to hold every descriptor.
+/// Maximum nesting of directories: deeper than any project, and small enough that a walk can't exhaust the file
+/// descriptors.
 pub const MAX_DEPTH: usize = 200;
 
-/// Bytes compared at once.
+/// Bytes compared per step.
 const STRIDE: usize = 16;
 
-/// `a/b/c`: relative, without `.`, `..`, empty parts or NUL.
+/// A relative path such as `a/b/c`, without `.`, `..`, empty parts or NUL.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RelPath(Arc<[u8]>);
 
 impl RelPath {
-    /// Nothing where the bytes are no such path.
+    /// Validates the bytes; `None` if they are not such a path.
     pub fn new(bytes: &[u8]) -> Option<Self> {
-        let is_name = |part: &[u8]| !part.is_empty() && part != b"." && part != b".." && part.len() <= MAX_NAME_BYTES;
+        let is_valid_name = |part: &[u8]| !part.is_empty() && part != b"." && part != b".." && part.len() <= MAX_NAME_BYTES;
         let parts = || bytes.split(|b| *b == b'/');
-        let is_path = bytes.len() <= MAX_PATH_BYTES && !bytes.contains(&0) && parts().all(is_name) && parts().count() <= MAX_DEPTH;
-        is_path.then(|| Self(bytes.into()))
+        let is_valid = bytes.len() <= MAX_PATH_BYTES && !bytes.contains(&0) && parts().all(is_valid_name) && parts().count() <= MAX_DEPTH;
+        is_valid.then(|| Self(bytes.into()))
     }
 
-    /// `name` in this directory, or at the top.
+    /// The path of `name` in this directory, or at the top.
     pub fn join(parent: Option<&RelPath>, name: &[u8]) -> Option<Self> {
         match parent {
             None => Self::new(name),
@@ -37,7 +38,7 @@ impl RelPath {
         &self.0
     }
 
-    /// The directory it is in; nothing at the top.
+    /// The containing directory; `None` at the top.
     pub fn parent(&self) -> Option<RelPath> {
         self.0.iter().rposition(|b| *b == b'/').map(|at| Self(self.0[..at].into()))
     }
@@ -55,17 +56,17 @@ impl RelPath {
         self.0.split(|b| *b == b'/')
     }
 
-    /// How many directories it is in.
+    /// Number of directories that contain the path.
     pub fn depth(&self) -> usize {
         self.0.iter().filter(|b| **b == b'/').count()
     }
 
-    /// Every directory it is in, the topmost first.
+    /// Every directory that contains the path, topmost first.
     pub fn ancestors(&self) -> impl Iterator<Item = RelPath> {
         self.0.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(at, _)| Self(self.0[..at].into()))
     }
 
-    /// Strictly beneath that directory.
+    /// Whether the path is strictly beneath the directory.
     pub fn is_beneath(&self, directory: &RelPath) -> bool {
         let at = directory.0.len();
         self.0.len() > at && self.0[at] == b'/' && self.0[..at] == *directory.0
@@ -76,15 +77,15 @@ impl RelPath {
     }
 }
 
-/// Part by part: a slash comes before every other byte, so a directory's contents follow it without a stranger in between.
+/// A slash sorts before every other byte, so that the contents of a directory follow it directly.
 impl Ord for RelPath {
     fn cmp(&self, other: &Self) -> Ordering {
-        let place = |b: u8| if b == b'/' { 0 } else { b };
-        // Those near each other in a tree begin alike, which is found out in strides.
+        let rank = |b: u8| if b == b'/' { 0 } else { b };
+        // Neighbors in a tree share long prefixes, which are skipped in steps.
         let strides = self.0.chunks_exact(STRIDE).zip(other.0.chunks_exact(STRIDE));
-        let alike = strides.take_while(|(a, b)| a == b).count() * STRIDE;
-        match self.0[alike..].iter().zip(&other.0[alike..]).find(|(a, b)| a != b) {
-            Some((a, b)) => place(*a).cmp(&place(*b)),
+        let common = strides.take_while(|(a, b)| a == b).count() * STRIDE;
+        match self.0[common..].iter().zip(&other.0[common..]).find(|(a, b)| a != b) {
+            Some((a, b)) => rank(*a).cmp(&rank(*b)),
             None => self.0.len().cmp(&other.0.len()),
         }
     }
@@ -96,7 +97,8 @@ impl PartialOrd for RelPath {
     }
 }
 
-/// As people read it. What is not text is shown by its bytes, and control characters can't reach a terminal.
+/// Bytes that are not UTF-8 are shown in hexadecimal, and control characters are escaped so that they can't affect a
+/// terminal.
 impl fmt::Display for RelPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_relative_paths_are_paths() {
+    fn only_normalized_relative_paths_are_accepted() {
         for bad in ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\0b", &"x".repeat(256), &"d/".repeat(MAX_DEPTH + 1)] {
             assert!(RelPath::new(bad.as_bytes()).is_none(), "{bad}");
         }
@@ -136,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_a_directory_follows_it_at_once() {
+    fn the_contents_of_a_directory_sort_right_after_it() {
         let mut paths: Vec<_> = ["a-b", "a", "a/z", "a.txt", "a/b/c", "a/b"].map(path).to_vec();
         paths.sort();
         assert_eq!(paths, ["a", "a/b", "a/b/c", "a/z", "a-b", "a.txt"].map(path));
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn long_paths_are_ordered_as_short_ones() {
+    fn long_paths_are_ordered_like_short_ones() {
         let folder = "a-folder-with-a-long-name";
         let mut paths: Vec<_> = ["-b", "/z", "", ".txt", "/b"].map(|end| path(&format!("{folder}{end}"))).to_vec();
         paths.sort();
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_name_is_shown_and_not_obeyed() {
+    fn control_characters_in_a_name_are_escaped() {
         assert_eq!(RelPath::new(b"a\x1b[2J\xff").unwrap().to_string(), "a\\u{1b}[2J\\xff");
     }
 }

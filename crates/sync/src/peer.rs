@@ -1,4 +1,4 @@
-//! The other end, as the engine speaks with it: requests and their answers, and everything else that arrives meanwhile.
+//! The engine's connection to the sandbox's end: sends requests, and separates their answers from other inputs.
 
 use std::{
     io::{self, Read, Write},
@@ -8,70 +8,70 @@ use std::{
 };
 
 use crate::{
-    content::Source,
+    content::MessageSource,
     engine::Command,
     error::SyncError,
     message::{Message, VERSION},
 };
 
-/// Longest wait for an answer to a hello: what the other end does before it is quick.
-const HELLO_WITHIN: Duration = Duration::from_secs(30);
+/// Timeout of the hello; the other end does little before it answers.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Longest silence in the middle of an answer: reading a large folder for the first time takes minutes.
-const ANSWER_WITHIN: Duration = Duration::from_secs(900);
+/// Maximum silence within an answer: the first scan of a large folder takes minutes.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// What arrives at the engine.
-pub enum Arrival {
-    /// Something has changed in the local folder.
-    Here,
+/// An input of the engine.
+pub enum EngineInput {
+    /// The local folder has changed.
+    LocalChange,
     Command(Command),
-    /// From the connection of that number.
+    /// A message, with the number of its connection.
     Peer(u64, Result<Message, SyncError>),
 }
 
-/// A connection to the other end: bytes both ways.
+/// A byte stream in each direction to the other end.
 pub struct Connection {
     pub reader: Box<dyn Read + Send>,
     pub writer: Box<dyn Write + Send>,
 }
 
 pub struct Inbox {
-    pub arrivals: Receiver<Arrival>,
+    pub inputs: Receiver<EngineInput>,
     pub commands: Vec<Command>,
-    pub there_is_dirty: bool,
-    pub here_is_dirty: bool,
-    /// The connection that counts.
-    pub number: u64,
+    pub sandbox_is_dirty: bool,
+    pub local_is_dirty: bool,
+    /// Number of the current connection; messages of earlier ones are dropped.
+    pub connection_id: u64,
     pub stopped: bool,
 }
 
 impl Inbox {
-    /// Sorts what came; a message that answers something is handed back.
-    pub fn sort(&mut self, arrival: Arrival) -> Option<Result<Message, SyncError>> {
-        match arrival {
-            Arrival::Here => self.here_is_dirty = true,
-            Arrival::Command(Command::Stop) => self.stopped = true,
-            Arrival::Command(command) => self.commands.push(command),
-            Arrival::Peer(number, _) if number != self.number => {}
-            Arrival::Peer(_, Ok(Message::Dirty)) => self.there_is_dirty = true,
-            Arrival::Peer(_, Ok(Message::Fault { fault, words })) => return Some(Err(SyncError::There { fault, words })),
-            Arrival::Peer(_, answer) => return Some(answer),
+    /// Records an input; a message that answers a request is returned.
+    pub fn dispatch(&mut self, input: EngineInput) -> Option<Result<Message, SyncError>> {
+        match input {
+            EngineInput::LocalChange => self.local_is_dirty = true,
+            EngineInput::Command(Command::Stop) => self.stopped = true,
+            EngineInput::Command(command) => self.commands.push(command),
+            EngineInput::Peer(connection_id, _) if connection_id != self.connection_id => {}
+            EngineInput::Peer(_, Ok(Message::Dirty)) => self.sandbox_is_dirty = true,
+            EngineInput::Peer(_, Ok(Message::Fault { fault, reason })) => return Some(Err(SyncError::Sandbox { fault, reason })),
+            EngineInput::Peer(_, answer) => return Some(answer),
         }
         None
     }
 }
 
 impl Inbox {
-    /// Why what is being said to the other side is in vain, where that has become known in this time.
-    pub fn interruption(&mut self, within: Duration) -> Option<SyncError> {
-        let deadline = Instant::now() + within;
+    /// An error that makes further sending pointless, if one is received within the timeout.
+    pub fn interruption(&mut self, timeout: Duration) -> Option<SyncError> {
+        let deadline = Instant::now() + timeout;
         loop {
             if self.stopped {
                 return Some(SyncError::Stopped);
             }
-            let arrival = self.arrivals.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()?;
-            match self.sort(arrival) {
-                Some(Ok(_)) => return Some(SyncError::Protocol("it answered before it was asked")),
+            let input = self.inputs.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()?;
+            match self.dispatch(input) {
+                Some(Ok(_)) => return Some(SyncError::Protocol("it sent an answer before the request was complete")),
                 Some(Err(failure)) => return Some(failure),
                 None => {}
             }
@@ -79,60 +79,65 @@ impl Inbox {
     }
 }
 
-impl Source for Inbox {
+impl MessageSource for Inbox {
     fn next(&mut self) -> Result<Message, SyncError> {
         loop {
             if self.stopped {
                 return Err(SyncError::Stopped);
             }
-            let arrival = self.arrivals.recv_timeout(ANSWER_WITHIN).map_err(|e| match e {
-                RecvTimeoutError::Timeout => SyncError::Lost(io::Error::new(io::ErrorKind::TimedOut, "it did not answer")),
-                // Nobody can send any more only when the engine itself is gone.
+            let input = self.inputs.recv_timeout(ANSWER_TIMEOUT).map_err(|e| match e {
+                RecvTimeoutError::Timeout => SyncError::Lost(io::Error::new(io::ErrorKind::TimedOut, "timed out waiting for an answer")),
+                // All senders are gone only when the engine itself is gone.
                 RecvTimeoutError::Disconnected => SyncError::Stopped,
             })?;
-            if let Some(answer) = self.sort(arrival) {
+            if let Some(answer) = self.dispatch(input) {
                 return answer;
             }
         }
     }
 }
 
-/// What can be said to the other end.
+/// The sending half of a connection.
 pub struct Peer {
     writer: Box<dyn Write + Send>,
-    /// It takes no more.
-    pub is_broken: bool,
+    /// A write has failed.
+    pub write_failed: bool,
 }
 
 impl Peer {
-    /// Greets the other end, and has a thread read what it says from now on.
-    pub fn greet(connection: Connection, read_only: bool, inbox: &mut Inbox, arrivals: &SyncSender<Arrival>) -> Result<Self, SyncError> {
-        inbox.number += 1;
-        inbox.there_is_dirty = true;
-        let (number, arrivals, mut reader) = (inbox.number, arrivals.clone(), connection.reader);
-        let reading = move || {
+    /// Starts the reader thread and performs the handshake.
+    pub fn handshake(
+        connection: Connection,
+        read_only: bool,
+        inbox: &mut Inbox,
+        inputs: &SyncSender<EngineInput>,
+    ) -> Result<Self, SyncError> {
+        inbox.connection_id += 1;
+        inbox.sandbox_is_dirty = true;
+        let (connection_id, inputs, mut reader) = (inbox.connection_id, inputs.clone(), connection.reader);
+        let read_loop = move || {
             loop {
                 let message = Message::read(&mut reader);
                 let is_over = message.is_err();
-                // The engine has gone, or this was the last that can be read.
-                if arrivals.send(Arrival::Peer(number, message)).is_err() || is_over {
+                // The engine has ended, or this was the last message.
+                if inputs.send(EngineInput::Peer(connection_id, message)).is_err() || is_over {
                     return;
                 }
             }
         };
-        thread::Builder::new().name("sync-read".to_owned()).spawn(reading).map_err(SyncError::Lost)?;
-        let mut peer = Self { writer: connection.writer, is_broken: false };
+        thread::Builder::new().name("sync-read".to_owned()).spawn(read_loop).map_err(SyncError::Lost)?;
+        let mut peer = Self { writer: connection.writer, write_failed: false };
         peer.send(&Message::Hello { version: VERSION, read_only })?;
-        let deadline = Instant::now() + HELLO_WITHIN;
+        let deadline = Instant::now() + HELLO_TIMEOUT;
         loop {
-            let arrival = match inbox.arrivals.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(arrival) => arrival,
+            let input = match inbox.inputs.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(input) => input,
                 Err(RecvTimeoutError::Timeout) => return Err(SyncError::Lost(io::ErrorKind::TimedOut.into())),
                 Err(RecvTimeoutError::Disconnected) => return Err(SyncError::Stopped),
             };
-            match inbox.sort(arrival).transpose()? {
+            match inbox.dispatch(input).transpose()? {
                 Some(Message::Welcome { version: VERSION }) => return Ok(peer),
-                Some(_) => return Err(SyncError::Protocol("it answered a hello with something else")),
+                Some(_) => return Err(SyncError::Protocol("unexpected answer to the hello")),
                 None if inbox.stopped => return Err(SyncError::Stopped),
                 None => {}
             }
@@ -146,7 +151,7 @@ impl Peer {
     pub fn write(&mut self, message: &Message) -> io::Result<()> {
         let written = self.writer.write_all(&message.encode());
         let written = written.and_then(|()| if matches!(message, Message::Content { .. }) { Ok(()) } else { self.writer.flush() });
-        self.is_broken |= written.is_err();
+        self.write_failed |= written.is_err();
         written
     }
 }

@@ -1,67 +1,68 @@
-//! What of a folder can't be synced, and why. It is told and left alone on both sides; the rest goes on.
+//! Problems that keep a path from being synced. They are reported, and the path is left unchanged on both sides while
+//! everything else is synced.
 
 use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Problem {
     Unreadable,
-    /// Absolute, or it leads out of the folder.
+    /// The target is absolute or leaves the folder.
     LinkOutside,
-    Special,
-    /// It changed while it was read; it is tried again.
+    SpecialFile,
+    /// The file changed while it was read; it is retried.
     Changing,
     OtherFileSystem,
-    /// A name or path longer or deeper than can be synced.
-    Unnameable,
+    /// A name or path that is too long or too deep.
+    PathTooLong,
     TooLarge,
-    /// Beside it is a name that some file systems don't tell from this one. Told only; both are synced.
-    Clash,
-    /// A folder that was deleted on the other side and stays because of what isn't synced in it.
+    /// Another name next to it is the same name on some file systems. Only a warning; both are synced.
+    NameClash,
+    /// A directory that was deleted on the other side and stays because it contains files that are not synced.
     NotEmpty,
-    /// It could not be written.
+    /// The path could not be written.
     Unwritable,
-    /// What cobox itself keeps on this machine.
-    Own,
+    /// State of cobox itself on this machine.
+    OwnState,
 }
 
 impl Problem {
     pub const ALL: [Problem; 11] = [
         Problem::Unreadable,
         Problem::LinkOutside,
-        Problem::Special,
+        Problem::SpecialFile,
         Problem::Changing,
         Problem::OtherFileSystem,
-        Problem::Unnameable,
+        Problem::PathTooLong,
         Problem::TooLarge,
-        Problem::Clash,
+        Problem::NameClash,
         Problem::NotEmpty,
         Problem::Unwritable,
-        Problem::Own,
+        Problem::OwnState,
     ];
 
-    /// Whether the path is as if it had not changed, for as long as this is so.
-    pub fn holds(self) -> bool {
-        !matches!(self, Problem::Clash | Problem::NotEmpty)
+    /// Whether the path is treated as unchanged while the problem lasts.
+    pub fn freezes_path(self) -> bool {
+        !matches!(self, Problem::NameClash | Problem::NotEmpty)
     }
 
-    /// Whether it is for somebody to mend; the others are of a kind that is never synced, or are told only.
+    /// Whether the user has to fix it. The others are kinds of files that are never synced, or warnings.
     pub fn is_failure(self) -> bool {
-        matches!(self, Problem::Unreadable | Problem::Changing | Problem::Unnameable | Problem::TooLarge | Problem::Unwritable)
+        matches!(self, Problem::Unreadable | Problem::Changing | Problem::PathTooLong | Problem::TooLarge | Problem::Unwritable)
     }
 
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Problem::Unreadable => "unreadable",
             Problem::LinkOutside => "link_outside",
-            Problem::Special => "special_file",
+            Problem::SpecialFile => "special_file",
             Problem::Changing => "changing",
             Problem::OtherFileSystem => "other_file_system",
-            Problem::Unnameable => "unnameable",
+            Problem::PathTooLong => "unnameable",
             Problem::TooLarge => "too_large",
-            Problem::Clash => "name_clash",
+            Problem::NameClash => "name_clash",
             Problem::NotEmpty => "not_empty",
             Problem::Unwritable => "unwritable",
-            Problem::Own => "own_state",
+            Problem::OwnState => "own_state",
         }
     }
 }
@@ -69,17 +70,17 @@ impl Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Problem::Unreadable => "it may not be read",
-            Problem::LinkOutside => "the link leads out of the folder",
-            Problem::Special => "it is neither file, folder nor link",
-            Problem::Changing => "it changes while it is read",
+            Problem::Unreadable => "permission to read it is missing",
+            Problem::LinkOutside => "the link points outside the folder",
+            Problem::SpecialFile => "it is not a file, directory or link",
+            Problem::Changing => "it keeps changing while it is read",
             Problem::OtherFileSystem => "another file system is mounted there",
-            Problem::Unnameable => "its name is too long or it lies too deep",
+            Problem::PathTooLong => "its path is too long or too deep",
             Problem::TooLarge => "the file is too large",
-            Problem::Clash => "another name beside it differs only in case or in how its letters are written",
-            Problem::NotEmpty => "deleted on the other side, and kept because of what is not synced in it",
+            Problem::NameClash => "another name in the same directory differs only in case or Unicode form",
+            Problem::NotEmpty => "deleted on the other side, but kept because it contains files that are not synced",
             Problem::Unwritable => "it could not be written",
-            Problem::Own => "cobox keeps its own keys and notes there, which never leave this machine",
+            Problem::OwnState => "it holds cobox's own keys and state, which never leave this machine",
         })
     }
 }

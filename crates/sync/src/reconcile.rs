@@ -1,7 +1,9 @@
-//! What to do, from what three trees say: the last that both sides agreed on, and each side now. A pure function.
+//! Decides what to change, as a pure function of three trees: the last state that both sides agreed on, and the current
+//! state of each side.
 //!
-//! Equal on both sides is taken over without a word. What one side changed goes to the other. Where both changed the same place, the side
-//! that only deleted gives way to the one with content; else it is a conflict, and nothing is touched.
+//! A path that is equal on both sides is adopted. A change on one side is propagated to the other. If both sides
+//! changed the same place, a side that only deleted yields to the one with content; otherwise it is a conflict and
+//! nothing is changed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,12 +12,13 @@ use std::{
 
 use crate::{
     entry::Entry,
-    mode::{Keep, Mode},
+    mode::Mode,
     path::RelPath,
+    side::Side,
     tree::{Tree, Update},
 };
 
-/// A path that is to become something else on one side. It must still be `old` when it is done.
+/// A change of one path on one side. It is only made if the path is still `old`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     pub path: RelPath,
@@ -23,98 +26,99 @@ pub struct Change {
     pub new: Option<Entry>,
 }
 
-/// Both sides changed what is here or beneath.
+/// Both sides changed this path or something beneath it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
     pub path: RelPath,
-    pub here: Option<Entry>,
-    pub there: Option<Entry>,
+    pub local: Option<Entry>,
+    pub sandbox: Option<Entry>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// To be done here; each one done is part of the new base with its `new`.
-    pub here: Vec<Change>,
-    /// To be done in the sandbox, likewise.
-    pub there: Vec<Change>,
-    /// Both sides agree already: part of the new base as it is.
+    /// Changes to make locally; each one that succeeds becomes part of the new base.
+    pub local: Vec<Change>,
+    /// Changes to make in the sandbox, likewise.
+    pub sandbox: Vec<Change>,
+    /// Paths that both sides agree on already, for the new base.
     pub adopted: Vec<Update>,
     pub conflicts: Vec<Conflict>,
-    /// Differences that a one-way mode leaves alone.
-    pub left_alone: usize,
+    /// Differences that a one-way mode keeps.
+    pub unsynced_differences: usize,
 }
 
 impl Plan {
     pub fn is_empty(&self) -> bool {
-        self.here.is_empty() && self.there.is_empty()
+        self.local.is_empty() && self.sandbox.is_empty()
     }
 }
 
-/// `decided` says who wins at the paths of conflicts that somebody settled.
-pub fn reconcile(base: &Tree, here: &Tree, there: &Tree, mode: Mode, decided: &BTreeMap<RelPath, Keep>) -> Plan {
+/// `resolutions` names the winning side for the paths of resolved conflicts.
+pub fn reconcile(base: &Tree, local: &Tree, sandbox: &Tree, mode: Mode, resolutions: &BTreeMap<RelPath, Side>) -> Plan {
     let mut plan = Plan::default();
-    let (mut b, mut h, mut t) = (Cursor::new(base), Cursor::new(here), Cursor::new(there));
+    let (mut b, mut h, mut t) = (Cursor::new(base), Cursor::new(local), Cursor::new(sandbox));
     while let Some(path) = [b.head(), h.head(), t.head()].into_iter().flatten().min() {
-        let (was, is_here, is_there) = (b.take(path), h.take(path), t.take(path));
-        if is_here == is_there {
-            if was != is_here {
-                plan.adopted.push((path.clone(), is_here.cloned()));
+        let (in_base, in_local, in_sandbox) = (b.take(path), h.take(path), t.take(path));
+        if in_local == in_sandbox {
+            if in_base != in_local {
+                plan.adopted.push((path.clone(), in_local.cloned()));
             }
             continue;
         }
-        let region = Region { base: b.region(path, was), here: h.region(path, is_here), there: t.region(path, is_there) };
-        match winner(&region, mode, decided.get(path).copied()) {
-            Outcome::Here => region.propagate(&region.here, &region.there, &mut plan.there, &mut plan.adopted),
-            Outcome::There => region.propagate(&region.there, &region.here, &mut plan.here, &mut plan.adopted),
-            Outcome::LeftAlone => plan.left_alone += 1,
-            Outcome::Conflict => {
-                plan.conflicts.push(Conflict { path: path.clone(), here: is_here.cloned(), there: is_there.cloned() });
+        let region = Region { base: b.region(path, in_base), local: h.region(path, in_local), sandbox: t.region(path, in_sandbox) };
+        match decide(&region, mode, resolutions.get(path).copied()) {
+            Decision::Local => region.propagate(&region.local, &region.sandbox, &mut plan.sandbox, &mut plan.adopted),
+            Decision::Sandbox => region.propagate(&region.sandbox, &region.local, &mut plan.local, &mut plan.adopted),
+            Decision::LeftAlone => plan.unsynced_differences += 1,
+            Decision::Conflict => {
+                plan.conflicts.push(Conflict { path: path.clone(), local: in_local.cloned(), sandbox: in_sandbox.cloned() });
             }
         }
     }
     plan
 }
 
-enum Outcome {
-    Here,
-    There,
+enum Decision {
+    Local,
+    Sandbox,
     LeftAlone,
     Conflict,
 }
 
-fn winner(region: &Region, mode: Mode, decided: Option<Keep>) -> Outcome {
-    let here_changed = region.here != region.base;
-    let there_changed = region.there != region.base;
-    // Where one side only took away, the other has all that there is. Of two that did, the one that took away more.
-    let here_gives_way = here_changed && only_deletes(&region.base, &region.here);
-    let there_gives_way = there_changed && only_deletes(&region.base, &region.there);
-    let settled = match decided {
-        Some(Keep::Here) => Some(Outcome::Here),
-        Some(Keep::Sandbox) => Some(Outcome::There),
+fn decide(region: &Region, mode: Mode, resolution: Option<Side>) -> Decision {
+    let local_changed = region.local != region.base;
+    let sandbox_changed = region.sandbox != region.base;
+    // A side that only deleted yields, because the other one has all remaining content. If both only deleted, the side
+    // that deleted more wins.
+    let local_yields = local_changed && only_deletes(&region.base, &region.local);
+    let sandbox_yields = sandbox_changed && only_deletes(&region.base, &region.sandbox);
+    let resolved = match resolution {
+        Some(Side::Local) => Some(Decision::Local),
+        Some(Side::Sandbox) => Some(Decision::Sandbox),
         None => None,
     };
     match mode {
-        Mode::Mirror => Outcome::Here,
-        Mode::Push if !there_changed || there_gives_way => Outcome::Here,
-        Mode::Push if !here_changed || here_gives_way => Outcome::LeftAlone,
-        Mode::Pull if !here_changed || here_gives_way => Outcome::There,
-        Mode::Pull if !there_changed || there_gives_way => Outcome::LeftAlone,
-        Mode::Push => settled.filter(|s| matches!(s, Outcome::Here)).unwrap_or(Outcome::Conflict),
-        Mode::Pull => settled.filter(|s| matches!(s, Outcome::There)).unwrap_or(Outcome::Conflict),
-        _ if !there_changed => Outcome::Here,
-        _ if !here_changed => Outcome::There,
-        _ if here_gives_way && there_gives_way => {
-            if region.here.is_empty() {
-                Outcome::Here
+        Mode::Mirror => Decision::Local,
+        Mode::Push if !sandbox_changed || sandbox_yields => Decision::Local,
+        Mode::Push if !local_changed || local_yields => Decision::LeftAlone,
+        Mode::Pull if !local_changed || local_yields => Decision::Sandbox,
+        Mode::Pull if !sandbox_changed || sandbox_yields => Decision::LeftAlone,
+        Mode::Push => resolved.filter(|s| matches!(s, Decision::Local)).unwrap_or(Decision::Conflict),
+        Mode::Pull => resolved.filter(|s| matches!(s, Decision::Sandbox)).unwrap_or(Decision::Conflict),
+        _ if !sandbox_changed => Decision::Local,
+        _ if !local_changed => Decision::Sandbox,
+        _ if local_yields && sandbox_yields => {
+            if region.local.is_empty() {
+                Decision::Local
             } else {
-                Outcome::There
+                Decision::Sandbox
             }
         }
-        _ if here_gives_way => Outcome::There,
-        _ if there_gives_way => Outcome::Here,
-        Mode::PreferHere => Outcome::Here,
-        Mode::PreferSandbox => Outcome::There,
-        Mode::TwoWaySafe => settled.unwrap_or(Outcome::Conflict),
+        _ if local_yields => Decision::Sandbox,
+        _ if sandbox_yields => Decision::Local,
+        Mode::PreferLocal => Decision::Local,
+        Mode::PreferSandbox => Decision::Sandbox,
+        Mode::TwoWaySafe => resolved.unwrap_or(Decision::Conflict),
     }
 }
 
@@ -123,12 +127,12 @@ type Items<'a> = BTreeMap<&'a RelPath, &'a Entry>;
 /// A path at which the sides differ, with everything beneath it.
 struct Region<'a> {
     base: Items<'a>,
-    here: Items<'a>,
-    there: Items<'a>,
+    local: Items<'a>,
+    sandbox: Items<'a>,
 }
 
 impl Region<'_> {
-    /// Makes the loser what the winner is.
+    /// Makes the losing side equal to the winning one.
     fn propagate(&self, winner: &Items, loser: &Items, changes: &mut Vec<Change>, adopted: &mut Vec<Update>) {
         let paths: BTreeSet<&RelPath> = self.base.keys().chain(winner.keys()).chain(loser.keys()).copied().collect();
         for path in paths {
@@ -142,12 +146,12 @@ impl Region<'_> {
     }
 }
 
-/// Everything that is left is as it was.
+/// Whether every remaining entry is unchanged.
 fn only_deletes(base: &Items, now: &Items) -> bool {
     now.iter().all(|(path, entry)| base.get(path) == Some(entry))
 }
 
-/// One tree, read once from its beginning to its end.
+/// Reads one tree from start to end.
 struct Cursor<'a> {
     items: Peekable<std::collections::btree_map::Iter<'a, RelPath, Entry>>,
 }

@@ -1,39 +1,39 @@
-//! Settling conflicts as somebody chose.
+//! Resolves conflicts as the user chose.
 
 use std::os::fd::AsFd;
 
 use crate::{
-    dirs,
-    engine::{Choice, Engine},
+    beneath,
+    engine::{Engine, Resolution},
     path::RelPath,
-    staging::rename_new,
+    staging::rename_noreplace,
 };
 
 impl Engine {
-    pub(crate) fn resolve(&mut self, paths: &[RelPath], choice: Choice) -> Result<usize, String> {
-        if let Some(why) = self.settings.mode.refuses(choice) {
-            return Err(why.to_owned());
+    pub(crate) fn resolve(&mut self, paths: &[RelPath], resolution: Resolution) -> Result<usize, String> {
+        if let Some(reason) = self.settings.mode.refusal(resolution) {
+            return Err(reason.to_owned());
         }
-        let conflicts = self.status.conflicts.clone();
-        if let Some(unknown) = paths.iter().find(|p| !conflicts.iter().any(|c| c.path == **p)) {
-            return Err(format!("{unknown} is in no conflict; `cobox sync status` lists those that are"));
+        let open_conflicts = self.status.conflicts.clone();
+        if let Some(unknown) = paths.iter().find(|p| !open_conflicts.iter().any(|c| c.path == **p)) {
+            return Err(format!("{unknown} has no conflict; `cobox sync status` lists all conflicts"));
         }
-        let chosen: Vec<_> = conflicts.into_iter().filter(|c| paths.is_empty() || paths.contains(&c.path)).collect();
-        for conflict in &chosen {
-            match choice {
-                Choice::Keep(keep) => drop(self.decided.insert(conflict.path.clone(), keep)),
-                Choice::Both => self.set_aside(&conflict.path).map_err(|e| format!("{}: {e}", conflict.path))?,
+        let selected: Vec<_> = open_conflicts.into_iter().filter(|c| paths.is_empty() || paths.contains(&c.path)).collect();
+        for conflict in &selected {
+            match resolution {
+                Resolution::Keep(keep) => drop(self.resolutions.insert(conflict.path.clone(), keep)),
+                Resolution::Both => self.rename_local_version(&conflict.path).map_err(|e| format!("{}: {e}", conflict.path))?,
             }
         }
-        Ok(chosen.len())
+        Ok(selected.len())
     }
 
-    /// Gives the local version another name, beside its own; the sandbox's then comes in its place.
-    fn set_aside(&self, path: &RelPath) -> std::io::Result<()> {
-        let folder = dirs::directory(self.folder.root(), path.parent_bytes())?;
-        for number in 1..1000 {
-            let beside = name_beside(path.name(), "here", number);
-            match rename_new(folder.as_fd(), path.name(), folder.as_fd(), &beside) {
+    /// Renames the local version to another name next to it; the sandbox's version then takes its path.
+    fn rename_local_version(&self, path: &RelPath) -> std::io::Result<()> {
+        let folder = beneath::open_directory(self.folder.root(), path.parent_bytes())?;
+        for attempt in 1..1000 {
+            let new_name = alternative_name(path.name(), "here", attempt);
+            match rename_noreplace(folder.as_fd(), path.name(), folder.as_fd(), &new_name) {
                 Err(rustix::io::Errno::EXIST) => {}
                 other => return Ok(other?),
             }
@@ -43,11 +43,11 @@ impl Engine {
 }
 
 /// A name for another version of a file: `notes.md` becomes `notes.here.md`, then `notes.here-2.md`.
-pub fn name_beside(name: &[u8], word: &str, number: u32) -> Vec<u8> {
+pub fn alternative_name(name: &[u8], label: &str, attempt: u32) -> Vec<u8> {
     let (stem, extension) = match name.iter().rposition(|b| *b == b'.') {
         Some(at) if at > 0 => name.split_at(at),
         _ => (name, &b""[..]),
     };
-    let number = if number == 1 { String::new() } else { format!("-{number}") };
-    [stem, format!(".{word}{number}").as_bytes(), extension].concat()
+    let attempt = if attempt == 1 { String::new() } else { format!("-{attempt}") };
+    [stem, format!(".{label}{attempt}").as_bytes(), extension].concat()
 }

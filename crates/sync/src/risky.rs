@@ -1,9 +1,9 @@
-//! Files that tools on this machine execute or obey without being asked: a git hook, an editor's task, an assistant's hook. From a sandbox
-//! they come only with `--allow-risky`.
+//! Files that tools on this machine execute or read automatically: a git hook, an editor's task, an assistant's hook.
+//! They are only accepted from a sandbox with `--allow-risky`.
 //!
-//! A sandbox confines what runs in it. A file that a shell, an editor or a version control system obeys as soon as it is here would be a way
-//! out. Names are compared without regard to case, because some file systems do so too. What the user starts by hand, such as a Makefile or
-//! a package's scripts, is not in the list.
+//! A sandbox confines what runs in it. A file that a shell, an editor or a version control system acts on as soon as it
+//! arrives would break out of it. Names are compared without case, because some file systems do so too. Files that the
+//! user starts explicitly, such as a Makefile or a package's scripts, are not in the list.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -11,7 +11,7 @@ use crate::{entry::Entry, path::RelPath, tree::Tree};
 
 /// Names at any depth, with everything beneath them, in lower case.
 const ANYWHERE: &[&str] = &[
-    // Shells and tool managers that read a file of the directory one enters.
+    // Shells and tool managers that read a file when entering a directory.
     ".env", // autoenv, Oh My Zsh's dotenv plugin
     ".env.leave",
     ".env.fish",
@@ -33,10 +33,10 @@ const ANYWHERE: &[&str] = &[
     "devenv.nix",
     "devenv.yaml",
     "devenv.local.nix",
-    // A prompt that shows the version of a toolchain runs the one that the directory names.
+    // A prompt that shows a toolchain's version runs the toolchain that the directory selects.
     "rust-toolchain",
     "rust-toolchain.toml",
-    // Read by shells and logins, where the folder is a home directory.
+    // Read by shells and at login if the folder is a home directory.
     ".profile",
     ".bashrc",
     ".bash_profile",
@@ -60,11 +60,11 @@ const ANYWHERE: &[&str] = &[
     ".tmux.conf",
     ".ssh",
     ".gnupg",
-    // Version control, wherever its configuration lies.
+    // Configuration of version control systems.
     ".gitconfig",
     ".hgrc",
     ".jjconfig.toml",
-    // Editors: tasks that run when a folder is opened, settings that name programs.
+    // Editors: tasks that run when a folder is opened, and settings that name programs.
     ".vscode",
     ".vs",
     ".idea",
@@ -95,7 +95,7 @@ const ANYWHERE: &[&str] = &[
     ".obsidian",
     // Cargo, which rust-analyzer starts when a folder is opened.
     ".cargo",
-    // What runs at a commit.
+    // Programs that run at a commit.
     ".husky",
     ".huskyrc",
     ".githooks",
@@ -115,7 +115,7 @@ const ANYWHERE: &[&str] = &[
     ".simple-git-hooks.js",
     ".simple-git-hooks.cjs",
     ".lintstagedrc",
-    // Interpreters and debuggers that read a file of the directory they are started in.
+    // Interpreters and debuggers that read a file in their working directory.
     ".rprofile",
     ".renviron",
     ".ghci",
@@ -131,7 +131,7 @@ const ANYWHERE: &[&str] = &[
     ".jupyter",
     "jupyter_notebook_config.py",
     "jupyter_server_config.py",
-    // Assistants: hooks, plugins and servers that a project names.
+    // Assistants: hooks, plugins and servers that a project defines.
     ".mcp.json",
     ".aider.conf.yml",
     ".amazonq",
@@ -183,7 +183,7 @@ const ANYWHERE_PATHS: &[&[&str]] = &[
     &[".github", "copilot"],
 ];
 
-/// How a name begins and ends, in lower case: tools that read several variants of a file.
+/// Prefixes and suffixes of names in lower case, for tools that read several variants of a file.
 const PATTERNS: &[(&str, &str)] = &[
     ("mise.", ".toml"),  // mise.local.toml, mise.test.toml, mise.test.local.toml
     (".mise.", ".toml"), // the same, hidden
@@ -198,32 +198,32 @@ const PATTERNS: &[(&str, &str)] = &[
     ("", ".sublime-workspace"),
 ];
 
-/// In a repository's own directory: what git obeys.
+/// Files that git acts on, in a repository's own directory.
 const IN_GIT: &[&str] = &["hooks", "config", "config.worktree", "commondir", "gitdir"];
-/// In Mercurial's and Sapling's own directory.
+/// The same for Mercurial and Sapling.
 const IN_HG: &[&str] = &["hgrc", "hgrc-not-shared", "config", "sharedpath"];
-/// In Jujutsu's own directory, beside what git obeys in the repository within it.
+/// The same for Jujutsu, which also has a git repository inside.
 const IN_JJ: &[&str] = &["config.toml", "workspace-config.toml", "config-id", "workspace-config-id", "git_target"];
 
-/// Judges what comes from a sandbox.
-pub struct Risks<'a> {
-    there: &'a Tree,
-    /// Paths that the configuration of this machine makes git run or obey, in lower case.
+/// Decides which files from a sandbox are risky.
+pub struct RiskFilter<'a> {
+    sandbox: &'a Tree,
+    /// Paths that git executes or reads because of its configuration on this machine, in lower case.
     executed: Vec<String>,
-    /// Directories that look like a repository to git because they have a `HEAD`, in lower case.
+    /// Directories that git treats as a repository because they contain a `HEAD`, in lower case.
     repositories: HashSet<String>,
 }
 
-impl<'a> Risks<'a> {
-    /// `there` is the sandbox's tree; `executed` comes from this machine's git configuration.
-    pub fn new(there: &'a Tree, executed: &BTreeSet<RelPath>) -> Self {
-        let heads = there.iter().filter(|(path, entry)| path.name().eq_ignore_ascii_case(b"HEAD") && !entry.is_dir());
+impl<'a> RiskFilter<'a> {
+    /// `sandbox` is the sandbox's tree; `executed` comes from this machine's git configuration.
+    pub fn new(sandbox: &'a Tree, executed: &BTreeSet<RelPath>) -> Self {
+        let heads = sandbox.iter().filter(|(path, entry)| path.name().eq_ignore_ascii_case(b"HEAD") && !entry.is_dir());
         let repositories = heads.map(|(path, _)| lower(path.parent_bytes())).collect();
-        Self { there, executed: executed.iter().map(|path| lower(path.bytes())).collect(), repositories }
+        Self { sandbox, executed: executed.iter().map(|path| lower(path.bytes())).collect(), repositories }
     }
 
-    /// Whether it is to be held back.
-    pub fn holds(&self, path: &RelPath) -> bool {
+    /// Whether the path has to be held back.
+    pub fn is_risky(&self, path: &RelPath) -> bool {
         let text = lower(path.bytes());
         let parts: Vec<&str> = text.split('/').collect();
         has_risky_name(&parts) || self.is_version_control(path, &parts) || self.executed.iter().any(|top| is_within(&text, top))
@@ -232,21 +232,22 @@ impl<'a> Risks<'a> {
     fn is_version_control(&self, path: &RelPath, parts: &[&str]) -> bool {
         let at = |name: &str| parts.iter().position(|part| *part == name);
         let has_any = |from: usize, names: &[&str]| parts[from..].iter().any(|part| names.contains(part));
-        let is_file = || !matches!(self.there.get(path), Some(Entry::Dir));
+        let is_file = || !matches!(self.sandbox.get(path), Some(Entry::Dir));
         if let Some(at) = at(".git") {
-            // A `.git` that is no directory sends git elsewhere.
+            // A `.git` that is not a directory redirects git to another place.
             return if at + 1 == parts.len() { is_file() } else { has_any(at + 1, IN_GIT) };
         }
         if let Some(at) = at(".hg").or_else(|| at(".sl")) {
             return has_any(at + 1, IN_HG);
         }
         if let Some(at) = at(".jj") {
-            // A `.jj/repo` that is no directory sends jj elsewhere.
+            // A `.jj/repo` that is not a directory redirects jj to another place.
             let is_pointer = parts.len() == at + 2 && parts[at + 1] == "repo" && is_file();
             return is_pointer || has_any(at + 1, IN_JJ) || has_any(at + 1, IN_GIT);
         }
-        // A directory that looks like a bare repository is one to git, wherever it lies. It becomes one with its `HEAD`, whatever came
-        // before that, and whatever the rules hide of it by then.
+        // Git treats any directory that looks like a bare repository as one, wherever it is. The directory becomes one
+        // as soon as it has a `HEAD`, regardless of which files arrived before it and which parts the ignore rules hide
+        // by then.
         let is_obeyed = |(number, part): (usize, &&str)| IN_GIT.contains(part) && self.repositories.contains(&parts[..number].join("/"));
         parts.last() == Some(&"head") && is_file() || parts.iter().enumerate().any(is_obeyed)
     }
@@ -262,12 +263,13 @@ fn is_within(path: &str, top: &str) -> bool {
 
 fn has_risky_name(parts: &[&str]) -> bool {
     let is_name = |part: &&str| {
-        let is_pattern =
-            |(start, end): &(&str, &str)| part.len() > start.len() + end.len() && part.starts_with(start) && part.ends_with(end);
+        let is_pattern = |(prefix, suffix): &(&str, &str)| {
+            part.len() > prefix.len() + suffix.len() && part.starts_with(prefix) && part.ends_with(suffix)
+        };
         ANYWHERE.contains(part) || PATTERNS.iter().any(is_pattern)
     };
     let is_path = |path: &&[&str]| parts.windows(path.len()).any(|window| *window == **path);
-    // `mise/config.toml` and its variants; a folder called mise may be anything else.
+    // `mise/config.toml` and its variants; other files in a directory named mise are harmless.
     let is_mise = |pair: &[&str]| pair[0] == "mise" && (pair[1].starts_with("config.") || pair[1] == "conf.d");
     parts.iter().any(is_name) || ANYWHERE_PATHS.iter().any(is_path) || parts.windows(2).any(is_mise)
 }
@@ -276,7 +278,7 @@ fn has_risky_name(parts: &[&str]) -> bool {
 mod tests {
     use super::*;
 
-    /// Each tool with files that it executes or obeys by itself.
+    /// Tools with the files that they execute or read automatically.
     const TOOLS: &[(&str, &[&str])] = &[
         ("git", &[".git/hooks/pre-commit", ".git/hooks", ".git/config", "sub/.git/modules/x/config", "sub/.git", ".gitconfig"]),
         ("git, a bare repository", &["bare/config", "bare/hooks/update", "bare/HEAD", "src/HEAD"]),
@@ -353,11 +355,11 @@ mod tests {
 
     fn risky(text: &str) -> bool {
         let executed = [RelPath::new(b"tools/hooks").unwrap()].into_iter().collect();
-        Risks::new(&tree(), &executed).holds(&RelPath::new(text.as_bytes()).unwrap())
+        RiskFilter::new(&tree(), &executed).is_risky(&RelPath::new(text.as_bytes()).unwrap())
     }
 
     #[test]
-    fn what_each_tool_runs_by_itself_is_risky_in_any_case() {
+    fn files_that_tools_execute_by_themselves_are_risky_in_upper_and_lower_case() {
         for (tool, files) in TOOLS {
             for file in *files {
                 assert!(risky(file), "{tool}: {file}");
@@ -368,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_runs_oneself_is_not_risky() {
+    fn files_that_the_user_runs_by_hand_are_not_risky() {
         for text in [
             ".git",
             ".git/HEAD",

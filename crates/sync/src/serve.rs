@@ -1,4 +1,5 @@
-//! The sandbox's end: does what the other end asks, and says when there is something to ask about. It decides nothing and remembers nothing.
+//! The sandbox's end of a sync: answers requests and reports that something has changed. It makes no decisions and
+//! stores no state.
 
 use std::{
     collections::BTreeMap,
@@ -11,24 +12,25 @@ use std::{
 };
 
 use crate::{
-    content::{BlockReader, Source},
+    content::{BlockReader, MessageSource},
     delta::{MAX_BLOCKS, MAX_SUMS, Signature},
     error::SyncError,
+    folder::{Folder, Limits, Want},
     hooks::Hooks,
+    ignore_rules::IgnoreRules,
     message::{Fault, Message, Need, Outcome, VERSION, entry_bytes, send_list},
     path::RelPath,
     problem::Problem,
     reconcile::Change,
-    rules::Rules,
-    side::{Folder, Limits, Want},
 };
 
-/// Changes, or files needed, in one go: more than the other end asks for, and a bound for what a hostile one makes this side hold.
+/// Maximum number of changes or needed files in one request: more than the other end sends, and a memory limit against
+/// a hostile one.
 pub const MAX_BATCH: usize = 64 * 1024;
-/// Sums of blocks in one message.
-const SUMS_AT_ONCE: usize = 8 * 1024;
+/// Block checksums per message.
+const SUMS_PER_MESSAGE: usize = 8 * 1024;
 
-/// Serves until the other end goes. Must run on a thread of its own that may touch the files.
+/// Serves until the other end disconnects. Has to run on a thread of its own that may access the files.
 pub fn serve(
     mut reader: impl Read,
     writer: impl Write + Send + 'static,
@@ -36,26 +38,26 @@ pub fn serve(
     limits: Limits,
     hooks: Arc<dyn Hooks>,
 ) -> Result<(), SyncError> {
-    let out = Output { writer: Arc::new(Mutex::new(Box::new(writer))), has_told: Arc::new(AtomicBool::new(true)) };
-    let served = Server::open(&mut reader, &out, root, limits, hooks).and_then(Server::run);
-    match &served {
-        // The other end has gone, as it should when it is done.
+    let out = Output { writer: Arc::new(Mutex::new(Box::new(writer))), dirty_sent: Arc::new(AtomicBool::new(true)) };
+    let result = Server::open(&mut reader, &out, root, limits, hooks).and_then(Server::run);
+    match &result {
+        // The other end has disconnected, which is the normal end.
         Err(SyncError::Lost(e)) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
         Err(SyncError::Lost(_)) | Ok(()) => {}
         Err(error) => {
-            // It may have gone already; then nobody is told.
-            let _ = out.send(&Message::Fault { fault: error.fault(), words: error.to_string() });
+            // The other end may be gone already, so a failure to send is ignored.
+            let _ = out.send(&Message::Fault { fault: error.fault(), reason: error.to_string() });
         }
     }
-    served
+    result
 }
 
-/// The way out, also for the thread that watches.
+/// The sending half, shared with the watch thread.
 #[derive(Clone)]
 struct Output {
     writer: Arc<Mutex<Box<dyn Write + Send>>>,
-    /// That something has changed is said once until it is asked for.
-    has_told: Arc<AtomicBool>,
+    /// A change is reported once until the next scan.
+    dirty_sent: Arc<AtomicBool>,
 }
 
 impl Output {
@@ -68,9 +70,9 @@ impl Output {
         Ok(())
     }
 
-    fn tell_dirty(&self) {
-        if !self.has_told.swap(true, Ordering::AcqRel) {
-            // The thread that reads notices that the connection has gone.
+    fn send_dirty(&self) {
+        if !self.dirty_sent.swap(true, Ordering::AcqRel) {
+            // If the connection is lost, the reading thread notices it.
             let _ = self.send(&Message::Dirty);
         }
     }
@@ -81,19 +83,19 @@ struct Server<'a, R> {
     out: &'a Output,
     folder: Folder,
     read_only: bool,
-    told_problems: BTreeMap<RelPath, Problem>,
-    told_rules: Rules,
+    sent_problems: BTreeMap<RelPath, Problem>,
+    sent_rules: IgnoreRules,
 }
 
-impl<R: Read> Source for Server<'_, R> {
+impl<R: Read> MessageSource for Server<'_, R> {
     fn next(&mut self) -> Result<Message, SyncError> {
         Message::read(&mut self.reader)
     }
 }
 
-struct From<'a, R>(&'a mut R);
+struct ReaderSource<'a, R>(&'a mut R);
 
-impl<R: Read> Source for From<'_, R> {
+impl<R: Read> MessageSource for ReaderSource<'_, R> {
     fn next(&mut self) -> Result<Message, SyncError> {
         Message::read(self.0)
     }
@@ -104,38 +106,38 @@ impl<'a, R: Read> Server<'a, R> {
         let read_only = match Message::read(&mut reader)? {
             Message::Hello { version: VERSION, read_only } => read_only,
             Message::Hello { .. } => {
-                let words = format!("the sandbox speaks version {VERSION} of the sync protocol; update cobox, or make a new sandbox");
-                return Err(SyncError::There { fault: Fault::Version, words });
+                let reason = format!("the sandbox speaks version {VERSION} of the sync protocol; update cobox, or make a new sandbox");
+                return Err(SyncError::Sandbox { fault: Fault::Version, reason });
             }
             _ => return Err(SyncError::Protocol("the first message must be a hello")),
         };
         if !read_only && !hooks.may_write() {
             return Err(SyncError::NotAllowed);
         }
-        let telling = out.clone();
-        let mut folder = Folder::open(root, limits, hooks, move || telling.tell_dirty())?;
-        folder.recall(folder.hooks.recall());
+        let notifier = out.clone();
+        let mut folder = Folder::open(root, limits, hooks, move || notifier.send_dirty())?;
+        folder.set_digest_cache(folder.hooks.load_digests());
         out.send(&Message::Welcome { version: VERSION }).map_err(SyncError::Lost)?;
-        Ok(Self { reader, out, folder, read_only, told_problems: BTreeMap::new(), told_rules: Rules::default() })
+        Ok(Self { reader, out, folder, read_only, sent_problems: BTreeMap::new(), sent_rules: IgnoreRules::default() })
     }
 
     fn run(mut self) -> Result<(), SyncError> {
         let ended = loop {
-            if let Err(ended) = self.one() {
+            if let Err(ended) = self.handle_message() {
                 break ended;
             }
         };
-        self.folder.hooks.remember(self.folder.memory());
+        self.folder.hooks.save_digests(self.folder.digest_cache());
         Err(ended)
     }
 
-    fn one(&mut self) -> Result<(), SyncError> {
+    fn handle_message(&mut self) -> Result<(), SyncError> {
         match self.next()? {
             Message::Scan { all } => self.scan(all),
-            Message::Needs(needs) => self.transfer(needs),
-            Message::NeedsEnd => self.transfer_all(Vec::new()),
+            Message::Needs(needs) => self.handle_needs(needs),
+            Message::NeedsEnd => self.receive_files(Vec::new()),
             Message::Changes(changes) => self.apply(changes),
-            _ => Err(SyncError::Protocol("a message came out of turn")),
+            _ => Err(SyncError::Protocol("unexpected message")),
         }
     }
 
@@ -144,61 +146,62 @@ impl<'a, R: Read> Server<'a, R> {
     }
 
     fn scan(&mut self, all: bool) -> Result<(), SyncError> {
-        // Before the look: what changes during it is told afterwards.
-        self.out.has_told.store(false, Ordering::Release);
+        // Reset before the scan, so that changes during the scan are reported afterwards.
+        self.out.dirty_sent.store(false, Ordering::Release);
         let updates = self.folder.scan(all)?;
         let out = self.out;
         let mut send = |message: &Message| out.send(message);
         send_list(updates, |(path, entry)| path.bytes().len() + entry_bytes(entry.as_ref()), Message::Updates, &mut send)
             .map_err(SyncError::Lost)?;
-        let has_problems = *self.folder.problems() != self.told_problems;
+        let has_problems = *self.folder.problems() != self.sent_problems;
         if has_problems {
-            self.told_problems = self.folder.problems().clone();
-            let problems = self.told_problems.iter().map(|(path, problem)| (path.clone(), *problem));
+            self.sent_problems = self.folder.problems().clone();
+            let problems = self.sent_problems.iter().map(|(path, problem)| (path.clone(), *problem));
             send_list(problems, |(path, _)| path.bytes().len() + 8, Message::Problems, &mut send).map_err(SyncError::Lost)?;
         }
-        let has_rules = *self.folder.rules() != self.told_rules;
+        let has_rules = *self.folder.ignore_rules() != self.sent_rules;
         if has_rules {
-            self.told_rules = Rules::from_files(self.folder.rules().files().collect());
-            for file in self.told_rules.files() {
+            self.sent_rules = IgnoreRules::from_files(self.folder.ignore_rules().files().collect());
+            for file in self.sent_rules.files() {
                 self.send(&Message::Rules(vec![file]))?;
             }
         }
         self.send(&Message::Scanned { has_rules, has_problems, is_partial: self.folder.is_partly_watched() })?;
-        // Something changed in the meantime; nothing said so because nobody was asked yet.
-        if self.folder.has_news() {
-            self.out.tell_dirty();
+        // A change during the scan was not reported yet, because the flag was set at that time.
+        if self.folder.has_changes() {
+            self.out.send_dirty();
         }
         Ok(())
     }
 
-    fn transfer(&mut self, mut needs: Vec<Need>) -> Result<(), SyncError> {
+    fn handle_needs(&mut self, mut needs: Vec<Need>) -> Result<(), SyncError> {
         loop {
             match self.next()? {
                 Message::Needs(more) if needs.len() + more.len() <= MAX_BATCH => needs.extend(more),
-                Message::NeedsEnd => return self.transfer_all(needs),
-                // The other end wants these itself.
-                Message::Wants(wants) => return self.give(&needs, wants),
+                Message::NeedsEnd => return self.receive_files(needs),
+                // The other end requests this content for itself.
+                Message::Wants(wants) => return self.send_files(&needs, wants),
                 Message::WantsEnd => return self.send_wanted(&needs, &[]),
-                _ => return Err(SyncError::Protocol("a message came out of turn")),
+                _ => return Err(SyncError::Protocol("unexpected message")),
             }
         }
     }
 
-    /// The other end has these for this side.
-    fn transfer_all(&mut self, needs: Vec<Need>) -> Result<(), SyncError> {
-        self.may_write()?;
+    /// Receives content that the other end offers.
+    fn receive_files(&mut self, needs: Vec<Need>) -> Result<(), SyncError> {
+        self.check_writable()?;
         let wants = self.folder.prepare(&needs)?;
         let out = self.out;
         send_wants(&wants, &mut |message| out.send(message)).map_err(SyncError::Lost)?;
-        let failed =
-            self.folder.receive_content(&needs, BlockReader::new(&mut From(&mut self.reader), &mut |_| ()).map_err(SyncError::Lost)?)?;
+        let failed = self
+            .folder
+            .receive_content(&needs, BlockReader::new(&mut ReaderSource(&mut self.reader), &mut |_| ()).map_err(SyncError::Lost)?)?;
         send_list(failed, |_| 4, Message::Staged, &mut |message| out.send(message)).map_err(SyncError::Lost)?;
         self.send(&Message::StagedEnd)
     }
 
-    fn give(&mut self, needs: &[Need], first: Vec<u32>) -> Result<(), SyncError> {
-        let wants = read_wants(first, &mut From(&mut self.reader))?;
+    fn send_files(&mut self, needs: &[Need], first: Vec<u32>) -> Result<(), SyncError> {
+        let wants = read_wants(first, &mut ReaderSource(&mut self.reader))?;
         self.send_wanted(needs, &wants)
     }
 
@@ -212,35 +215,35 @@ impl<'a, R: Read> Server<'a, R> {
             match self.next()? {
                 Message::Changes(more) if changes.len() + more.len() <= MAX_BATCH => changes.extend(more),
                 Message::ChangesEnd => break,
-                _ => return Err(SyncError::Protocol("a message came out of turn")),
+                _ => return Err(SyncError::Protocol("unexpected message")),
             }
         }
-        self.may_write()?;
+        self.check_writable()?;
         let outcomes: Vec<Outcome> = self.folder.apply(&changes)?;
         let out = self.out;
         send_list(outcomes, |_| 1, Message::Outcomes, &mut |message| out.send(message)).map_err(SyncError::Lost)?;
         self.send(&Message::OutcomesEnd)
     }
 
-    fn may_write(&self) -> Result<(), SyncError> {
+    fn check_writable(&self) -> Result<(), SyncError> {
         if self.read_only { Err(SyncError::NotAllowed) } else { Ok(()) }
     }
 }
 
-/// Says what is wanted, with what is known of it.
+/// Sends requests for content, with signatures of old versions.
 pub fn send_wants(wants: &[Want], send: &mut dyn FnMut(&Message) -> io::Result<()>) -> io::Result<()> {
     send_list(wants.iter().map(|w| w.index), |_| 4, Message::Wants, send)?;
     for want in wants {
         let Signature { block, sums } = &want.signature;
-        for part in sums.chunks(SUMS_AT_ONCE) {
+        for part in sums.chunks(SUMS_PER_MESSAGE) {
             send(&Message::Sums { index: want.index, block: *block, sums: part.to_vec() })?;
         }
     }
     send(&Message::WantsEnd)
 }
 
-/// The rest of what [`send_wants`] says, after its first message.
-pub fn read_wants(first: Vec<u32>, from: &mut dyn Source) -> Result<Vec<Want>, SyncError> {
+/// Reads the rest of what [`send_wants`] sends, after its first message.
+pub fn read_wants(first: Vec<u32>, from: &mut dyn MessageSource) -> Result<Vec<Want>, SyncError> {
     let mut wants: BTreeMap<u32, Signature> = first.into_iter().map(|index| (index, Signature::default())).collect();
     let mut total = 0;
     loop {
@@ -249,17 +252,17 @@ pub fn read_wants(first: Vec<u32>, from: &mut dyn Source) -> Result<Vec<Want>, S
                 wants.extend(more.into_iter().map(|i| (i, Signature::default())))
             }
             Message::Sums { index, block, sums } => {
-                let signature = wants.get_mut(&index).ok_or(SyncError::Protocol("sums of what isn't wanted"))?;
+                let signature = wants.get_mut(&index).ok_or(SyncError::Protocol("checksums for content that was not requested"))?;
                 total += sums.len();
                 if signature.sums.len() + sums.len() > MAX_BLOCKS || total > MAX_SUMS {
-                    return Err(SyncError::Protocol("too many sums of a file"));
+                    return Err(SyncError::Protocol("too many block checksums"));
                 }
                 signature.block = block;
                 signature.sums.extend(sums);
             }
             Message::WantsEnd => break,
-            Message::Fault { fault, words } => return Err(SyncError::There { fault, words }),
-            _ => return Err(SyncError::Protocol("a message came out of turn")),
+            Message::Fault { fault, reason } => return Err(SyncError::Sandbox { fault, reason }),
+            _ => return Err(SyncError::Protocol("unexpected message")),
         }
     }
     Ok(wants.into_iter().map(|(index, signature)| Want { index, signature }).collect())

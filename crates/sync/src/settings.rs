@@ -1,19 +1,19 @@
-//! What a sync is started with.
+//! Settings of a sync.
 
-use crate::{guard::DIRECTORY_FILES, mode::Mode, side::Limits, trash::TrashLimits};
+use crate::{deletion_guard::DEFAULT_DIRECTORY_DELETION_LIMIT, folder::Limits, mode::Mode, trash::TrashLimits};
 
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub mode: Mode,
-    /// Take also what would run here by itself.
+    /// Accept files from the sandbox that tools on this machine would execute automatically.
     pub allow_risky: bool,
     pub limits: Limits,
-    /// Stop when both sides agree, as far as they can, or when it is seen that they won't.
+    /// Stop once both sides agree as far as possible, or when they can't.
     pub once: bool,
-    /// Of what is deleted or replaced here.
+    /// Limits of the trash for local versions that are deleted or replaced.
     pub trash: TrashLimits,
-    /// A directory with more files than this halts the sync when it disappears.
-    pub directory_files: usize,
+    /// The disappearance of a directory with more files than this halts the sync.
+    pub directory_deletion_limit: usize,
 }
 
 impl Default for Settings {
@@ -24,7 +24,7 @@ impl Default for Settings {
             limits: Limits::default(),
             once: false,
             trash: TrashLimits::default(),
-            directory_files: DIRECTORY_FILES,
+            directory_deletion_limit: DEFAULT_DIRECTORY_DELETION_LIMIT,
         }
     }
 }

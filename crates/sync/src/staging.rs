@@ -1,5 +1,5 @@
-//! Where content waits until it is whole and verified: a directory of this run's own, on the file system it is for, so that a rename is all
-//! that is left to do.
+//! Staging area for content that is incomplete or not verified yet: a directory for each run, on the same file system
+//! as the folder, so that placing a file takes one rename.
 
 use std::{
     collections::HashMap,
@@ -15,29 +15,29 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{digest::PIECE_BYTES, dirs, entry::Digest, error::SyncError, rules::STAGING, stamp::Stamp};
+use crate::{beneath, digest::READ_BUFFER_BYTES, entry::Digest, error::SyncError, ignore_rules::STAGING_DIRECTORY, stamp::Stamp};
 
-/// Fewer files than this are made durable one by one; with more, one sync of the whole file system is quicker.
-pub const FEW_FILES: usize = 8;
-/// What tells git not to look at what is on its way in.
-pub const GIT_IGNORE: (&str, &[u8]) = (".gitignore", b"*\n");
-/// In the name of what came in from the folder.
-const OUT: &str = "out";
-/// Of what is new; a mask may take away from it.
+/// Up to this many files are synced to disk one by one; for more, one sync of the whole file system is faster.
+pub const MAX_SEPARATE_SYNCS: usize = 8;
+/// Makes git ignore staged content.
+pub const GITIGNORE: (&str, &[u8]) = (".gitignore", b"*\n");
+/// Part of the names of files that were moved in from the folder.
+const OUT_MARKER: &str = "out";
+/// Mode of new files; the umask may reduce it.
 const FILE_MODE: Mode = Mode::from_bits_retain(0o644);
-pub const FOLDER_MODE: Mode = Mode::from_bits_retain(0o755);
+pub const DIRECTORY_MODE: Mode = Mode::from_bits_retain(0o755);
 const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 pub struct Staging {
     root: Arc<OwnedFd>,
-    own: Option<Own>,
+    run: Option<RunDirectory>,
     next: u64,
     ready: HashMap<Digest, String>,
-    /// Written since the last sync.
+    /// Files written since the last sync to disk.
     unsynced: Vec<String>,
 }
 
-struct Own {
+struct RunDirectory {
     top: OwnedFd,
     folder: OwnedFd,
     name: String,
@@ -45,12 +45,12 @@ struct Own {
 
 impl Staging {
     pub fn new(root: Arc<OwnedFd>) -> Self {
-        Self { root, own: None, next: 0, ready: HashMap::new(), unsynced: Vec::new() }
+        Self { root, run: None, next: 0, ready: HashMap::new(), unsynced: Vec::new() }
     }
 
-    /// Takes away what runs that were killed left behind. Those under way hold a lock.
+    /// Removes the directories of killed runs. Active runs hold a lock on theirs.
     pub fn sweep(&self) -> Result<(), Errno> {
-        let top = match dirs::open_beneath(&self.root, STAGING.as_bytes(), FLAGS) {
+        let top = match beneath::open_beneath(&self.root, STAGING_DIRECTORY.as_bytes(), FLAGS) {
             Ok(top) => top,
             Err(Errno::NOENT) => return Ok(()),
             Err(e) => return Err(e),
@@ -66,35 +66,35 @@ impl Staging {
         Ok(())
     }
 
-    /// Only where no other run is at work.
+    /// Only if no other run is active.
     fn remove_top(&self, top: &OwnedFd) {
-        let is_unused = list(top).is_ok_and(|names| names.iter().all(|n| n == GIT_IGNORE.0.as_bytes()));
+        let is_unused = list(top).is_ok_and(|names| names.iter().all(|n| n == GITIGNORE.0.as_bytes()));
         if is_unused {
-            // Another run may begin just now; what it made then stays.
-            let _ = rustix::fs::unlinkat(top, GIT_IGNORE.0, AtFlags::empty());
-            let _ = rustix::fs::unlinkat(&self.root, STAGING, AtFlags::REMOVEDIR);
+            // Another run may start at this moment; its files remain.
+            let _ = rustix::fs::unlinkat(top, GITIGNORE.0, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(&self.root, STAGING_DIRECTORY, AtFlags::REMOVEDIR);
         }
     }
 
-    /// The directory of this run, made when it is first needed.
+    /// The directory of this run, created when it is first needed.
     fn folder(&mut self) -> Result<BorrowedFd<'_>, Errno> {
-        if self.own.is_none() {
-            self.own = Some(self.make()?);
+        if self.run.is_none() {
+            self.run = Some(self.make()?);
         }
-        self.own.as_ref().map(|own| own.folder.as_fd()).ok_or(Errno::NOENT)
+        self.run.as_ref().map(|run| run.folder.as_fd()).ok_or(Errno::NOENT)
     }
 
-    fn make(&self) -> Result<Own, Errno> {
+    fn make(&self) -> Result<RunDirectory, Errno> {
         let mode = Mode::from_raw_mode(0o700);
-        match rustix::fs::mkdirat(&self.root, STAGING, mode) {
+        match rustix::fs::mkdirat(&self.root, STAGING_DIRECTORY, mode) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(e) => return Err(e),
         }
-        let top = dirs::open_beneath(&self.root, STAGING.as_bytes(), FLAGS)?;
+        let top = beneath::open_beneath(&self.root, STAGING_DIRECTORY.as_bytes(), FLAGS)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        if let Ok(file) = rustix::fs::openat(&top, GIT_IGNORE.0, flags, Mode::from_raw_mode(0o600)) {
-            // Without it git shows a folder for a moment.
-            let _ = rustix::io::write(&file, GIT_IGNORE.1);
+        if let Ok(file) = rustix::fs::openat(&top, GITIGNORE.0, flags, Mode::from_raw_mode(0o600)) {
+            // Without it git would briefly show an untracked directory.
+            let _ = rustix::io::write(&file, GITIGNORE.1);
         }
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|_| Errno::IO)?;
@@ -102,10 +102,10 @@ impl Staging {
         rustix::fs::mkdirat(&top, name.as_str(), mode)?;
         let folder = rustix::fs::openat(&top, name.as_str(), FLAGS, Mode::empty())?;
         rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Own { top, folder, name })
+        Ok(RunDirectory { top, folder, name })
     }
 
-    fn fresh_name(&mut self) -> String {
+    fn next_name(&mut self) -> String {
         self.next += 1;
         format!("{:x}", self.next)
     }
@@ -114,21 +114,21 @@ impl Staging {
         self.ready.contains_key(digest)
     }
 
-    /// A new file for content that is to have this digest.
+    /// Creates a file for incoming content.
     pub fn begin(&mut self) -> Result<Incoming, Errno> {
-        let name = self.fresh_name();
+        let name = self.next_name();
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(self.folder()?, name.as_str(), flags, FILE_MODE)?;
         Ok(Incoming { file: File::from(file), name, hasher: blake3::Hasher::new(), size: 0 })
     }
 
-    /// Keeps it where it is what it should be, and else throws it away.
+    /// Keeps the file if it has the expected digest and size, and discards it otherwise.
     pub fn finish(&mut self, incoming: Incoming, digest: Digest, size: u64) -> bool {
         let Incoming { name, hasher, size: got, .. } = incoming;
         if got == size && Digest(hasher.finalize().into()) == digest {
             self.unsynced.push(name.clone());
-            if let Some(double) = self.ready.insert(digest, name) {
-                self.discard(&double);
+            if let Some(duplicate) = self.ready.insert(digest, name) {
+                self.discard(&duplicate);
             }
             return true;
         }
@@ -142,14 +142,14 @@ impl Staging {
 
     fn discard(&mut self, name: &str) {
         self.unsynced.retain(|n| n != name);
-        if let Some(own) = &self.own {
-            // Swept at the next start otherwise.
-            let _ = rustix::fs::unlinkat(&own.folder, name, AtFlags::empty());
+        if let Some(run) = &self.run {
+            // A file that can't be removed now is swept at the next start.
+            let _ = rustix::fs::unlinkat(&run.folder, name, AtFlags::empty());
         }
     }
 
-    /// Content that is to be placed under a name: a copy where others want it too.
-    pub fn take(&mut self, digest: &Digest, is_last: bool) -> Result<String, Errno> {
+    /// Hands out staged content for placement: a copy if other paths need it too.
+    pub fn take_content(&mut self, digest: &Digest, is_last: bool) -> Result<String, Errno> {
         let name = self.ready.get(digest).cloned().ok_or(Errno::NOENT)?;
         if is_last {
             self.ready.remove(digest);
@@ -162,80 +162,81 @@ impl Staging {
         Ok(copy.name)
     }
 
-    pub fn link(&mut self, target: &[u8]) -> Result<String, Errno> {
-        let name = self.fresh_name();
+    pub fn stage_link(&mut self, target: &[u8]) -> Result<String, Errno> {
+        let name = self.next_name();
         rustix::fs::symlinkat(target, self.folder()?, name.as_str())?;
         Ok(name)
     }
 
-    pub fn empty_folder(&mut self) -> Result<String, Errno> {
-        let name = self.fresh_name();
-        rustix::fs::mkdirat(self.folder()?, name.as_str(), FOLDER_MODE)?;
+    pub fn stage_empty_directory(&mut self) -> Result<String, Errno> {
+        let name = self.next_name();
+        rustix::fs::mkdirat(self.folder()?, name.as_str(), DIRECTORY_MODE)?;
         Ok(name)
     }
 
-    /// Gives a file its permission bits: those of the one it replaces, or what a new file gets, with or without the right to run it.
-    pub fn set_mode(&mut self, name: &str, like: Option<u32>, exec: bool) -> Result<(), Errno> {
+    /// Sets permission bits: those of the replaced file or the defaults of a new one, with or without execute
+    /// permission.
+    pub fn set_mode(&mut self, name: &str, mode_from: Option<u32>, exec: bool) -> Result<(), Errno> {
         let file = rustix::fs::openat(self.folder()?, name, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let now = rustix::fs::fstat(&file)?.st_mode & 0o777;
-        let wanted = with_exec(like.map_or(now, |mode| mode & 0o777), exec);
+        let wanted = with_exec(mode_from.map_or(now, |mode| mode & 0o777), exec);
         if wanted == now { Ok(()) } else { rustix::fs::fchmod(file, Mode::from_raw_mode(wanted)) }
     }
 
-    /// Out of here under a name elsewhere, back, or both at once.
+    /// Renames to another directory; depending on `flags`, the two names are exchanged.
     pub fn rename(&mut self, name: &str, to: BorrowedFd, as_name: &[u8], flags: RenameFlags) -> Result<(), Errno> {
         match flags {
-            RenameFlags::NOREPLACE => rename_new(self.folder()?, name.as_bytes(), to, as_name),
+            RenameFlags::NOREPLACE => rename_noreplace(self.folder()?, name.as_bytes(), to, as_name),
             flags => rustix::fs::renameat_with(self.folder()?, name, to, as_name, flags),
         }
     }
 
-    /// A name for what is about to come in from elsewhere and should be this, in the place of that file, if of one: whoever sweeps after
-    /// a kill can tell whether it is, and keeps what is not.
-    fn name_for(&mut self, expected: &Stamp, instead_of: u64) -> String {
-        format!("{}-{}-{instead_of:x}-{}", self.fresh_name(), OUT, expected.key())
+    /// A name for a file that is about to be moved in. It records the expected file and the inode that replaces it, so
+    /// that a sweep after a kill can recognize an unexpected version and keep it.
+    fn outgoing_name(&mut self, expected: &Stamp, instead_of: u64) -> String {
+        format!("{}-{}-{instead_of:x}-{}", self.next_name(), OUT_MARKER, expected.key())
     }
 
-    /// Gives staged content the name under which what it replaces comes in.
-    pub fn name_swap(&mut self, name: &str, expected: &Stamp) -> Result<String, Errno> {
-        let staged = self.look(name)?.ok_or(Errno::NOENT)?;
-        let swap = self.name_for(expected, Stamp::of(&staged, SystemTime::now()).inode());
+    /// Renames staged content so that the file it replaces gets a name of this kind in the swap.
+    pub fn rename_for_swap(&mut self, name: &str, expected: &Stamp) -> Result<String, Errno> {
+        let staged = self.stat(name)?.ok_or(Errno::NOENT)?;
+        let swap = self.outgoing_name(expected, Stamp::of(&staged, SystemTime::now()).inode());
         let folder = self.folder()?;
         rustix::fs::renameat(folder, name, folder, swap.as_str())?;
         Ok(swap)
     }
 
-    /// From elsewhere to a new name here, so that it can be looked at where nobody else changes it.
-    pub fn pull_in(&mut self, from: BorrowedFd, name: &[u8], expected: &Stamp) -> Result<String, Errno> {
-        let own = self.name_for(expected, 0);
-        rename_new(from, name, self.folder()?, own.as_bytes())?;
-        Ok(own)
+    /// Moves a file here under a new name, so that it can be verified where no other program changes it.
+    pub fn move_in(&mut self, from: BorrowedFd, name: &[u8], expected: &Stamp) -> Result<String, Errno> {
+        let name_here = self.outgoing_name(expected, 0);
+        rename_noreplace(from, name, self.folder()?, name_here.as_bytes())?;
+        Ok(name_here)
     }
 
-    pub fn look(&mut self, name: &str) -> Result<Option<rustix::fs::Stat>, Errno> {
-        dirs::look(self.folder()?, name.as_bytes())
+    pub fn stat(&mut self, name: &str) -> Result<Option<rustix::fs::Stat>, Errno> {
+        beneath::stat(self.folder()?, name.as_bytes())
     }
 
     pub fn remove(&mut self, name: &str) -> Result<(), Errno> {
         rustix::fs::unlinkat(self.folder()?, name, AtFlags::empty())
     }
 
-    /// Makes what was written durable, before any of it gets its name.
+    /// Makes staged content durable before it is placed.
     pub fn sync(&mut self) -> Result<(), SyncError> {
         let names = std::mem::take(&mut self.unsynced);
-        let Some(own) = &self.own else { return Ok(()) };
-        let synced = if names.len() <= FEW_FILES {
+        let Some(run) = &self.run else { return Ok(()) };
+        let synced = if names.len() <= MAX_SEPARATE_SYNCS {
             names.iter().try_for_each(|name| {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                rustix::fs::fdatasync(rustix::fs::openat(&own.folder, name.as_str(), flags, Mode::empty())?)
+                rustix::fs::fdatasync(rustix::fs::openat(&run.folder, name.as_str(), flags, Mode::empty())?)
             })
         } else {
             rustix::fs::syncfs(&self.root)
         };
-        synced.map_err(|e| SyncError::writing("what arrived", e))
+        synced.map_err(|e| SyncError::writing("sync incoming content to disk", e))
     }
 
-    /// Throws away what is ready and was not wanted in the end.
+    /// Discards staged content that was not placed.
     pub fn clear(&mut self) {
         for name in std::mem::take(&mut self.ready).into_values() {
             self.discard(&name);
@@ -245,20 +246,20 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if let Some(own) = self.own.take() {
-            // Whatever fails here is swept at the next start.
-            let _ = clear(&own.folder, &self.root).and_then(|()| rustix::fs::unlinkat(&own.top, own.name.as_str(), AtFlags::REMOVEDIR));
-            self.remove_top(&own.top);
+        if let Some(run) = self.run.take() {
+            // Files that can't be removed now are swept at the next start.
+            let _ = clear(&run.folder, &self.root).and_then(|()| rustix::fs::unlinkat(&run.top, run.name.as_str(), AtFlags::REMOVEDIR));
+            self.remove_top(&run.top);
         }
     }
 }
 
-/// Whoever may read it may run it, or nobody may.
+/// Grants execute permission to all who may read, or to no user.
 pub fn with_exec(mode: u32, exec: bool) -> u32 {
     if exec { mode | ((mode & 0o444) >> 2) | 0o100 } else { mode & !0o111 }
 }
 
-/// Content on its way in, its digest made as it comes.
+/// Incoming content with its running digest.
 pub struct Incoming {
     file: File,
     name: String,
@@ -280,12 +281,12 @@ impl Write for Incoming {
 }
 
 pub fn copy_all(from: &mut impl Read, to: &mut impl Write) -> io::Result<u64> {
-    let (mut piece, mut size) = (vec![0; PIECE_BYTES], 0);
+    let (mut buffer, mut size) = (vec![0; READ_BUFFER_BYTES], 0);
     loop {
-        match from.read(&mut piece) {
+        match from.read(&mut buffer) {
             Ok(0) => return Ok(size),
             Ok(n) => {
-                to.write_all(&piece[..n])?;
+                to.write_all(&buffer[..n])?;
                 size += n as u64;
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -294,21 +295,21 @@ pub fn copy_all(from: &mut impl Read, to: &mut impl Write) -> io::Result<u64> {
     }
 }
 
-/// Renames to where nothing is yet, and fails where something is.
-pub fn rename_new(from: BorrowedFd, name: &[u8], to: BorrowedFd, as_name: &[u8]) -> Result<(), Errno> {
+/// Renames to a name that must not exist yet.
+pub fn rename_noreplace(from: BorrowedFd, name: &[u8], to: BorrowedFd, as_name: &[u8]) -> Result<(), Errno> {
     match rustix::fs::renameat_with(from, name, to, as_name, RenameFlags::NOREPLACE) {
-        // NFS, 9p and older FUSE can't be asked for it.
+        // NFS, 9p and older FUSE file systems don't support the flag.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => rename_by_link(from, name, to, as_name),
         other => other,
     }
 }
 
-/// A second name is refused, too, where something is; then the first goes.
+/// Creates a second link, which also fails if the name exists, and removes the first.
 fn rename_by_link(from: BorrowedFd, name: &[u8], to: BorrowedFd, as_name: &[u8]) -> Result<(), Errno> {
     match rustix::fs::linkat(from, name, to, as_name, AtFlags::empty()) {
         Ok(()) => rustix::fs::unlinkat(from, name, AtFlags::empty()),
-        // Of a folder, or where there are no links either: what is seen now has to do.
-        Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => match dirs::look(to, as_name)? {
+        // For directories, and on file systems without hard links, a check before the rename has to suffice.
+        Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => match beneath::stat(to, as_name)? {
             None => rustix::fs::renameat(from, name, to, as_name),
             Some(_) => Err(Errno::EXIST),
         },
@@ -316,17 +317,17 @@ fn rename_by_link(from: BorrowedFd, name: &[u8], to: BorrowedFd, as_name: &[u8])
     }
 }
 
-/// Whether what has such a name is neither what was to come in nor what was to take its place.
+/// Whether a file moved in from the folder is neither the expected version nor its replacement.
 fn is_unexpected(name: &[u8], now: &Stamp) -> bool {
     let Ok(name) = std::str::from_utf8(name) else { return false };
     let mut parts = name.splitn(4, '-');
     match (parts.next(), parts.next(), parts.next(), parts.next()) {
-        (Some(_), Some(OUT), Some(instead_of), Some(key)) => key != now.key() && instead_of != format!("{:x}", now.inode()),
+        (Some(_), Some(OUT_MARKER), Some(instead_of), Some(key)) => key != now.key() && instead_of != format!("{:x}", now.inode()),
         _ => false,
     }
 }
 
-/// The names in a folder.
+/// The names in a directory.
 pub fn list(folder: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     let mut names = Vec::new();
     let mut listing = Dir::read_from(folder)?;
@@ -340,17 +341,17 @@ pub fn list(folder: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     Ok(names)
 }
 
-/// Files and empty folders; there is nothing else in a staging directory. What somebody wrote in the moment before it came in is put back
-/// into the synced folder, under another name.
+/// Removes files and empty directories; a staging directory contains nothing else. A version that was written in the
+/// moment before it was moved in goes back to the folder under another name.
 fn clear(folder: &OwnedFd, root: &OwnedFd) -> Result<(), Errno> {
     for name in list(folder)? {
-        let Some(stat) = dirs::look(folder.as_fd(), &name)? else { continue };
+        let Some(stat) = beneath::stat(folder.as_fd(), &name)? else { continue };
         let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if !is_folder && is_unexpected(&name, &Stamp::of(&stat, SystemTime::now())) {
             let kept = format!("{}.cobox-kept", Stamp::of(&stat, SystemTime::now()).key());
-            tracing::warn!(kept, "a version that nobody has seen was found after a sync was killed");
-            match rename_new(folder.as_fd(), &name, root.as_fd(), kept.as_bytes()) {
-                // The same one, from an earlier try.
+            tracing::warn!(kept, "kept an unseen version of a file that a killed sync had moved away");
+            match rename_noreplace(folder.as_fd(), &name, root.as_fd(), kept.as_bytes()) {
+                // The same version from an earlier attempt.
                 Err(Errno::EXIST) => {}
                 other => {
                     other?;
@@ -369,18 +370,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_that_a_killed_run_had_just_taken_out_is_kept_where_nobody_had_seen_it() {
+    fn an_unseen_version_that_a_killed_run_moved_to_staging_is_put_back() {
         let dir = tempfile::tempdir().unwrap();
-        let run = dir.path().join(STAGING).join("0123");
-        std::fs::create_dir_all(&run).unwrap();
-        let key = |name: &str| Stamp::of(&rustix::fs::stat(run.join(name)).unwrap(), SystemTime::now());
+        let run_path = dir.path().join(STAGING_DIRECTORY).join("0123");
+        std::fs::create_dir_all(&run_path).unwrap();
+        let key = |name: &str| Stamp::of(&rustix::fs::stat(run_path.join(name)).unwrap(), SystemTime::now());
         for name in ["seen", "staged", "unseen", "4"] {
-            std::fs::write(run.join(name), name).unwrap();
+            std::fs::write(run_path.join(name), name).unwrap();
         }
         let (seen, staged, unseen) = (key("seen"), key("staged"), key("unseen"));
-        std::fs::rename(run.join("seen"), run.join(format!("1-out-0-{}", seen.key()))).unwrap();
-        std::fs::rename(run.join("staged"), run.join(format!("2-out-{:x}-{}", staged.inode(), seen.key()))).unwrap();
-        std::fs::rename(run.join("unseen"), run.join(format!("3-out-{:x}-{}", staged.inode(), seen.key()))).unwrap();
+        std::fs::rename(run_path.join("seen"), run_path.join(format!("1-out-0-{}", seen.key()))).unwrap();
+        std::fs::rename(run_path.join("staged"), run_path.join(format!("2-out-{:x}-{}", staged.inode(), seen.key()))).unwrap();
+        std::fs::rename(run_path.join("unseen"), run_path.join(format!("3-out-{:x}-{}", staged.inode(), seen.key()))).unwrap();
         let root = Arc::new(OwnedFd::from(File::open(dir.path()).unwrap()));
         Staging::new(root).sweep().unwrap();
         let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -389,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_kernels_help_a_rename_still_replaces_nothing() {
+    fn rename_by_link_never_replaces_an_existing_name() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let folder = File::open(dir.path()).unwrap();

@@ -1,13 +1,14 @@
-//! How a sync stands, for whoever asks, and what happens in it, for whoever listens.
+//! Status of a sync, and the events that it reports.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
 use crate::{
-    halt::{Halt, Side},
+    halt::Halt,
     mode::Mode,
     path::RelPath,
     problem::Problem,
     reconcile::{Change, Conflict},
+    side::Side,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,13 +17,13 @@ pub enum Phase {
     Connecting,
     Scanning,
     Syncing,
-    /// Both sides agree, as far as they can.
+    /// Both sides agree as far as possible.
     Watching,
     Paused,
-    /// Waits for somebody to say that it is right.
+    /// Waits for the user's decision.
     Halted(Halt),
-    /// Tries again soon; this is why it could not go on.
-    Waiting(String),
+    /// Waits for the next attempt; contains the reason of the last failure.
+    Retrying(String),
     Ended,
 }
 
@@ -30,43 +31,43 @@ pub enum Phase {
 pub struct Status {
     pub mode: Mode,
     pub phase: Phase,
-    pub here_files: usize,
-    pub there_files: usize,
+    pub local_files: usize,
+    pub sandbox_files: usize,
     /// Files that both sides agree on.
-    pub agreed_files: usize,
+    pub synced_files: usize,
     pub conflicts: Vec<Conflict>,
-    pub here_problems: BTreeMap<RelPath, Problem>,
-    pub there_problems: BTreeMap<RelPath, Problem>,
-    /// From the sandbox, and not taken because it would run here by itself.
-    pub held: Vec<RelPath>,
-    pub left_alone: usize,
-    /// Of the local folder's trash: used and allowed, in bytes.
+    pub local_problems: BTreeMap<RelPath, Problem>,
+    pub sandbox_problems: BTreeMap<RelPath, Problem>,
+    /// Files from the sandbox that were held back because tools on this machine would execute them.
+    pub held_back: Vec<RelPath>,
+    pub unsynced_differences: usize,
+    /// Used and permitted size of the local trash, in bytes.
     pub trash: (u64, u64),
-    /// Where not all changes are seen as they happen.
+    /// Whether some changes are only found by full scans, by side.
     pub is_polling: [bool; 2],
-    /// When both sides last agreed as far as they can.
-    pub settled_at: Option<SystemTime>,
+    /// When both sides last agreed as far as possible.
+    pub synced_at: Option<SystemTime>,
     pub rounds: u64,
 }
 
-/// Something worth telling as it happens.
+/// An event of a running sync.
 #[derive(Debug)]
 pub enum Event<'a> {
     Phase(&'a Phase),
-    /// Bytes of content on their way, of so many.
+    /// Bytes of content transferred so far, and in total.
     Progress {
         to: Side,
         done: u64,
         total: u64,
     },
-    /// Done, on that side.
+    /// A change was made on one side.
     Changed {
         side: Side,
         change: &'a Change,
-        /// The trash batch that has the old version, where there was one here.
+        /// The trash batch that holds the old version; local changes only.
         batch: Option<&'a str>,
     },
-    /// A round that did something, or found another conflict, is over.
+    /// A round has ended that changed files or found a new conflict.
     Round(&'a Status),
     Notice(&'a str),
 }

@@ -1,34 +1,35 @@
-//! One side of a sync as the other side sees it: every path with what stands there, bounded in number.
+//! All paths of one side with their entries, limited in number and size.
 
 use std::collections::{BTreeMap, btree_map};
 
 use crate::{entry::Entry, path::RelPath};
 
-/// What became of a path: something, or nothing any more.
+/// A path's new entry; `None` if it was deleted.
 pub type Update = (RelPath, Option<Entry>);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tree {
     entries: BTreeMap<RelPath, Entry>,
     files: usize,
-    /// Of paths and of links' targets.
+    /// Total length of paths and link targets.
     bytes: usize,
 }
 
-/// Of one tree's paths and links, in bytes: a million of them as long as they usually are, and not of the longest there can be.
+/// Maximum total length of a tree's paths and link targets, in bytes: a million entries of usual length, but not of the
+/// maximum length.
 const MAX_TREE_BYTES: usize = 256 * 1024 * 1024;
 
-/// Why a list of updates makes no tree: it came from a side that lies or is broken.
+/// Why updates do not form a valid tree; the side that sent them is hostile or broken.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum NoTree {
-    #[error("{0} is in no directory")]
-    Orphan(RelPath),
-    #[error("{0} has something in it and is no directory")]
+pub enum InvalidTree {
+    #[error("the parent of {0} is not a directory")]
+    MissingParent(RelPath),
+    #[error("{0} has contents and is not a directory")]
     NotADirectory(RelPath),
-    #[error("there are more than {0} files and folders")]
+    #[error("there are more than {0} files and directories")]
     TooMany(usize),
-    #[error("the paths are longer than {MAX_TREE_BYTES} bytes in all")]
-    TooLong,
+    #[error("the paths take more than {MAX_TREE_BYTES} bytes in total")]
+    PathsTooLong,
 }
 
 impl Tree {
@@ -74,30 +75,32 @@ impl Tree {
         self.entries.range((std::ops::Bound::Excluded(top), std::ops::Bound::Unbounded)).take_while(|(path, _)| path.is_beneath(top))
     }
 
-    /// Takes what the other side says has changed there. Refused whole paths are still in the tree then, which is to be thrown away.
-    pub fn update(&mut self, updates: Vec<Update>, most: usize) -> Result<(), NoTree> {
+    /// Applies updates from the other side. After an error the tree contains invalid entries and has to be discarded.
+    pub fn update(&mut self, updates: Vec<Update>, max_entries: usize) -> Result<(), InvalidTree> {
         let touched: Vec<RelPath> = updates.iter().map(|(path, _)| path.clone()).collect();
         for (path, entry) in updates {
             self.set(path, entry);
-            if self.len() > most {
-                return Err(NoTree::TooMany(most));
+            if self.len() > max_entries {
+                return Err(InvalidTree::TooMany(max_entries));
             }
             if self.bytes > MAX_TREE_BYTES {
-                return Err(NoTree::TooLong);
+                return Err(InvalidTree::PathsTooLong);
             }
         }
         for path in touched {
             match self.get(&path) {
-                Some(_) if !path.parent().is_none_or(|p| self.get(&p).is_some_and(Entry::is_dir)) => return Err(NoTree::Orphan(path)),
+                Some(_) if !path.parent().is_none_or(|p| self.get(&p).is_some_and(Entry::is_dir)) => {
+                    return Err(InvalidTree::MissingParent(path));
+                }
                 Some(Entry::Dir) => {}
-                _ if self.beneath(&path).next().is_some() => return Err(NoTree::NotADirectory(path)),
+                _ if self.beneath(&path).next().is_some() => return Err(InvalidTree::NotADirectory(path)),
                 _ => {}
             }
         }
         Ok(())
     }
 
-    /// Takes a path and everything beneath it out.
+    /// Removes a path and everything beneath it.
     pub fn prune(&mut self, top: &RelPath) {
         let beneath: Vec<RelPath> = self.beneath(top).map(|(path, _)| path.clone()).collect();
         beneath.into_iter().chain([top.clone()]).for_each(|path| self.set(path, None));
@@ -122,15 +125,15 @@ mod tests {
     }
 
     #[test]
-    fn updates_that_make_no_tree_are_refused() {
+    fn updates_that_form_no_valid_tree_are_rejected() {
         let file = Entry::File { digest: Digest::of(b"x"), size: 1, exec: false };
         let mut tree = Tree::default();
         tree.update(vec![(path("a"), Some(Entry::Dir)), (path("a/x"), Some(file.clone()))], 10).unwrap();
         assert_eq!((tree.len(), tree.files()), (2, 1));
-        assert_eq!(tree.clone().update(vec![(path("b/x"), Some(file.clone()))], 10), Err(NoTree::Orphan(path("b/x"))));
-        assert_eq!(tree.clone().update(vec![(path("a"), None)], 10), Err(NoTree::NotADirectory(path("a"))));
-        assert_eq!(tree.clone().update(vec![(path("a"), Some(file.clone()))], 10), Err(NoTree::NotADirectory(path("a"))));
-        assert_eq!(tree.clone().update(vec![(path("c"), Some(file))], 2), Err(NoTree::TooMany(2)));
+        assert_eq!(tree.clone().update(vec![(path("b/x"), Some(file.clone()))], 10), Err(InvalidTree::MissingParent(path("b/x"))));
+        assert_eq!(tree.clone().update(vec![(path("a"), None)], 10), Err(InvalidTree::NotADirectory(path("a"))));
+        assert_eq!(tree.clone().update(vec![(path("a"), Some(file.clone()))], 10), Err(InvalidTree::NotADirectory(path("a"))));
+        assert_eq!(tree.clone().update(vec![(path("c"), Some(file))], 2), Err(InvalidTree::TooMany(2)));
         tree.prune(&path("a"));
         assert!(tree.is_empty() && tree.files() == 0);
     }

@@ -1,4 +1,4 @@
-//! What changes in a folder, as the kernel tells it: which paths to look at again, or that all must be looked at.
+//! Watches a folder with inotify and collects the paths to scan again, or the fact that everything has to be scanned.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -18,16 +18,16 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{hooks::Hooks, path::RelPath, rules::Rules};
+use crate::{hooks::Hooks, ignore_rules::IgnoreRules, path::RelPath};
 
-/// Read at once: some two thousand events.
+/// Bytes per read: about two thousand events.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// Changed paths that are remembered one by one; with more it is cheaper to look at everything.
+/// Maximum number of changed paths to track; beyond it a full scan is cheaper.
 const MAX_DIRTY: usize = 4096;
-/// A file that is open and was written so lately is half of something: who saves it closes it soon, and a log has its pauses.
-const HALF_WRITTEN: Patience = Patience { pause: Duration::from_millis(50), longest: Duration::from_secs(1) };
-/// One that is shorter than it was has been emptied to be written anew, and nothing is told of a long write before it is done.
-const EMPTIED: Patience = Patience { pause: Duration::from_secs(2), longest: Duration::from_secs(5) };
+/// An open file written this recently is incomplete: a program that saves it closes it soon, and a log has pauses.
+const OPEN_FILE_WAIT: WriteWait = WriteWait { idle: Duration::from_millis(50), total: Duration::from_secs(1) };
+/// A file that became shorter was truncated to be rewritten, and the kernel reports a long write only when it is done.
+const TRUNCATED_FILE_WAIT: WriteWait = WriteWait { idle: Duration::from_secs(2), total: Duration::from_secs(5) };
 const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MODIFY)
@@ -41,26 +41,27 @@ const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DONT_FOLLOW)
     .union(WatchFlags::EXCL_UNLINK);
 
-/// How long an open file is waited for: since it was last written, and in all. Then it is taken as it is.
-struct Patience {
-    pause: Duration,
-    longest: Duration,
+/// How long to wait for an open file since its last write (`idle`) and its first (`total`). After that it is synced as
+/// it is.
+struct WriteWait {
+    idle: Duration,
+    total: Duration,
 }
 
-impl Patience {
-    fn lasts(&self, (first, last): (Instant, Instant), now: Instant) -> bool {
-        now.duration_since(last) < self.pause && now.duration_since(first) < self.longest
+impl WriteWait {
+    fn is_pending(&self, (first, last): (Instant, Instant), now: Instant) -> bool {
+        now.duration_since(last) < self.idle && now.duration_since(first) < self.total
     }
 }
 
-/// What has to be looked at again.
+/// Paths that have to be scanned again.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Dirty {
+pub struct DirtyPaths {
     pub paths: BTreeSet<RelPath>,
     pub all: bool,
 }
 
-impl Dirty {
+impl DirtyPaths {
     pub fn is_empty(&self) -> bool {
         self.paths.is_empty() && !self.all
     }
@@ -74,29 +75,31 @@ impl Dirty {
     }
 }
 
-struct Shared {
+struct WatchState {
     inotify: OwnedFd,
     stop: OwnedFd,
     folders: Mutex<HashMap<i32, Option<RelPath>>>,
-    dirty: Mutex<Dirty>,
-    /// Made or written and not yet closed: since when, and when last. At most [`MAX_DIRTY`].
+    dirty: Mutex<DirtyPaths>,
+    /// Files created or written and not closed yet, with the times of the first and the last write. At most
+    /// [`MAX_DIRTY`].
     writing: Mutex<HashMap<RelPath, (Instant, Instant)>>,
-    /// Not every folder could be watched.
+    /// Some directories could not be watched.
     is_partial: AtomicBool,
     limit: usize,
-    /// For the one who reads: a look that has to be up to date reads too.
+    /// Shared by both readers: the watch thread, and a scan that needs the latest events.
     buffer: Mutex<Vec<MaybeUninit<u8>>>,
 }
 
-/// Ends its thread when it is dropped.
-pub struct Watch(Arc<Shared>);
+/// Stops its thread when dropped.
+pub struct Watch(Arc<WatchState>);
 
 impl Watch {
-    /// Must be made on the thread that will look through the folder, which gets a working directory of its own: there may be no /proc to
-    /// name a descriptor by, so it goes into each folder and watches `.`. `tell` is called, on another thread, when something has changed.
-    pub fn start(limit: usize, hooks: &dyn Hooks, tell: impl Fn() + Send + 'static) -> io::Result<Self> {
+    /// Has to be called on the thread that scans the folder. The thread gets a working directory of its own: there may
+    /// be no /proc to name a descriptor by, so the thread changes into each directory and watches `.`. `notify` is
+    /// called on another thread after a change.
+    pub fn start(limit: usize, hooks: &dyn Hooks, notify: impl Fn() + Send + 'static) -> io::Result<Self> {
         cobox_kernel::own_working_directory()?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WatchState {
             inotify: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             folders: Mutex::default(),
@@ -106,12 +109,12 @@ impl Watch {
             limit,
             buffer: Mutex::new(vec![MaybeUninit::uninit(); BUFFER_BYTES]),
         });
-        let listening = shared.clone();
-        hooks.spawn("sync-watch", Box::new(move || listening.listen(&tell)))?;
+        let listener = shared.clone();
+        hooks.spawn("sync-watch", Box::new(move || listener.listen(&notify)))?;
         Ok(Self(shared))
     }
 
-    /// Watches a folder, or watches on under its new name.
+    /// Watches a directory, or updates its name if it was renamed.
     pub fn add(&self, folder: &OwnedFd, path: Option<&RelPath>) {
         let mut folders = self.0.folders();
         if folders.len() >= self.0.limit {
@@ -119,15 +122,15 @@ impl Watch {
             return;
         }
         match rustix::process::fchdir(folder).and_then(|()| inotify::add_watch(&self.0.inotify, ".", EVENTS)) {
-            Ok(number) => drop(folders.insert(number, path.cloned())),
-            // The kernel has no more, or the folder may not be read, which looking at it tells too.
+            Ok(descriptor) => drop(folders.insert(descriptor, path.cloned())),
+            // The kernel's limit is reached. A directory that may not be read is reported by its scan.
             Err(Errno::NOSPC | Errno::NOMEM) => self.0.is_partial.store(true, Ordering::Relaxed),
             Err(_) => {}
         }
     }
 
-    /// What has to be looked at again, with everything that has happened up to now.
-    pub fn take(&self) -> Dirty {
+    /// Takes the paths to scan again, including all events so far.
+    pub fn take_dirty(&self) -> DirtyPaths {
         self.0.read();
         std::mem::take(&mut *self.0.dirty())
     }
@@ -136,23 +139,24 @@ impl Watch {
         !self.0.dirty().is_empty()
     }
 
-    /// Which of these somebody is just writing, with everything that has happened up to now. Beside each is whether it is shorter than it was.
+    /// Returns the files that are being written, including all events so far. Each path comes with whether the file
+    /// became shorter.
     pub fn half_written<'a>(&self, paths: impl Iterator<Item = (&'a RelPath, bool)>) -> HashSet<RelPath> {
         self.0.read();
         let now = Instant::now();
         let mut writing = self.0.writing();
-        writing.retain(|_, times| EMPTIED.lasts(*times, now));
+        writing.retain(|_, times| TRUNCATED_FILE_WAIT.is_pending(*times, now));
         if writing.is_empty() {
             return HashSet::new();
         }
-        let is_half = |path: &RelPath, patience: &Patience| writing.get(path).is_some_and(|times| patience.lasts(*times, now));
+        let is_mid_write = |path: &RelPath, wait: &WriteWait| writing.get(path).is_some_and(|times| wait.is_pending(*times, now));
         paths
-            .filter(|(path, is_shorter)| is_half(path, if *is_shorter { &EMPTIED } else { &HALF_WRITTEN }))
+            .filter(|(path, is_shorter)| is_mid_write(path, if *is_shorter { &TRUNCATED_FILE_WAIT } else { &OPEN_FILE_WAIT }))
             .map(|(path, _)| path.clone())
             .collect()
     }
 
-    /// Whether changes may go unseen until the next look at everything.
+    /// Whether some changes are only found by the next full scan.
     pub fn is_partial(&self) -> bool {
         self.0.is_partial.load(Ordering::Relaxed)
     }
@@ -160,18 +164,18 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // Full means that it is awake already.
+        // If the counter is full, the thread is awake already.
         let _ = rustix::io::write(&self.0.stop, &1u64.to_ne_bytes());
     }
 }
 
-impl Shared {
-    // Each change to these is a single call, so that a panic elsewhere can't have left one half done.
+impl WatchState {
+    // Each change to these is a single call, so a panic elsewhere can't leave one half done.
     fn folders(&self) -> MutexGuard<'_, HashMap<i32, Option<RelPath>>> {
         self.folders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn dirty(&self) -> MutexGuard<'_, Dirty> {
+    fn dirty(&self) -> MutexGuard<'_, DirtyPaths> {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -179,55 +183,55 @@ impl Shared {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn listen(&self, tell: &dyn Fn()) {
+    fn listen(&self, notify: &dyn Fn()) {
         loop {
             let mut fds = [PollFd::new(&self.inotify, PollFlags::IN), PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN)];
             match poll(&mut fds, None) {
                 Ok(_) if fds[1].revents().contains(PollFlags::IN) => return,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "changes are no longer watched for");
+                    tracing::warn!(%error, "the watch failed; falling back to periodic scans");
                     self.is_partial.store(true, Ordering::Relaxed);
                     return;
                 }
             }
             if self.read() {
-                tell();
+                notify();
             }
         }
     }
 
-    /// Takes what the kernel has to tell. Whether there was something to look at.
+    /// Reads all pending events. Returns whether any of them requires a scan.
     fn read(&self) -> bool {
         let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         let mut reader = Reader::new(&self.inotify, &mut buffer);
-        let mut has_news = false;
-        // Ends when there is nothing more to be had without waiting.
+        let mut has_events = false;
+        // Ends when a further read would block.
         while let Ok(event) = reader.next() {
-            has_news |= self.note(event.wd(), event.events(), event.file_name().map(|n| n.to_bytes()));
+            has_events |= self.record_event(event.wd(), event.events(), event.file_name().map(|n| n.to_bytes()));
         }
-        has_news
+        has_events
     }
 
-    /// Whether that was something to look at.
-    fn note(&self, number: i32, flags: ReadFlags, name: Option<&[u8]>) -> bool {
+    /// Returns whether the event requires a scan.
+    fn record_event(&self, descriptor: i32, flags: ReadFlags, name: Option<&[u8]>) -> bool {
         if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
             self.dirty().all = true;
             return true;
         }
         if flags.contains(ReadFlags::IGNORED) {
-            self.folders().remove(&number);
+            self.folders().remove(&descriptor);
             return false;
         }
-        let Some(folder) = self.folders().get(&number).cloned() else { return false };
+        let Some(folder) = self.folders().get(&descriptor).cloned() else { return false };
         match (folder, name) {
             (folder, Some(name)) => {
                 let Some(path) = RelPath::join(folder.as_ref(), name) else { return false };
-                // Rules without any file know what is never synced.
-                if Rules::default().leaves_out(&path, false) {
+                // Rules without any file still exclude reserved paths.
+                if IgnoreRules::default().is_ignored(&path, false) {
                     return false;
                 }
-                if !self.note_writing(&path, flags) {
+                if !self.record_writing(&path, flags) {
                     return false;
                 }
                 self.dirty().add(path);
@@ -237,13 +241,13 @@ impl Shared {
                 self.dirty().all = true;
                 true
             }
-            // A folder's own end or move is told by the one it was in.
+            // The deletion or move of a directory is reported by its parent.
             _ => false,
         }
     }
 
-    /// Whether the path is to be looked at: one that is only closed has told all before.
-    fn note_writing(&self, path: &RelPath, flags: ReadFlags) -> bool {
+    /// Returns whether the path has to be scanned; a close without a write requires nothing.
+    fn record_writing(&self, path: &RelPath, flags: ReadFlags) -> bool {
         let mut writing = self.writing();
         if flags.contains(ReadFlags::ISDIR) {
             return true;
@@ -266,24 +270,24 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hooks::Own;
+    use crate::hooks::LocalHooks;
 
     #[test]
-    fn a_file_is_half_written_from_its_first_byte_until_it_is_closed() {
+    fn a_file_counts_as_half_written_until_it_is_closed() {
         let folder = tempfile::tempdir().unwrap();
-        let watch = Watch::start(10, &Own::new(folder.path().to_owned()), || ()).unwrap();
+        let watch = Watch::start(10, &LocalHooks::new(folder.path().to_owned()), || ()).unwrap();
         let path = RelPath::new(b"f").unwrap();
-        assert!(watch.0.note_writing(&path, ReadFlags::CREATE));
+        assert!(watch.0.record_writing(&path, ReadFlags::CREATE));
         assert!(watch.0.writing().contains_key(&path));
-        assert!(watch.0.note_writing(&path, ReadFlags::MODIFY));
-        assert!(watch.0.note_writing(&path, ReadFlags::CLOSE_WRITE), "it is looked at now");
+        assert!(watch.0.record_writing(&path, ReadFlags::MODIFY));
+        assert!(watch.0.record_writing(&path, ReadFlags::CLOSE_WRITE), "it is looked at now");
         assert!(watch.0.writing().is_empty());
-        assert!(!watch.0.note_writing(&path, ReadFlags::CLOSE_WRITE), "nothing was written that time");
+        assert!(!watch.0.record_writing(&path, ReadFlags::CLOSE_WRITE), "nothing was written that time");
         let now = Instant::now();
-        watch.0.writing().insert(path.clone(), (now - HALF_WRITTEN.longest, now));
+        watch.0.writing().insert(path.clone(), (now - OPEN_FILE_WAIT.total, now));
         assert!(watch.half_written([(&path, false)].into_iter()).is_empty(), "one that is written without end is taken as it is");
         assert!(watch.half_written([(&path, true)].into_iter()).contains(&path), "but not one that was emptied");
-        watch.0.writing().insert(path.clone(), (now - EMPTIED.longest, now));
+        watch.0.writing().insert(path.clone(), (now - TRUNCATED_FILE_WAIT.total, now));
         assert!(watch.half_written([(&path, true)].into_iter()).is_empty(), "for ever");
     }
 }

@@ -1,11 +1,11 @@
-//! Either end killed at random moments, each in a process of its own: every file is then the old or the new version, whole, what was saved
-//! last is what both sides have in the end, and nobody is asked about a conflict that there isn't.
+//! Kills either end at random moments, each in a process of its own. Afterwards every file has its complete old or new
+//! version, both sides converge to the last save, and there are no false conflicts.
 //!
-//! `COBOX_SYNC_KILLS` says how often; 50 unless told.
+//! `COBOX_SYNC_KILLS` sets the number of kills; the default is 50.
 //!
-//! The local end killed in the midst of deletions and replacements: every version is at its place or in the trash.
+//! Also kills the local end during deletions and replacements: every version is then in its place or in the trash.
 
-mod ends;
+mod support;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,18 +18,18 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use cobox_sync::{Connection, Engine, Limits, Mode, NoConnection, Own, Settings, open_root, serve};
-use ends::Ends;
+use cobox_sync::{ConnectError, Connection, Engine, Limits, LocalHooks, Mode, Settings, open_root, serve};
+use support::SyncPair;
 
 const FILES: u64 = 12;
-/// Some hundred kilobytes, so that deltas are used too.
+/// Several hundred kilobytes, so that deltas are used as well.
 const LINES: usize = 12_000;
 
-/// The same run each time, but for what the machine adds.
-struct Dice(u64);
+/// A seeded generator, so that runs differ only by timing.
+struct Random(u64);
 
-impl Dice {
-    fn roll(&mut self, below: u64) -> u64 {
+impl Random {
+    fn below(&mut self, below: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -62,7 +62,7 @@ fn child(name: &str, at: &Path) -> Child {
 }
 
 #[test]
-fn whoever_is_killed_every_file_is_old_or_new() {
+fn every_file_is_old_or_new_when_either_end_is_killed() {
     kill(std::env::var("COBOX_SYNC_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(50));
 }
 
@@ -77,34 +77,34 @@ fn soak_either_end_killed_500_times() {
     }
 }
 
-/// Rounds after which both sides are let come to rest, and each file becomes the other side's.
-const TURN: u64 = 10;
+/// After this many kills both sides are synced completely, and each file is edited on the other side.
+const SETTLE_INTERVAL: u64 = 10;
 
 fn kill(kills: u64) {
-    let ends = Ends::new();
-    let top = ends.here("").parent().unwrap().to_owned();
-    // More than are ever deleted before both sides come to rest: that most of a folder goes is another matter.
+    let pair = SyncPair::new();
+    let top = pair.local("").parent().unwrap().to_owned();
+    // More files than are ever deleted between two complete syncs, because a mass deletion would halt.
     for number in 0..FILES * 2 {
-        ends.write_here(&format!("kept{number}"), &version("here", number, 1));
+        pair.write_local(&format!("kept{number}"), &version("local", number, 1));
     }
-    let mut dice = Dice(77);
+    let mut random = Random(77);
     let mut last: Vec<Option<String>> = vec![None; FILES as usize];
     for round in 0..kills {
-        if round % TURN == 0 {
-            settle(&ends, &last);
+        if round % SETTLE_INTERVAL == 0 {
+            settle(&pair, &last);
         }
         for number in 0..FILES {
-            let (side, path) = match (number + round / TURN) % 2 {
-                0 => ("here", ends.here(&format!("f{number}"))),
-                _ => ("there", ends.there(&format!("f{number}"))),
+            let (side, path) = match (number + round / SETTLE_INTERVAL) % 2 {
+                0 => ("local", pair.local(&format!("f{number}"))),
+                _ => ("sandbox", pair.sandbox(&format!("f{number}"))),
             };
             let lines = if number % 3 == 0 { LINES } else { 50 };
-            match dice.roll(6) {
+            match random.below(6) {
                 0 => {
                     let _ = fs::remove_file(path);
                     last[number as usize] = None;
                 }
-                // Sometimes nothing.
+                // No change.
                 1 => {}
                 _ => {
                     let (beside, text) = (path.with_extension("writing"), version(side, round, lines));
@@ -114,128 +114,129 @@ fn kill(kills: u64) {
                 }
             }
         }
-        let mut sandbox = child("as_the_sandbox", &top);
-        ends.wait_until(|| top.join("socket").exists());
-        let mut laptop = child("as_the_laptop", &top);
-        thread::sleep(Duration::from_millis(dice.roll(150)));
-        if dice.roll(2) == 0 {
+        let mut sandbox = child("run_as_sandbox_end", &top);
+        pair.wait_until(|| top.join("socket").exists());
+        let mut laptop = child("run_as_local_end", &top);
+        thread::sleep(Duration::from_millis(random.below(150)));
+        if random.below(2) == 0 {
             laptop.kill().unwrap();
         } else {
             sandbox.kill().unwrap();
-            assert_whole(&ends.there(""));
+            assert_whole(&pair.sandbox(""));
         }
-        for one in [&mut laptop, &mut sandbox] {
-            // The one that is left: it would go on for ever.
-            let _ = one.kill();
-            one.wait().unwrap();
+        for process in [&mut laptop, &mut sandbox] {
+            // The remaining process would run forever.
+            let _ = process.kill();
+            process.wait().unwrap();
         }
         let _ = fs::remove_file(top.join("socket"));
-        assert_whole(&ends.here(""));
-        assert_whole(&ends.there(""));
+        assert_whole(&pair.local(""));
+        assert_whole(&pair.sandbox(""));
     }
-    settle(&ends, &last);
-    // What killed runs left is swept.
-    ends.wait_until(|| !ends.here(cobox_sync::STAGING).exists() && !ends.there(cobox_sync::STAGING).exists());
+    settle(&pair, &last);
+    // Leftovers of killed runs are swept.
+    pair.wait_until(|| !pair.local(cobox_sync::STAGING_DIRECTORY).exists() && !pair.sandbox(cobox_sync::STAGING_DIRECTORY).exists());
 }
 
-/// Files of the test below; those that stay are so many that no round is a mass deletion.
+/// Files that the test below changes. The anchors are so many that no round is a mass deletion.
 const TRASH_FILES: u64 = 120;
 const TRASH_ANCHORS: u64 = 600;
 const TRASH_KILLS: u64 = 12;
 
-/// Every file in the trash, whole or half moved.
-fn in_trash(ends: &Ends) -> Vec<String> {
-    let batches = fs::read_dir(ends.here(cobox_sync::TRASH)).into_iter().flatten().flatten();
+/// Every file in the trash, including those of unfinished swaps.
+fn in_trash(pair: &SyncPair) -> Vec<String> {
+    let batches = fs::read_dir(pair.local(cobox_sync::TRASH_DIRECTORY)).into_iter().flatten().flatten();
     let files = batches.filter_map(|batch| fs::read_dir(batch.path()).ok()).flatten().flatten();
     files.filter(|file| file.file_name().as_encoded_bytes()[0].is_ascii_digit()).filter_map(|f| fs::read_to_string(f.path()).ok()).collect()
 }
 
-fn in_folder(ends: &Ends) -> Vec<String> {
-    fs::read_dir(ends.here("")).unwrap().flatten().filter_map(|file| fs::read_to_string(file.path()).ok()).collect()
+fn in_folder(pair: &SyncPair) -> Vec<String> {
+    fs::read_dir(pair.local("")).unwrap().flatten().filter_map(|file| fs::read_to_string(file.path()).ok()).collect()
 }
 
 #[test]
-fn killed_while_it_deletes_and_replaces_every_version_is_at_its_place_or_in_the_trash() {
-    let ends = Ends::new();
-    let top = ends.here("").parent().unwrap().to_owned();
+fn every_version_is_in_place_or_in_the_trash_when_killed() {
+    let pair = SyncPair::new();
+    let top = pair.local("").parent().unwrap().to_owned();
     for number in 0..TRASH_ANCHORS {
-        ends.write_here(&format!("anchor{number}"), &format!("anchor {number}"));
+        pair.write_local(&format!("anchor{number}"), &format!("anchor {number}"));
     }
     let first = |number: u64| format!("first version of {number}");
-    (0..TRASH_FILES).for_each(|number| ends.write_here(&format!("f{number}"), &first(number)));
-    ends.start(Mode::TwoWaySafe).flush();
-    let (began, mut dice, mut had) = (SystemTime::now(), Dice(4711), BTreeSet::new());
+    (0..TRASH_FILES).for_each(|number| pair.write_local(&format!("f{number}"), &first(number)));
+    pair.start(Mode::TwoWaySafe).flush();
+    let (began, mut random, mut had) = (SystemTime::now(), Random(4711), BTreeSet::new());
     for round in 0..TRASH_KILLS {
-        had.extend(in_folder(&ends));
+        had.extend(in_folder(&pair));
         for number in 0..TRASH_FILES {
-            match dice.roll(20) {
-                0 => drop(fs::remove_file(ends.there(&format!("f{number}")))),
-                1..10 => ends.write_there(&format!("f{number}"), &format!("version {round} of {number}")),
+            match random.below(20) {
+                0 => drop(fs::remove_file(pair.sandbox(&format!("f{number}")))),
+                1..10 => pair.write_sandbox(&format!("f{number}"), &format!("version {round} of {number}")),
                 _ => {}
             }
         }
-        let (before, moved) = (in_trash(&ends).len(), dice.roll(TRASH_FILES / 3) as usize);
-        let mut sandbox = child("as_the_sandbox", &top);
-        ends.wait_until(|| top.join("socket").exists());
-        let mut laptop = child("as_the_laptop", &top);
-        ends.wait_until(|| in_trash(&ends).len() >= before + moved);
-        for one in [&mut laptop, &mut sandbox] {
-            one.kill().unwrap();
-            one.wait().unwrap();
+        let (before, moved) = (in_trash(&pair).len(), random.below(TRASH_FILES / 3) as usize);
+        let mut sandbox = child("run_as_sandbox_end", &top);
+        pair.wait_until(|| top.join("socket").exists());
+        let mut laptop = child("run_as_local_end", &top);
+        pair.wait_until(|| in_trash(&pair).len() >= before + moved);
+        for process in [&mut laptop, &mut sandbox] {
+            process.kill().unwrap();
+            process.wait().unwrap();
         }
         let _ = fs::remove_file(top.join("socket"));
-        let now: BTreeSet<String> = in_folder(&ends).into_iter().chain(in_trash(&ends)).collect();
+        let now: BTreeSet<String> = in_folder(&pair).into_iter().chain(in_trash(&pair)).collect();
         let lost: Vec<&String> = had.difference(&now).collect();
         assert!(lost.is_empty(), "round {round}: {lost:?}");
     }
-    ends.start(Mode::TwoWaySafe).flush();
-    let undone = ends.trash().restore(&cobox_sync::Scope::Since(began)).unwrap();
+    pair.start(Mode::TwoWaySafe).flush();
+    let undone = pair.trash().restore(&cobox_sync::RestoreScope::Since(began)).unwrap();
     assert!(undone.failed.is_empty(), "{:?}", undone.failed);
-    let beside: BTreeMap<String, String> = undone.restored.iter().map(|one| (one.path.to_string(), one.to.to_string())).collect();
+    let beside: BTreeMap<String, String> =
+        undone.restored.iter().map(|process| (process.path.to_string(), process.to.to_string())).collect();
     for number in 0..TRASH_FILES {
         let name = format!("f{number}");
-        assert_eq!(ends.read_here(beside.get(&name).unwrap_or(&name)), first(number));
+        assert_eq!(pair.read_local(beside.get(&name).unwrap_or(&name)), first(number));
     }
 }
 
-/// A run that is left alone makes both sides what was saved last.
-fn settle(ends: &Ends, last: &[Option<String>]) {
-    let live = ends.start(Mode::TwoWaySafe);
-    let status = live.flush();
+/// A complete run converges both sides to the last save.
+fn settle(pair: &SyncPair, last: &[Option<String>]) {
+    let sync = pair.start(Mode::TwoWaySafe);
+    let status = sync.flush();
     assert!(status.conflicts.is_empty(), "{:?}", status.conflicts);
-    drop(live);
+    drop(sync);
     for (number, text) in last.iter().enumerate() {
-        for path in [ends.here(&format!("f{number}")), ends.there(&format!("f{number}"))] {
+        for path in [pair.local(&format!("f{number}")), pair.sandbox(&format!("f{number}"))] {
             assert!(fs::read_to_string(&path).ok() == *text, "{} is not what was saved last", path.display());
         }
     }
 }
 
-fn place() -> Option<std::path::PathBuf> {
+fn child_directory() -> Option<std::path::PathBuf> {
     std::env::var_os("COBOX_SYNC_AT").map(Into::into)
 }
 
 #[test]
-#[ignore = "one of the ends that the test above starts and kills"]
-fn as_the_sandbox() {
-    let Some(at) = place() else { return };
+#[ignore = "child process of the tests above"]
+fn run_as_sandbox_end() {
+    let Some(at) = child_directory() else { return };
     let listener = UnixListener::bind(at.join("socket.new")).unwrap();
     fs::rename(at.join("socket.new"), at.join("socket")).unwrap();
     for stream in listener.incoming().flatten() {
-        let root = open_root(&at.join("there")).unwrap();
-        let _ = serve(stream.try_clone().unwrap(), stream, root, Limits::default(), Arc::new(Own::new(at.join("there"))));
+        let root = open_root(&at.join("sandbox")).unwrap();
+        let _ = serve(stream.try_clone().unwrap(), stream, root, Limits::default(), Arc::new(LocalHooks::new(at.join("sandbox"))));
     }
 }
 
 #[test]
-#[ignore = "one of the ends that the test above starts and kills"]
-fn as_the_laptop() {
-    let Some(at) = place() else { return };
+#[ignore = "child process of the tests above"]
+fn run_as_local_end() {
+    let Some(at) = child_directory() else { return };
     let settings = Settings::default();
-    let engine = Engine::open(&at.join("here"), &at.join("base"), settings, Box::new(|_| ())).unwrap();
+    let engine = Engine::open(&at.join("local"), &at.join("base"), settings, Box::new(|_| ())).unwrap();
     let mut dial = || match UnixStream::connect(at.join("socket")) {
         Ok(stream) => Ok(Connection { reader: Box::new(stream.try_clone().unwrap()), writer: Box::new(stream) }),
-        Err(e) => Err(NoConnection::Passing(e.to_string())),
+        Err(e) => Err(ConnectError::Transient(e.to_string())),
     };
     engine.run(&mut dial).unwrap();
 }

@@ -1,4 +1,4 @@
-//! What is remembered, on a disk that is full for a while: a small one of its own, in a child that may mount it.
+//! The stored state on a disk that is full for a while: a small tmpfs, mounted by a child process in its own namespace.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -10,9 +10,9 @@ fn files(range: std::ops::Range<u32>) -> Vec<Update> {
 }
 
 #[test]
-fn a_full_disk_passes_and_what_was_agreed_on_meanwhile_is_remembered() {
+fn commits_succeed_again_after_the_disk_was_full() {
     let dir = tempfile::tempdir().unwrap();
-    let script = "mount -t tmpfs -o size=256k none \"$AT\" && exec \"$0\" --exact on_a_small_disk --ignored --nocapture";
+    let script = "mount -t tmpfs -o size=256k none \"$AT\" && exec \"$0\" --exact child_on_a_small_disk --ignored --nocapture";
     let ran = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
         .arg(std::env::current_exe().unwrap())
@@ -23,22 +23,22 @@ fn a_full_disk_passes_and_what_was_agreed_on_meanwhile_is_remembered() {
 }
 
 #[test]
-#[ignore = "what the test above starts on a disk of its own"]
-fn on_a_small_disk() {
+#[ignore = "child process of the test above"]
+fn child_on_a_small_disk() {
     let Some(at) = std::env::var_os("AT").map(PathBuf::from) else { return };
     let base = at.join("base");
     let mut ancestor = Ancestor::open(&base).unwrap();
-    ancestor.agree(files(0..100)).unwrap();
-    // All that is left is taken, as far as it goes.
+    ancestor.commit(files(0..100)).unwrap();
+    // Fills the disk as far as possible.
     let _ = fs::write(at.join("filler"), vec![1; 1024 * 1024]);
-    let full = ancestor.make(Side::Here, files(100..2000)).unwrap_err();
-    assert!(matches!(full, SyncError::Full) && full.is_passing(), "{full}");
-    assert!(matches!(ancestor.agree(files(100..200)), Err(SyncError::Full)));
-    // Killed now, it knows what it knew.
+    let full = ancestor.begin_changes(Side::Local, files(100..2000)).unwrap_err();
+    assert!(matches!(full, SyncError::Full) && full.is_transient(), "{full}");
+    assert!(matches!(ancestor.commit(files(100..200)), Err(SyncError::Full)));
+    // A run that is killed now still has the last commit.
     assert_eq!(Ancestor::open(&base).unwrap().tree().len(), 100);
     fs::remove_file(at.join("filler")).unwrap();
-    ancestor.make(Side::Here, files(200..201)).unwrap();
-    ancestor.agree(files(200..201)).unwrap();
+    ancestor.begin_changes(Side::Local, files(200..201)).unwrap();
+    ancestor.commit(files(200..201)).unwrap();
     assert_eq!(Ancestor::open(&base).unwrap().tree(), ancestor.tree());
     assert_eq!(ancestor.tree().len(), 201);
 }

@@ -1,5 +1,5 @@
-//! A sandbox that speaks the protocol and lies: nothing is written here outside the folder, nor anything that is not what it was said to be,
-//! and a sync that is to end does.
+//! A sandbox that speaks the protocol and lies: nothing is written outside the local folder, no file gets other content
+//! than announced, and a sync with `once` ends.
 
 use std::{
     fs,
@@ -9,25 +9,25 @@ use std::{
     thread,
 };
 
-use cobox_sync::{Connection, Digest, Engine, Entry, Message, NoConnection, Outcome, Problem, RelPath, Settings, Status, SyncError};
+use cobox_sync::{ConnectError, Connection, Digest, Engine, Entry, Message, Outcome, Problem, RelPath, Settings, Status, SyncError};
 
-/// What it answers to each message; nothing to those it only takes in.
+/// The answers to each message; empty if it needs none.
 type Script = Box<dyn FnMut(&Message) -> Vec<Message> + Send>;
 
-struct Laptop {
+struct LocalEnd {
     dir: tempfile::TempDir,
 }
 
-impl Laptop {
+impl LocalEnd {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("here")).unwrap();
+        fs::create_dir(dir.path().join("local")).unwrap();
         fs::create_dir(dir.path().join("outside")).unwrap();
         Self { dir }
     }
 
-    fn here(&self, path: &str) -> PathBuf {
-        self.dir.path().join("here").join(path)
+    fn local(&self, path: &str) -> PathBuf {
+        self.dir.path().join("local").join(path)
     }
 
     fn outside(&self) -> PathBuf {
@@ -38,30 +38,30 @@ impl Laptop {
         let mut script = Some(script);
         self.run(move |stream| {
             let mut script = script.take()?;
-            thread::spawn(move || act(stream, &mut script));
+            thread::spawn(move || play_script(stream, &mut script));
             Some(())
         })
     }
 
-    /// One connection; there is no second.
+    /// Runs a sync with a single connection.
     fn run(&self, mut serve: impl FnMut(UnixStream) -> Option<()>) -> Result<Status, SyncError> {
         let settings = Settings { once: true, ..Settings::default() };
-        let engine = Engine::open(&self.here(""), &self.dir.path().join("base"), settings, Box::new(|_| ())).unwrap();
-        let mut dial = || {
+        let engine = Engine::open(&self.local(""), &self.dir.path().join("base"), settings, Box::new(|_| ())).unwrap();
+        let mut connector = || {
             let (ours, theirs) = UnixStream::pair().unwrap();
-            serve(theirs).ok_or_else(|| NoConnection::Final("it is gone".to_owned()))?;
+            serve(theirs).ok_or_else(|| ConnectError::Permanent("the sandbox is gone".to_owned()))?;
             Ok(Connection { reader: Box::new(ours.try_clone().unwrap()), writer: Box::new(ours) })
         };
-        engine.run(&mut dial)
+        engine.run(&mut connector)
     }
 }
 
-fn act(stream: UnixStream, script: &mut Script) {
+fn play_script(stream: UnixStream, script: &mut Script) {
     let mut reader = stream.try_clone().unwrap();
     let mut writer = stream;
     while let Ok(message) = Message::read(&mut reader) {
         for answer in script(&message) {
-            // The laptop may have had enough.
+            // The local end may have disconnected.
             let _ = writer.write_all(&answer.encode());
         }
     }
@@ -75,8 +75,8 @@ fn file(content: &[u8]) -> Entry {
     Entry::File { digest: Digest::of(content), size: content.len() as u64, exec: false }
 }
 
-/// Has these, tells them with the first scan, and leaves the rest to what `other` says.
-fn having(entries: Vec<(&'static str, Entry)>, mut other: impl FnMut(&Message) -> Vec<Message> + Send + 'static) -> Script {
+/// A sandbox that reports these entries in the first scan and leaves other messages to `other`.
+fn sandbox_with(entries: Vec<(&'static str, Entry)>, mut other: impl FnMut(&Message) -> Vec<Message> + Send + 'static) -> Script {
     let mut updates: Vec<_> = entries.into_iter().map(|(name, entry)| (path(name), Some(entry))).collect();
     Box::new(move |message| match message {
         Message::Hello { .. } => vec![Message::Welcome { version: 1 }],
@@ -88,7 +88,7 @@ fn having(entries: Vec<(&'static str, Entry)>, mut other: impl FnMut(&Message) -
     })
 }
 
-/// The first of what is needed, with this content.
+/// Content for the first need.
 fn content(bytes: &[u8]) -> Vec<Message> {
     let (whole, done) = (1, 3);
     let stream = [&0u32.to_be_bytes()[..], &[whole], &(bytes.len() as u32).to_be_bytes(), bytes, &[done]].concat();
@@ -100,32 +100,32 @@ fn is_empty(folder: &Path) -> bool {
 }
 
 #[test]
-fn a_path_that_leads_out_of_the_folder_is_no_path() {
-    let laptop = Laptop::new();
-    let mut honest = Some(having(vec![("up", Entry::Dir), ("up/evil", file(b"x"))], |_| Vec::new()));
-    let ended = laptop.run(|stream| {
+fn a_path_that_leaves_the_folder_is_rejected() {
+    let local_end = LocalEnd::new();
+    let mut honest = Some(sandbox_with(vec![("up", Entry::Dir), ("up/evil", file(b"x"))], |_| Vec::new()));
+    let ended = local_end.run(|stream| {
         let mut honest = honest.take()?;
         thread::spawn(move || {
             let (mut reader, mut writer) = (stream.try_clone().unwrap(), stream);
             while let Ok(message) = Message::read(&mut reader) {
-                let mut said: Vec<u8> = honest(&message).iter().flat_map(Message::encode).collect();
-                if let Some(at) = said.windows(7).position(|w| w == b"up/evil") {
-                    said[at..at + 2].copy_from_slice(b"..");
+                let mut bytes: Vec<u8> = honest(&message).iter().flat_map(Message::encode).collect();
+                if let Some(at) = bytes.windows(7).position(|w| w == b"up/evil") {
+                    bytes[at..at + 2].copy_from_slice(b"..");
                 }
-                // The laptop may have had enough.
-                let _ = writer.write_all(&said);
+                // The local end may have disconnected.
+                let _ = writer.write_all(&bytes);
             }
         });
         Some(())
     });
     assert!(matches!(ended, Err(SyncError::Protocol(_))), "{ended:?}");
-    assert!(is_empty(&laptop.outside()) && !laptop.dir.path().join("evil").exists());
+    assert!(is_empty(&local_end.outside()) && !local_end.dir.path().join("evil").exists());
 }
 
 #[test]
-fn nothing_can_be_put_where_content_waits_or_where_git_keeps_its_locks() {
+fn reserved_paths_are_rejected() {
     for name in [".cobox-sync", "a/.cobox-sync", ".cobox-trash", ".Cobox-Trash", ".git/index.lock"] {
-        let laptop = Laptop::new();
+        let local_end = LocalEnd::new();
         let folders = path(name).ancestors().map(|folder| (folder, Some(Entry::Dir))).collect::<Vec<_>>();
         let script: Script = Box::new(move |message| match message {
             Message::Hello { .. } => vec![Message::Welcome { version: 1 }],
@@ -135,67 +135,68 @@ fn nothing_can_be_put_where_content_waits_or_where_git_keeps_its_locks() {
             }
             _ => Vec::new(),
         });
-        let ended = laptop.sync_with(script);
+        let ended = local_end.sync_with(script);
         assert!(matches!(ended, Err(SyncError::Protocol(_))), "{name}: {ended:?}");
-        assert!(!laptop.here(name).exists(), "{name}");
+        assert!(!local_end.local(name).exists(), "{name}");
     }
 }
 
 #[test]
-fn content_that_is_not_what_it_was_said_to_be_is_never_placed_and_is_told() {
-    let laptop = Laptop::new();
-    let script = having(vec![("f", file(b"good"))], |message| match message {
+fn content_with_a_wrong_digest_is_never_placed_and_is_reported() {
+    let local_end = LocalEnd::new();
+    let script = sandbox_with(vec![("f", file(b"good"))], |message| match message {
         Message::WantsEnd => content(b"evil"),
         _ => Vec::new(),
     });
-    let status = laptop.sync_with(script).unwrap();
-    assert!(!laptop.here("f").exists());
-    assert_eq!(status.here_problems.get(&path("f")), Some(&Problem::Changing));
-    assert!(status.here_problems[&path("f")].is_failure());
+    let status = local_end.sync_with(script).unwrap();
+    assert!(!local_end.local("f").exists());
+    assert_eq!(status.local_problems.get(&path("f")), Some(&Problem::Changing));
+    assert!(status.local_problems[&path("f")].is_failure());
 }
 
 #[test]
-fn sizes_beyond_all_measure_are_only_numbers() {
-    let laptop = Laptop::new();
+fn huge_claimed_sizes_allocate_nothing() {
+    let local_end = LocalEnd::new();
     let huge = |of: &[u8]| Entry::File { digest: Digest::of(of), size: u64::MAX, exec: false };
-    let script = having(vec![("a", huge(b"a")), ("b", huge(b"b")), ("c", huge(b"c"))], |message| match message {
+    let script = sandbox_with(vec![("a", huge(b"a")), ("b", huge(b"b")), ("c", huge(b"c"))], |message| match message {
         Message::WantsEnd => vec![Message::ContentEnd],
         _ => Vec::new(),
     });
-    let status = laptop.sync_with(script).unwrap();
-    assert_eq!(status.here_problems.len(), 3);
-    assert!(is_empty(&laptop.here("")));
+    let status = local_end.sync_with(script).unwrap();
+    assert_eq!(status.local_problems.len(), 3);
+    assert!(is_empty(&local_end.local("")));
 }
 
 #[test]
-fn a_file_longer_than_it_was_said_to_be_ends_the_sync() {
-    let laptop = Laptop::new();
-    let script = having(vec![("f", file(b"four"))], |message| match message {
+fn a_file_longer_than_announced_ends_the_sync() {
+    let local_end = LocalEnd::new();
+    let script = sandbox_with(vec![("f", file(b"four"))], |message| match message {
         Message::WantsEnd => content(b"more than four"),
         _ => Vec::new(),
     });
-    assert!(matches!(laptop.sync_with(script), Err(SyncError::Protocol(_))));
-    assert!(!laptop.here("f").exists());
+    assert!(matches!(local_end.sync_with(script), Err(SyncError::Protocol(_))));
+    assert!(!local_end.local("f").exists());
 }
 
 #[test]
-fn links_that_lead_out_are_not_made() {
-    let laptop = Laptop::new();
+fn links_that_leave_the_folder_are_not_created() {
+    let local_end = LocalEnd::new();
     let link = |target: &str| Entry::Link { target: target.as_bytes().into() };
-    let status =
-        laptop.sync_with(having(vec![("a", link("/etc")), ("b", link("../outside")), ("c", link("fine"))], |_| Vec::new())).unwrap();
-    assert_eq!(status.here_problems.keys().map(ToString::to_string).collect::<Vec<_>>(), ["a", "b"]);
-    assert!(laptop.here("c").is_symlink() && !laptop.here("a").is_symlink() && !laptop.here("b").is_symlink());
+    let status = local_end
+        .sync_with(sandbox_with(vec![("a", link("/etc")), ("b", link("../outside")), ("c", link("fine"))], |_| Vec::new()))
+        .unwrap();
+    assert_eq!(status.local_problems.keys().map(ToString::to_string).collect::<Vec<_>>(), ["a", "b"]);
+    assert!(local_end.local("c").is_symlink() && !local_end.local("a").is_symlink() && !local_end.local("b").is_symlink());
 }
 
 #[test]
-fn a_folder_that_became_a_link_meanwhile_is_not_gone_through() {
-    let laptop = Laptop::new();
-    fs::create_dir(laptop.here("d")).unwrap();
-    let (folder, outside) = (laptop.here("d"), laptop.outside());
-    let script = having(vec![("d", Entry::Dir), ("d/f", file(b"good"))], move |message| match message {
+fn a_directory_swapped_for_a_link_is_not_followed() {
+    let local_end = LocalEnd::new();
+    fs::create_dir(local_end.local("d")).unwrap();
+    let (folder, outside) = (local_end.local("d"), local_end.outside());
+    let script = sandbox_with(vec![("d", Entry::Dir), ("d/f", file(b"good"))], move |message| match message {
         Message::WantsEnd => {
-            // The last moment before it is placed.
+            // The last moment before the file is placed.
             if folder.is_dir() && !folder.is_symlink() {
                 fs::remove_dir(&folder).unwrap();
                 symlink(&outside, &folder).unwrap();
@@ -205,30 +206,30 @@ fn a_folder_that_became_a_link_meanwhile_is_not_gone_through() {
         Message::ChangesEnd => vec![Message::Outcomes(vec![Outcome::Changed]), Message::OutcomesEnd],
         _ => Vec::new(),
     });
-    // However it ends: where the link leads nothing came.
-    let _ = laptop.sync_with(script);
-    assert!(is_empty(&laptop.outside()));
+    // The sync may end in any way, but nothing may be written through the link.
+    let _ = local_end.sync_with(script);
+    assert!(is_empty(&local_end.outside()));
 }
 
 #[test]
-fn outcomes_of_what_nobody_asked_for_end_the_sync() {
-    let laptop = Laptop::new();
-    fs::write(laptop.here("mine"), "mine").unwrap();
-    let script = having(Vec::new(), |message| match message {
+fn unrequested_outcomes_end_the_sync() {
+    let local_end = LocalEnd::new();
+    fs::write(local_end.local("mine"), "mine").unwrap();
+    let script = sandbox_with(Vec::new(), |message| match message {
         Message::NeedsEnd => vec![Message::WantsEnd],
         Message::ContentEnd => vec![Message::StagedEnd],
         Message::ChangesEnd => vec![Message::Outcomes(vec![Outcome::Done; 1000]), Message::OutcomesEnd],
         _ => Vec::new(),
     });
-    assert!(matches!(laptop.sync_with(script), Err(SyncError::Protocol(_))));
-    assert_eq!(fs::read_to_string(laptop.here("mine")).unwrap(), "mine");
+    assert!(matches!(local_end.sync_with(script), Err(SyncError::Protocol(_))));
+    assert_eq!(fs::read_to_string(local_end.local("mine")).unwrap(), "mine");
 }
 
 #[test]
-fn one_that_says_all_is_gone_deletes_nothing_here() {
-    let laptop = Laptop::new();
+fn a_sandbox_that_reports_everything_deleted_halts_the_sync() {
+    let local_end = LocalEnd::new();
     for number in 0..20 {
-        fs::write(laptop.here(&format!("f{number}")), "mine").unwrap();
+        fs::write(local_end.local(&format!("f{number}")), "mine").unwrap();
     }
     let agreeing = |message: &Message| match message {
         Message::NeedsEnd => vec![Message::WantsEnd],
@@ -236,26 +237,26 @@ fn one_that_says_all_is_gone_deletes_nothing_here() {
         Message::ChangesEnd => vec![Message::Outcomes(vec![Outcome::Done; 20]), Message::OutcomesEnd],
         _ => Vec::new(),
     };
-    laptop.sync_with(having(Vec::new(), agreeing)).unwrap();
-    let ended = laptop.sync_with(having(Vec::new(), agreeing));
+    local_end.sync_with(sandbox_with(Vec::new(), agreeing)).unwrap();
+    let ended = local_end.sync_with(sandbox_with(Vec::new(), agreeing));
     assert!(matches!(ended, Err(SyncError::Halted(_))), "{ended:?}");
-    assert_eq!(fs::read_dir(laptop.here("")).unwrap().count(), 20);
+    assert_eq!(fs::read_dir(local_end.local("")).unwrap().count(), 20);
 }
 
-/// One frame of updates, byte by byte, in answer to a scan.
+/// A raw frame of updates, in answer to a scan.
 fn updates_frame(items: &[u8]) -> Vec<u8> {
     const UPDATES: u8 = 5;
     [&(items.len() as u32 + 1).to_be_bytes()[..], &[UPDATES], items].concat()
 }
 
-/// An empty folder at a path that no [`RelPath`] can hold.
+/// An encoded directory at a path that [`RelPath`] rejects.
 fn folder_at(path: &[u8]) -> Vec<u8> {
     const FOLDER: u8 = 1;
     [&(path.len() as u32).to_be_bytes()[..], path, &[FOLDER]].concat()
 }
 
-impl Laptop {
-    /// The other end answers the first scan with these bytes.
+impl LocalEnd {
+    /// Runs a sync in which the sandbox answers the first scan with these bytes.
     fn sync_with_bytes(&self, answer: &[u8]) -> Result<Status, SyncError> {
         let mut answer = Some(answer.to_vec());
         self.run(move |stream| {
@@ -268,7 +269,7 @@ impl Laptop {
                         Message::Scan { .. } => answer.clone(),
                         _ => Vec::new(),
                     };
-                    // The laptop may have had enough.
+                    // The local end may have disconnected.
                     let _ = writer.write_all(&bytes);
                 }
             });
@@ -276,7 +277,7 @@ impl Laptop {
         })
     }
 
-    /// Everything in the folder that is a file, with what the trash holds.
+    /// The contents of all files in the folder, including the trash.
     fn contents(&self) -> Vec<String> {
         fn collect(folder: &Path, found: &mut Vec<String>) {
             for entry in fs::read_dir(folder).unwrap().flatten() {
@@ -289,13 +290,13 @@ impl Laptop {
             }
         }
         let mut found = Vec::new();
-        collect(&self.here(""), &mut found);
+        collect(&self.local(""), &mut found);
         found
     }
 }
 
 #[test]
-fn bytes_that_are_no_path_end_the_sync_and_write_nothing() {
+fn invalid_path_bytes_end_the_sync_and_write_nothing() {
     let (long_name, deep, long) = ([b'x'; 256], b"d/".repeat(250), b"dddddddd/".repeat(500));
     let paths: [&[u8]; 12] = [
         b"",
@@ -312,22 +313,22 @@ fn bytes_that_are_no_path_end_the_sync_and_write_nothing() {
         &deep,
     ];
     for path in paths.into_iter().chain([&long[..long.len() - 1]]) {
-        let laptop = Laptop::new();
-        let ended = laptop.sync_with_bytes(&updates_frame(&folder_at(path)));
+        let local_end = LocalEnd::new();
+        let ended = local_end.sync_with_bytes(&updates_frame(&folder_at(path)));
         assert!(matches!(ended, Err(SyncError::Protocol(_))), "{}: {ended:?}", path.escape_ascii());
-        assert!(is_empty(&laptop.here("")) && is_empty(&laptop.outside()), "{}", path.escape_ascii());
+        assert!(is_empty(&local_end.local("")) && is_empty(&local_end.outside()), "{}", path.escape_ascii());
         assert!(!Path::new("/tmp/cobox-evil").exists());
     }
 }
 
 #[test]
-fn lengths_beyond_the_frame_end_the_sync_before_memory_is_set_aside() {
+fn lengths_beyond_the_frame_end_the_sync_before_memory_is_allocated() {
     let peak = || {
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
     };
-    const ROOM: u64 = 64 * 1024 * 1024;
+    const MAX_GROWTH_BYTES: u64 = 64 * 1024 * 1024;
     let before = peak();
     let link = [&folder_at(b"a")[..5], &[4], &u32::MAX.to_be_bytes()[..]].concat();
     let file_without_size = [&folder_at(b"a")[..5], &[2], &[0; 8][..]].concat();
@@ -341,50 +342,50 @@ fn lengths_beyond_the_frame_end_the_sync_before_memory_is_set_aside() {
         updates_frame(&[&folder_at(b"a")[..5], &[9]].concat()),
         [&1u32.to_be_bytes()[..], &[200]].concat(),
     ] {
-        let laptop = Laptop::new();
-        let ended = laptop.sync_with_bytes(&answer);
+        let local_end = LocalEnd::new();
+        let ended = local_end.sync_with_bytes(&answer);
         assert!(matches!(ended, Err(SyncError::Protocol(_))), "{answer:?}: {ended:?}");
-        assert!(is_empty(&laptop.here("")));
+        assert!(is_empty(&local_end.local("")));
     }
-    assert!(peak() - before < ROOM, "{} bytes more", peak() - before);
+    assert!(peak() - before < MAX_GROWTH_BYTES, "{} bytes more", peak() - before);
 }
 
 #[test]
-fn a_file_in_a_link_is_no_tree_and_a_link_of_ones_own_is_not_written_through() {
-    let laptop = Laptop::new();
+fn a_file_below_a_link_is_rejected_and_local_links_are_not_followed() {
+    let local_end = LocalEnd::new();
     let outside = Entry::Link { target: b"../outside"[..].into() };
-    let ended = laptop.sync_with(having(vec![("d", outside), ("d/f", file(b"evil"))], |_| Vec::new()));
+    let ended = local_end.sync_with(sandbox_with(vec![("d", outside), ("d/f", file(b"evil"))], |_| Vec::new()));
     assert!(matches!(ended, Err(SyncError::Protocol(_))), "{ended:?}");
 
-    // The user's own link leads out, and the sandbox claims that there is a folder.
-    symlink(laptop.outside(), laptop.here("d")).unwrap();
-    let script = having(vec![("d", Entry::Dir), ("d/f", file(b"evil"))], |message| match message {
+    // The user's own link leaves the folder, and the sandbox claims that it is a directory.
+    symlink(local_end.outside(), local_end.local("d")).unwrap();
+    let script = sandbox_with(vec![("d", Entry::Dir), ("d/f", file(b"evil"))], |message| match message {
         Message::WantsEnd => content(b"evil"),
         Message::NeedsEnd => vec![Message::WantsEnd],
         Message::ContentEnd => vec![Message::StagedEnd],
         Message::ChangesEnd => vec![Message::Outcomes(vec![Outcome::Done]), Message::OutcomesEnd],
         _ => Vec::new(),
     });
-    let _ = laptop.sync_with(script);
-    assert!(laptop.here("d").is_symlink() && is_empty(&laptop.outside()));
+    let _ = local_end.sync_with(script);
+    assert!(local_end.local("d").is_symlink() && is_empty(&local_end.outside()));
 }
 
 #[test]
-fn a_file_that_replaces_a_folder_moves_what_was_in_it_to_the_trash() {
-    let laptop = Laptop::new();
-    fs::create_dir(laptop.here("d")).unwrap();
+fn a_file_replacing_a_directory_moves_its_contents_to_the_trash() {
+    let local_end = LocalEnd::new();
+    fs::create_dir(local_end.local("d")).unwrap();
     for name in ["keep", "d/a", "d/b"] {
-        fs::write(laptop.here(name), format!("mine: {name}")).unwrap();
+        fs::write(local_end.local(name), format!("mine: {name}")).unwrap();
     }
     let mine = |name: &'static str| (name, file(format!("mine: {name}").as_bytes()));
-    laptop.sync_with(having(vec![("d", Entry::Dir), mine("keep"), mine("d/a"), mine("d/b")], |_| Vec::new())).unwrap();
-    let script = having(vec![("d", file(b"evil")), mine("keep")], |message| match message {
+    local_end.sync_with(sandbox_with(vec![("d", Entry::Dir), mine("keep"), mine("d/a"), mine("d/b")], |_| Vec::new())).unwrap();
+    let script = sandbox_with(vec![("d", file(b"evil")), mine("keep")], |message| match message {
         Message::WantsEnd => content(b"evil"),
         _ => Vec::new(),
     });
-    laptop.sync_with(script).unwrap();
-    assert_eq!(fs::read(laptop.here("d")).unwrap(), b"evil");
-    let contents = laptop.contents();
+    local_end.sync_with(script).unwrap();
+    assert_eq!(fs::read(local_end.local("d")).unwrap(), b"evil");
+    let contents = local_end.contents();
     for name in ["keep", "d/a", "d/b"] {
         assert!(contents.contains(&format!("mine: {name}")), "{name}: {contents:?}");
     }
@@ -392,20 +393,20 @@ fn a_file_that_replaces_a_folder_moves_what_was_in_it_to_the_trash() {
 
 #[test]
 fn entries_after_the_end_of_a_scan_end_the_sync() {
-    let laptop = Laptop::new();
+    let local_end = LocalEnd::new();
     let late = Message::Updates(vec![(path("late"), Some(file(b"late")))]);
-    let script = having(vec![("f", file(b"good"))], move |message| match message {
+    let script = sandbox_with(vec![("f", file(b"good"))], move |message| match message {
         Message::WantsEnd => [vec![late.clone()], content(b"good")].concat(),
         _ => Vec::new(),
     });
-    let ended = laptop.sync_with(script);
+    let ended = local_end.sync_with(script);
     assert!(matches!(ended, Err(SyncError::Protocol(_))), "{ended:?}");
-    assert!(!laptop.here("f").exists() && !laptop.here("late").exists());
+    assert!(!local_end.local("f").exists() && !local_end.local("late").exists());
 }
 
 #[test]
-fn names_that_differ_only_in_case_are_two_files_and_neither_is_a_hook() {
-    let laptop = Laptop::new();
+fn names_differing_only_in_case_stay_two_files_and_hooks_are_held_back() {
+    let local_end = LocalEnd::new();
     let entries = vec![
         (".GIT", Entry::Dir),
         (".GIT/hooks", Entry::Dir),
@@ -418,7 +419,7 @@ fn names_that_differ_only_in_case_are_two_files_and_neither_is_a_hook() {
         ("README", file(b"one")),
         ("readme", file(b"two")),
     ];
-    let script = having(entries, |message| match message {
+    let script = sandbox_with(entries, |message| match message {
         Message::WantsEnd => {
             let part = |index: u32, bytes: &[u8]| [&index.to_be_bytes()[..], &[1, 0, 0, 0, 3], bytes, &[3]].concat();
             let stream = [part(0, b"one"), part(1, b"two")].concat();
@@ -426,18 +427,21 @@ fn names_that_differ_only_in_case_are_two_files_and_neither_is_a_hook() {
         }
         _ => Vec::new(),
     });
-    let status = laptop.sync_with(script).unwrap();
-    assert_eq!((fs::read(laptop.here("README")).unwrap(), fs::read(laptop.here("readme")).unwrap()), (b"one".to_vec(), b"two".to_vec()));
-    let held: Vec<String> = status.held.iter().map(ToString::to_string).collect();
+    let status = local_end.sync_with(script).unwrap();
+    assert_eq!(
+        (fs::read(local_end.local("README")).unwrap(), fs::read(local_end.local("readme")).unwrap()),
+        (b"one".to_vec(), b"two".to_vec())
+    );
+    let held_back: Vec<String> = status.held_back.iter().map(ToString::to_string).collect();
     for hook in [".GIT/hooks/post-checkout", ".git/Hooks/pre-commit", ".git/hooks/pre-commit"] {
-        assert!(!laptop.here(hook).exists() && held.contains(&hook.to_owned()), "{hook}: {held:?}");
+        assert!(!local_end.local(hook).exists() && held_back.contains(&hook.to_owned()), "{hook}: {held_back:?}");
     }
 }
 
 #[test]
-fn a_file_that_is_sent_again_and_again_ends_the_sync() {
-    let laptop = Laptop::new();
-    let script = having(vec![("f", file(b"good"))], |message| match message {
+fn sending_a_file_repeatedly_ends_the_sync() {
+    let local_end = LocalEnd::new();
+    let script = sandbox_with(vec![("f", file(b"good"))], |message| match message {
         Message::WantsEnd => {
             const ABANDONED: u8 = 4;
             let stream = [0, 0, 0, 0, ABANDONED].repeat(1000);
@@ -445,27 +449,27 @@ fn a_file_that_is_sent_again_and_again_ends_the_sync() {
         }
         _ => Vec::new(),
     });
-    let ended = laptop.sync_with(script);
-    assert!(matches!(ended, Err(SyncError::Protocol("it sends a file twice"))), "{ended:?}");
-    assert!(!laptop.here("f").exists());
+    let ended = local_end.sync_with(script);
+    assert!(matches!(ended, Err(SyncError::Protocol("it sent a file twice"))), "{ended:?}");
+    assert!(!local_end.local("f").exists());
 }
 
 #[test]
-fn a_copy_from_beyond_any_file_is_the_other_sides_fault() {
+fn a_copy_beyond_any_file_is_a_protocol_error() {
     const COPY: u8 = 2;
     for (offset, length) in [(u64::MAX, 4u64), (i64::MAX as u64 + 1, 4), (0, 0), (0, u64::MAX), (u64::MAX, u64::MAX)] {
-        let laptop = Laptop::new();
-        fs::write(laptop.here("f"), "mine").unwrap();
-        laptop.sync_with(having(vec![("f", file(b"mine"))], |_| Vec::new())).unwrap();
-        let script = having(vec![("f", file(b"evil"))], move |message| match message {
+        let local_end = LocalEnd::new();
+        fs::write(local_end.local("f"), "mine").unwrap();
+        local_end.sync_with(sandbox_with(vec![("f", file(b"mine"))], |_| Vec::new())).unwrap();
+        let script = sandbox_with(vec![("f", file(b"evil"))], move |message| match message {
             Message::WantsEnd => {
                 let stream = [&[0, 0, 0, 0, COPY][..], &offset.to_be_bytes(), &length.to_be_bytes(), &[3]].concat();
                 vec![Message::Content { raw: stream.len() as u32, is_packed: false, bytes: stream }, Message::ContentEnd]
             }
             _ => Vec::new(),
         });
-        let ended = laptop.sync_with(script);
+        let ended = local_end.sync_with(script);
         assert!(matches!(ended, Err(SyncError::Protocol(_))), "{offset} {length}: {ended:?}");
-        assert_eq!(fs::read(laptop.here("f")).unwrap(), b"mine");
+        assert_eq!(fs::read(local_end.local("f")).unwrap(), b"mine");
     }
 }

@@ -1,16 +1,17 @@
-//! A process that has no descriptor left, in a program of its own: what can't be looked at is not gone.
+//! A process without free file descriptors, in a test program of its own: a path that can't be scanned does not count
+//! as deleted.
 
 use std::{fs, sync::Arc};
 
-use cobox_sync::{Folder, Limits, Own, Problem, RelPath, open_root};
+use cobox_sync::{Folder, Limits, LocalHooks, Problem, RelPath, open_root};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 #[test]
-fn a_file_whose_folder_can_not_be_opened_now_is_not_taken_for_deleted() {
+fn a_file_in_an_unreadable_directory_is_not_treated_as_deleted() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("d")).unwrap();
     fs::write(dir.path().join("d/f"), "1").unwrap();
-    let hooks = Arc::new(Own::new(dir.path().to_owned()));
+    let hooks = Arc::new(LocalHooks::new(dir.path().to_owned()));
     let mut folder = Folder::open(open_root(dir.path()).unwrap(), Limits::default(), hooks, || ()).unwrap();
     folder.scan(true).unwrap();
     let path = RelPath::new(b"d/f").unwrap();

@@ -1,6 +1,7 @@
-//! What the sandbox deletes or replaces in the local folder, by both ends over a socket: it is in the trash, and there is a way back.
+//! Files that the sandbox deletes or replaces in the local folder, with both ends over a socket: they are in the trash
+//! and can be restored.
 
-mod ends;
+mod support;
 
 use std::{
     collections::BTreeSet,
@@ -10,217 +11,217 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use cobox_sync::{Choice, Halt, Keep, Mode, Own, Phase, RelPath, Scope, Settings, Side, TRASH, Trash, TrashLimits};
-use ends::{Ends, Live};
+use cobox_sync::{Halt, LocalHooks, Mode, Phase, RelPath, Resolution, RestoreScope, Settings, Side, TRASH_DIRECTORY, Trash, TrashLimits};
+use support::{RunningSync, SyncPair};
 
-fn is_halted(live: &Live) -> bool {
-    matches!(live.status().phase, Phase::Halted(_))
+fn is_halted(sync: &RunningSync) -> bool {
+    matches!(sync.status().phase, Phase::Halted(_))
 }
 
-fn restored(trash: &Trash, scope: &Scope) -> Vec<(String, String)> {
+fn restored(trash: &Trash, scope: &RestoreScope) -> Vec<(String, String)> {
     let done = trash.restore(scope).unwrap();
     assert_eq!(done.failed, []);
     done.restored.iter().map(|one| (one.path.to_string(), one.to.to_string())).collect()
 }
 
-fn stored(ends: &Ends) -> Vec<String> {
-    ends.trash().items().unwrap().iter().map(|item| item.path.to_string()).collect()
+fn stored(pair: &SyncPair) -> Vec<String> {
+    pair.trash().items().unwrap().iter().map(|item| item.path.to_string()).collect()
 }
 
 #[test]
-fn a_source_tree_that_goes_in_the_sandbox_halts_beside_a_large_repository_and_comes_back() {
-    let ends = Ends::new();
+fn a_source_tree_deleted_in_the_sandbox_halts_and_can_be_restored() {
+    let pair = SyncPair::new();
     for number in 0..30 {
-        ends.write_here(&format!("src/f{number}"), &number.to_string());
+        pair.write_local(&format!("src/f{number}"), &number.to_string());
     }
-    ends.write_here("README.md", "stays");
+    pair.write_local("README.md", "stays");
     for number in 0..56 {
-        ends.write_here(&format!(".git/objects/{number:02}/x"), &format!("object {number}"));
+        pair.write_local(&format!(".git/objects/{number:02}/x"), &format!("object {number}"));
     }
-    let live = ends.start(Mode::TwoWaySafe);
-    live.flush();
-    live.pause();
-    fs::remove_dir_all(ends.there("src")).unwrap();
-    live.resume(false).unwrap();
-    ends.wait_until(|| is_halted(&live));
+    let sync = pair.start(Mode::TwoWaySafe);
+    sync.flush();
+    sync.pause();
+    fs::remove_dir_all(pair.sandbox("src")).unwrap();
+    sync.resume(false).unwrap();
+    pair.wait_until(|| is_halted(&sync));
     let directory = RelPath::new(b"src").unwrap();
-    assert_eq!(live.status().phase, Phase::Halted(Halt::DirectoryGone { side: Side::Here, directory, files: 30, lately: 0 }));
-    assert_eq!(fs::read_dir(ends.here("src")).unwrap().count(), 30);
-    live.resume(true).unwrap();
-    live.flush();
-    assert!(!ends.here("src").exists());
-    assert_eq!(stored(&ends).len(), 30);
-    let before = fs::metadata(ends.here(TRASH)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(sync.status().phase, Phase::Halted(Halt::DirectoryGone { side: Side::Local, directory, files: 30, already_deleted: 0 }));
+    assert_eq!(fs::read_dir(pair.local("src")).unwrap().count(), 30);
+    sync.resume(true).unwrap();
+    sync.flush();
+    assert!(!pair.local("src").exists());
+    assert_eq!(stored(&pair).len(), 30);
+    let before = fs::metadata(pair.local(TRASH_DIRECTORY)).unwrap().permissions().mode() & 0o777;
     assert_eq!(before, 0o700, "other users can't read it");
-    assert_eq!(restored(&ends.trash(), &Scope::LastBatch).len(), 31, "the files and their folder");
-    live.flush();
-    assert_eq!((ends.read_here("src/f7"), ends.read_there("src/f7")), ("7".into(), "7".into()));
-    ends.assert_same();
-    assert!(stored(&ends).is_empty() && restored(&ends.trash(), &Scope::LastBatch).is_empty());
+    assert_eq!(restored(&pair.trash(), &RestoreScope::LastBatch).len(), 31, "the files and their folder");
+    sync.flush();
+    assert_eq!((pair.read_local("src/f7"), pair.read_sandbox("src/f7")), ("7".into(), "7".into()));
+    pair.assert_same();
+    assert!(stored(&pair).is_empty() && restored(&pair.trash(), &RestoreScope::LastBatch).is_empty());
 }
 
 #[test]
-fn what_the_sandbox_replaces_comes_back_with_its_mode_and_its_own_version_is_kept_too() {
-    let ends = Ends::new();
-    ends.write_here("run.sh", "mine");
-    fs::set_permissions(ends.here("run.sh"), fs::Permissions::from_mode(0o750)).unwrap();
-    ends.write_here("target", "t");
-    symlink("target", ends.here("link")).unwrap();
-    ends.write_here(".git/index", "index 1");
-    let live = ends.start(Mode::TwoWaySafe);
-    live.flush();
-    let inode = fs::metadata(ends.here("run.sh")).unwrap().ino();
-    ends.write_there("run.sh", "theirs");
-    ends.write_there(".git/index", "index 2");
-    fs::remove_file(ends.there("link")).unwrap();
-    live.flush();
-    assert_eq!(ends.read_here("run.sh"), "theirs");
-    let mut names = stored(&ends);
+fn restoring_a_replaced_file_keeps_its_mode_and_the_sandbox_version() {
+    let pair = SyncPair::new();
+    pair.write_local("run.sh", "mine");
+    fs::set_permissions(pair.local("run.sh"), fs::Permissions::from_mode(0o750)).unwrap();
+    pair.write_local("target", "t");
+    symlink("target", pair.local("link")).unwrap();
+    pair.write_local(".git/index", "index 1");
+    let sync = pair.start(Mode::TwoWaySafe);
+    sync.flush();
+    let inode = fs::metadata(pair.local("run.sh")).unwrap().ino();
+    pair.write_sandbox("run.sh", "theirs");
+    pair.write_sandbox(".git/index", "index 2");
+    fs::remove_file(pair.sandbox("link")).unwrap();
+    sync.flush();
+    assert_eq!(pair.read_local("run.sh"), "theirs");
+    let mut names = stored(&pair);
     names.sort();
     assert_eq!(names, [".git/index", "link", "run.sh"], "version control is no exception");
-    restored(&ends.trash(), &Scope::LastBatch);
-    let meta = fs::metadata(ends.here("run.sh")).unwrap();
+    restored(&pair.trash(), &RestoreScope::LastBatch);
+    let meta = fs::metadata(pair.local("run.sh")).unwrap();
     assert_eq!((meta.permissions().mode() & 0o777, meta.ino()), (0o750, inode), "the very same file, by rename");
-    assert_eq!((ends.read_here("run.sh"), ends.read_here(".git/index")), ("mine".into(), "index 1".into()));
-    assert_eq!(fs::read_link(ends.here("link")).unwrap().to_str(), Some("target"));
-    live.flush();
-    assert_eq!(ends.read_there("run.sh"), "mine", "an ordinary edit for the sync");
-    let aside: Vec<_> = ends.trash().items().unwrap();
+    assert_eq!((pair.read_local("run.sh"), pair.read_local(".git/index")), ("mine".into(), "index 1".into()));
+    assert_eq!(fs::read_link(pair.local("link")).unwrap().to_str(), Some("target"));
+    sync.flush();
+    assert_eq!(pair.read_sandbox("run.sh"), "mine", "an ordinary edit for the sync");
+    let aside: Vec<_> = pair.trash().items().unwrap();
     assert!(aside.iter().all(|item| item.is_from_undo) && aside.len() == 2, "{aside:?}");
     let ids: BTreeSet<String> = aside.iter().filter(|i| i.path.to_string() == "run.sh").map(|i| i.id.clone()).collect();
-    restored(&ends.trash(), &Scope::Items(ids));
-    assert_eq!(ends.read_here("run.sh"), "theirs", "and back again");
+    restored(&pair.trash(), &RestoreScope::Items(ids));
+    assert_eq!(pair.read_local("run.sh"), "theirs", "and back again");
 }
 
 #[test]
-fn a_path_that_changed_since_gets_the_old_version_beside_it() {
-    let ends = Ends::new();
+fn a_path_changed_since_is_restored_under_another_name() {
+    let pair = SyncPair::new();
     for name in ["notes.md", "gone.txt", "d/x"] {
-        ends.write_here(name, "old");
+        pair.write_local(name, "old");
     }
-    let live = ends.start(Mode::TwoWaySafe);
-    live.flush();
-    ends.write_there("notes.md", "from the sandbox");
-    fs::remove_file(ends.there("gone.txt")).unwrap();
-    fs::remove_dir_all(ends.there("d")).unwrap();
-    live.flush();
-    drop(live);
-    ends.write_here("notes.md", "edited since");
-    ends.write_here("gone.txt", "made since");
-    ends.write_here("d", "a file now");
-    let mut back = restored(&ends.trash(), &Scope::LastBatch);
+    let sync = pair.start(Mode::TwoWaySafe);
+    sync.flush();
+    pair.write_sandbox("notes.md", "from the sandbox");
+    fs::remove_file(pair.sandbox("gone.txt")).unwrap();
+    fs::remove_dir_all(pair.sandbox("d")).unwrap();
+    sync.flush();
+    drop(sync);
+    pair.write_local("notes.md", "edited since");
+    pair.write_local("gone.txt", "made since");
+    pair.write_local("d", "a file now");
+    let mut back = restored(&pair.trash(), &RestoreScope::LastBatch);
     back.sort();
-    let pair = |from: &str, to: &str| (from.to_owned(), to.to_owned());
-    assert_eq!(back, [pair("d/x", "d.restored/x"), pair("gone.txt", "gone.restored.txt"), pair("notes.md", "notes.restored.md")]);
+    let renamed = |from: &str, to: &str| (from.to_owned(), to.to_owned());
+    assert_eq!(back, [renamed("d/x", "d.restored/x"), renamed("gone.txt", "gone.restored.txt"), renamed("notes.md", "notes.restored.md")]);
     for (name, text) in [("notes.md", "edited since"), ("gone.txt", "made since"), ("d", "a file now")] {
-        assert_eq!(ends.read_here(name), text);
+        assert_eq!(pair.read_local(name), text);
     }
     for name in ["notes.restored.md", "gone.restored.txt", "d.restored/x"] {
-        assert_eq!(ends.read_here(name), "old");
+        assert_eq!(pair.read_local(name), "old");
     }
 }
 
 #[test]
-fn undo_since_a_time_gives_the_version_of_that_time_and_keeps_the_later_ones() {
-    let ends = Ends::new();
-    ends.write_here("x", "one");
-    ends.sync_once(Mode::TwoWaySafe);
+fn undo_since_a_time_restores_that_version_and_keeps_later_ones() {
+    let pair = SyncPair::new();
+    pair.write_local("x", "one");
+    pair.sync_once(Mode::TwoWaySafe);
     let began = SystemTime::now();
     for text in ["two", "three", "four"] {
-        ends.write_there("x", text);
-        ends.sync_once(Mode::TwoWaySafe);
+        pair.write_sandbox("x", text);
+        pair.sync_once(Mode::TwoWaySafe);
     }
-    assert_eq!(stored(&ends).len(), 3);
-    assert_eq!(restored(&ends.trash(), &Scope::Since(began)), [("x".to_owned(), "x".to_owned())]);
-    assert_eq!(ends.read_here("x"), "one");
-    let sizes: Vec<u64> = ends.trash().items().unwrap().iter().map(|item| item.size).collect();
+    assert_eq!(stored(&pair).len(), 3);
+    assert_eq!(restored(&pair.trash(), &RestoreScope::Since(began)), [("x".to_owned(), "x".to_owned())]);
+    assert_eq!(pair.read_local("x"), "one");
+    let sizes: Vec<u64> = pair.trash().items().unwrap().iter().map(|item| item.size).collect();
     assert_eq!(sizes, [4, 3, 5], "four, which was there, and then the versions between");
-    assert!(restored(&ends.trash(), &Scope::Since(began)).is_empty());
-    assert_eq!(ends.sync_once(Mode::TwoWaySafe).conflicts, []);
-    assert_eq!(ends.read_there("x"), "one");
+    assert!(restored(&pair.trash(), &RestoreScope::Since(began)).is_empty());
+    assert_eq!(pair.sync_once(Mode::TwoWaySafe).conflicts, []);
+    assert_eq!(pair.read_sandbox("x"), "one");
 }
 
 #[test]
-fn a_full_trash_halts_the_sync_until_there_is_room() {
-    let ends = Ends::new();
-    ends.write_here("a", &"a".repeat(6000));
-    ends.write_here("b", &"b".repeat(6000));
+fn a_full_trash_halts_the_sync_until_space_is_freed() {
+    let pair = SyncPair::new();
+    pair.write_local("a", &"a".repeat(6000));
+    pair.write_local("b", &"b".repeat(6000));
     let trash = TrashLimits { bytes: 10_000, ..TrashLimits::default() };
-    let live = ends.start_with(Settings { trash, ..Settings::default() }, Arc::new(Own::new(ends.there(""))));
-    live.flush();
-    ends.write_there("a", "changed");
-    live.flush();
-    assert_eq!(live.status().trash, (8192, 10_000));
-    fs::remove_file(ends.there("b")).unwrap();
-    ends.wait_until(|| is_halted(&live));
-    let why = match live.status().phase {
+    let sync = pair.start_with(Settings { trash, ..Settings::default() }, Arc::new(LocalHooks::new(pair.sandbox(""))));
+    sync.flush();
+    pair.write_sandbox("a", "changed");
+    sync.flush();
+    assert_eq!(sync.status().trash, (8192, 10_000));
+    fs::remove_file(pair.sandbox("b")).unwrap();
+    pair.wait_until(|| is_halted(&sync));
+    let why = match sync.status().phase {
         Phase::Halted(halt) => halt.to_string(),
         phase => panic!("{phase:?}"),
     };
     assert!(why.contains("the trash is full"), "{why}");
-    assert!(live.resume(true).unwrap_err().contains("trash empty"), "no confirmation makes room");
-    assert_eq!(ends.read_here("b").len(), 6000);
-    assert_eq!(ends.trash().empty(None).unwrap().files, 1);
-    live.resume(false).unwrap();
-    live.flush();
-    assert!(!ends.here("b").exists());
-    assert_eq!(stored(&ends), ["b"]);
+    assert!(sync.resume(true).unwrap_err().contains("trash empty"), "no confirmation makes room");
+    assert_eq!(pair.read_local("b").len(), 6000);
+    assert_eq!(pair.trash().empty(None).unwrap().files, 1);
+    sync.resume(false).unwrap();
+    sync.flush();
+    assert!(!pair.local("b").exists());
+    assert_eq!(stored(&pair), ["b"]);
 }
 
 #[test]
-fn what_is_too_old_expires_and_an_emptied_trash_leaves_nothing_behind() {
-    let ends = Ends::new();
-    ends.write_here("x", "one");
-    ends.sync_once(Mode::TwoWaySafe);
-    ends.write_there("x", "two");
-    ends.sync_once(Mode::TwoWaySafe);
-    assert_eq!(stored(&ends).len(), 1);
+fn old_batches_expire_and_an_emptied_trash_is_removed() {
+    let pair = SyncPair::new();
+    pair.write_local("x", "one");
+    pair.sync_once(Mode::TwoWaySafe);
+    pair.write_sandbox("x", "two");
+    pair.sync_once(Mode::TwoWaySafe);
+    assert_eq!(stored(&pair).len(), 1);
     let trash = TrashLimits { age: Duration::ZERO, ..TrashLimits::default() };
-    ends.start_with(Settings { trash, ..Settings::default() }, Arc::new(Own::new(ends.there("")))).flush();
-    assert!(stored(&ends).is_empty());
-    ends.trash().empty(None).unwrap();
-    assert!(!ends.here(TRASH).exists());
+    pair.start_with(Settings { trash, ..Settings::default() }, Arc::new(LocalHooks::new(pair.sandbox("")))).flush();
+    assert!(stored(&pair).is_empty());
+    pair.trash().empty(None).unwrap();
+    assert!(!pair.local(TRASH_DIRECTORY).exists());
 }
 
 #[test]
-fn a_one_way_mode_keeps_what_it_replaces() {
-    let ends = Ends::new();
-    ends.write_here("x", "one");
-    ends.write_here("y", "one");
-    ends.sync_once(Mode::Pull);
-    ends.sync_once(Mode::TwoWaySafe);
-    ends.write_there("x", "two");
-    let status = ends.sync_once(Mode::Pull);
-    assert_eq!((status.conflicts.len(), ends.read_here("x").as_str()), (0, "two"));
-    assert_eq!(stored(&ends), ["x"]);
-    // The side that wins a conflict replaces the local edit.
-    ends.write_here("y", "mine");
-    ends.write_there("y", "theirs");
-    ends.sync_once(Mode::PreferSandbox);
-    assert_eq!(ends.read_here("y"), "theirs");
-    ends.write_here("x", "mine");
-    ends.write_there("x", "theirs");
-    let live = ends.start(Mode::TwoWaySafe);
-    live.flush();
-    assert_eq!(live.resolve(&["x"], Choice::Keep(Keep::Sandbox)), Ok(1));
-    live.flush();
-    assert_eq!(ends.read_here("x"), "theirs");
-    let versions: Vec<(String, u64)> = ends.trash().items().unwrap().iter().map(|i| (i.path.to_string(), i.size)).collect();
+fn pull_mode_moves_replaced_files_to_the_trash() {
+    let pair = SyncPair::new();
+    pair.write_local("x", "one");
+    pair.write_local("y", "one");
+    pair.sync_once(Mode::Pull);
+    pair.sync_once(Mode::TwoWaySafe);
+    pair.write_sandbox("x", "two");
+    let status = pair.sync_once(Mode::Pull);
+    assert_eq!((status.conflicts.len(), pair.read_local("x").as_str()), (0, "two"));
+    assert_eq!(stored(&pair), ["x"]);
+    // The winning side of a conflict replaces the local edit.
+    pair.write_local("y", "mine");
+    pair.write_sandbox("y", "theirs");
+    pair.sync_once(Mode::PreferSandbox);
+    assert_eq!(pair.read_local("y"), "theirs");
+    pair.write_local("x", "mine");
+    pair.write_sandbox("x", "theirs");
+    let sync = pair.start(Mode::TwoWaySafe);
+    sync.flush();
+    assert_eq!(sync.resolve(&["x"], Resolution::Keep(Side::Sandbox)), Ok(1));
+    sync.flush();
+    assert_eq!(pair.read_local("x"), "theirs");
+    let versions: Vec<(String, u64)> = pair.trash().items().unwrap().iter().map(|i| (i.path.to_string(), i.size)).collect();
     assert_eq!(versions, [("x".to_owned(), 3), ("y".to_owned(), 4), ("x".to_owned(), 4)]);
-    restored(&ends.trash(), &Scope::LastBatch);
-    assert_eq!(ends.read_here("x"), "mine");
+    restored(&pair.trash(), &RestoreScope::LastBatch);
+    assert_eq!(pair.read_local("x"), "mine");
 }
 
 #[test]
-fn the_trash_is_never_synced_and_git_does_not_see_it() {
-    let ends = Ends::new();
-    ends.write_here("x", "one");
-    let live = ends.start(Mode::TwoWaySafe);
-    live.flush();
-    ends.write_there("x", "two");
-    live.flush();
-    assert!(ends.here(TRASH).is_dir());
-    live.flush();
-    assert!(!ends.there(TRASH).exists());
-    assert_eq!(fs::read_to_string(ends.here(TRASH).join(".gitignore")).unwrap(), "*\n");
+fn the_trash_is_never_synced_and_git_ignores_it() {
+    let pair = SyncPair::new();
+    pair.write_local("x", "one");
+    let sync = pair.start(Mode::TwoWaySafe);
+    sync.flush();
+    pair.write_sandbox("x", "two");
+    sync.flush();
+    assert!(pair.local(TRASH_DIRECTORY).is_dir());
+    sync.flush();
+    assert!(!pair.sandbox(TRASH_DIRECTORY).exists());
+    assert_eq!(fs::read_to_string(pair.local(TRASH_DIRECTORY).join(".gitignore")).unwrap(), "*\n");
 }

@@ -1,6 +1,6 @@
-//! Property: after any sequence of changes in the sandbox, `undo` gives back every file that the local folder had.
+//! Property: after any sequence of changes in the sandbox, `undo` restores every file of the local folder.
 
-mod ends;
+mod support;
 
 use std::{
     collections::BTreeMap,
@@ -10,14 +10,14 @@ use std::{
     time::SystemTime,
 };
 
-use cobox_sync::{Mode, Scope};
-use ends::Ends;
+use cobox_sync::{Mode, RestoreScope};
 use proptest::prelude::*;
+use support::SyncPair;
 
-/// Few enough that no deletion is ever a mass deletion.
+/// Few enough that no deletion is a mass deletion.
 const PATHS: [&str; 9] = ["a", "b.txt", "d/x", "d/y", "d/e/z", "f/p", "f/q/r", ".git/index", ".git/refs/main"];
 const FOLDERS: [&str; 5] = ["d", "d/e", "f", "f/q", ".git/refs"];
-/// Files that stay, so that what goes is always the smaller part.
+/// Files that are never deleted, so that deletions stay the smaller part.
 const ANCHORS: usize = 20;
 
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Does it as far as it can be done: what fails is no change.
+/// Applies the change if possible; a failure is no change.
 fn change(root: &Path, op: &Op) {
     let at = |path: usize| root.join(PATHS[path]);
     let parents = |path: &Path| drop(fs::create_dir_all(path.parent().unwrap()));
@@ -71,7 +71,7 @@ fn change(root: &Path, op: &Op) {
         Op::Link(path, target) => {
             parents(&at(*path));
             clear(&at(*path));
-            // By its name alone: it need not lead anywhere.
+            // Only a name, which need not exist.
             let _ = symlink(Path::new(PATHS[*target]).file_name().unwrap(), at(*path));
         }
         Op::FolderBecomesFile(folder) => {
@@ -105,37 +105,37 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn undo_gives_back_every_file_that_was_here(
+    fn undo_restores_every_local_file(
         first in proptest::collection::vec(ops(), 4..16),
         later in proptest::collection::vec(proptest::collection::vec(ops(), 1..4), 1..5),
     ) {
-        let ends = Ends::new();
+        let pair = SyncPair::new();
         for number in 0..ANCHORS {
-            ends.write_here(&format!("anchor{number}"), &number.to_string());
+            pair.write_local(&format!("anchor{number}"), &number.to_string());
         }
         for path in PATHS {
-            ends.write_here(path, &format!("first {path}"));
+            pair.write_local(path, &format!("first {path}"));
         }
-        first.iter().for_each(|op| change(&ends.here(""), op));
-        ends.sync_once(Mode::TwoWaySafe);
-        let had: BTreeMap<&str, _> = PATHS.iter().chain(&FOLDERS).filter_map(|p| Some((*p, look(&ends.here(p))?))).collect();
+        first.iter().for_each(|op| change(&pair.local(""), op));
+        pair.sync_once(Mode::TwoWaySafe);
+        let had: BTreeMap<&str, _> = PATHS.iter().chain(&FOLDERS).filter_map(|p| Some((*p, look(&pair.local(p))?))).collect();
         let began = SystemTime::now();
         for step in &later {
-            step.iter().for_each(|op| change(&ends.there(""), op));
-            ends.sync_once(Mode::TwoWaySafe);
+            step.iter().for_each(|op| change(&pair.sandbox(""), op));
+            pair.sync_once(Mode::TwoWaySafe);
         }
-        let undone = ends.trash().restore(&Scope::Since(began)).unwrap();
+        let undone = pair.trash().restore(&RestoreScope::Since(began)).unwrap();
         prop_assert!(undone.failed.is_empty(), "{:?}", undone.failed);
         let moved: BTreeMap<String, String> = undone.restored.iter().map(|one| (one.path.to_string(), one.to.to_string())).collect();
         for (path, was) in &had {
             let now = moved.get(*path).map_or(*path, String::as_str);
-            let found = look(&ends.here(now));
+            let found = look(&pair.local(now));
             prop_assert_eq!(found.as_ref(), Some(was), "{} is at {}; {:?}", path, now, moved);
         }
-        // Restored files are edits like any other, and a second undo finds nothing.
-        prop_assert!(ends.trash().restore(&Scope::Since(began)).unwrap().restored.is_empty());
-        let status = ends.sync_once(Mode::TwoWaySafe);
+        // Restored files are ordinary edits, and a second undo finds nothing.
+        prop_assert!(pair.trash().restore(&RestoreScope::Since(began)).unwrap().restored.is_empty());
+        let status = pair.sync_once(Mode::TwoWaySafe);
         prop_assert!(status.conflicts.is_empty(), "{:?}", status.conflicts);
-        ends.assert_same();
+        pair.assert_same();
     }
 }

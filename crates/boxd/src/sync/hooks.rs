@@ -10,7 +10,7 @@ use std::{
 };
 
 use cobox_protocol::Capability;
-use cobox_sync::{Deed, Hooks, Memory, RelPath};
+use cobox_sync::{ChangeKind, DigestCache, Hooks, RelPath};
 use cobox_token::Claims;
 use rustix::{fs::Stat, io::Errno};
 
@@ -106,19 +106,19 @@ impl Hooks for SandboxFiles {
         &self,
         directory: BorrowedFd,
         path: &RelPath,
-        deed: Deed,
+        kind: ChangeKind,
         step: &mut dyn FnMut() -> Result<Option<Stat>, Errno>,
     ) -> Result<Option<Stat>, Errno> {
         // Held over the look and the change, so that of two boxd writers only one wins.
         let mut writes = self.writes.lock();
-        let removal = (deed == Deed::Removed).then(|| self.author.removes(directory, path.name()));
+        let removal = (kind == ChangeKind::Removed).then(|| self.author.removes(directory, path.name()));
         let stat = step()?;
         if let Some(removal) = removal {
             removal.done();
         }
         if let Some(stat) = &stat {
             writes.record(stat);
-            self.author.placed(directory, path.name(), stat, deed == Deed::New);
+            self.author.placed(directory, path.name(), stat, kind == ChangeKind::Created);
         }
         drop(writes);
         self.note(path, stat.as_ref());
@@ -132,11 +132,11 @@ impl Hooks for SandboxFiles {
         }
     }
 
-    fn recall(&self) -> Memory {
+    fn load_digests(&self) -> DigestCache {
         self.memories.take(&self.path)
     }
 
-    fn remember(&self, memory: Memory) {
+    fn save_digests(&self, memory: DigestCache) {
         self.memories.keep(&self.path, memory);
     }
 

@@ -23,7 +23,7 @@ use cobox_protocol::{
     ApiError, Capability, ErrorCode,
     frame::{CLIENT_FRAME_TYPES, ClientFrame},
 };
-use cobox_sync::{Limits, Memory};
+use cobox_sync::{DigestCache, Limits};
 use cobox_token::Claims;
 use http::{HeaderMap, StatusCode, Uri, header};
 use rustix::fs::OFlags;
@@ -65,17 +65,17 @@ impl Default for Places {
 
 /// By folder. Whoever syncs may read the files anyway.
 #[derive(Default)]
-struct Memories(Mutex<HashMap<Vec<u8>, Memory>>);
+struct Memories(Mutex<HashMap<Vec<u8>, DigestCache>>);
 
 impl Memories {
-    fn take(&self, folder: &SandboxPath) -> Memory {
+    fn take(&self, folder: &SandboxPath) -> DigestCache {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(folder.bytes()).unwrap_or_default()
     }
 
     /// One that is too much is forgotten, and so are older ones where there is no room for it.
-    fn keep(&self, folder: &SandboxPath, memory: Memory) {
+    fn keep(&self, folder: &SandboxPath, memory: DigestCache) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept: usize = all.values().map(Memory::len).sum();
+        let kept: usize = all.values().map(DigestCache::len).sum();
         if all.len() >= MAX_SYNCS || kept + memory.len() > MAX_REMEMBERED {
             all.clear();
         }

@@ -158,7 +158,7 @@ async fn when_too_much_would_go() {
     desk.sync(&["pause"]);
     desk.in_sandbox("rm f0* f1[0-4]");
     desk.sync(&["resume"]);
-    live.until("if that is right");
+    live.until("if this is intended");
     let mut it = Transcript::at(&desk.broker);
     it.both(&["sync", "status", "--sync", desk.path()]);
     it.run(&["sync", "flush", "--wait", "--sync", desk.path()]);

@@ -1,4 +1,4 @@
-//! One batch of the trash: the directory that files are moved to, and what a killed process left half done in it.
+//! One batch of the trash: the directory that receives files, and its recovery after a process was killed.
 
 use std::{
     collections::HashMap,
@@ -13,25 +13,25 @@ use rustix::{
 };
 
 use super::{
-    Emptied, FLAGS,
-    journal::{self, Record},
+    EmptiedTrash, FLAGS,
+    journal::{self, JournalRecord},
     now_millis, whole_blocks,
 };
 use crate::{
-    dirs,
+    beneath,
     entry::{Digest, Entry},
     path::RelPath,
-    staging::{list, rename_new},
+    staging::{list, rename_noreplace},
 };
 
-/// At the end of the name of a version that is about to take a path's place. The swap leaves the old one under that name.
-const INCOMING: &str = ".new";
-const UNDO: &str = "undo";
+/// Suffix of a staged version that is about to take a path's place. The swap leaves the old version under this name.
+const INCOMING_SUFFIX: &str = ".new";
+const UNDO_SUFFIX: &str = "undo";
 
-/// When it began, a random number, and whether a restore made it.
+/// Start time, a random number, and whether a restore created the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BatchName {
-    /// In milliseconds since 1970.
+    /// Milliseconds since 1970.
     pub at: u64,
     random: u32,
     pub is_undo: bool,
@@ -49,7 +49,7 @@ impl BatchName {
         let (at, random) = (parts.next()?.parse().ok()?, u32::from_str_radix(parts.next()?, 16).ok()?);
         let is_undo = match (parts.next(), parts.next()) {
             (None, None) => false,
-            (Some(UNDO), None) => true,
+            (Some(UNDO_SUFFIX), None) => true,
             _ => return None,
         };
         Some(Self { at, random, is_undo })
@@ -62,17 +62,17 @@ pub struct Batch {
 }
 
 impl Batch {
-    pub fn make(top: &OwnedFd, is_undo: bool) -> Result<Self, Errno> {
+    pub fn create(top: &OwnedFd, is_undo: bool) -> Result<Self, Errno> {
         let mut random = [0; 4];
         getrandom::fill(&mut random).map_err(|_| Errno::IO)?;
         let name = BatchName { at: now_millis(), random: u32::from_ne_bytes(random), is_undo };
         rustix::fs::mkdirat(top, name.to_string(), Mode::from_raw_mode(0o700))?;
-        // The records in it are no use without its own name.
+        // The records are useless if the batch's own name is not durable.
         rustix::fs::fsync(top)?;
         Self::open(top, name)?.ok_or(Errno::NOENT)
     }
 
-    /// Nothing where it has gone.
+    /// Opens a batch; `None` if it is gone.
     pub fn open(top: &OwnedFd, name: BatchName) -> Result<Option<Self>, Errno> {
         match rustix::fs::openat(top, name.to_string(), FLAGS, Mode::empty()) {
             Ok(folder) => Ok(Some(Self { name, folder })),
@@ -81,61 +81,61 @@ impl Batch {
         }
     }
 
-    pub fn append(&self, records: &[Record]) -> Result<(), Errno> {
+    pub fn append(&self, records: &[JournalRecord]) -> Result<(), Errno> {
         journal::append(&self.folder, records)
     }
 
-    pub fn records(&self) -> Result<Vec<Record>, Errno> {
+    pub fn records(&self) -> Result<Vec<JournalRecord>, Errno> {
         journal::read(&self.folder)
     }
 
-    /// Keeps only these records, and goes with the last of them.
-    pub fn keep(&self, top: &OwnedFd, records: &[Record]) -> Result<(), Errno> {
+    /// Keeps only these records, and removes the batch if none are left.
+    pub fn retain(&self, top: &OwnedFd, records: &[JournalRecord]) -> Result<(), Errno> {
         match records {
             [] => self.remove(top).map(drop),
             records => journal::rewrite(&self.folder, records),
         }
     }
 
-    /// Records whose old version is in the batch, with its size.
-    pub fn stored(&self) -> Result<Vec<(Record, u64)>, Errno> {
+    /// Records whose old version is stored in the batch, with its size.
+    pub fn stored(&self) -> Result<Vec<(JournalRecord, u64)>, Errno> {
         let mut stored = Vec::new();
-        for record in self.records()?.into_iter().filter(Record::is_stored) {
-            if let Some(stat) = self.look(&record)? {
+        for record in self.records()?.into_iter().filter(JournalRecord::is_stored) {
+            if let Some(stat) = self.stat(&record)? {
                 stored.push((record, size(&stat)));
             }
         }
         Ok(stored)
     }
 
-    pub fn look(&self, record: &Record) -> Result<Option<Stat>, Errno> {
-        dirs::look(self.folder.as_fd(), record.number.to_string().as_bytes())
+    pub fn stat(&self, record: &JournalRecord) -> Result<Option<Stat>, Errno> {
+        beneath::stat(self.folder.as_fd(), record.number.to_string().as_bytes())
     }
 
-    /// What its files count for, in bytes.
+    /// Size of the batch's files in whole blocks, in bytes.
     pub fn bytes(&self) -> Result<u64, Errno> {
         let mut bytes = 0;
         for name in list(&self.folder)? {
-            if let Some(stat) = dirs::look(self.folder.as_fd(), &name)? {
+            if let Some(stat) = beneath::stat(self.folder.as_fd(), &name)? {
                 bytes += whole_blocks(size(&stat));
             }
         }
         Ok(bytes)
     }
 
-    /// Finishes or takes back a swap that was cut short: the file under the incoming name is either the version from the sandbox, which is
-    /// not needed, or one that the folder had.
+    /// Completes or reverts an interrupted swap: the file under the incoming name is either the sandbox's version,
+    /// which is not needed, or one that the folder had.
     pub fn recover(&self) -> Result<(), Errno> {
         let names = list(&self.folder)?;
-        let incoming = |name: &Vec<u8>| std::str::from_utf8(name).ok()?.strip_suffix(INCOMING)?.parse::<u64>().ok();
+        let incoming = |name: &Vec<u8>| std::str::from_utf8(name).ok()?.strip_suffix(INCOMING_SUFFIX)?.parse::<u64>().ok();
         let swaps: Vec<u64> = names.iter().filter_map(incoming).collect();
         if swaps.is_empty() {
             return Ok(());
         }
-        let records: HashMap<u64, Record> = self.records()?.into_iter().map(|record| (record.number, record)).collect();
+        let records: HashMap<u64, JournalRecord> = self.records()?.into_iter().map(|record| (record.number, record)).collect();
         for number in swaps {
             let name = incoming_name(number);
-            let Some(stat) = dirs::look(self.folder.as_fd(), name.as_bytes())? else { continue };
+            let Some(stat) = beneath::stat(self.folder.as_fd(), name.as_bytes())? else { continue };
             let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
             let new = records.get(&number).and_then(|record| record.new.as_ref());
             if is_folder {
@@ -143,17 +143,17 @@ impl Batch {
             } else if new.is_some_and(|new| is_entry(self.folder.as_fd(), name.as_bytes(), new)) {
                 rustix::fs::unlinkat(&self.folder, name, AtFlags::empty())?;
             } else {
-                rename_new(self.folder.as_fd(), name.as_bytes(), self.folder.as_fd(), number.to_string().as_bytes())?;
+                rename_noreplace(self.folder.as_fd(), name.as_bytes(), self.folder.as_fd(), number.to_string().as_bytes())?;
             }
         }
         Ok(())
     }
 
-    /// Deletes it with everything in it.
-    pub fn remove(&self, top: &OwnedFd) -> Result<Emptied, Errno> {
-        let mut emptied = Emptied::default();
+    /// Deletes the batch with all its files.
+    pub fn remove(&self, top: &OwnedFd) -> Result<EmptiedTrash, Errno> {
+        let mut emptied = EmptiedTrash::default();
         for name in list(&self.folder)? {
-            let Some(stat) = dirs::look(self.folder.as_fd(), &name)? else { continue };
+            let Some(stat) = beneath::stat(self.folder.as_fd(), &name)? else { continue };
             let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
             let flags = if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             rustix::fs::unlinkat(&self.folder, name.as_slice(), flags)?;
@@ -166,7 +166,8 @@ impl Batch {
     }
 }
 
-/// A batch whose records are durable: the files they name may be moved to it. The trash is locked until it is dropped.
+/// A batch with durable records, ready to receive the files that they name. The trash stays locked until this is
+/// dropped.
 pub struct OpenBatch {
     _lock: OwnedFd,
     batch: Batch,
@@ -174,13 +175,13 @@ pub struct OpenBatch {
 }
 
 impl OpenBatch {
-    pub fn new(lock: OwnedFd, batch: Batch, records: &[Record]) -> Self {
+    pub fn new(lock: OwnedFd, batch: Batch, records: &[JournalRecord]) -> Self {
         let numbers = records.iter().map(|record| (record.path.clone(), record.number)).collect();
         Self { _lock: lock, batch, numbers }
     }
 
     fn number(&self, path: &RelPath) -> Result<u64, Errno> {
-        // Nothing is moved that has no record.
+        // A file without a record must not be moved.
         self.numbers.get(path).copied().ok_or(Errno::INVAL)
     }
 
@@ -188,60 +189,61 @@ impl OpenBatch {
         self.batch.folder.as_fd()
     }
 
-    /// Moves a path's file here, and says what it is.
-    pub fn take(&self, path: &RelPath, parent: BorrowedFd) -> Result<Stat, Errno> {
+    /// Moves a path's file into the batch and returns its status.
+    pub fn store(&self, path: &RelPath, parent: BorrowedFd) -> Result<Stat, Errno> {
         let name = self.number(path)?.to_string();
-        rename_new(parent, path.name(), self.folder(), name.as_bytes())?;
-        dirs::look(self.folder(), name.as_bytes())?.ok_or(Errno::NOENT)
+        rename_noreplace(parent, path.name(), self.folder(), name.as_bytes())?;
+        beneath::stat(self.folder(), name.as_bytes())?.ok_or(Errno::NOENT)
     }
 
-    /// Moves it back, under the path's own name or another one beside it.
+    /// Moves the file back, under its own or another name.
     pub fn give_back(&self, path: &RelPath, parent: BorrowedFd, name: &[u8]) -> Result<(), Errno> {
-        rename_new(self.folder(), self.number(path)?.to_string().as_bytes(), parent, name)
+        rename_noreplace(self.folder(), self.number(path)?.to_string().as_bytes(), parent, name)
     }
 
-    /// Where the staged new version of a path goes before [`OpenBatch::swap`].
+    /// Directory and name for the staged version before [`OpenBatch::swap`].
     pub fn incoming(&self, path: &RelPath) -> Result<(BorrowedFd<'_>, String), Errno> {
         Ok((self.folder(), incoming_name(self.number(path)?)))
     }
 
-    /// Swaps the staged version with the file at the path. `is_it` judges the file that came out: an unexpected version goes back.
-    /// Where it is not certain which of the two is under the incoming name, both stay until [`Batch::recover`] looks at it.
-    pub fn swap(&self, path: &RelPath, parent: BorrowedFd, is_it: impl Fn(&Stat) -> bool) -> Result<(), Errno> {
+    /// Swaps the staged version with the file at the path. `is_expected` judges the file that came out: an unexpected
+    /// version is swapped back. If it is uncertain which version is under the incoming name, both stay until
+    /// [`Batch::recover`].
+    pub fn swap(&self, path: &RelPath, parent: BorrowedFd, is_expected: impl Fn(&Stat) -> bool) -> Result<(), Errno> {
         let number = self.number(path)?;
         let incoming = incoming_name(number);
         let exchange = || rustix::fs::renameat_with(self.folder(), incoming.as_str(), parent, path.name(), RenameFlags::EXCHANGE);
         match exchange() {
             Ok(()) => {}
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                return self.replace_in_two_steps(path, parent, is_it).inspect_err(|_| self.discard(&incoming));
+                return self.replace_in_two_steps(path, parent, is_expected).inspect_err(|_| self.discard(&incoming));
             }
             Err(e) => {
                 self.discard(&incoming);
                 return Err(e);
             }
         }
-        if !dirs::look(self.folder(), incoming.as_bytes())?.is_some_and(|stat| is_it(&stat)) {
+        if !beneath::stat(self.folder(), incoming.as_bytes())?.is_some_and(|stat| is_expected(&stat)) {
             exchange()?;
             self.discard(&incoming);
             return Err(Errno::AGAIN);
         }
-        rename_new(self.folder(), incoming.as_bytes(), self.folder(), number.to_string().as_bytes())
+        rename_noreplace(self.folder(), incoming.as_bytes(), self.folder(), number.to_string().as_bytes())
     }
 
     /// For file systems that can't swap two names. The path is absent for a moment.
-    fn replace_in_two_steps(&self, path: &RelPath, parent: BorrowedFd, is_it: impl Fn(&Stat) -> bool) -> Result<(), Errno> {
-        if !is_it(&self.take(path, parent)?) {
+    fn replace_in_two_steps(&self, path: &RelPath, parent: BorrowedFd, is_expected: impl Fn(&Stat) -> bool) -> Result<(), Errno> {
+        if !is_expected(&self.store(path, parent)?) {
             self.give_back(path, parent, path.name())?;
             return Err(Errno::AGAIN);
         }
         let (folder, incoming) = self.incoming(path)?;
-        rename_new(folder, incoming.as_bytes(), parent, path.name())
+        rename_noreplace(folder, incoming.as_bytes(), parent, path.name())
     }
 
-    /// Removes a staged version that did not take its place.
+    /// Removes a staged version that was not placed.
     fn discard(&self, incoming: &str) {
-        // What stays is removed by the next recovery.
+        // The next recovery removes it otherwise.
         let _ = rustix::fs::unlinkat(self.folder(), incoming, AtFlags::empty())
             .or_else(|_| rustix::fs::unlinkat(self.folder(), incoming, AtFlags::REMOVEDIR));
     }
@@ -253,16 +255,16 @@ impl OpenBatch {
 }
 
 fn incoming_name(number: u64) -> String {
-    format!("{number}{INCOMING}")
+    format!("{number}{INCOMING_SUFFIX}")
 }
 
 fn size(stat: &Stat) -> u64 {
     u64::try_from(stat.st_size).unwrap_or(0)
 }
 
-/// Whether a name stands for this content, read where its size says that it may.
+/// Whether a name refers to this content. A file is only read if its size matches.
 pub fn is_entry(parent: BorrowedFd, name: &[u8], entry: &Entry) -> bool {
-    let Ok(Some(stat)) = dirs::look(parent, name) else { return false };
+    let Ok(Some(stat)) = beneath::stat(parent, name) else { return false };
     match (FileType::from_raw_mode(stat.st_mode), entry) {
         (FileType::Directory, Entry::Dir) => true,
         (FileType::Symlink, Entry::Link { target }) => {

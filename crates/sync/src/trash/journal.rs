@@ -1,7 +1,8 @@
-//! The journal of a trash batch: one record for each path that is about to be deleted or replaced, on disk before the first rename.
+//! The journal of a trash batch: one record for each path that is about to be deleted or replaced, durable before the
+//! first rename.
 //!
-//! A record without a stored file means that the change was never made, or that the file was restored. Reading ends at the first torn
-//! record, so a process killed while it appends loses only records whose renames had not begun.
+//! A record without a stored file means that the change was never made, or that the file was restored. Reading ends at
+//! the first torn record, so a process that is killed while it appends only loses records whose renames had not begun.
 
 use std::{
     fs::File,
@@ -15,7 +16,7 @@ use rustix::{
 };
 
 use crate::{
-    codec::{In, Malformed, Out},
+    codec::{Decoder, Encoder, Malformed},
     entry::Entry,
     path::RelPath,
 };
@@ -23,27 +24,27 @@ use crate::{
 const NAME: &str = "journal";
 const NEW_NAME: &str = "journal.new";
 const MAGIC: &[u8] = b"cobox trash 1\n";
-const CHECK_BYTES: usize = 8;
-/// Largest journal that is read, in bytes: a batch of a million paths of usual length.
-const MAX_BYTES: u64 = 256 * 1024 * 1024;
+const CHECKSUM_BYTES: usize = 8;
+/// Maximum size of a journal, in bytes: a batch of a million paths of usual length.
+const MAX_JOURNAL_BYTES: u64 = 256 * 1024 * 1024;
 
-/// One path as it was before sync changed it.
+/// The state of one path before sync changed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
-    /// The stored file's name in the batch directory. Folders and mode changes have a record only.
+pub struct JournalRecord {
+    /// Name of the stored file in the batch directory. Directories and mode changes have no file.
     pub number: u64,
-    /// When it was recorded, in milliseconds since 1970.
+    /// Time of the record, in milliseconds since 1970.
     pub at: u64,
     pub path: RelPath,
     pub old: Entry,
     /// Permission bits of the old version.
     pub mode: u32,
-    /// What sync put in its place.
+    /// The entry that replaced the old version, if any.
     pub new: Option<Entry>,
 }
 
-impl Record {
-    /// Only the permission bits change; the content stays where it is.
+impl JournalRecord {
+    /// Whether only permission bits change and the content stays in place.
     pub fn is_mode_change(&self) -> bool {
         let digest = |entry: &Entry| entry.content().map(|(digest, _)| digest);
         self.old.is_file() && self.new.as_ref().is_some_and(|new| digest(new) == digest(&self.old))
@@ -55,45 +56,45 @@ impl Record {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let mut out = Out::default();
+        let mut out = Encoder::default();
         out.u64(self.number).u64(self.at).path(&self.path).entry(Some(&self.old)).u32(self.mode).entry(self.new.as_ref());
-        let mut framed = Out::default();
-        framed.bytes(&out.0).raw(&blake3::hash(&out.0).as_bytes()[..CHECK_BYTES]);
+        let mut framed = Encoder::default();
+        framed.bytes(&out.0).raw(&blake3::hash(&out.0).as_bytes()[..CHECKSUM_BYTES]);
         framed.0
     }
 
     fn decode(body: &[u8]) -> Result<Self, Malformed> {
-        let mut input = In(body);
+        let mut input = Decoder(body);
         let (number, at, path) = (input.u64()?, input.u64()?, input.path()?);
         let old = input.entry()?.ok_or(Malformed)?;
         Ok(Self { number, at, path, old, mode: input.u32()?, new: input.entry()? })
     }
 }
 
-/// Adds records and makes them durable.
-pub fn append(batch: &OwnedFd, records: &[Record]) -> Result<(), Errno> {
+/// Appends records and makes them durable.
+pub fn append(batch: &OwnedFd, records: &[JournalRecord]) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(batch, NAME, flags, Mode::from_raw_mode(0o600))?;
     let is_new = rustix::fs::fstat(&file)?.st_size == 0;
     write(File::from(file), is_new, records)
 }
 
-/// Replaces the journal with these records.
-pub fn rewrite(batch: &OwnedFd, records: &[Record]) -> Result<(), Errno> {
+/// Replaces the journal by these records.
+pub fn rewrite(batch: &OwnedFd, records: &[JournalRecord]) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(batch, NEW_NAME, flags, Mode::from_raw_mode(0o600))?;
     write(File::from(file), true, records)?;
     rustix::fs::renameat(batch, NEW_NAME, batch, NAME)
 }
 
-fn write(mut file: File, is_new: bool, records: &[Record]) -> Result<(), Errno> {
+fn write(mut file: File, is_new: bool, records: &[JournalRecord]) -> Result<(), Errno> {
     let mut bytes = if is_new { MAGIC.to_vec() } else { Vec::new() };
     records.iter().for_each(|record| bytes.extend_from_slice(&record.encode()));
     file.write_all(&bytes).and_then(|()| file.sync_data()).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
 }
 
-/// Every whole record; none where there is no journal.
-pub fn read(batch: &OwnedFd) -> Result<Vec<Record>, Errno> {
+/// All complete records; none if there is no journal.
+pub fn read(batch: &OwnedFd) -> Result<Vec<JournalRecord>, Errno> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::openat(batch, NAME, flags, Mode::empty()) {
         Ok(file) => File::from(file),
@@ -101,15 +102,15 @@ pub fn read(batch: &OwnedFd) -> Result<Vec<Record>, Errno> {
         Err(e) => return Err(e),
     };
     let mut bytes = Vec::new();
-    file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+    file.take(MAX_JOURNAL_BYTES).read_to_end(&mut bytes).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
     Ok(bytes.strip_prefix(MAGIC).map(whole_records).unwrap_or_default())
 }
 
-fn whole_records(bytes: &[u8]) -> Vec<Record> {
-    let (mut input, mut records) = (In(bytes), Vec::new());
+fn whole_records(bytes: &[u8]) -> Vec<JournalRecord> {
+    let (mut input, mut records) = (Decoder(bytes), Vec::new());
     while let Ok(body) = input.bytes() {
-        let is_whole = input.take(CHECK_BYTES).is_ok_and(|check| blake3::hash(body).as_bytes()[..CHECK_BYTES] == *check);
-        match Record::decode(body) {
+        let is_whole = input.take(CHECKSUM_BYTES).is_ok_and(|check| blake3::hash(body).as_bytes()[..CHECKSUM_BYTES] == *check);
+        match JournalRecord::decode(body) {
             Ok(record) if is_whole => records.push(record),
             _ => break,
         }
@@ -126,7 +127,7 @@ mod tests {
     fn a_torn_journal_loses_only_its_last_record() {
         let dir = tempfile::tempdir().unwrap();
         let batch = OwnedFd::from(File::open(dir.path()).unwrap());
-        let record = |number: u64| Record {
+        let record = |number: u64| JournalRecord {
             number,
             at: 17,
             path: RelPath::new(format!("src/{number}").as_bytes()).unwrap(),

@@ -1,11 +1,13 @@
-//! The trash of the local folder: each file that sync deletes or replaces there is renamed into it first, and stays until it expires or the
-//! user empties it. The sandbox's end has none.
+//! The trash of the local folder. Every file that sync deletes or replaces locally is renamed into it first, and stays
+//! until it expires or the user empties the trash. The sandbox has no trash.
 //!
-//! It is a hidden directory at the top of the folder. Only there a rename is certain to stay on one file system: the directory above may be
-//! another one, or read-only, and so may the user's state directory. Scans skip it by name, and git by the `.gitignore` in it.
+//! It is a hidden directory at the top of the folder. Only there a rename is certain to stay on one file system: the
+//! parent directory may be on another one or read-only, and so may the user's state directory. Scans skip it by name,
+//! and git by the `.gitignore` in it.
 //!
-//! A batch is a directory with a journal and the stored files, named by number. Its records are durable before the first rename, and each
-//! file moves in one rename, so after a kill at any moment a file is at its place or in the trash.
+//! A batch is a directory with a journal and the stored files, named by number. Its records are durable before the
+//! first rename, and each file is moved by one rename, so after a kill at any moment a file is in its place or in the
+//! trash.
 
 mod batch;
 mod journal;
@@ -25,55 +27,55 @@ use rustix::{
 };
 
 pub(crate) use self::batch::OpenBatch;
-pub use self::restore::{NotRestored, Restored, Restoring, Scope};
+pub use self::restore::{RestoreFailure, RestoreReport, RestoreScope, RestoredPath};
 use self::{
     batch::{Batch, BatchName},
-    journal::Record,
+    journal::JournalRecord,
 };
 use crate::{
-    dirs,
+    beneath,
     entry::Entry,
     error::SyncError,
+    folder::open_root,
+    ignore_rules::TRASH_DIRECTORY,
     path::RelPath,
     reconcile::Change,
-    rules::TRASH,
-    side::open_root,
-    staging::{GIT_IGNORE, list},
+    staging::{GITIGNORE, list},
 };
 
-/// 4 GiB: a day's work of an agent on a usual repository, and little of a laptop's disk.
+/// 4 GiB: the changes of an agent in a usual repository over a day, and a small part of a laptop's disk.
 const DEFAULT_BYTES: u64 = 4 << 30;
-/// A week: a loss is noticed by then.
-const DEFAULT_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
-/// What a stored file counts for at least, in bytes: the block it occupies, so that empty files are bounded too.
+/// One week: long enough to notice a loss.
+const DEFAULT_MAX_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Minimum size charged for a stored file, in bytes: the block it occupies, so that empty files are limited too.
 const BLOCK_BYTES: u64 = 4096;
-/// Changes less than this apart belong to one batch: `rm -rf` of a large tree is seen in several rounds.
-const BATCH_QUIET: Duration = Duration::from_secs(2);
-/// A batch takes no more after this, so that `undo` of the last one stays a small step while an agent works without a pause.
-const LONGEST_BATCH: Duration = Duration::from_secs(60);
-/// How often a running sync counts the trash again, and removes expired batches.
-const RECOUNT_EVERY: Duration = Duration::from_secs(60);
-/// Longest wait for another process that uses the trash. It holds the lock for renames only.
-const LOCK_WITHIN: Duration = Duration::from_secs(30);
-const LOCK_PAUSE: Duration = Duration::from_millis(5);
+/// Changes closer together than this belong to one batch: `rm -rf` of a large tree takes several rounds.
+const BATCH_IDLE: Duration = Duration::from_secs(2);
+/// Maximum duration of a batch, so that `undo` of the last one stays a small step while an agent works continuously.
+const MAX_BATCH_DURATION: Duration = Duration::from_secs(60);
+/// Interval at which a running sync measures the trash again and removes expired batches.
+const RECOUNT_INTERVAL: Duration = Duration::from_secs(60);
+/// Maximum wait for another process that uses the trash. It only holds the lock for renames.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Bounds of the trash.
+/// Limits of the trash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrashLimits {
-    /// Of all stored files, in bytes; sync halts when a change would exceed it.
+    /// Maximum total size of stored files, in bytes; sync halts when a change would exceed it.
     pub bytes: u64,
-    /// Batches older than this are removed.
+    /// Age after which batches are removed.
     pub age: Duration,
 }
 
 impl Default for TrashLimits {
     fn default() -> Self {
-        Self { bytes: DEFAULT_BYTES, age: DEFAULT_AGE }
+        Self { bytes: DEFAULT_BYTES, age: DEFAULT_MAX_AGE }
     }
 }
 
-/// Why the trash can't take the next changes.
+/// The trash has not enough space for the next changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrashFull {
     pub needed: u64,
@@ -99,15 +101,15 @@ pub struct TrashItem {
     pub path: RelPath,
     pub old: Entry,
     pub size: u64,
-    /// Sync put another version in its place; otherwise it was deleted.
+    /// Whether sync replaced the file; otherwise it was deleted.
     pub is_replaced: bool,
-    /// Set aside by a restore, and not by sync.
+    /// Whether a restore moved the file here instead of sync.
     pub is_from_undo: bool,
 }
 
-/// Erased from the trash.
+/// Number and total size of the files that were erased.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Emptied {
+pub struct EmptiedTrash {
     pub files: usize,
     pub bytes: u64,
 }
@@ -115,54 +117,56 @@ pub struct Emptied {
 pub struct Trash {
     root: Arc<OwnedFd>,
     limits: TrashLimits,
-    /// In the trash at the last count and added by this process since, in bytes.
+    /// Size at the last count plus this process's additions since, in bytes.
     used: u64,
-    counted: Option<Instant>,
-    current: Option<Current>,
+    counted_at: Option<Instant>,
+    current: Option<CurrentBatch>,
 }
 
-/// The batch that still takes changes.
-struct Current {
+/// The batch that still accepts changes.
+struct CurrentBatch {
     name: BatchName,
     next: u64,
     began: Instant,
     last: Instant,
 }
 
-impl Current {
+impl CurrentBatch {
     fn is_open(&self, now: Instant) -> bool {
-        now.duration_since(self.last) < BATCH_QUIET && now.duration_since(self.began) < LONGEST_BATCH
+        now.duration_since(self.last) < BATCH_IDLE && now.duration_since(self.began) < MAX_BATCH_DURATION
     }
 }
 
 /// The trash directory, locked for this process until it is dropped.
-struct Locked(OwnedFd);
+struct LockedTrash(OwnedFd);
 
 impl Trash {
     pub(crate) fn new(root: Arc<OwnedFd>, limits: TrashLimits) -> Self {
-        Self { root, limits, used: 0, counted: None, current: None }
+        Self { root, limits, used: 0, counted_at: None, current: None }
     }
 
-    /// Of the folder at this path.
-    pub fn of(folder: &Path, limits: TrashLimits) -> Result<Self, SyncError> {
+    /// Opens the trash of a folder.
+    pub fn open(folder: &Path, limits: TrashLimits) -> Result<Self, SyncError> {
         Ok(Self::new(Arc::new(open_root(folder).map_err(SyncError::Root)?), limits))
     }
 
-    /// Used and allowed, in bytes.
-    pub(crate) fn fill(&self) -> (u64, u64) {
+    /// Used and permitted size, in bytes.
+    pub(crate) fn usage(&self) -> (u64, u64) {
         (self.used, self.limits.bytes)
     }
 
-    /// The batch that changes go to now.
+    /// Name of the current batch.
     pub(crate) fn batch(&self) -> Option<String> {
         self.current.as_ref().map(|current| current.name.to_string())
     }
 
-    /// Whether these changes fit. Counts the trash again if its content may have changed, and removes expired batches.
-    pub(crate) fn room_for(&mut self, changes: &[Change]) -> Result<Option<TrashFull>, SyncError> {
-        let stored = changes.iter().filter_map(|change| displaced(change).filter(|r| r.is_stored())).map(|record| counted(&record.old));
+    /// Checks whether these changes fit. Measures the trash again if its content may have changed, and removes expired
+    /// batches.
+    pub(crate) fn check_capacity(&mut self, changes: &[Change]) -> Result<Option<TrashFull>, SyncError> {
+        let stored =
+            changes.iter().filter_map(|change| displaced(change).filter(|r| r.is_stored())).map(|record| charged_bytes(&record.old));
         let needed = stored.fold(0, u64::saturating_add);
-        let is_old = self.counted.is_none_or(|at| at.elapsed() >= RECOUNT_EVERY);
+        let is_old = self.counted_at.is_none_or(|at| at.elapsed() >= RECOUNT_INTERVAL);
         if is_old || self.used.saturating_add(needed) > self.limits.bytes {
             self.recount()?;
         }
@@ -176,52 +180,53 @@ impl Trash {
             let oldest = now_millis().saturating_sub(u64::try_from(self.limits.age.as_millis()).unwrap_or(u64::MAX));
             for batch in top.batches()? {
                 if batch.name.at < oldest {
-                    let Emptied { files, bytes } = batch.remove(&top.0).map_err(failed)?;
+                    let EmptiedTrash { files, bytes } = batch.remove(&top.0).map_err(trash_error)?;
                     tracing::info!(batch = %batch.name, files, bytes, "a trash batch has expired");
                     continue;
                 }
-                batch.recover().map_err(failed)?;
-                self.used += batch.bytes().map_err(failed)?;
+                batch.recover().map_err(trash_error)?;
+                self.used += batch.bytes().map_err(trash_error)?;
             }
         }
-        self.counted = Some(Instant::now());
+        self.counted_at = Some(Instant::now());
         Ok(())
     }
 
-    /// Records what these changes take away, durably, and hands out the directory to move it to. `mode` finds a path's permission bits.
+    /// Records the versions that these changes remove, durably, and returns the batch that receives them. `mode` looks
+    /// up a path's permission bits.
     pub(crate) fn begin(&mut self, changes: &[Change], mode: impl Fn(&RelPath) -> u32) -> Result<Option<OpenBatch>, SyncError> {
-        let mut records: Vec<Record> = changes.iter().filter_map(displaced).collect();
+        let mut records: Vec<JournalRecord> = changes.iter().filter_map(displaced).collect();
         if records.is_empty() {
             return Ok(None);
         }
-        let top = self.lock(true)?.ok_or_else(|| failed(Errno::NOENT))?;
+        let top = self.lock(true)?.ok_or_else(|| trash_error(Errno::NOENT))?;
         let now = Instant::now();
         let open = match self.current.take().filter(|current| current.is_open(now)) {
-            // Emptied or undone by another command since.
-            Some(current) => Batch::open(&top.0, current.name).map_err(failed)?.map(|batch| (batch, current.next, current.began)),
+            // `None` if another command has emptied or restored the batch.
+            Some(current) => Batch::open(&top.0, current.name).map_err(trash_error)?.map(|batch| (batch, current.next, current.began)),
             None => None,
         };
         let (batch, mut next, began) = match open {
             Some(open) => open,
-            None => (Batch::make(&top.0, false).map_err(failed)?, 0, now),
+            None => (Batch::create(&top.0, false).map_err(trash_error)?, 0, now),
         };
         let at = now_millis();
         for record in &mut records {
             (record.number, record.at, record.mode) = (next, at, mode(&record.path));
             next += 1;
         }
-        batch.append(&records).map_err(failed)?;
-        self.used += records.iter().filter(|r| r.is_stored()).map(|r| counted(&r.old)).sum::<u64>();
-        self.current = Some(Current { name: batch.name, next, began, last: now });
+        batch.append(&records).map_err(trash_error)?;
+        self.used += records.iter().filter(|r| r.is_stored()).map(|r| charged_bytes(&r.old)).sum::<u64>();
+        self.current = Some(CurrentBatch { name: batch.name, next, began, last: now });
         Ok(Some(OpenBatch::new(top.0, batch, &records)))
     }
 
-    /// The stored files, the oldest first.
+    /// The stored files, oldest first.
     pub fn items(&self) -> Result<Vec<TrashItem>, SyncError> {
         let Some(top) = self.lock(false)? else { return Ok(Vec::new()) };
         let mut items = Vec::new();
         for batch in top.recovered()? {
-            for (record, size) in batch.stored().map_err(failed)? {
+            for (record, size) in batch.stored().map_err(trash_error)? {
                 items.push(TrashItem {
                     id: format!("{}/{}", batch.name, record.number),
                     batch: batch.name.to_string(),
@@ -237,88 +242,89 @@ impl Trash {
         Ok(items)
     }
 
-    /// Removes every batch for good, or those that are older than a moment.
-    pub fn empty(&self, before: Option<SystemTime>) -> Result<Emptied, SyncError> {
-        let mut all = Emptied::default();
-        let Some(top) = self.lock(false)? else { return Ok(all) };
+    /// Erases all batches, or those older than a given time.
+    pub fn empty(&self, before: Option<SystemTime>) -> Result<EmptiedTrash, SyncError> {
+        let mut erased = EmptiedTrash::default();
+        let Some(top) = self.lock(false)? else { return Ok(erased) };
         let before = before.map_or(u64::MAX, millis);
         for batch in top.batches()?.into_iter().filter(|batch| batch.name.at < before) {
-            let Emptied { files, bytes } = batch.remove(&top.0).map_err(failed)?;
-            (all.files, all.bytes) = (all.files + files, all.bytes + bytes);
+            let EmptiedTrash { files, bytes } = batch.remove(&top.0).map_err(trash_error)?;
+            (erased.files, erased.bytes) = (erased.files + files, erased.bytes + bytes);
         }
         if top.batches()?.is_empty() {
             // A directory that can't be removed does no harm.
-            let _ = rustix::fs::unlinkat(&top.0, GIT_IGNORE.0, AtFlags::empty());
-            let _ = rustix::fs::unlinkat(&self.root, TRASH, AtFlags::REMOVEDIR);
+            let _ = rustix::fs::unlinkat(&top.0, GITIGNORE.0, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(&self.root, TRASH_DIRECTORY, AtFlags::REMOVEDIR);
         }
-        Ok(all)
+        Ok(erased)
     }
 
-    /// Opens and locks the directory; nothing where there is none and none is to be made.
-    fn lock(&self, makes: bool) -> Result<Option<Locked>, SyncError> {
+    /// Opens and locks the directory; `None` if it does not exist and `create` is false.
+    fn lock(&self, create: bool) -> Result<Option<LockedTrash>, SyncError> {
         let began = Instant::now();
         loop {
-            let top = match self.open(makes) {
+            let top = match self.open_directory(create) {
                 Ok(top) => top,
-                Err(Errno::NOENT) if !makes => return Ok(None),
-                Err(e) => return Err(failed(e)),
+                Err(Errno::NOENT) if !create => return Ok(None),
+                Err(e) => return Err(trash_error(e)),
             };
             match rustix::fs::flock(&top, FlockOperation::NonBlockingLockExclusive) {
-                // `empty` removes the directory under its lock: then another one is needed.
-                Ok(()) if dirs::is_same(&top, &self.root, TRASH.as_bytes()) => return Ok(Some(Locked(top))),
+                // `empty` removes the directory while it holds the lock, so the current directory has to be opened
+                // again.
+                Ok(()) if beneath::is_same_file(&top, &self.root, TRASH_DIRECTORY.as_bytes()) => return Ok(Some(LockedTrash(top))),
                 Ok(()) => {}
-                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_PAUSE),
-                Err(e) => return Err(failed(e)),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_RETRY_INTERVAL),
+                Err(e) => return Err(trash_error(e)),
             }
-            if began.elapsed() > LOCK_WITHIN {
+            if began.elapsed() > LOCK_TIMEOUT {
                 return Err(SyncError::TrashBusy);
             }
         }
     }
 
-    fn open(&self, makes: bool) -> Result<OwnedFd, Errno> {
-        if makes {
-            match rustix::fs::mkdirat(&self.root, TRASH, Mode::from_raw_mode(0o700)) {
+    fn open_directory(&self, create: bool) -> Result<OwnedFd, Errno> {
+        if create {
+            match rustix::fs::mkdirat(&self.root, TRASH_DIRECTORY, Mode::from_raw_mode(0o700)) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(e) => return Err(e),
             }
         }
-        let top = dirs::open_beneath(&self.root, TRASH.as_bytes(), FLAGS)?;
+        let top = beneath::open_beneath(&self.root, TRASH_DIRECTORY.as_bytes(), FLAGS)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        if makes && let Ok(file) = rustix::fs::openat(&top, GIT_IGNORE.0, flags, Mode::from_raw_mode(0o600)) {
+        if create && let Ok(file) = rustix::fs::openat(&top, GITIGNORE.0, flags, Mode::from_raw_mode(0o600)) {
             // Without it git only shows the directory as untracked.
-            let _ = rustix::io::write(&file, GIT_IGNORE.1);
+            let _ = rustix::io::write(&file, GITIGNORE.1);
         }
         Ok(top)
     }
 }
 
-impl Locked {
-    /// The oldest first.
+impl LockedTrash {
+    /// All batches, oldest first.
     fn batches(&self) -> Result<Vec<Batch>, SyncError> {
-        let mut names: Vec<BatchName> = list(&self.0).map_err(failed)?.iter().filter_map(|name| BatchName::parse(name)).collect();
+        let mut names: Vec<BatchName> = list(&self.0).map_err(trash_error)?.iter().filter_map(|name| BatchName::parse(name)).collect();
         names.sort_unstable();
-        let open = |name| Batch::open(&self.0, name).map_err(failed);
+        let open = |name| Batch::open(&self.0, name).map_err(trash_error);
         names.into_iter().map(open).filter_map(Result::transpose).collect()
     }
 
-    /// As [`Locked::batches`], without what a killed process left half done.
+    /// Like [`LockedTrash::batches`], after recovery from killed processes.
     fn recovered(&self) -> Result<Vec<Batch>, SyncError> {
         let batches = self.batches()?;
-        batches.iter().try_for_each(|batch| batch.recover().map_err(failed))?;
+        batches.iter().try_for_each(|batch| batch.recover().map_err(trash_error))?;
         Ok(batches)
     }
 }
 
-/// What a change takes away; nothing where it only adds.
-fn displaced(change: &Change) -> Option<Record> {
+/// The record of the version that a change removes; `None` if it only adds.
+fn displaced(change: &Change) -> Option<JournalRecord> {
     let Change { path, old, new } = change;
     let old = old.clone().filter(|old| Some(old) != new.as_ref())?;
-    Some(Record { number: 0, at: 0, path: path.clone(), old, mode: 0, new: new.clone() })
+    Some(JournalRecord { number: 0, at: 0, path: path.clone(), old, mode: 0, new: new.clone() })
 }
 
-/// What a stored version counts for, in bytes.
-fn counted(old: &Entry) -> u64 {
+/// Size charged for a stored version, in bytes.
+fn charged_bytes(old: &Entry) -> u64 {
     whole_blocks(old.content().map_or(0, |(_, size)| size))
 }
 
@@ -326,8 +332,8 @@ fn whole_blocks(size: u64) -> u64 {
     size.max(1).div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES)
 }
 
-fn failed(e: Errno) -> SyncError {
-    SyncError::writing("to the trash", e)
+fn trash_error(e: Errno) -> SyncError {
+    SyncError::writing("write to the trash", e)
 }
 
 fn now_millis() -> u64 {

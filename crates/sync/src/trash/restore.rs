@@ -1,5 +1,5 @@
-//! Putting files back from the trash. Nothing is overwritten: a path that changed since gets the old version beside it, and what sync
-//! itself put there, unchanged, goes to the trash in its turn.
+//! Restores files from the trash. Nothing is overwritten: if a path has changed, its old version is restored under
+//! another name, and unchanged files written by sync are moved to the trash.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,131 +13,131 @@ use rustix::{
 };
 
 use super::{
-    Locked, Trash,
+    LockedTrash, Trash,
     batch::{Batch, is_entry},
-    failed,
-    journal::Record,
-    millis, now_millis,
+    journal::JournalRecord,
+    millis, now_millis, trash_error,
 };
 use crate::{
-    dirs,
+    beneath,
     entry::Entry,
     error::SyncError,
     path::RelPath,
-    resolve::name_beside,
-    staging::{FOLDER_MODE, rename_new},
+    resolve::alternative_name,
+    staging::{DIRECTORY_MODE, rename_noreplace},
 };
 
 /// Selects the files to restore.
 #[derive(Clone, Debug)]
-pub enum Scope {
-    /// The last batch that sync made.
+pub enum RestoreScope {
+    /// The last batch created by sync.
     LastBatch,
-    /// Everything that sync deleted or replaced since a moment.
+    /// Everything that sync deleted or replaced since a given time.
     Since(SystemTime),
-    /// These items, by id.
+    /// Items by id.
     Items(BTreeSet<String>),
 }
 
-/// A file or folder that is back.
+/// A restored file or directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Restored {
+pub struct RestoredPath {
     pub path: RelPath,
-    /// Where it is now: the path itself, or a name beside it.
+    /// Its new location: the path itself, or another name next to it.
     pub to: RelPath,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotRestored {
+pub struct RestoreFailure {
     pub path: RelPath,
-    pub why: String,
+    pub reason: String,
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Restoring {
-    pub restored: Vec<Restored>,
-    pub failed: Vec<NotRestored>,
+pub struct RestoreReport {
+    pub restored: Vec<RestoredPath>,
+    pub failed: Vec<RestoreFailure>,
 }
 
-/// All records of one path within the scope, the oldest first, each with the number of its batch.
-type History = Vec<(usize, Record)>;
+/// All records of one path within the scope, oldest first, each with the index of its batch.
+type History = Vec<(usize, JournalRecord)>;
 
 impl Trash {
-    /// Puts back, for each path in the scope, the oldest version. Later ones stay in the trash, in a batch that `undo` skips.
-    pub fn restore(&self, scope: &Scope) -> Result<Restoring, SyncError> {
-        let Some(top) = self.lock(false)? else { return Ok(Restoring::default()) };
+    /// Restores the oldest version of each path in the scope. Later versions stay in the trash, in a batch that `undo`
+    /// skips.
+    pub fn restore(&self, scope: &RestoreScope) -> Result<RestoreReport, SyncError> {
+        let Some(top) = self.lock(false)? else { return Ok(RestoreReport::default()) };
         let batches = top.recovered()?;
         let mut histories: BTreeMap<RelPath, History> = BTreeMap::new();
         for (number, record) in in_scope(&batches, scope)? {
             histories.entry(record.path.clone()).or_default().push((number, record));
         }
-        let mut work = Work { trash: self, top: &top, batches: &batches, undo: None, next: 0, moved: BTreeMap::new() };
-        let (mut report, mut handled) = (Restoring::default(), BTreeSet::new());
-        // In path order, so that a folder comes before its content.
+        let mut restorer = Restorer { trash: self, top: &top, batches: &batches, undo: None, next: 0, relocated: BTreeMap::new() };
+        let (mut report, mut handled) = (RestoreReport::default(), BTreeSet::new());
+        // In path order, so that a directory precedes its contents.
         for (path, history) in &histories {
-            match work.one(history) {
+            match restorer.restore_path(history) {
                 Ok(to) => {
-                    report.restored.extend(to.map(|to| Restored { path: path.clone(), to }));
+                    report.restored.extend(to.map(|to| RestoredPath { path: path.clone(), to }));
                     handled.extend(history.iter().map(|(batch, record)| (*batch, record.number)));
                 }
-                Err(e) => report.failed.push(NotRestored { path: path.clone(), why: std::io::Error::from(e).to_string() }),
+                Err(e) => report.failed.push(RestoreFailure { path: path.clone(), reason: std::io::Error::from(e).to_string() }),
             }
         }
-        rustix::fs::syncfs(&self.root).map_err(failed)?;
+        rustix::fs::syncfs(&self.root).map_err(trash_error)?;
         for (number, batch) in batches.iter().enumerate() {
-            let records = batch.records().map_err(failed)?;
-            let kept: Vec<Record> = records.iter().filter(|record| !handled.contains(&(number, record.number))).cloned().collect();
+            let records = batch.records().map_err(trash_error)?;
+            let kept: Vec<JournalRecord> = records.iter().filter(|record| !handled.contains(&(number, record.number))).cloned().collect();
             if kept.len() < records.len() {
-                batch.keep(&top.0, &kept).map_err(failed)?;
+                batch.retain(&top.0, &kept).map_err(trash_error)?;
             }
         }
         Ok(report)
     }
 }
 
-/// The records of a scope, the oldest first, with the number of their batch.
-fn in_scope(batches: &[Batch], scope: &Scope) -> Result<Vec<(usize, Record)>, SyncError> {
+/// The records of a scope, oldest first, with the index of their batch.
+fn in_scope(batches: &[Batch], scope: &RestoreScope) -> Result<Vec<(usize, JournalRecord)>, SyncError> {
     let last = batches.iter().rposition(|batch| !batch.name.is_undo);
     let mut found = Vec::new();
     for (number, batch) in batches.iter().enumerate() {
-        let is_meant = |record: &Record| match scope {
-            Scope::LastBatch => Some(number) == last,
-            Scope::Since(at) => !batch.name.is_undo && record.at >= millis(*at),
-            Scope::Items(ids) => ids.contains(&format!("{}/{}", batch.name, record.number)),
+        let is_meant = |record: &JournalRecord| match scope {
+            RestoreScope::LastBatch => Some(number) == last,
+            RestoreScope::Since(at) => !batch.name.is_undo && record.at >= millis(*at),
+            RestoreScope::Items(ids) => ids.contains(&format!("{}/{}", batch.name, record.number)),
         };
-        let records = batch.records().map_err(failed)?;
+        let records = batch.records().map_err(trash_error)?;
         found.extend(records.into_iter().filter(is_meant).map(|record| (number, record)));
     }
     Ok(found)
 }
 
-struct Work<'a> {
+struct Restorer<'a> {
     trash: &'a Trash,
-    top: &'a Locked,
+    top: &'a LockedTrash,
     batches: &'a [Batch],
-    /// Takes what a restore puts aside; made when it is first needed.
+    /// Receives versions that a restore replaces; created when it is first needed.
     undo: Option<Batch>,
     next: u64,
-    /// Folders whose name is taken by something else, and where their content goes instead.
-    moved: BTreeMap<RelPath, RelPath>,
+    /// Directories whose name is taken by something else, with the directory that is used instead.
+    relocated: BTreeMap<RelPath, RelPath>,
 }
 
-impl Work<'_> {
-    /// Says where it is now; nothing where there was nothing to do.
-    fn one(&mut self, history: &History) -> Result<Option<RelPath>, Errno> {
-        let is_there = |(batch, record): &(usize, Record)| match record.is_stored() {
-            true => matches!(self.batches[*batch].look(record), Ok(Some(_))),
+impl Restorer<'_> {
+    /// Returns the restored location; `None` if there was nothing to do.
+    fn restore_path(&mut self, history: &History) -> Result<Option<RelPath>, Errno> {
+        let is_restorable = |(batch, record): &(usize, JournalRecord)| match record.is_stored() {
+            true => matches!(self.batches[*batch].stat(record), Ok(Some(_))),
             false => record.old.is_dir(),
         };
-        let Some(at) = history.iter().position(is_there) else { return self.mode(history) };
+        let Some(at) = history.iter().position(is_restorable) else { return self.restore_mode(history) };
         let (batch, oldest) = &history[at];
-        // What sync put at the path since then.
-        let placed: Vec<&Entry> = history.iter().filter_map(|(_, record)| record.new.as_ref()).collect();
+        // Entries that sync has placed at the path since.
+        let written_by_sync: Vec<&Entry> = history.iter().filter_map(|(_, record)| record.new.as_ref()).collect();
         let to = match oldest.old.is_dir() {
-            true => self.folder(oldest, &placed)?,
-            false => Some(self.file(&self.batches[*batch], oldest, &placed)?),
+            true => self.restore_directory(oldest, &written_by_sync)?,
+            false => Some(self.restore_file(&self.batches[*batch], oldest, &written_by_sync)?),
         };
-        // It was stored with the mode that sync had given it before.
+        // The stored file has the mode that sync had given it before.
         if let (Some(to), Some((_, first))) = (&to, history[..at].iter().find(|(_, record)| record.is_mode_change())) {
             self.set_mode(to, first.mode)?;
         }
@@ -147,28 +147,31 @@ impl Work<'_> {
         Ok(to)
     }
 
-    fn file(&mut self, batch: &Batch, record: &Record, placed: &[&Entry]) -> Result<RelPath, Errno> {
-        let path = self.with_folders(&record.path)?;
-        let parent = dirs::directory(&self.trash.root, path.parent_bytes())?;
+    fn restore_file(&mut self, batch: &Batch, record: &JournalRecord, written_by_sync: &[&Entry]) -> Result<RelPath, Errno> {
+        let path = self.create_parents(&record.path)?;
+        let parent = beneath::open_directory(&self.trash.root, path.parent_bytes())?;
         let stored = record.number.to_string();
-        self.clear_the_way(&path, &parent, record, placed)?;
-        match rename_new(batch.folder.as_fd(), stored.as_bytes(), parent.as_fd(), path.name()) {
-            // The same content again: the user put it back.
+        self.clear_path(&path, &parent, record, written_by_sync)?;
+        match rename_noreplace(batch.folder.as_fd(), stored.as_bytes(), parent.as_fd(), path.name()) {
+            // The user has restored the same content already.
             Err(Errno::EXIST) if is_entry(parent.as_fd(), path.name(), &record.old) => {
                 return self.set_aside_version(batch, record).map(|()| path);
             }
             Err(Errno::EXIST) => {}
             other => return other.map(|()| path),
         }
-        beside(&path, |beside| rename_new(batch.folder.as_fd(), stored.as_bytes(), parent.as_fd(), beside.name()))
+        try_alternative_names(&path, |alternative| {
+            rename_noreplace(batch.folder.as_fd(), stored.as_bytes(), parent.as_fd(), alternative.name())
+        })
     }
 
-    fn folder(&mut self, record: &Record, placed: &[&Entry]) -> Result<Option<RelPath>, Errno> {
-        let path = self.with_folders(&record.path)?;
-        let parent = dirs::directory(&self.trash.root, path.parent_bytes())?;
-        self.clear_the_way(&path, &parent, record, placed)?;
-        match rustix::fs::mkdirat(&parent, path.name(), FOLDER_MODE) {
-            // It is there, or what took its place changed: then its content, if it had any, goes beside it.
+    fn restore_directory(&mut self, record: &JournalRecord, written_by_sync: &[&Entry]) -> Result<Option<RelPath>, Errno> {
+        let path = self.create_parents(&record.path)?;
+        let parent = beneath::open_directory(&self.trash.root, path.parent_bytes())?;
+        self.clear_path(&path, &parent, record, written_by_sync)?;
+        match rustix::fs::mkdirat(&parent, path.name(), DIRECTORY_MODE) {
+            // The directory exists, or its name is taken by a changed file: then its contents, if any, are restored in
+            // another directory.
             Err(Errno::EXIST) => return Ok(None),
             other => other?,
         }
@@ -177,15 +180,15 @@ impl Work<'_> {
         Ok(Some(path))
     }
 
-    /// Gives a file its first mode, if it has the content and the mode that sync last gave it.
-    fn mode(&self, history: &History) -> Result<Option<RelPath>, Errno> {
+    /// Restores a file's first mode if it still has the content and mode that sync last gave it.
+    fn restore_mode(&self, history: &History) -> Result<Option<RelPath>, Errno> {
         let mut changes = history.iter().map(|(_, record)| record).filter(|record| record.is_mode_change());
         let Some(first) = changes.next() else { return Ok(None) };
         let last = changes.next_back().unwrap_or(first);
-        let Ok(parent) = dirs::directory(&self.trash.root, last.path.parent_bytes()) else { return Ok(None) };
+        let Ok(parent) = beneath::open_directory(&self.trash.root, last.path.parent_bytes()) else { return Ok(None) };
         let Some(new) = last.new.as_ref().filter(|new| is_entry(parent.as_fd(), last.path.name(), new)) else { return Ok(None) };
-        let is_exec = dirs::look(parent.as_fd(), last.path.name())?.is_some_and(|stat| stat.st_mode & 0o100 != 0);
-        if !matches!(new, Entry::File { exec, .. } if *exec == is_exec) {
+        let is_executable = beneath::stat(parent.as_fd(), last.path.name())?.is_some_and(|stat| stat.st_mode & 0o100 != 0);
+        if !matches!(new, Entry::File { exec, .. } if *exec == is_executable) {
             return Ok(None);
         }
         self.set_mode(&first.path, first.mode)?;
@@ -193,22 +196,22 @@ impl Work<'_> {
     }
 
     fn set_mode(&self, path: &RelPath, mode: u32) -> Result<(), Errno> {
-        let file = dirs::readable(&self.trash.root, path.bytes())?;
+        let file = beneath::open_file(&self.trash.root, path.bytes())?;
         rustix::fs::fchmod(file, Mode::from_raw_mode(mode & 0o7777))
     }
 
-    /// Moves what sync put at the path to the trash, if it is still that.
-    fn clear_the_way(&mut self, path: &RelPath, parent: &OwnedFd, record: &Record, placed: &[&Entry]) -> Result<(), Errno> {
-        let Some(before) = dirs::look(parent.as_fd(), path.name())? else { return Ok(()) };
-        let Some(now) = placed.iter().find(|entry| is_entry(parent.as_fd(), path.name(), entry)) else { return Ok(()) };
+    /// Moves the entry at the path to the trash if it is unchanged since sync placed it.
+    fn clear_path(&mut self, path: &RelPath, parent: &OwnedFd, record: &JournalRecord, written_by_sync: &[&Entry]) -> Result<(), Errno> {
+        let Some(before) = beneath::stat(parent.as_fd(), path.name())? else { return Ok(()) };
+        let Some(now) = written_by_sync.iter().find(|entry| is_entry(parent.as_fd(), path.name(), entry)) else { return Ok(()) };
         if now.is_dir() {
-            // Only an empty one is nothing but what sync made.
+            // Only an empty directory is certain to contain nothing but sync's own work.
             return match rustix::fs::unlinkat(parent, path.name(), rustix::fs::AtFlags::REMOVEDIR) {
                 Ok(()) | Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
                 Err(e) => Err(e),
             };
         }
-        let aside = Record {
+        let aside = JournalRecord {
             path: path.clone(),
             old: (*now).clone(),
             mode: before.st_mode & 0o7777,
@@ -217,31 +220,31 @@ impl Work<'_> {
         };
         let name = self.record_aside(aside)?;
         let undo = self.undo.as_ref().ok_or(Errno::NOENT)?.folder.as_fd();
-        rename_new(parent.as_fd(), path.name(), undo, name.as_bytes())?;
-        let after = dirs::look(undo, name.as_bytes())?.ok_or(Errno::NOENT)?;
+        rename_noreplace(parent.as_fd(), path.name(), undo, name.as_bytes())?;
+        let after = beneath::stat(undo, name.as_bytes())?.ok_or(Errno::NOENT)?;
         let content = |stat: &rustix::fs::Stat| (stat.st_ino, stat.st_size, stat.st_mtime, stat.st_mtime_nsec);
         if content(&before) != content(&after) {
-            // Changed in that moment: it goes back, and the old version goes beside it.
-            rename_new(undo, name.as_bytes(), parent.as_fd(), path.name())?;
+            // Changed in that moment: it is moved back, and the old version is restored under another name.
+            rename_noreplace(undo, name.as_bytes(), parent.as_fd(), path.name())?;
         }
         Ok(())
     }
 
-    /// A later version than the one that is restored: still in the trash, but no longer in a batch that `undo` would take.
-    fn set_aside_version(&mut self, batch: &Batch, record: &Record) -> Result<(), Errno> {
-        if !record.is_stored() || batch.look(record)?.is_none() {
+    /// Moves a version newer than the restored one to a batch that `undo` skips.
+    fn set_aside_version(&mut self, batch: &Batch, record: &JournalRecord) -> Result<(), Errno> {
+        if !record.is_stored() || batch.stat(record)?.is_none() {
             return Ok(());
         }
         let name = self.record_aside(record.clone())?;
         let undo = self.undo.as_ref().ok_or(Errno::NOENT)?.folder.as_fd();
-        rename_new(batch.folder.as_fd(), record.number.to_string().as_bytes(), undo, name.as_bytes())
+        rename_noreplace(batch.folder.as_fd(), record.number.to_string().as_bytes(), undo, name.as_bytes())
     }
 
     /// Records a file that is about to move to the undo batch, and returns its name there.
-    fn record_aside(&mut self, mut record: Record) -> Result<String, Errno> {
+    fn record_aside(&mut self, mut record: JournalRecord) -> Result<String, Errno> {
         let undo = match self.undo.take() {
             Some(undo) => undo,
-            None => Batch::make(&self.top.0, true)?,
+            None => Batch::create(&self.top.0, true)?,
         };
         (record.number, record.at) = (self.next, now_millis());
         self.next += 1;
@@ -250,42 +253,43 @@ impl Work<'_> {
         appended.map(|()| record.number.to_string())
     }
 
-    /// The path with its folders made. A folder whose name is taken by something else is made beside that.
-    fn with_folders(&mut self, path: &RelPath) -> Result<RelPath, Errno> {
+    /// Creates the directories that contain a path. A directory whose name is taken is created under another name.
+    fn create_parents(&mut self, path: &RelPath) -> Result<RelPath, Errno> {
         let mut at: Option<RelPath> = None;
         let parts: Vec<&[u8]> = path.parts().collect();
         for (depth, part) in parts.iter().enumerate() {
             let next = RelPath::join(at.as_ref(), part).ok_or(Errno::NAMETOOLONG)?;
-            at = Some(if depth + 1 == parts.len() { next } else { self.folder_at(next)? });
+            at = Some(if depth + 1 == parts.len() { next } else { self.create_parent(next)? });
         }
         at.ok_or(Errno::INVAL)
     }
 
-    fn folder_at(&mut self, path: RelPath) -> Result<RelPath, Errno> {
-        if let Some(elsewhere) = self.moved.get(&path) {
-            return Ok(elsewhere.clone());
+    fn create_parent(&mut self, path: RelPath) -> Result<RelPath, Errno> {
+        if let Some(new_path) = self.relocated.get(&path) {
+            return Ok(new_path.clone());
         }
-        let parent = dirs::directory(&self.trash.root, path.parent_bytes())?;
-        match dirs::look(parent.as_fd(), path.name())? {
+        let parent = beneath::open_directory(&self.trash.root, path.parent_bytes())?;
+        match beneath::stat(parent.as_fd(), path.name())? {
             Some(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => Ok(path),
             Some(_) => {
-                let elsewhere = beside(&path, |beside| rustix::fs::mkdirat(&parent, beside.name(), FOLDER_MODE))?;
-                self.moved.insert(path, elsewhere.clone());
-                Ok(elsewhere)
+                let new_path =
+                    try_alternative_names(&path, |alternative| rustix::fs::mkdirat(&parent, alternative.name(), DIRECTORY_MODE))?;
+                self.relocated.insert(path, new_path.clone());
+                Ok(new_path)
             }
-            None => rustix::fs::mkdirat(&parent, path.name(), FOLDER_MODE).map(|()| path),
+            None => rustix::fs::mkdirat(&parent, path.name(), DIRECTORY_MODE).map(|()| path),
         }
     }
 }
 
-/// Tries names beside a path until one is free.
-fn beside(path: &RelPath, put: impl Fn(&RelPath) -> Result<(), Errno>) -> Result<RelPath, Errno> {
+/// Tries alternative names for a path until one is free.
+fn try_alternative_names(path: &RelPath, put: impl Fn(&RelPath) -> Result<(), Errno>) -> Result<RelPath, Errno> {
     for number in 1..1000 {
-        let name = name_beside(path.name(), "restored", number);
-        let beside = RelPath::join(path.parent().as_ref(), &name).ok_or(Errno::NAMETOOLONG)?;
-        match put(&beside) {
+        let name = alternative_name(path.name(), "restored", number);
+        let alternative = RelPath::join(path.parent().as_ref(), &name).ok_or(Errno::NAMETOOLONG)?;
+        match put(&alternative) {
             Err(Errno::EXIST) => {}
-            other => return other.map(|()| beside),
+            other => return other.map(|()| alternative),
         }
     }
     Err(Errno::EXIST)

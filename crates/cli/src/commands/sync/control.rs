@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use cobox_sync::{Choice, Command, Handle, Keep, RelPath};
+use cobox_sync::{Command, Handle, RelPath, Resolution, Side};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -120,9 +120,9 @@ fn obey(request: Request, config: &Config, handle: &Handle) -> Result<Value, Str
     match request {
         Request::Status => Ok(status()),
         Request::Pause => asked(handle, Command::Pause).map(|()| status()),
-        Request::Resume { confirm } => asked(handle, |answer| Command::Resume { confirmed: confirm, answer }).map(|()| status()),
+        Request::Resume { confirm } => asked(handle, |answer| Command::Resume { confirmed: confirm, respond: answer }).map(|()| status()),
         Request::Flush { wait: false } => {
-            handle.ask(Command::Flush(Box::new(|_| ())));
+            handle.send(Command::Flush(Box::new(|_| ())));
             Ok(status())
         }
         Request::Flush { wait: true } => asked(handle, Command::Flush).map(|status| report::as_json(config, &status)),
@@ -136,20 +136,20 @@ fn obey(request: Request, config: &Config, handle: &Handle) -> Result<Value, Str
                 path.clone().filter(is_one).or_else(|| shown(p)).or(path).ok_or_else(|| format!("{p:?} is no path in the folder"))
             };
             let paths = paths.iter().map(named).collect::<Result<Vec<_>, _>>()?;
-            let choice = match keep {
-                Winner::Here => Choice::Keep(Keep::Here),
-                Winner::Sandbox => Choice::Keep(Keep::Sandbox),
-                Winner::Both => Choice::Both,
+            let resolution = match keep {
+                Winner::Here => Resolution::Keep(Side::Local),
+                Winner::Sandbox => Resolution::Keep(Side::Sandbox),
+                Winner::Both => Resolution::Both,
             };
-            let count = asked(handle, |answer| Command::Resolve { paths, choice, answer })?;
+            let count = asked(handle, |answer| Command::Resolve { paths, resolution, respond: answer })?;
             Ok(json!({ "resolved": count }))
         }
     }
 }
 
-fn asked<T: Send + 'static>(handle: &Handle, command: impl FnOnce(cobox_sync::Answer<T>) -> Command) -> Result<T, String> {
+fn asked<T: Send + 'static>(handle: &Handle, command: impl FnOnce(cobox_sync::Responder<T>) -> Command) -> Result<T, String> {
     let (answer, answered) = mpsc::channel();
-    let is_there = handle.ask(command(Box::new(move |result| drop(answer.send(result)))));
+    let is_there = handle.send(command(Box::new(move |result| drop(answer.send(result)))));
     if !is_there {
         return Err("the sync has ended".to_owned());
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cobox_client::SyncUnavailable;
-use cobox_sync::{Change, Command, Connection, Engine, Entry, Event, Handle, NoConnection, Phase, Settings, Side, Status, SyncError};
+use cobox_sync::{Change, Command, ConnectError, Connection, Engine, Entry, Event, Handle, Phase, Settings, Side, Status, SyncError};
 use indicatif::ProgressBar;
 use serde_json::json;
 use tokio::sync::oneshot;
@@ -60,15 +60,15 @@ pub async fn run(pair: Pair, settings: Settings, context: &Context) -> Outcome {
         let screen = Screen::new(context.printer, state.clone(), config.clone(), settings.once);
         let base = state.base();
         move || {
-            let mut dial = || match runtime.block_on(dataplane.open_sync(&remote, settings.mode.only_reads_there())) {
+            let mut dial = || match runtime.block_on(dataplane.open_sync(&remote, settings.mode.is_sandbox_read_only())) {
                 Ok((reader, writer)) => Ok(Connection { reader: Box::new(reader), writer: Box::new(writer) }),
-                Err(SyncUnavailable::Transient(cause)) => Err(NoConnection::Passing(cause)),
-                Err(SyncUnavailable::Final(error)) => Err(NoConnection::Final(error.to_string())),
+                Err(SyncUnavailable::Transient(cause)) => Err(ConnectError::Transient(cause)),
+                Err(SyncUnavailable::Final(error)) => Err(ConnectError::Permanent(error.to_string())),
             };
             let mut screen = screen;
             let listener = Box::new(move |event: Event| screen.show(&event));
             let ran = Engine::open(&folder, &base, settings.clone(), listener).and_then(|mut engine| {
-                own.into_iter().for_each(|place| engine.leave_out(place));
+                own.into_iter().for_each(|place| engine.exclude(place));
                 // The other end of this is gone only with the whole command.
                 let _ = started.send(engine.handle());
                 engine.run(&mut dial)
@@ -116,7 +116,7 @@ async fn until_the_end(handle: Handle, mut ended: oneshot::Receiver<Ended>, sign
         code = signals.next_exit_code() => code,
     };
     // Asked on a thread of its own: the engine may be busy, and its queue full.
-    tokio::task::spawn_blocking(move || handle.ask(Command::Stop));
+    tokio::task::spawn_blocking(move || handle.send(Command::Stop));
     // Later it ends with the process, at whatever moment that is.
     Ok(End::Told(code, tokio::time::timeout(STOP_WITHIN, ended).await.ok().and_then(Result::ok)))
 }
@@ -132,7 +132,7 @@ fn finish(done: End, state: &State, config: &Config, until_synced: bool, printer
         Some(Err(error)) => {
             let failure = Failure::new(error.to_string());
             return Err(match error {
-                SyncError::There { .. } | SyncError::NotAllowed => failure.advise("`cobox session get` shows what your token allows"),
+                SyncError::Sandbox { .. } | SyncError::NotAllowed => failure.advise("`cobox session get` shows what your token allows"),
                 SyncError::Halted(halt) if !halt.is_confirmable() => failure.advise(halt.advice()),
                 SyncError::Halted(_) => failure.advise(
                     "if that is right, run it without --until-synced and say so with `cobox sync resume --confirm`; if not, put back what is missing",
@@ -155,7 +155,7 @@ fn finish(done: End, state: &State, config: &Config, until_synced: bool, printer
             return Ok(u8::from(!is_whole));
         }
         printer.result(&told, || {
-            let first = format!("{} files are in sync with {}{}", status.agreed_files, config.place(), unsettled(&status));
+            let first = format!("{} files are in sync with {}{}", status.synced_files, config.place(), unsettled(&status));
             // What isn't is for somebody to look at.
             if is_whole { visible(&first) } else { format!("{}\n{}", visible(&first), left_over(&told).join("\n")) }
         })?;
@@ -170,7 +170,7 @@ fn cut_short(code: u8) -> Failure {
 
 /// What is to be mended before both sides can be the same.
 fn failures(status: &Status) -> usize {
-    status.here_problems.values().chain(status.there_problems.values()).filter(|problem| problem.is_failure()).count()
+    status.local_problems.values().chain(status.sandbox_problems.values()).filter(|problem| problem.is_failure()).count()
 }
 
 fn unsettled(status: &Status) -> String {
@@ -210,7 +210,7 @@ impl Screen {
                     (None, Some(Entry::Dir)) => "made",
                     _ => "written",
                 };
-                let side = if *side == Side::Here { "here" } else { "sandbox" };
+                let side = if *side == Side::Local { "here" } else { "sandbox" };
                 self.object(&json!({"event": "changed", "side": side, "path": change.path.to_string(), "change": what, "trash": batch}));
                 self.deletion(side, change);
             }
@@ -240,7 +240,7 @@ impl Screen {
         match phase {
             Phase::Halted(_) | Phase::Watching if self.is_to_end => {}
             Phase::Halted(halt) => self.say(&format!("halted: {halt}\n  {}", halt.advice())),
-            Phase::Waiting(why) => self.say(&format!("{why}; trying again")),
+            Phase::Retrying(why) => self.say(&format!("{why}; trying again")),
             Phase::Watching if !self.has_synced => {
                 self.has_synced = true;
                 self.say(&format!("in sync with {}; watching for changes, Ctrl-C to end", self.config.place()));
@@ -262,12 +262,12 @@ impl Screen {
             [conflict] => self.say(&format!("conflict: {} was changed on both sides; see `cobox sync status`", conflict.path)),
             all => self.say(&format!("conflicts: {} files were changed on both sides; see `cobox sync status`", all.len())),
         }
-        self.line.set_message(format!("watching  {}, {} files{}", visible(&self.config.place()), status.agreed_files, unsettled(status)));
+        self.line.set_message(format!("watching  {}, {} files{}", visible(&self.config.place()), status.synced_files, unsettled(status)));
     }
 
     /// The bar takes the line's place.
     fn progress(&mut self, to: Side, done: u64, total: u64) {
-        let label = if to == Side::Here { "from the sandbox" } else { "to the sandbox" };
+        let label = if to == Side::Local { "from the sandbox" } else { "to the sandbox" };
         let (printer, line) = (self.printer, &self.line);
         let bar = self.bar.get_or_insert_with(|| {
             line.finish_and_clear();

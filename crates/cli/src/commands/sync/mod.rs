@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use cobox_sync::{DIRECTORY_FILES, Limits, Mode, Settings, TrashLimits};
+use cobox_sync::{DEFAULT_DIRECTORY_DELETION_LIMIT, Limits, Mode, Settings, TrashLimits};
 
 pub use self::{look::running_sync_of, verbs::flush_before};
 use super::{Outcome, Where};
@@ -85,7 +85,7 @@ struct Run {
     #[arg(long, value_name = "TIME", default_value = "7d", value_parser = span)]
     trash_age: Duration,
     /// Halt when a directory with more files than this disappears
-    #[arg(long, value_name = "FILES", default_value_t = DIRECTORY_FILES)]
+    #[arg(long, value_name = "FILES", default_value_t = DEFAULT_DIRECTORY_DELETION_LIMIT)]
     directory_files: usize,
     /// Also where the folder is the home directory or /
     #[arg(long)]
@@ -116,7 +116,14 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
                 false => {
                     let Run { mode, allow_risky, until_synced, trash_size, trash_age, directory_files, .. } = args.run;
                     let trash = TrashLimits { bytes: trash_size, age: trash_age };
-                    let settings = Settings { mode, allow_risky, limits: Limits::default(), once: until_synced, trash, directory_files };
+                    let settings = Settings {
+                        mode,
+                        allow_risky,
+                        limits: Limits::default(),
+                        once: until_synced,
+                        trash,
+                        directory_deletion_limit: directory_files,
+                    };
                     live::run(pair, settings, context).await
                 }
             }

@@ -17,7 +17,7 @@ pub fn phase_word(phase: &Phase) -> &'static str {
         Phase::Watching => "watching",
         Phase::Paused => "paused",
         Phase::Halted(_) => "halted",
-        Phase::Waiting(_) => "waiting",
+        Phase::Retrying(_) => "waiting",
         Phase::Ended => "ended",
     }
 }
@@ -26,7 +26,7 @@ pub fn phase_word(phase: &Phase) -> &'static str {
 pub fn phase_why(phase: &Phase) -> Option<String> {
     match phase {
         Phase::Halted(halt) => Some(halt.to_string()),
-        Phase::Waiting(why) => Some(why.clone()),
+        Phase::Retrying(why) => Some(why.clone()),
         _ => None,
     }
 }
@@ -43,26 +43,26 @@ pub fn as_json(config: &Config, status: &Status) -> Value {
     let problems = |side: &'static str, problems: &std::collections::BTreeMap<RelPath, Problem>| -> Vec<Value> {
         problems
             .iter()
-            .map(|(path, p)| json!({"side": side, "path": path.to_string(), "problem": p.word(), "message": p.to_string()}))
+            .map(|(path, p)| json!({"side": side, "path": path.to_string(), "problem": p.as_str(), "message": p.to_string()}))
             .collect()
     };
-    let all_problems = [problems("here", &status.here_problems), problems("sandbox", &status.there_problems)].concat();
-    let settled = status.settled_at.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+    let all_problems = [problems("here", &status.local_problems), problems("sandbox", &status.sandbox_problems)].concat();
+    let settled = status.synced_at.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
     json!({
         "id": config.id,
         "folder": config.folder,
         "thread": config.thread,
         "sandbox": config.sandbox,
         "path": config.path,
-        "mode": status.mode.word(),
+        "mode": status.mode.as_str(),
         "phase": phase_word(&status.phase),
         "why": phase_why(&status.phase),
         "advice": phase_advice(&status.phase),
-        "files": {"here": status.here_files, "sandbox": status.there_files, "agreed": status.agreed_files},
+        "files": {"here": status.local_files, "sandbox": status.sandbox_files, "agreed": status.synced_files},
         "conflicts": status.conflicts.iter().map(conflict).collect::<Vec<_>>(),
         "problems": all_problems,
-        "held_back": status.held.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "left_alone": status.left_alone,
+        "held_back": status.held_back.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "left_alone": status.unsynced_differences,
         "trash": {"bytes": status.trash.0, "limit_bytes": status.trash.1},
         "polling": {"here": status.is_polling[0], "sandbox": status.is_polling[1]},
         "settled_at": settled.map(|at| Timestamp::from_unix(i64::try_from(at.as_secs()).unwrap_or(0)).to_string()),
@@ -70,7 +70,7 @@ pub fn as_json(config: &Config, status: &Status) -> Value {
 }
 
 fn conflict(conflict: &Conflict) -> Value {
-    json!({"path": conflict.path.to_string(), "here": entry(conflict.here.as_ref()), "sandbox": entry(conflict.there.as_ref())})
+    json!({"path": conflict.path.to_string(), "here": entry(conflict.local.as_ref()), "sandbox": entry(conflict.sandbox.as_ref())})
 }
 
 pub fn entry(entry: Option<&Entry>) -> Value {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use cobox_protocol::Timestamp;
-use cobox_sync::{Entry, Restoring, Scope, Trash, TrashItem, TrashLimits};
+use cobox_sync::{Entry, RestoreReport, RestoreScope, Trash, TrashItem, TrashLimits};
 use serde_json::{Value, json};
 
 use super::{
@@ -90,7 +90,7 @@ pub async fn run(verb: TrashVerb, context: &Context) -> Outcome {
             let (_, config) = find(&which)?;
             let folder = config.folder.clone();
             let done = in_trash(&which, move |trash| {
-                let scope = Scope::Items(chosen(&items, &trash.items()?, &folder)?);
+                let scope = RestoreScope::Items(chosen(&items, &trash.items()?, &folder)?);
                 Ok(trash.restore(&scope)?)
             });
             report(&done.await?, "nothing was restored", context)
@@ -100,7 +100,7 @@ pub async fn run(verb: TrashVerb, context: &Context) -> Outcome {
 }
 
 pub async fn undo(UndoArgs { which, since }: UndoArgs, context: &Context) -> Outcome {
-    let scope = since.map_or(Scope::LastBatch, Scope::Since);
+    let scope = since.map_or(RestoreScope::LastBatch, RestoreScope::Since);
     let done = in_trash(&which, move |trash| Ok(trash.restore(&scope)?)).await?;
     report(&done, "there is nothing to undo", context)
 }
@@ -111,7 +111,7 @@ async fn in_trash<T: Send + 'static>(
     work: impl FnOnce(&Trash) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
     let (_, config) = find(which)?;
-    let doing = move || work(&Trash::of(&config.folder, TrashLimits::default())?);
+    let doing = move || work(&Trash::open(&config.folder, TrashLimits::default())?);
     tokio::task::spawn_blocking(doing).await.map_err(|e| Failure::new(e.to_string()))?
 }
 
@@ -180,13 +180,13 @@ fn chosen(asked: &[String], items: &[TrashItem], folder: &std::path::Path) -> Re
     Ok(ids)
 }
 
-fn report(done: &Restoring, nothing: &str, context: &Context) -> Outcome {
+fn report(done: &RestoreReport, nothing: &str, context: &Context) -> Outcome {
     let restored: Vec<Value> = done
         .restored
         .iter()
         .map(|one| json!({"path": one.path.to_string(), "to": one.to.to_string(), "beside": one.path != one.to}))
         .collect();
-    let failed: Vec<Value> = done.failed.iter().map(|one| json!({"path": one.path.to_string(), "message": one.why})).collect();
+    let failed: Vec<Value> = done.failed.iter().map(|one| json!({"path": one.path.to_string(), "message": one.reason})).collect();
     context.printer.result(&json!({"restored": restored, "failed": failed}), || {
         let mut lines = match done.restored.len() {
             0 => vec![nothing.to_owned()],
@@ -202,8 +202,8 @@ fn report(done: &Restoring, nothing: &str, context: &Context) -> Outcome {
         if done.restored.len() > MAX_SHOWN {
             lines.push(format!("  and {} more", done.restored.len() - MAX_SHOWN));
         }
-        let failed = |one: &cobox_sync::NotRestored| {
-            format!("not restored: {}: {}; it is still in the trash", visible(&one.path.to_string()), one.why)
+        let failed = |one: &cobox_sync::RestoreFailure| {
+            format!("not restored: {}: {}; it is still in the trash", visible(&one.path.to_string()), one.reason)
         };
         lines.extend(done.failed.iter().map(failed));
         lines.join("\n")

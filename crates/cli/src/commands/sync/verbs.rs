@@ -170,7 +170,7 @@ fn in_sync_but_for(left: &[(usize, &str)]) -> String {
 
 /// What is to be mended before both sides can be the same.
 fn failures(status: &Value) -> usize {
-    let is_failure = |word: &Value| Problem::ALL.iter().any(|problem| problem.is_failure() && *word == *problem.word());
+    let is_failure = |word: &Value| Problem::ALL.iter().any(|problem| problem.is_failure() && *word == *problem.as_str());
     status["problems"].as_array().map_or(0, |problems| problems.iter().filter(|p| is_failure(&p["problem"])).count())
 }
 
