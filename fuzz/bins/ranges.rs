@@ -1,4 +1,4 @@
-//! The fuzzer over `cobox_fuzz::ranges`.
+//! Fuzzes `cobox_fuzz::ranges`.
 #![no_main]
 #![allow(unsafe_code, reason = "the fuzzer's entry point is a C symbol")]
 

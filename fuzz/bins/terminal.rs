@@ -1,4 +1,4 @@
-//! The fuzzer over `cobox_fuzz::terminal`.
+//! Fuzzes `cobox_fuzz::terminal`.
 #![no_main]
 #![allow(unsafe_code, reason = "the fuzzer's entry point is a C symbol")]
 
@@ -7,7 +7,8 @@ use std::sync::Once;
 static QUIET: Once = Once::new();
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    // The fuzzer's own hook ends the process at any panic. The screen catches those of its emulator; the rest end it all the same.
+    // The fuzzer's panic hook ends the process at any panic, but the screen catches those of its emulator. Uncaught
+    // panics still end the process.
     QUIET.call_once(|| std::panic::set_hook(Box::new(|_| {})));
     cobox_fuzz::terminal::run(data);
 });

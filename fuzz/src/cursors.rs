@@ -1,4 +1,4 @@
-//! Cursors that clients bring back: of event streams and of lists, ours, somebody else's or made up.
+//! Cursors of event streams and lists that clients send back: genuine, of another stream, or made up.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use boxd::fuzzing;
@@ -16,17 +16,18 @@ fn tree() -> &'static Path {
     TREE.get_or_init(|| {
         let tree = temporary();
         for directory in ["a", "a/b", "c"] {
-            fs::create_dir(tree.path().join(directory)).expect("a directory can be made");
+            fs::create_dir(tree.path().join(directory)).expect("creating a directory succeeds");
         }
         for file in ["a/1", "a/b/2", "c/3", "d", "e"] {
-            fs::write(tree.path().join(file), file).expect("a file can be written");
+            fs::write(tree.path().join(file), file).expect("writing a file succeeds");
         }
         tree
     })
     .path()
 }
 
-/// The first byte chooses the order of a list; the rest is the cursor, and what is in one.
+/// The first byte chooses a list's sort order; the rest is the cursor, both as it is and as the content of an encoded
+/// one.
 pub fn run(data: &[u8]) {
     let ([choice], cursor) = choose::<1>(data);
     if let Ok(value) = HeaderValue::from_bytes(cursor) {
@@ -46,7 +47,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// From any cursor that is taken, the pages come to an end and nothing is told twice.
+/// From any accepted cursor, the pages end and no entry is listed twice.
 fn list(choice: u8, cursor: String) {
     let recursive = choice & 4 != 0;
     let mut request = ListRequest {
@@ -57,17 +58,17 @@ fn list(choice: u8, cursor: String) {
         recursive,
         ..ListRequest::default()
     };
-    let mut told = Vec::new();
+    let mut listed = Vec::new();
     for _ in 0..20 {
         let Ok(page) = fuzzing::list_page(open(tree()), &request) else { return };
         for entry in page.entries {
-            assert!(!told.contains(&entry.path), "{} is told twice", entry.path);
-            told.push(entry.path);
+            assert!(!listed.contains(&entry.path), "{} is listed twice", entry.path);
+            listed.push(entry.path);
         }
         match page.next_cursor {
             Some(next) => request.cursor = Some(next),
             None => return,
         }
     }
-    panic!("the pages don't end");
+    panic!("the pages must end");
 }

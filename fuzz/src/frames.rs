@@ -1,4 +1,4 @@
-//! What clients send on WebSockets, and what they read from them.
+//! WebSocket frames, as boxd reads them from clients and as clients read them from boxd.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use boxd::fuzzing;
@@ -6,8 +6,8 @@ use cobox_protocol::frame::{
     BinaryFrame, ClientFrame, ExecReady, ExecStart, ServerFrame, ShellReady, ShellStart, data_or_b64, frame_bytes,
 };
 
-/// A complaint names the fields and the types of frames; nothing that was sent makes it longer than this.
-const MAX_COMPLAINT_BYTES: usize = 1024;
+/// Maximum length of an error message. It names fields and frame types, and must not grow with the input.
+const MAX_ERROR_BYTES: usize = 1024;
 
 pub fn run(data: &[u8]) {
     binary(data);
@@ -15,7 +15,7 @@ pub fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     client::<ExecStart>(text);
     client::<ShellStart>(text);
-    // A client reads frames of a boxd that may be newer or hostile.
+    // A client reads the frames of a boxd that may be newer or hostile.
     let _ = serde_json::from_str::<ServerFrame<ExecReady>>(text);
     let _ = serde_json::from_str::<ServerFrame<ShellReady>>(text);
 }
@@ -27,12 +27,12 @@ fn client<S: serde::Serialize + serde::de::DeserializeOwned + Send>(text: &str) 
             if let ClientFrame::Stdin { data, data_b64, .. } = &frame {
                 let _ = frame_bytes(data.as_deref(), data_b64.as_deref());
             }
-            // What was understood is understood again, the same.
-            let once = serde_json::to_string(&frame).expect("a frame can be written");
-            let again = fuzzing::frame::<S>(&once).expect("what we write can be read").expect("it is a frame");
-            assert_eq!(serde_json::to_string(&again).expect("a frame can be written"), once);
+            // A frame that was accepted is written and read again as the same frame.
+            let once = serde_json::to_string(&frame).expect("a frame can be serialized");
+            let again = fuzzing::frame::<S>(&once).expect("an encoded value can be decoded").expect("it is a known frame");
+            assert_eq!(serde_json::to_string(&again).expect("a frame can be serialized"), once);
         }
-        Err(complaint) => assert!(complaint.len() <= MAX_COMPLAINT_BYTES, "{} bytes of complaint", complaint.len()),
+        Err(error) => assert!(error.len() <= MAX_ERROR_BYTES, "{} bytes of error", error.len()),
     }
 }
 
@@ -45,11 +45,11 @@ fn binary(data: &[u8]) {
 
 fn base64(data: &[u8]) {
     let (text, b64) = data_or_b64(data);
-    assert_eq!(frame_bytes(text.as_deref(), b64.as_deref()).expect("what we write can be read"), data);
+    assert_eq!(frame_bytes(text.as_deref(), b64.as_deref()).expect("an encoded value can be decoded"), data);
     if let Ok(text) = std::str::from_utf8(data)
         && let Ok(bytes) = frame_bytes(None, Some(text))
     {
-        // One spelling only: bytes can't be smuggled past a comparison of texts.
+        // The encoding is unique, so bytes can't be smuggled past a comparison of texts.
         assert_eq!(STANDARD.encode(bytes), text);
     }
 }

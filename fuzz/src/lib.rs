@@ -1,4 +1,5 @@
-//! One function for each thing of Cobox that reads a stranger's bytes: given any input it returns, or panics because a promise was broken.
+//! One fuzz target for each part of Cobox that parses untrusted bytes. For any input it returns, or it panics because a
+//! guarantee was broken.
 
 #![forbid(unsafe_code)]
 
@@ -22,11 +23,11 @@ use cobox_protocol::{CapabilitySet, SandboxId, key::PrincipalKind};
 use cobox_token::{Actor, Claims};
 use tempfile::TempDir;
 
-/// A moment all tokens here are good at.
+/// A time at which all tokens here are valid.
 const NOW: i64 = 1_800_000_000;
 
 fn sandbox() -> SandboxId {
-    "sb_00000000000000000000000001".parse().expect("it is written as an id is")
+    "sb_00000000000000000000000001".parse().expect("the id is valid")
 }
 
 fn claims() -> Claims {
@@ -50,15 +51,15 @@ fn claims() -> Claims {
     }
 }
 
-/// A directory that goes away, in memory where the machine has such a place.
+/// A temporary directory, in memory if the machine has `/dev/shm`.
 fn temporary() -> TempDir {
     let memory = Path::new("/dev/shm");
-    let place = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-    tempfile::tempdir_in(place).expect("a temporary directory can be made")
+    let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    tempfile::tempdir_in(parent).expect("creating a temporary directory succeeds")
 }
 
 fn open(directory: &Path) -> OwnedFd {
-    std::fs::File::open(directory).expect("it was just made").into()
+    std::fs::File::open(directory).expect("the directory exists").into()
 }
 
 /// Splits off the input's first bytes, which choose among the variants of a target.
@@ -69,7 +70,7 @@ fn choose<const N: usize>(data: &[u8]) -> ([u8; N], &[u8]) {
     }
 }
 
-/// The inputs of a target that are kept with the code.
+/// The checked-in inputs of a target.
 pub fn corpus(target: &str) -> Vec<PathBuf> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
     let entries = std::fs::read_dir(&directory).into_iter().flatten();

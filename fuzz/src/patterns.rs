@@ -1,4 +1,4 @@
-//! Patterns of glob and grep over a small tree: compiled within their limits, and what they find is there.
+//! Patterns of glob and grep over a small tree: they compile within their limits, and every match exists.
 
 use std::{fs, os::unix::fs::symlink, path::Path, sync::OnceLock};
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::{choose, open, temporary};
 
-/// Longer ones only take longer.
+/// Longer patterns only take longer.
 const MAX_PATTERN_BYTES: usize = 200;
 const TEXT: &[u8] = b"one two\nthree\r\nfour \xff five\n\nsix\tseven eight\n";
 
@@ -18,18 +18,18 @@ fn tree() -> &'static Path {
         let tree = temporary();
         let root = tree.path();
         for directory in ["src/deep/er", ".hidden", "a b", "[x]"] {
-            fs::create_dir_all(root.join(directory)).expect("a directory can be made");
+            fs::create_dir_all(root.join(directory)).expect("creating a directory succeeds");
         }
         for file in ["src/main.rs", "src/deep/er/x.rs", ".hidden/y", "a b/c d.txt", "[x]/{z}", "top", ".gitignore"] {
-            fs::write(root.join(file), TEXT).expect("a file can be written");
+            fs::write(root.join(file), TEXT).expect("writing a file succeeds");
         }
-        symlink("/", root.join("up")).expect("a link can be made");
+        symlink("/", root.join("up")).expect("creating a link succeeds");
         tree
     })
     .path()
 }
 
-/// The first two bytes choose the options; then a pattern, and after a NUL what to leave out.
+/// The first two bytes choose the options. Then follow the pattern and, after a NUL, the patterns to exclude.
 pub fn run(data: &[u8]) {
     let ([first, second], rest) = choose::<2>(data);
     let Ok(text) = std::str::from_utf8(&rest[..rest.len().min(MAX_PATTERN_BYTES)]) else { return };

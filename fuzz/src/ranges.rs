@@ -1,4 +1,4 @@
-//! Ranges and conditions in a request's headers, against a file of any size.
+//! Ranges and conditions in a request's headers, for a file of any size.
 
 use boxd::fuzzing;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -7,7 +7,7 @@ use crate::choose;
 
 const ETAG: &str = "\"1-2-3.4\"";
 
-/// The first eight bytes are the file's size; then a line for each header.
+/// The first eight bytes are the file's size; then follows one line for each header.
 pub fn run(data: &[u8]) {
     let (size, rest) = choose::<8>(data);
     let size = u64::from_le_bytes(size) >> (size[0] % 64);
@@ -21,7 +21,7 @@ pub fn run(data: &[u8]) {
         }
     }
     if let Some((from, length)) = fuzzing::range(&headers, size, ETAG) {
-        let end = from.checked_add(length).expect("within u64");
+        let end = from.checked_add(length).expect("the range is within u64");
         assert!(end <= size, "{from}+{length} of {size}");
         assert!(length > 0 || (from, size) == (0, 0), "a part is never empty");
     }
@@ -31,7 +31,7 @@ pub fn run(data: &[u8]) {
         assert!(reads || has(header::IF_MATCH));
     }
     if let Ok((changes, _)) = fuzzing::conditions(&headers, None) {
-        // Where there is no file, no version can match and none is in the way.
+        // Without a file, `If-Match` never holds and `If-None-Match` always does.
         assert_eq!(changes, !has(header::IF_MATCH));
     }
 }

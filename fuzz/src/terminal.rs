@@ -1,34 +1,35 @@
-//! A terminal's output, cut anywhere: every view has every offset, what is hidden is hidden however it was cut, and the screen goes on.
+//! A terminal's output in chunks of any size: every view keeps all offsets, hides the same bytes for any chunks, and
+//! the screen survives.
 
-use cobox_stream::{Kinds, Limits, Log, Read, Scanner, Screen};
+use cobox_stream::{Limits, Log, Read, Scanner, Screen, SequenceKinds};
 
 use crate::choose;
 
-/// A wide and a narrow row of any input's length fit.
+/// Enough for any input to contain both wide and narrow rows.
 const MAX_OUTPUT_BYTES: usize = 16 * 1024;
 const RING_BYTES: usize = 1024;
-/// The screens here are small, so their keyframes are.
+/// The screens here are small, and so are their keyframes.
 const MAX_KEYFRAME_BYTES: usize = 256 * 1024;
 
-/// The first four bytes: how it is cut, what is hidden, and the size.
+/// The first four bytes are the chunk size, the hidden kinds and the screen size.
 pub fn run(data: &[u8]) {
     let ([cut, hides, cols, rows], output) = choose::<4>(data);
     let output = &output[..output.len().min(MAX_OUTPUT_BYTES)];
-    let hides = [Kinds::QUERY, Kinds::CLIPBOARD, Kinds::TITLE, Kinds::MARK]
+    let hides = [SequenceKinds::QUERY, SequenceKinds::CLIPBOARD, SequenceKinds::TITLE, SequenceKinds::MARK]
         .into_iter()
         .enumerate()
         .filter(|(i, _)| hides >> i & 1 == 1)
-        .fold(Kinds::NONE, |all, (_, kind)| all.with(kind));
+        .fold(SequenceKinds::NONE, |all, (_, kind)| all.with(kind));
     let cut = usize::from(cut).max(1);
     let whole = view(output, output.len().max(1), hides);
     assert_eq!(whole.len(), output.len(), "every byte has its offset");
-    assert!(whole.iter().zip(output).all(|(shown, printed)| shown == printed || *shown == 0), "hidden, or as it was printed");
-    assert_eq!(view(output, cut, hides), whole, "however it was cut");
+    assert!(whole.iter().zip(output).all(|(shown, printed)| shown == printed || *shown == 0), "every byte is hidden or unchanged");
+    assert_eq!(view(output, cut, hides), whole, "the view must not depend on the chunk size");
     draw(output, cut, hides, u16::from(cols % 40) + 1, u16::from(rows % 12) + 1);
     ring(output, cut, hides);
 }
 
-fn view(output: &[u8], cut: usize, hides: Kinds) -> Vec<u8> {
+fn view(output: &[u8], cut: usize, hides: SequenceKinds) -> Vec<u8> {
     let log = Log::new(Limits { ring_bytes: MAX_OUTPUT_BYTES, writer_waits: false });
     let (mut scanner, mut reader, mut seen) = (Scanner::default(), log.reader(0), Vec::new());
     reader.set_hidden(hides);
@@ -39,7 +40,7 @@ fn view(output: &[u8], cut: usize, hides: Kinds) -> Vec<u8> {
         }
     };
     for piece in output.chunks(cut) {
-        assert!(!log.append_found(piece, &scanner.scan(piece)), "nobody waits");
+        assert!(!log.append_scanned(piece, &scanner.scan(piece)), "no reader is waiting");
         take(&mut reader);
     }
     log.finish();
@@ -47,7 +48,7 @@ fn view(output: &[u8], cut: usize, hides: Kinds) -> Vec<u8> {
     seen
 }
 
-fn draw(output: &[u8], cut: usize, hides: Kinds, cols: u16, rows: u16) {
+fn draw(output: &[u8], cut: usize, hides: SequenceKinds, cols: u16, rows: u16) {
     let (mut scanner, mut screen, mut at) = (Scanner::default(), Screen::new(cols, rows), 0);
     for (number, piece) in output.chunks(cut).enumerate() {
         let found = scanner.scan(piece);
@@ -66,14 +67,14 @@ fn draw(output: &[u8], cut: usize, hides: Kinds, cols: u16, rows: u16) {
     assert!(screen.keyframe(hides).offset <= at);
 }
 
-/// A ring that is too small: what is missing is told, and what is not is exact.
-fn ring(output: &[u8], cut: usize, hides: Kinds) {
+/// A ring that is too small: gaps are reported, and the rest is exact.
+fn ring(output: &[u8], cut: usize, hides: SequenceKinds) {
     let log = Log::new(Limits { ring_bytes: RING_BYTES, writer_waits: false });
     let mut scanner = Scanner::default();
     let (mut late, mut next) = (log.reader(0), 0);
     late.set_hidden(hides);
     for (number, piece) in output.chunks(cut).enumerate() {
-        assert!(!log.append_found(piece, &scanner.scan(piece)), "nobody waits");
+        assert!(!log.append_scanned(piece, &scanner.scan(piece)), "no reader is waiting");
         log.resize(80, 24 + number as u16 % 4);
         if number % 64 == 63 {
             follow(&mut late, &mut next, output);

@@ -1,4 +1,4 @@
-//! Tokens: any text is judged without a panic, and no change to a good token makes another good one.
+//! Tokens: any text is verified without a panic, and no modified token is accepted.
 
 use std::sync::OnceLock;
 
@@ -12,7 +12,7 @@ struct Minted {
     token: String,
 }
 
-/// One sandbox with a key of each algorithm would have two key ids; here each has a keyset of its own.
+/// Each algorithm has its own keyset, because one sandbox with a key of each would have two keys with the same id.
 fn minted(alg: Alg) -> &'static Minted {
     static EDDSA: OnceLock<Minted> = OnceLock::new();
     static HS256: OnceLock<Minted> = OnceLock::new();
@@ -20,12 +20,12 @@ fn minted(alg: Alg) -> &'static Minted {
     cell.get_or_init(|| {
         let key = MasterKey::from_bytes([7; 32]).derive(&sandbox(), 1, alg);
         assert_eq!(key.kid(), key_id(&sandbox(), 1));
-        let keys = Keyset::new("cobox", &sandbox(), &[key.verify_spec()]).expect("our own key can be read");
+        let keys = Keyset::new("cobox", &sandbox(), &[key.verify_spec()]).expect("a derived key is valid");
         Minted { keys, token: key.mint(&claims()).expose().to_owned() }
     })
 }
 
-/// The first byte says what the rest is: a token, or changes to a good one of three bytes each.
+/// The first byte decides what the rest is: a token, or modifications of a valid one, three bytes each.
 pub fn run(data: &[u8]) {
     let ([choice], rest) = choose::<1>(data);
     let minted = minted(if choice & 1 == 0 { Alg::EdDsa } else { Alg::Hs256 });
@@ -40,7 +40,7 @@ pub fn run(data: &[u8]) {
     assert_eq!(verdict.is_ok(), token == minted.token, "{verdict:?} for {token}");
 }
 
-/// Where, and what: a byte replaced, put in or taken out.
+/// One modification: a byte replaced, inserted or removed at an offset.
 fn apply(change: &[u8], token: &mut Vec<u8>) {
     let at = usize::from(u16::from_le_bytes([change[0], change[1]]));
     let (at, what) = (at % (token.len() + 1), at / 2048 % 3);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cobox_langgraph::{Ask, Decision, Deployment, Entry, Review, RunEvent, RunInput, RunRequest, Transcript};
+use cobox_langgraph::{Decision, Deployment, Entry, Question, Review, RunEvent, RunInput, RunRequest, Transcript};
 use cobox_testkit::{CutPolicy, CuttingProxy, TestBroker};
 
 use crate::deployment::{Example, deployment};
@@ -10,7 +10,7 @@ use crate::deployment::{Example, deployment};
 fn say(text: &str) -> RunRequest {
     // One that comes again takes the place of the first.
     let id = format!("said-{}", cobox_protocol::ShellId::new());
-    RunRequest { assistant: "agent".into(), input: RunInput::Say { id, text: text.into() }, sandbox: None }
+    RunRequest { assistant: "agent".into(), input: RunInput::Message { id, text: text.into() }, sandbox: None }
 }
 
 /// Follows a run to its end: what was told, and the conversation it made.
@@ -19,7 +19,7 @@ async fn follow(deployment: &Deployment, thread: &str, request: &RunRequest, tra
     let mut told = Vec::new();
     while let Some(event) = run.next().await.expect("its stream") {
         if let RunEvent::Message { message, is_nested } = &event {
-            transcript.take(message, *is_nested);
+            transcript.apply(message, *is_nested);
         }
         told.push(event);
     }
@@ -32,7 +32,7 @@ fn tools(transcript: &Transcript) -> Vec<(String, bool)> {
 }
 
 fn last_words(transcript: &Transcript) -> String {
-    let text = |entry: &Entry| if let Entry::Said { text, .. } = entry { Some(text.clone()) } else { None };
+    let text = |entry: &Entry| if let Entry::Message { text, .. } = entry { Some(text.clone()) } else { None };
     transcript.entries().rev().find_map(|(_, entry)| text(entry)).unwrap_or_default()
 }
 
@@ -43,18 +43,18 @@ async fn a_conversation_is_had_kept_and_found_again() {
     let example = Example::start(&broker).await;
     let ann = example.as_ann();
     let assistants = ann.assistants().await.unwrap();
-    assert!(assistants.iter().any(|a| a.is_called("agent")), "{assistants:?}");
+    assert!(assistants.iter().any(|a| a.is_named("agent")), "{assistants:?}");
     let thread = ann.create_thread().await.unwrap().id;
 
     // What is told in pieces and again as a whole makes each call and each answer once.
     let mut transcript = Transcript::default();
     let request = say("write /workspace/hello.txt hi");
-    let RunInput::Say { id, text } = &request.input else { unreachable!() };
-    transcript.say(id, text);
+    let RunInput::Message { id, text } = &request.input else { unreachable!() };
+    transcript.add_user_message(id, text);
     let told = follow(&ann, &thread, &request, &mut transcript).await;
     assert!(matches!(told[0], RunEvent::Started { .. }), "{told:?}");
     assert_eq!(tools(&transcript), [("write_file".to_owned(), true)]);
-    assert_eq!(transcript.entries().filter(|(_, e)| matches!(e, Entry::Said { .. })).count(), 2, "a question and an answer");
+    assert_eq!(transcript.entries().filter(|(_, e)| matches!(e, Entry::Message { .. })).count(), 2, "a question and an answer");
     let is_sandbox = |e: &&RunEvent| matches!(e, RunEvent::Custom(v) if v["type"] == "sandbox" && v["event"]["type"] == "file_written");
     assert!(told.iter().any(|e| is_sandbox(&e)), "{told:?}");
 
@@ -74,7 +74,7 @@ async fn a_conversation_is_had_kept_and_found_again() {
             told.iter().find_map(|e| if let RunEvent::Interrupted(asked) = e { Some(asked.clone()) } else { None }).expect("a question");
         assert_eq!(ann.state(&thread).await.unwrap().interrupts.len(), 1, "who comes later is asked too");
         let mut review = Review::of(asked).unwrap();
-        assert!(matches!(review.next(), Some(Ask::Action(action)) if action.name == "delete"));
+        assert!(matches!(review.next(), Some(Question::Action(action)) if action.name == "delete"));
         review.decide(decision).unwrap();
         let answer = RunRequest { assistant: "agent".into(), input: RunInput::Resume(review.answer().unwrap()), sandbox: None };
         follow(&ann, &thread, &answer, &mut transcript).await;
@@ -100,7 +100,7 @@ async fn a_run_outlives_a_lost_connection_and_ends_when_told() {
     while let Some(event) = run.next().await.expect("its stream") {
         match event {
             RunEvent::Message { message, is_nested } => {
-                transcript.take(&message, is_nested);
+                transcript.apply(&message, is_nested);
                 if !has_reconnected {
                     network.set_down(true);
                     network.set_down(false);

@@ -1,4 +1,5 @@
-//! Who is measured: one way to do a work, as the plan names it, and what it becomes when the measuring begins.
+//! The contenders of a benchmark: each is one way to do a task, described in the plan and prepared before the
+//! measurements.
 
 use std::time::Duration;
 
@@ -14,14 +15,14 @@ use crate::{
     wire::Address,
 };
 
-/// One measurement, as often as it is asked for.
+/// One measurement; called repeatedly.
 pub trait Contender {
     fn once(&mut self) -> anyhow::Result<Duration>;
 }
 
-/// A door to a server and what to show there.
+/// A server's address, and the path and token to use there.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Door {
+pub struct Endpoint {
     pub at: Address,
     pub path: String,
     #[serde(default)]
@@ -30,19 +31,19 @@ pub struct Door {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Spec {
-    /// Starts a program and waits for its end, with nothing on its standard I/O.
+pub enum ContenderSpec {
+    /// Starts a program and waits until it has exited, with null standard I/O.
     Spawn {
         argv: Vec<String>,
     },
-    /// The same with two pipes, read to their ends.
+    /// The same with two pipes, which are read to their ends.
     SpawnAndRead {
         argv: Vec<String>,
     },
-    /// One JSON request on a kept-alive connection, whose answer must hold some words.
+    /// One JSON request on a kept-alive connection. The response must contain `expect`.
     Post {
         #[serde(flatten)]
-        door: Door,
+        endpoint: Endpoint,
         body: Value,
         expect: String,
     },
@@ -54,25 +55,25 @@ pub enum Spec {
     /// The same program over the exec WebSocket.
     ExecStream {
         #[serde(flatten)]
-        door: Door,
+        endpoint: Endpoint,
         start: Value,
         bytes: u64,
     },
-    /// One key until its echo, on a terminal of our own.
+    /// The time from a key to its echo, on a local terminal.
     EchoPty {
         argv: Vec<String>,
     },
-    /// Through the pipes of a program that has a terminal elsewhere.
+    /// The same through the pipes of a program that has a remote terminal.
     EchoCommand {
         argv: Vec<String>,
     },
     EchoShell {
         #[serde(flatten)]
-        door: Door,
+        endpoint: Endpoint,
         start: Value,
         #[serde(default)]
         observers: usize,
-        /// Of the observers, those that never read.
+        /// Number of observers that never read.
         #[serde(default)]
         stalled: usize,
         /// Whether the program waits for a line and prints a lot before it echoes.
@@ -84,53 +85,53 @@ pub enum Spec {
         session: String,
         key: String,
     },
-    /// Files `{path}{n}`, n counting up from 0 and round again at `names`.
+    /// Files `{path}{n}{suffix}`, where n counts up from 0 and restarts at `names`.
     Put {
         #[serde(flatten)]
-        door: Door,
+        endpoint: Endpoint,
         bytes: usize,
         names: u64,
         #[serde(default)]
         headers: Vec<(String, String)>,
-        /// After the number, such as a query.
+        /// Appended to the path, such as a query.
         #[serde(default)]
         suffix: String,
     },
     Get {
         #[serde(flatten)]
-        door: Door,
+        endpoint: Endpoint,
         bytes: u64,
         names: u64,
         #[serde(default)]
         suffix: String,
     },
-    /// One small file, asked for at once on each of many connections.
+    /// One small file, requested simultaneously on each of many connections.
     Crowd {
         #[serde(flatten)]
-        door: Door,
+        endpoint: Endpoint,
         bytes: u64,
         connections: usize,
     },
 }
 
-impl Spec {
-    /// Connects, starts, and does what is not to be measured.
+impl ContenderSpec {
+    /// Connects, starts programs, and does everything else that is not to be measured.
     pub fn prepare(&self) -> anyhow::Result<Box<dyn Contender>> {
         Ok(match self.clone() {
-            Spec::Spawn { argv } => Box::new(Spawn::new(argv)),
-            Spec::SpawnAndRead { argv } => Box::new(SpawnAndRead::new(argv)),
-            Spec::Post { door, body, expect } => Box::new(Post::new(&door, &body, expect)?),
-            Spec::CommandStream { argv, bytes } => Box::new(CommandStream::new(argv, bytes)),
-            Spec::ExecStream { door, start, bytes } => Box::new(ExecStream::new(door, start, bytes)),
-            Spec::EchoPty { argv } => Box::new(Echo::new(RawTerminal::open(&argv)?)?),
-            Spec::EchoCommand { argv } => Box::new(Echo::new(CommandTerminal::start(&argv)?)?),
-            Spec::EchoShell { door, start, observers, stalled, flood } => {
-                Box::new(Echo::new(ShellTerminal::open(&door, start, observers, stalled, flood)?)?)
+            ContenderSpec::Spawn { argv } => Box::new(Spawn::new(argv)),
+            ContenderSpec::SpawnAndRead { argv } => Box::new(SpawnAndRead::new(argv)),
+            ContenderSpec::Post { endpoint, body, expect } => Box::new(Post::new(&endpoint, &body, expect)?),
+            ContenderSpec::CommandStream { argv, bytes } => Box::new(CommandStream::new(argv, bytes)),
+            ContenderSpec::ExecStream { endpoint, start, bytes } => Box::new(ExecStream::new(endpoint, start, bytes)),
+            ContenderSpec::EchoPty { argv } => Box::new(Echo::new(RawTerminal::open(&argv)?)?),
+            ContenderSpec::EchoCommand { argv } => Box::new(Echo::new(CommandTerminal::start(&argv)?)?),
+            ContenderSpec::EchoShell { endpoint, start, observers, stalled, flood } => {
+                Box::new(Echo::new(ShellTerminal::open(&endpoint, start, observers, stalled, flood)?)?)
             }
-            Spec::EchoSshx { at, session, key } => Box::new(Echo::new(SshxTerminal::open(&at, &session, &key)?)?),
-            Spec::Put { door, bytes, names, headers, suffix } => Box::new(Put::new(door, bytes, names, headers, suffix)?),
-            Spec::Get { door, bytes, names, suffix } => Box::new(Get::new(door, bytes, names, suffix)?),
-            Spec::Crowd { door, bytes, connections } => Box::new(Crowd::new(door, bytes, connections)?),
+            ContenderSpec::EchoSshx { at, session, key } => Box::new(Echo::new(SshxTerminal::open(&at, &session, &key)?)?),
+            ContenderSpec::Put { endpoint, bytes, names, headers, suffix } => Box::new(Put::new(endpoint, bytes, names, headers, suffix)?),
+            ContenderSpec::Get { endpoint, bytes, names, suffix } => Box::new(Get::new(endpoint, bytes, names, suffix)?),
+            ContenderSpec::Crowd { endpoint, bytes, connections } => Box::new(Crowd::new(endpoint, bytes, connections)?),
         })
     }
 }

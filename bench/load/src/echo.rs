@@ -1,5 +1,5 @@
-//! The time from a key to its echo, on whatever terminal. The program is `cat`, so the kernel's own terminal layer echoes
-//! and nothing of a shell is measured.
+//! Measures the time from a key to its echo on various terminals. The program is `cat`, so the kernel's terminal layer
+//! echoes, and no shell is included in the measurement.
 
 use std::{
     fs::File,
@@ -18,28 +18,28 @@ use rustix::{
 use serde_json::{Value, json};
 
 use crate::{
-    contender::{Contender, Door},
+    contender::{Contender, Endpoint},
     http::find,
     observers::Observers,
     ws::{Message, Socket},
 };
 
-/// Keys on a line before it is ended: it fits on the terminal.
+/// Number of keys before a line is ended; they fit on one row.
 const LINE_KEYS: usize = 60;
-/// Typed once to know that the program is there: it comes back from the terminal and from the program.
+/// Typed once to check that the program runs: the terminal and the program each return it.
 const HELLO: &[u8] = b"hello\n";
 const HELLO_ECHOED: &[u8] = b"hello\r\nhello\r\n";
-/// Beyond it something hangs.
-const ECHO_WITHIN: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
-/// Of what is read at once from a pipe or a terminal.
+/// Timeout for an echo, after which something must have hung.
+const ECHO_TIMEOUT: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
+/// Read at once from a pipe or a terminal.
 const PIECE_BYTES: usize = 64 * 1024;
 const STDOUT: u8 = 1;
-const HEAD_BYTES: usize = 9;
+const FRAME_HEADER_BYTES: usize = 9;
 const KEYFRAME: u8 = 3;
-/// What a program that floods prints when it has.
+/// What a flooding program prints at the end.
 const FLOODED: &[u8] = b"flooded";
 
-/// Something to type on.
+/// A terminal that accepts keys and returns output.
 pub trait Terminal {
     fn write(&mut self, keys: &[u8]) -> anyhow::Result<()>;
     /// Waits for output and appends it.
@@ -70,7 +70,7 @@ impl<T: Terminal> Echo<T> {
             self.terminal.read(&mut self.output)?;
         }
         let taken = began.elapsed();
-        ensure!(self.output.len() == bytes, "more came back than was typed: {:?}", String::from_utf8_lossy(&self.output));
+        ensure!(self.output.len() == bytes, "more bytes were echoed than typed: {:?}", String::from_utf8_lossy(&self.output));
         Ok(taken)
     }
 }
@@ -78,7 +78,7 @@ impl<T: Terminal> Echo<T> {
 impl<T: Terminal> Contender for Echo<T> {
     fn once(&mut self) -> anyhow::Result<Duration> {
         if self.keys_on_line == LINE_KEYS {
-            // The line's end, echoed as two characters, and the line again from the program.
+            // The newline is echoed as two characters, and then the program repeats the line.
             self.type_and_await(b"\n", 2 + LINE_KEYS + 2)?;
             self.keys_on_line = 0;
         }
@@ -87,7 +87,7 @@ impl<T: Terminal> Contender for Echo<T> {
     }
 }
 
-/// A terminal of our own, with nobody between: the floor.
+/// A local terminal without any software in between: the lower bound.
 pub struct RawTerminal {
     master: File,
     program: Child,
@@ -120,7 +120,7 @@ impl Drop for RawTerminal {
     }
 }
 
-/// A program such as `ssh -tt` that carries its pipes to a terminal elsewhere.
+/// A program such as `ssh -tt` that connects its pipes to a remote terminal.
 pub struct CommandTerminal {
     program: Child,
     stdin: ChildStdin,
@@ -130,7 +130,10 @@ pub struct CommandTerminal {
 impl CommandTerminal {
     pub fn start(argv: &[String]) -> anyhow::Result<Self> {
         let mut program = Command::new(&argv[0]).args(&argv[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let (stdin, stdout) = (program.stdin.take().context("its input")?, program.stdout.take().context("its output")?);
+        let (stdin, stdout) = (
+            program.stdin.take().context("the program's stdin is a pipe")?,
+            program.stdout.take().context("the program's stdout is a pipe")?,
+        );
         Ok(Self { program, stdin, stdout })
     }
 }
@@ -151,14 +154,14 @@ impl Drop for CommandTerminal {
 }
 
 fn end(program: &mut Child) {
-    // It may have ended by itself, which is as well.
+    // Ignored: the program may already have exited.
     let _ = program.kill();
     let _ = program.wait();
 }
 
 fn read_some(from: &mut (impl Read + AsFd), output: &mut Vec<u8>) -> anyhow::Result<()> {
-    let answered = poll(&mut [PollFd::new(from, PollFlags::IN)], Some(&ECHO_WITHIN))?;
-    ensure!(answered > 0, "nothing came back within {} s", ECHO_WITHIN.tv_sec);
+    let answered = poll(&mut [PollFd::new(from, PollFlags::IN)], Some(&ECHO_TIMEOUT))?;
+    ensure!(answered > 0, "no output arrived within {} s", ECHO_TIMEOUT.tv_sec);
     let mut piece = [0; PIECE_BYTES];
     let n = from.read(&mut piece)?;
     ensure!(n > 0, "the terminal ended");
@@ -166,7 +169,7 @@ fn read_some(from: &mut (impl Read + AsFd), output: &mut Vec<u8>) -> anyhow::Res
     Ok(())
 }
 
-/// The one in control of a shell in a sandbox, with or without an audience.
+/// The controller of a shell in a sandbox, with or without observers.
 pub struct ShellTerminal {
     socket: Socket,
     seq: u64,
@@ -174,12 +177,12 @@ pub struct ShellTerminal {
 }
 
 impl ShellTerminal {
-    pub fn open(door: &Door, start: Value, observers: usize, stalled: usize, flood: bool) -> anyhow::Result<Self> {
-        let mut socket = Socket::open(door)?;
+    pub fn open(endpoint: &Endpoint, start: Value, observers: usize, stalled: usize, flood: bool) -> anyhow::Result<Self> {
+        let mut socket = Socket::open(endpoint)?;
         socket.send_json(&start)?;
         let mut terminal = Self { socket, seq: 0, _observers: Observers::default() };
         terminal.await_ready()?;
-        terminal._observers = Observers::attach(door, &start, observers, stalled)?;
+        terminal._observers = Observers::attach(endpoint, &start, observers, stalled)?;
         if flood {
             terminal.write(b"go\n")?;
             terminal.await_end_of_flood()?;
@@ -206,14 +209,14 @@ impl ShellTerminal {
 }
 
 impl ShellTerminal {
-    /// Who can't keep up is shown the screen instead, so the words are looked for there too.
+    /// A viewer that can't keep up gets the screen instead of the output, so keyframes are searched too.
     fn await_end_of_flood(&mut self) -> anyhow::Result<()> {
         let mut output = Vec::new();
         while find(&output, FLOODED).is_none() {
             output.drain(..output.len().saturating_sub(FLOODED.len()));
             match self.socket.next()? {
-                Some(Message::Binary(frame)) if frame.len() >= HEAD_BYTES && matches!(frame[0], STDOUT | KEYFRAME) => {
-                    output.extend_from_slice(&frame[HEAD_BYTES..]);
+                Some(Message::Binary(frame)) if frame.len() >= FRAME_HEADER_BYTES && matches!(frame[0], STDOUT | KEYFRAME) => {
+                    output.extend_from_slice(&frame[FRAME_HEADER_BYTES..]);
                 }
                 Some(_) => {}
                 None => bail!("the shell's connection was closed while it flooded"),
@@ -231,8 +234,8 @@ impl Terminal for ShellTerminal {
 
     fn read(&mut self, output: &mut Vec<u8>) -> anyhow::Result<()> {
         match self.socket.next()? {
-            Some(Message::Binary(frame)) if frame.len() >= HEAD_BYTES && frame[0] == STDOUT => {
-                output.extend_from_slice(&frame[HEAD_BYTES..])
+            Some(Message::Binary(frame)) if frame.len() >= FRAME_HEADER_BYTES && frame[0] == STDOUT => {
+                output.extend_from_slice(&frame[FRAME_HEADER_BYTES..])
             }
             Some(Message::Binary(_)) => {}
             Some(Message::Text(text)) => {

@@ -1,4 +1,4 @@
-//! Running a small program: the floor, which is the kernel's own price, and everybody who does it for somebody else.
+//! Runs a small program: directly, which is the lower bound, and through servers.
 
 use std::{
     process::{Command, Stdio},
@@ -9,11 +9,11 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use crate::{
-    contender::{Contender, Door},
+    contender::{Contender, Endpoint},
     http::{Connection, find},
 };
 
-/// By `posix_spawn`, which is what the standard library does where it can.
+/// Uses `posix_spawn`, as the standard library does where possible.
 pub struct Spawn(Command);
 
 impl Spawn {
@@ -27,9 +27,9 @@ impl Spawn {
 impl Contender for Spawn {
     fn once(&mut self) -> anyhow::Result<Duration> {
         let began = Instant::now();
-        let status = self.0.spawn().context("starting it")?.wait()?;
+        let status = self.0.spawn().context("starting the program")?.wait()?;
         let taken = began.elapsed();
-        ensure!(status.success(), "it ended with {status}");
+        ensure!(status.success(), "the program exited with {status}");
         Ok(taken)
     }
 }
@@ -47,9 +47,9 @@ impl SpawnAndRead {
 impl Contender for SpawnAndRead {
     fn once(&mut self) -> anyhow::Result<Duration> {
         let began = Instant::now();
-        let output = self.0.output().context("starting it")?;
+        let output = self.0.output().context("starting the program")?;
         let taken = began.elapsed();
-        ensure!(output.status.success(), "it ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "the program exited with {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
         Ok(taken)
     }
 }
@@ -61,11 +61,11 @@ pub struct Post {
 }
 
 impl Post {
-    pub fn new(door: &Door, body: &Value, expect: String) -> anyhow::Result<Self> {
-        let connection = Connection::open(door)?;
+    pub fn new(endpoint: &Endpoint, body: &Value, expect: String) -> anyhow::Result<Self> {
+        let connection = Connection::open(endpoint)?;
         let body = body.to_string().into_bytes();
         let json = [("content-type".to_owned(), "application/json".to_owned())];
-        let mut request = connection.head("POST", &door.path, &json, body.len() as u64);
+        let mut request = connection.head("POST", &endpoint.path, &json, body.len() as u64);
         request.extend_from_slice(&body);
         Ok(Self { connection, request, expect })
     }
@@ -76,11 +76,11 @@ impl Contender for Post {
         self.connection.refresh()?;
         let began = Instant::now();
         self.connection.send(&self.request)?;
-        let length = self.connection.good()?;
+        let length = self.connection.expect_success()?;
         let body = self.connection.read(length)?;
         let taken = began.elapsed();
         let is_expected = find(&body, self.expect.as_bytes()).is_some();
-        ensure!(is_expected, "it answered without {}: {}", self.expect, String::from_utf8_lossy(&body[..body.len().min(300)]));
+        ensure!(is_expected, "the response does not contain {}: {}", self.expect, String::from_utf8_lossy(&body[..body.len().min(300)]));
         Ok(taken)
     }
 }

@@ -1,20 +1,20 @@
-//! Putting and getting files over HTTP, one after another on one kept-alive connection, or one at once on each of many.
+//! Uploads and downloads files over HTTP, one after another on one kept-alive connection or simultaneously on many.
 
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 
 use crate::{
-    contender::{Contender, Door},
+    contender::{Contender, Endpoint},
     http::{Connection, Length},
 };
 
-/// Sent at once of a large body: more than a socket's buffer holds.
+/// Chunk size for large bodies: more than a socket's buffer holds.
 const PIECE_BYTES: usize = 1024 * 1024;
 
 pub struct Put {
     connection: Connection,
-    door: Door,
+    endpoint: Endpoint,
     bytes: usize,
     names: u64,
     headers: Vec<(String, String)>,
@@ -24,16 +24,16 @@ pub struct Put {
 }
 
 impl Put {
-    pub fn new(door: Door, bytes: usize, names: u64, headers: Vec<(String, String)>, suffix: String) -> anyhow::Result<Self> {
-        // Not all the same byte: a file system may store a run of zeros as a hole.
+    pub fn new(endpoint: Endpoint, bytes: usize, names: u64, headers: Vec<(String, String)>, suffix: String) -> anyhow::Result<Self> {
+        // Varying bytes, because a file system may store a run of zeros as a hole.
         let piece = (0..bytes.min(PIECE_BYTES)).map(|i| (i % 251) as u8).collect();
-        Ok(Self { connection: Connection::open(&door)?, door, bytes, names, headers, suffix, next: 0, piece })
+        Ok(Self { connection: Connection::open(&endpoint)?, endpoint, bytes, names, headers, suffix, next: 0, piece })
     }
 }
 
 impl Contender for Put {
     fn once(&mut self) -> anyhow::Result<Duration> {
-        let path = format!("{}{}{}", self.door.path, self.next % self.names, self.suffix);
+        let path = format!("{}{}{}", self.endpoint.path, self.next % self.names, self.suffix);
         self.next += 1;
         self.connection.refresh()?;
         let mut head = self.connection.head("PUT", &path, &self.headers, self.bytes as u64);
@@ -47,14 +47,14 @@ impl Contender for Put {
             while left > 0 {
                 let n = left.min(PIECE_BYTES);
                 if let Err(broken) = self.connection.send(&self.piece[..n]) {
-                    // A server that has had enough says so before it closes.
-                    self.connection.good()?;
+                    // A server that rejects the body sends a response before it closes the connection.
+                    self.connection.expect_success()?;
                     return Err(broken);
                 }
                 left -= n;
             }
         }
-        let length = self.connection.good()?;
+        let length = self.connection.expect_success()?;
         self.connection.skip(length)?;
         Ok(began.elapsed())
     }
@@ -62,7 +62,7 @@ impl Contender for Put {
 
 pub struct Get {
     connection: Connection,
-    door: Door,
+    endpoint: Endpoint,
     bytes: u64,
     names: u64,
     suffix: String,
@@ -70,38 +70,38 @@ pub struct Get {
 }
 
 impl Get {
-    pub fn new(door: Door, bytes: u64, names: u64, suffix: String) -> anyhow::Result<Self> {
-        Ok(Self { connection: Connection::open(&door)?, door, bytes, names, suffix, next: 0 })
+    pub fn new(endpoint: Endpoint, bytes: u64, names: u64, suffix: String) -> anyhow::Result<Self> {
+        Ok(Self { connection: Connection::open(&endpoint)?, endpoint, bytes, names, suffix, next: 0 })
     }
 }
 
 impl Contender for Get {
     fn once(&mut self) -> anyhow::Result<Duration> {
-        let path = format!("{}{}{}", self.door.path, self.next % self.names, self.suffix);
+        let path = format!("{}{}{}", self.endpoint.path, self.next % self.names, self.suffix);
         self.next += 1;
         self.connection.refresh()?;
         let head = self.connection.head("GET", &path, &[], 0);
         let began = Instant::now();
         self.connection.send(&head)?;
-        let length = self.connection.good()?;
+        let length = self.connection.expect_success()?;
         let got = self.connection.skip(length)?;
         let taken = began.elapsed();
-        ensure!(got == self.bytes && length != Length::Chunked, "{got} bytes came, as {length:?}");
+        ensure!(got == self.bytes && length != Length::Chunked, "received {got} bytes, as {length:?}");
         Ok(taken)
     }
 }
 
-/// Many connections that each ask for one file at once. What is measured is the time until the last of them has it.
+/// Many connections that each request one file at the same time. The time until the last one has it is measured.
 pub struct Crowd {
     connections: Vec<Connection>,
-    door: Door,
+    endpoint: Endpoint,
     bytes: u64,
 }
 
 impl Crowd {
-    pub fn new(door: Door, bytes: u64, connections: usize) -> anyhow::Result<Self> {
-        let connections = (0..connections).map(|_| Connection::open(&door)).collect::<anyhow::Result<_>>()?;
-        Ok(Self { connections, door, bytes })
+    pub fn new(endpoint: Endpoint, bytes: u64, connections: usize) -> anyhow::Result<Self> {
+        let connections = (0..connections).map(|_| Connection::open(&endpoint)).collect::<anyhow::Result<_>>()?;
+        Ok(Self { connections, endpoint, bytes })
     }
 }
 
@@ -110,15 +110,15 @@ impl Contender for Crowd {
         for connection in &mut self.connections {
             connection.refresh()?;
         }
-        let Some(head) = self.connections.first().map(|c| c.head("GET", &self.door.path, &[], 0)) else { return Ok(Duration::ZERO) };
+        let Some(head) = self.connections.first().map(|c| c.head("GET", &self.endpoint.path, &[], 0)) else { return Ok(Duration::ZERO) };
         let began = Instant::now();
         for connection in &mut self.connections {
             connection.send(&head)?;
         }
         for connection in &mut self.connections {
-            let length = connection.good()?;
+            let length = connection.expect_success()?;
             let got = connection.skip(length)?;
-            ensure!(got == self.bytes, "{got} bytes came, as {length:?}");
+            ensure!(got == self.bytes, "received {got} bytes, as {length:?}");
         }
         Ok(began.elapsed())
     }

@@ -1,4 +1,4 @@
-//! Many shells held open, so that somebody else can look at what they cost.
+//! Keeps many shells open, so that another program can measure their cost.
 
 use std::io::{self, Read, Write};
 
@@ -7,32 +7,32 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    contender::Door,
+    contender::Endpoint,
     http::find,
     ws::{Message, Socket},
 };
 
 #[derive(Debug, Deserialize)]
-pub struct Held {
+pub struct HoldSpec {
     #[serde(flatten)]
-    door: Door,
+    endpoint: Endpoint,
     count: usize,
-    /// What runs in each.
+    /// The command that runs in each shell.
     command: String,
-    /// The last words of what it prints.
+    /// The end of the command's output.
     until: String,
 }
 
-/// Opens them all, says so, and keeps them until standard input ends.
-pub fn hold(held: &Held) -> anyhow::Result<()> {
-    let mut sockets = Vec::with_capacity(held.count);
-    for number in 0..held.count {
-        let mut socket = Socket::open(&held.door)?;
-        socket.send_json(&json!({ "type": "start", "shell": format!("held-{number}"), "command": held.command, "binary": true }))?;
+/// Opens all shells, prints `held`, and keeps them open until standard input ends.
+pub fn hold(spec: &HoldSpec) -> anyhow::Result<()> {
+    let mut sockets = Vec::with_capacity(spec.count);
+    for number in 0..spec.count {
+        let mut socket = Socket::open(&spec.endpoint)?;
+        socket.send_json(&json!({ "type": "start", "shell": format!("held-{number}"), "command": spec.command, "binary": true }))?;
         let mut output = Vec::new();
-        while find(&output, held.until.as_bytes()).is_none() {
-            // The last words may come in two pieces.
-            output.drain(..output.len().saturating_sub(held.until.len()));
+        while find(&output, spec.until.as_bytes()).is_none() {
+            // The expected text may arrive in two pieces.
+            output.drain(..output.len().saturating_sub(spec.until.len()));
             match socket.next()? {
                 Some(Message::Binary(frame)) => output.extend_from_slice(frame),
                 Some(Message::Text(text)) => {
@@ -43,7 +43,7 @@ pub fn hold(held: &Held) -> anyhow::Result<()> {
                         _ => {}
                     }
                 }
-                None => bail!("shell {number} was closed"),
+                None => bail!("the connection of shell {number} was closed"),
             }
         }
         sockets.push(socket.into_wire());

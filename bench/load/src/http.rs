@@ -1,4 +1,4 @@
-//! HTTP/1.1 on one kept-alive connection, as thin as it can be: a request is one write, a body is read in large pieces.
+//! A minimal HTTP/1.1 client on one kept-alive connection: a request is one write, and bodies are read in large chunks.
 
 use std::{
     io::{Read, Write},
@@ -7,26 +7,27 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 
-use crate::{contender::Door, wire::Wire};
+use crate::{contender::Endpoint, wire::Wire};
 
-/// Of a body at once: larger than any socket's buffer.
+/// Chunk size for bodies: larger than any socket's buffer.
 const PIECE_BYTES: usize = 1024 * 1024;
-/// A connection nothing went over for longer is opened anew before a measurement: servers close such, boxd after 30 s.
-const IDLE: Duration = Duration::from_secs(10);
-/// Of an answer that is repeated in an error.
+/// A connection that was idle for longer is replaced before a measurement, because servers close idle connections; boxd
+/// after 30 s.
+const MAX_IDLE: Duration = Duration::from_secs(10);
+/// Maximum number of a response's bytes that are shown in an error.
 const SHOWN_BYTES: usize = 300;
 
 pub struct Connection {
-    door: Door,
+    endpoint: Endpoint,
     wire: Wire,
     used: Instant,
     host_and_token: String,
-    /// What was read beyond the last answer's head.
+    /// Bytes that were read beyond the last response's head.
     rest: Vec<u8>,
     piece: Vec<u8>,
 }
 
-pub struct Answer {
+pub struct ResponseHead {
     pub status: u16,
     pub length: Length,
 }
@@ -38,12 +39,12 @@ pub enum Length {
 }
 
 impl Connection {
-    pub fn open(door: &Door) -> anyhow::Result<Self> {
-        let wire = Wire::open(&door.at).with_context(|| format!("connecting to {:?}", door.at))?;
-        let token = door.token.as_ref().map(|t| format!("authorization: Bearer {t}\r\n")).unwrap_or_default();
+    pub fn open(endpoint: &Endpoint) -> anyhow::Result<Self> {
+        let wire = Wire::open(&endpoint.at).with_context(|| format!("connecting to {:?}", endpoint.at))?;
+        let token = endpoint.token.as_ref().map(|t| format!("authorization: Bearer {t}\r\n")).unwrap_or_default();
         let used = Instant::now();
         Ok(Self {
-            door: door.clone(),
+            endpoint: endpoint.clone(),
             wire,
             used,
             host_and_token: format!("host: bench\r\n{token}"),
@@ -52,16 +53,16 @@ impl Connection {
         })
     }
 
-    /// Before a measurement begins: makes sure that there is a connection.
+    /// Replaces an idle connection. To be called before a measurement begins.
     pub fn refresh(&mut self) -> anyhow::Result<()> {
-        if self.used.elapsed() > IDLE {
-            *self = Self::open(&self.door)?;
+        if self.used.elapsed() > MAX_IDLE {
+            *self = Self::open(&self.endpoint)?;
         }
         self.used = Instant::now();
         Ok(())
     }
 
-    /// The bytes of a request's head; a small body may follow it in the same write.
+    /// The bytes of a request's head; a small body may follow in the same write.
     pub fn head(&self, method: &str, path: &str, headers: &[(String, String)], length: u64) -> Vec<u8> {
         let more: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         format!("{method} {path} HTTP/1.1\r\n{}{more}content-length: {length}\r\n\r\n", self.host_and_token).into_bytes()
@@ -71,8 +72,8 @@ impl Connection {
         Ok(self.wire.write_all(bytes)?)
     }
 
-    /// The head of the answer; its body must be read next.
-    pub fn answer(&mut self) -> anyhow::Result<Answer> {
+    /// Reads the response's head. The body must be read next.
+    pub fn response_head(&mut self) -> anyhow::Result<ResponseHead> {
         let end = loop {
             if let Some(at) = find(&self.rest, b"\r\n\r\n") {
                 break at + 4;
@@ -81,19 +82,19 @@ impl Connection {
         };
         let head = String::from_utf8_lossy(&self.rest[..end]).to_ascii_lowercase();
         self.rest.drain(..end);
-        let status = head.split_ascii_whitespace().nth(1).and_then(|s| s.parse().ok()).context("an answer without a status")?;
+        let status = head.split_ascii_whitespace().nth(1).and_then(|s| s.parse().ok()).context("a response without a status")?;
         let field = |name: &str| head.lines().find_map(|l| Some(l.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned()));
         let length = match field("content-length") {
             Some(length) => Length::Known(length.parse()?),
             None if field("transfer-encoding").is_some_and(|v| v == "chunked") => Length::Chunked,
-            // An upgrade, or an answer that never has a body.
+            // An upgrade, or a response that never has a body.
             None if matches!(status, 101 | 204 | 304) => Length::Known(0),
-            None => bail!("an answer of unknown length"),
+            None => bail!("a response of unknown length"),
         };
-        Ok(Answer { status, length })
+        Ok(ResponseHead { status, length })
     }
 
-    /// Reads a body and forgets it.
+    /// Reads a body and discards it.
     pub fn skip(&mut self, length: Length) -> anyhow::Result<u64> {
         let Length::Known(length) = length else { return Ok(self.read(length)?.len() as u64) };
         let mut left = length - (self.rest.len() as u64).min(length);
@@ -143,22 +144,22 @@ impl Connection {
 
     fn more(&mut self) -> anyhow::Result<()> {
         let n = self.wire.read(&mut self.piece)?;
-        ensure!(n > 0, "the connection ended before the answer did");
+        ensure!(n > 0, "the connection ended before the response did");
         self.rest.extend_from_slice(&self.piece[..n]);
         Ok(())
     }
 
-    /// The answer, which must be a good one; what it says otherwise.
-    pub fn good(&mut self) -> anyhow::Result<Length> {
-        let answer = self.answer()?;
+    /// Reads the head of a response that must be a success; the error contains the body otherwise.
+    pub fn expect_success(&mut self) -> anyhow::Result<Length> {
+        let answer = self.response_head()?;
         if (200..300).contains(&answer.status) {
             return Ok(answer.length);
         }
-        let said = self.read(answer.length)?;
-        bail!("answered {}: {}", answer.status, String::from_utf8_lossy(&said[..said.len().min(SHOWN_BYTES)]))
+        let body = self.read(answer.length)?;
+        bail!("the server responded with {}: {}", answer.status, String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)]))
     }
 
-    /// After an upgrade: the wire, and what was read of what came next.
+    /// The stream after an upgrade, and the bytes of it that were already read.
     pub fn into_wire(self) -> (Wire, Vec<u8>) {
         (self.wire, self.rest)
     }

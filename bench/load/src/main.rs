@@ -1,5 +1,6 @@
-//! The load generator of the dataplane benchmark: reads a plan from standard input, measures everybody in it in turns, and
-//! writes all times it took. Its clients are blocking and hand-written, so that what is measured is the server.
+//! The load generator of the dataplane benchmark. It reads a plan from standard input, measures all contenders in
+//! turns, and writes the measured times. Its clients are blocking and hand-written, so that the server dominates the
+//! measurement.
 
 #![forbid(unsafe_code)]
 
@@ -34,8 +35,8 @@ fn main() -> anyhow::Result<()> {
         "hold" => {
             let mut line = String::new();
             io::stdin().read_line(&mut line)?;
-            hold::hold(&serde_json::from_str(&line).context("reading what to hold")?)
+            hold::hold(&serde_json::from_str(&line).context("reading the specification of the shells")?)
         }
-        _ => bail!("usage: cobox-bench measure|hold, with a plan on standard input"),
+        _ => bail!("usage: cobox-bench measure|hold, with JSON on standard input"),
     }
 }

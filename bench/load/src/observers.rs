@@ -1,4 +1,4 @@
-//! The audience of a shell: connections whose bytes are taken and forgotten, and some whose bytes are never taken.
+//! The observers of a shell: connections whose data is read and discarded, and some whose data is never read.
 
 use std::{
     io::{Read, Write},
@@ -14,17 +14,17 @@ use rustix::{
 use serde_json::{Value, json};
 
 use crate::{
-    contender::Door,
+    contender::Endpoint,
     wire::Wire,
     ws::{Message, Socket},
 };
 
-/// Events taken at once.
-const EVENTS: usize = 64;
+/// Maximum number of events taken at once.
+const MAX_EVENTS: usize = 64;
 /// Read at once from an observer's connection.
 const PIECE_BYTES: usize = 256 * 1024;
-/// The number of the descriptor that ends the reader, which no observer has.
-const END: u64 = u64::MAX;
+/// Identifies the pipe that ends the reader; no observer has this number.
+const END_EVENT: u64 = u64::MAX;
 
 #[derive(Default)]
 pub struct Observers {
@@ -33,12 +33,12 @@ pub struct Observers {
 }
 
 impl Observers {
-    /// Joins the shell of `start` so many times; the last `stalled` of them never read again.
-    pub fn attach(door: &Door, start: &Value, count: usize, stalled: usize) -> anyhow::Result<Self> {
+    /// Attaches `count` observers to the shell of `start`. The last `stalled` of them never read.
+    pub fn attach(endpoint: &Endpoint, start: &Value, count: usize, stalled: usize) -> anyhow::Result<Self> {
         let look = json!({ "type": "start", "shell": start["shell"], "observe": true, "binary": true });
         let mut wires = Vec::with_capacity(count);
         for _ in 0..count {
-            let mut socket = Socket::open(door)?;
+            let mut socket = Socket::open(endpoint)?;
             socket.send_json(&look)?;
             loop {
                 match socket.next()? {
@@ -47,7 +47,7 @@ impl Observers {
                         anyhow::bail!("an observer was refused: {}", String::from_utf8_lossy(text))
                     }
                     Some(_) => {}
-                    None => anyhow::bail!("an observer was closed"),
+                    None => anyhow::bail!("an observer's connection was closed"),
                 }
             }
             wires.push(socket.into_wire());
@@ -61,24 +61,24 @@ impl Observers {
 impl Drop for Observers {
     fn drop(&mut self) {
         if let Some((mut end, reader)) = self.reader.take() {
-            // Gone already is what was wanted.
+            // Ignored: the reader may already have ended.
             let _ = end.write_all(b"x");
             let _ = reader.join();
         }
     }
 }
 
-/// One thread that reads whatever comes on any of them, until told to end.
+/// Starts a thread that reads everything that arrives on the connections, until the returned pipe is written to.
 fn read_all(mut wires: Vec<Wire>) -> anyhow::Result<(std::fs::File, JoinHandle<()>)> {
-    let (told, tell) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (end_reader, end_writer) = pipe_with(PipeFlags::CLOEXEC)?;
     let all = epoll::create(CreateFlags::CLOEXEC)?;
-    epoll::add(&all, &told, EventData::new_u64(END), EventFlags::IN)?;
+    epoll::add(&all, &end_reader, EventData::new_u64(END_EVENT), EventFlags::IN)?;
     for (number, wire) in wires.iter().enumerate() {
         epoll::add(&all, wire.as_fd(), EventData::new_u64(number as u64), EventFlags::IN)?;
     }
     let reader = std::thread::spawn(move || {
         let mut piece = vec![0; PIECE_BYTES];
-        let mut events = Vec::with_capacity(EVENTS);
+        let mut events = Vec::with_capacity(MAX_EVENTS);
         loop {
             events.clear();
             match epoll::wait(&all, rustix::buffer::spare_capacity(&mut events), None) {
@@ -87,17 +87,17 @@ fn read_all(mut wires: Vec<Wire>) -> anyhow::Result<(std::fs::File, JoinHandle<(
             }
             for event in &events {
                 let number = event.data.u64();
-                if number == END {
-                    let _told = &told;
+                if number == END_EVENT {
+                    let _end_reader = &end_reader;
                     return;
                 }
                 let wire = &mut wires[number as usize];
-                // One that has ended would be reported for ever.
+                // A closed connection would be reported forever.
                 if !matches!(wire.read(&mut piece), Ok(n) if n > 0) {
                     let _ = epoll::delete(&all, wire.as_fd());
                 }
             }
         }
     });
-    Ok((std::fs::File::from(tell), reader))
+    Ok((std::fs::File::from(end_writer), reader))
 }

@@ -1,44 +1,45 @@
-//! Turns: everybody is measured in every round, in an order that changes, because what disturbs a machine must disturb all.
+//! Measures all contenders in every round, in a changing order, so that disturbances of the machine affect all of them.
 
 use std::{collections::BTreeMap, thread, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::contender::{Contender, Spec};
+use crate::contender::{Contender, ContenderSpec};
 
 #[derive(Debug, Deserialize)]
 pub struct Plan {
     pub rounds: usize,
-    /// Measurements of each contender in a round.
+    /// Number of measurements of each contender in a round.
     pub each: usize,
-    /// Measurements of each before the first round, which count for nothing.
+    /// Number of measurements of each contender before the first round, which are discarded.
     pub warm_up: usize,
-    /// Between two measurements.
+    /// Milliseconds between two measurements.
     #[serde(default)]
     pub pause_ms: u64,
-    /// Whether everything written is on disk before each measurement, so that nobody pays for what another wrote.
+    /// Whether everything is written to disk before each measurement, so that no contender is delayed by the writes of
+    /// another.
     #[serde(default)]
     pub settle: bool,
-    pub contenders: Vec<Named>,
+    pub contenders: Vec<NamedContender>,
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Named {
+pub struct NamedContender {
     pub name: String,
     #[serde(flatten)]
-    pub spec: Spec,
+    pub spec: ContenderSpec,
 }
 
 #[derive(Debug, Default, Serialize)]
-pub struct Measured {
-    /// Milliseconds, in the order they were taken.
+pub struct Measurements {
+    /// Milliseconds, in the order of measurement.
     pub times: BTreeMap<String, Vec<f64>>,
-    /// Who could not be measured, and why.
+    /// Contenders that could not be measured, with the reason.
     pub failed: BTreeMap<String, String>,
 }
 
-pub fn run(plan: &Plan) -> Measured {
-    let mut measured = Measured::default();
+pub fn run(plan: &Plan) -> Measurements {
+    let mut measured = Measurements::default();
     let mut running: Vec<(String, Box<dyn Contender>)> = Vec::new();
     for named in &plan.contenders {
         match named.spec.prepare().and_then(|mut contender| {
@@ -52,7 +53,8 @@ pub fn run(plan: &Plan) -> Measured {
         }
     }
     for round in 0..plan.rounds {
-        // Another one begins each time, and every second round goes backwards: everybody has everybody else before it.
+        // Each round begins with another contender, and every second round is reversed, so that each contender follows
+        // every other one.
         let turn = round % running.len().max(1);
         running.rotate_left(usize::from(turn > 0));
         if round % 2 == 1 {

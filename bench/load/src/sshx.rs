@@ -1,4 +1,4 @@
-//! A viewer of an sshx session: CBOR over a WebSocket, with the terminal's bytes encrypted from end to end.
+//! A viewer of an sshx session: CBOR over a WebSocket, with end-to-end encrypted terminal output.
 
 use aes::cipher::{KeyIvInit, StreamCipher, StreamCipherSeek};
 use anyhow::{Context, bail};
@@ -6,7 +6,7 @@ use argon2::{Algorithm, Argon2, Params, Version};
 use ciborium::{Value, cbor};
 
 use crate::{
-    contender::Door,
+    contender::Endpoint,
     echo::Terminal,
     wire::Address,
     ws::{Message, Socket},
@@ -14,12 +14,12 @@ use crate::{
 
 type Cipher = ctr::Ctr64BE<aes::Aes128>;
 
-/// sshx's own: public, and the same for every session.
+/// sshx's salt: public, and the same for every session.
 const SALT: &[u8] = b"This is a non-random salt for sshx.io, since we want to stretch the security of 83-bit keys!";
-/// What Argon2 takes there: memory in KiB, and passes.
+/// sshx's Argon2 parameters: memory in KiB, and passes.
 const ARGON_KIB: u32 = 19 * 1024;
 const ARGON_PASSES: u32 = 2;
-/// Numbers of the encrypted streams: input has one, output has one for each shell.
+/// Numbers of the encrypted streams: one for input, and one for each shell's output.
 const INPUT_STREAM: u64 = 0x2_0000_0000;
 const OUTPUT_STREAM: u64 = 0x1_0000_0000;
 
@@ -27,7 +27,7 @@ pub struct SshxTerminal {
     socket: Socket,
     key: [u8; 16],
     shell: u64,
-    /// Bytes typed so far: where the next are in the input's key stream.
+    /// Number of bytes typed so far: the position in the input's key stream.
     typed: u64,
 }
 
@@ -38,7 +38,7 @@ impl SshxTerminal {
         Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
             .hash_password_into(secret.as_bytes(), SALT, &mut key)
             .map_err(|e| anyhow::anyhow!("{e}"))?;
-        let socket = Socket::open(&Door { at: at.clone(), path: format!("/api/s/{session}"), token: None })?;
+        let socket = Socket::open(&Endpoint { at: at.clone(), path: format!("/api/s/{session}"), token: None })?;
         let mut terminal = Self { socket, key, shell: 0, typed: 0 };
         let proof = terminal.crypt(0, 0, &[0; 16]);
         terminal.send(&cbor!({ "authenticate" => [Value::Bytes(proof), null] })?)?;
@@ -70,12 +70,13 @@ impl SshxTerminal {
         self.socket.send_binary(&bytes)
     }
 
-    /// The next message's kind and what it carries.
+    /// The kind and the content of the next message.
     fn receive(&mut self) -> anyhow::Result<(String, Value)> {
         match self.socket.next()? {
             Some(Message::Binary(bytes)) => {
                 let message: Value = ciborium::from_reader(bytes)?;
-                let (kind, fields) = message.into_map().ok().and_then(|m| m.into_iter().next()).context("a message of another shape")?;
+                let (kind, fields) =
+                    message.into_map().ok().and_then(|m| m.into_iter().next()).context("a message of an unknown format")?;
                 Ok((kind.into_text().map_err(|_| anyhow::anyhow!("a message without a name"))?, fields))
             }
             Some(Message::Text(_)) => bail!("a text message, which sshx doesn't send"),
@@ -100,7 +101,7 @@ impl Terminal for SshxTerminal {
         let (kind, fields) = self.receive()?;
         match kind.as_str() {
             "chunks" => {
-                let fields = fields.into_array().map_err(|_| anyhow::anyhow!("chunks of another shape"))?;
+                let fields = fields.into_array().map_err(|_| anyhow::anyhow!("chunks of an unknown format"))?;
                 let mut at = number(&fields[1])?;
                 for chunk in fields[2].as_array().context("no chunks")? {
                     let bytes = chunk.as_bytes().context("a chunk without bytes")?;
@@ -108,7 +109,7 @@ impl Terminal for SshxTerminal {
                     at += bytes.len() as u64;
                 }
             }
-            "error" | "invalidAuth" => bail!("sshx said {kind}: {fields:?}"),
+            "error" | "invalidAuth" => bail!("sshx sent {kind}: {fields:?}"),
             _ => {}
         }
         Ok(())

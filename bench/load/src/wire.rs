@@ -1,4 +1,4 @@
-//! Where a server listens, and a blocking connection to it.
+//! A server's address, and a blocking connection to it.
 
 use std::{
     io::{self, Read, Write},
@@ -10,8 +10,8 @@ use std::{
 
 use serde::Deserialize;
 
-/// Longest that any answer may take; beyond it something hangs.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// Timeout for a response, after which something must have hung.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// `unix:/path` or `tcp:host:port`.
 #[derive(Clone, Debug, Deserialize)]
@@ -44,14 +44,14 @@ impl Wire {
             Address::Unix(path) => Wire::Unix(UnixStream::connect(path)?),
             Address::Tcp(address) => {
                 let stream = TcpStream::connect(address)?;
-                // A key is sent when it is pressed.
+                // A key must be sent as soon as it is pressed.
                 stream.set_nodelay(true)?;
                 Wire::Tcp(stream)
             }
         };
         match &wire {
-            Wire::Unix(s) => s.set_read_timeout(Some(ANSWER_WITHIN))?,
-            Wire::Tcp(s) => s.set_read_timeout(Some(ANSWER_WITHIN))?,
+            Wire::Unix(s) => s.set_read_timeout(Some(RESPONSE_TIMEOUT))?,
+            Wire::Tcp(s) => s.set_read_timeout(Some(RESPONSE_TIMEOUT))?,
         }
         Ok(wire)
     }

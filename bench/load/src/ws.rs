@@ -1,13 +1,13 @@
-//! A WebSocket client that does nothing but frames: text out, whole messages in.
+//! A minimal WebSocket client: it sends text and binary messages, and receives complete messages.
 
 use std::io::{Read, Write};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 
-use crate::{contender::Door, http::Connection, wire::Wire};
+use crate::{contender::Endpoint, http::Connection, wire::Wire};
 
-/// Twice the largest frame of the protocol, so that there is always room to read on.
+/// Twice the protocol's largest frame, so that there is always space to read on.
 const BUFFER_BYTES: usize = 2 * 1024 * 1024;
 const FIN: u8 = 0x80;
 const TEXT: u8 = 1;
@@ -30,18 +30,19 @@ pub enum Message<'a> {
 }
 
 impl Socket {
-    pub fn open(door: &Door) -> anyhow::Result<Self> {
-        let mut http = Connection::open(door)?;
+    pub fn open(endpoint: &Endpoint) -> anyhow::Result<Self> {
+        let mut http = Connection::open(endpoint)?;
         let headers = [("connection", "Upgrade"), ("upgrade", "websocket"), ("sec-websocket-version", "13")];
-        // Any sixteen bytes do: what the key guards against, a cache between us and the server, isn't here.
+        // Any sixteen bytes will do: the key protects against caches between client and server, and there are none
+        // here.
         let headers: Vec<_> = headers.into_iter().chain([("sec-websocket-key", "AAAAAAAAAAAAAAAAAAAAAA==")]).collect();
         let more: Vec<_> = headers.into_iter().map(|(n, v)| (n.to_owned(), v.to_owned())).collect();
-        let head = String::from_utf8(http.head("GET", &door.path, &more, 0))?.replace("content-length: 0\r\n", "");
+        let head = String::from_utf8(http.head("GET", &endpoint.path, &more, 0))?.replace("content-length: 0\r\n", "");
         http.send(head.as_bytes())?;
-        let answer = http.answer()?;
+        let answer = http.response_head()?;
         if answer.status != 101 {
-            let said = http.read(answer.length)?;
-            bail!("no upgrade: {} {}", answer.status, String::from_utf8_lossy(&said));
+            let body = http.read(answer.length)?;
+            bail!("the WebSocket upgrade failed: {} {}", answer.status, String::from_utf8_lossy(&body));
         }
         let (wire, rest) = http.into_wire();
         let mut buffer = vec![0; BUFFER_BYTES];
@@ -72,20 +73,20 @@ impl Socket {
                 frame.extend_from_slice(&(long as u64).to_be_bytes());
             }
         }
-        // Zeros mask nothing, and cost nothing.
+        // A mask of zeros changes nothing and costs nothing.
         frame.extend_from_slice(&[0; 4]);
         frame.extend_from_slice(payload);
         Ok(self.wire.write_all(&frame)?)
     }
 
-    /// The next message; `None` when the server closed.
+    /// The next message; `None` if the server closed the connection.
     pub fn next(&mut self) -> anyhow::Result<Option<Message<'_>>> {
         loop {
             let (first, start, length) = self.header()?;
             self.fill(start + length)?;
             let payload = self.from + start..self.from + start + length;
             self.from = payload.end;
-            ensure!(first & FIN != 0, "a message in pieces, which the protocol doesn't have");
+            ensure!(first & FIN != 0, "a fragmented message, which the protocol does not use");
             match first & 0x0f {
                 TEXT => return Ok(Some(Message::Text(&self.buffer[payload]))),
                 BINARY => return Ok(Some(Message::Binary(&self.buffer[payload]))),
@@ -100,7 +101,7 @@ impl Socket {
         }
     }
 
-    /// First byte, where the payload begins after `from`, and its length.
+    /// The first byte, the payload's offset from `from`, and its length.
     fn header(&mut self) -> anyhow::Result<(u8, usize, usize)> {
         self.fill(2)?;
         let (first, second) = (self.buffer[self.from], self.buffer[self.from + 1]);
@@ -126,7 +127,7 @@ impl Socket {
         bytes
     }
 
-    /// Reads until so many bytes are there from `from` on.
+    /// Reads until this many bytes are available after `from`.
     fn fill(&mut self, wanted: usize) -> anyhow::Result<()> {
         if self.from == self.to {
             (self.from, self.to) = (0, 0);
@@ -143,7 +144,7 @@ impl Socket {
         Ok(())
     }
 
-    /// For somebody who only lets bytes come, or doesn't even do that.
+    /// For callers that only discard data, or don't read at all.
     pub fn into_wire(self) -> Wire {
         self.wire
     }

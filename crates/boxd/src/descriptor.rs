@@ -13,7 +13,7 @@ pub struct Descriptor(AsyncFd<OwnedFd>);
 
 impl Descriptor {
     pub fn new(fd: OwnedFd, interest: Interest) -> io::Result<Self> {
-        Ok(Self(cobox_kernel::watch(fd, interest)?))
+        Ok(Self(cobox_kernel::register_fd(fd, interest)?))
     }
 
     /// Waits until there is something to read and reads it; 0 is the end.

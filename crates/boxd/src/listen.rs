@@ -3,7 +3,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use axum::{Router, extract::Request};
-use cobox_kernel::{Outgoing, Peer, QuietStream};
+use cobox_kernel::{FileSender, LocalSocketStream, Peer};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{net::UnixListener, sync::Semaphore};
@@ -25,7 +25,7 @@ pub struct Connection {
     /// Cancelling it drops the connection.
     pub end: CancellationToken,
     /// Files that go by it without being read.
-    pub outgoing: Outgoing,
+    pub outgoing: FileSender,
 }
 
 pub async fn accept_loop(listener: UnixListener, router: Router, max_connections: usize, tasks: TaskTracker, shutdown: CancellationToken) {
@@ -43,7 +43,7 @@ pub async fn accept_loop(listener: UnixListener, router: Router, max_connections
             Ok((slot, stream)) => {
                 let (router, shutdown) = (router.clone(), shutdown.clone());
                 tasks.spawn(async move {
-                    match QuietStream::new(stream, Peer::Forwarding) {
+                    match LocalSocketStream::new(stream, Peer::Proxy) {
                         Ok(stream) => serve_connection(stream, router, shutdown).await,
                         Err(error) => tracing::warn!(%error, "a connection could not be waited on"),
                     }
@@ -58,9 +58,9 @@ pub async fn accept_loop(listener: UnixListener, router: Router, max_connections
     }
 }
 
-async fn serve_connection(stream: QuietStream, router: Router, shutdown: CancellationToken) {
+async fn serve_connection(stream: LocalSocketStream, router: Router, shutdown: CancellationToken) {
     let end = CancellationToken::new();
-    let own = Connection { end: end.clone(), outgoing: stream.outgoing() };
+    let own = Connection { end: end.clone(), outgoing: stream.file_sender() };
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let mut request = request.map(axum::body::Body::new);
         request.extensions_mut().insert(own.clone());

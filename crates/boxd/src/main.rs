@@ -100,7 +100,7 @@ fn run() -> anyhow::Result<()> {
         let ids = file_ids(&config.workload);
         let files = FileWorkers::start(root()?, move || cobox_kernel::set_fs_ids(ids.0, ids.1)).context("starting the file workers")?;
         files.share_this_thread().context("taking on the workload's user")?;
-        tokio::spawn(cobox_kernel::stay_awake());
+        tokio::spawn(cobox_kernel::keep_polling());
         let shutdown = CancellationToken::new();
         let stop = shutdown.clone();
         tokio::spawn(async move {

@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use cobox_kernel::{Peer, heard, said};
+use cobox_kernel::{Peer, message_received, message_sent};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -29,7 +29,7 @@ impl Counted {
 
     fn wrote(&self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(Ok(count)) = &polled {
-            said(Peer::Asking, *count);
+            message_sent(Peer::Client, *count);
             self.metrics.bytes_out.fetch_add(*count as u64, Relaxed);
         }
         polled
@@ -48,7 +48,7 @@ impl AsyncRead for Counted {
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
         let count = buffer.filled().len() - before;
         if count > 0 {
-            heard(Peer::Asking, count);
+            message_received(Peer::Client, count);
             self.metrics.bytes_in.fetch_add(count as u64, Relaxed);
         }
         polled

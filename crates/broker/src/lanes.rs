@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use cobox_kernel::stay_awake;
+use cobox_kernel::keep_polling;
 use tokio::{
     runtime::{Builder, Handle},
     time::{MissedTickBehavior, interval},
@@ -69,7 +69,7 @@ impl Lane {
     fn start(number: usize, end: CancellationToken) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().event_interval(TURNS_BETWEEN_LOOKS).build()?;
         let handle = runtime.handle().clone();
-        handle.spawn(stay_awake());
+        handle.spawn(keep_polling());
         thread::Builder::new().name(format!("lane-{number}")).spawn(move || runtime.block_on(end.run_until_cancelled(tick())))?;
         Ok(Self { runtime: handle, open: Arc::default() })
     }

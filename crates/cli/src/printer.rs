@@ -209,7 +209,7 @@ impl Printer {
 pub fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() || cobox_langgraph::is_unseen(c) { out.extend(c.escape_default()) } else { out.push(c) }
+        if c.is_control() || cobox_langgraph::is_invisible(c) { out.extend(c.escape_default()) } else { out.push(c) }
     }
     out
 }

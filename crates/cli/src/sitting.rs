@@ -15,7 +15,7 @@ use cobox_protocol::{
     ErrorCode,
     frame::{ControlAction, Controller},
 };
-use cobox_stream::Kinds;
+use cobox_stream::SequenceKinds;
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until, timeout},
@@ -68,7 +68,7 @@ pub struct Place {
     /// Whether control was asked for as the shell was joined.
     pub takes: bool,
     /// What programs may do to this terminal beside printing.
-    pub allows: Kinds,
+    pub allows: SequenceKinds,
 }
 
 pub struct Sitting {

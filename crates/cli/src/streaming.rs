@@ -11,7 +11,7 @@ use cobox_protocol::{
     exec::{ExecResponse, text_and_b64},
     frame::{ExecStart, OutputStream},
 };
-use cobox_stream::Kinds;
+use cobox_stream::SequenceKinds;
 use tokio::{
     io::AsyncReadExt,
     signal::unix::{Signal, SignalKind, signal},
@@ -108,13 +108,13 @@ struct Screen {
 struct Filter {
     /// None where every byte is wanted: in a pipe or a file, or with `--raw`.
     gate: Option<Gate>,
-    hides: Kinds,
+    hides: SequenceKinds,
 }
 
 impl Filter {
     fn new(is_terminal: bool, is_pty: bool, is_raw: bool) -> Self {
         // A program with a terminal of its own gets the answers to its queries. Without one they would be typed into the local shell.
-        let hides = if is_pty { Kinds::ALL.without(Kinds::QUERY) } else { Kinds::ALL };
+        let hides = if is_pty { SequenceKinds::ALL.without(SequenceKinds::QUERY) } else { SequenceKinds::ALL };
         Self { gate: (is_terminal && !is_raw).then(Gate::default), hides }
     }
 

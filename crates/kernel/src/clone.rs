@@ -1,4 +1,4 @@
-//! Making a process in new namespaces.
+//! Creates processes in new namespaces.
 
 use std::{
     io,
@@ -7,7 +7,7 @@ use std::{
 
 use crate::check;
 
-/// Which side of the clone this is.
+/// The side of the clone on which the caller finds itself.
 pub enum Cloned {
     Child,
     Parent { pid: i32, pidfd: OwnedFd },
@@ -38,9 +38,9 @@ pub unsafe fn clone_process(namespaces: libc::c_int) -> io::Result<Cloned> {
 /// A plain fork: the child's pid in the parent, `None` in the child.
 ///
 /// # Safety
-/// As for [`clone_process`]: one thread only.
+/// As for [`clone_process`]: the process must have only one thread.
 pub unsafe fn fork() -> io::Result<Option<i32>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: promised by the caller.
     let pid = check(unsafe { libc::fork() }.into())?;
     Ok((pid != 0).then_some(pid as i32))
 }

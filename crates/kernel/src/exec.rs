@@ -1,4 +1,4 @@
-//! Replacing the running program, and which descriptors it keeps.
+//! Replaces the running program, and controls which descriptors the new one inherits.
 
 use std::{
     ffi::CStr,
@@ -8,15 +8,16 @@ use std::{
 
 use crate::check;
 
-/// Arguments and environment laid out as execve wants them, made before a fork so that the child allocates nothing.
-pub struct Image {
-    /// What the pointers point into; it is never changed.
+/// Arguments and environment in the form that execve takes. They are prepared before a fork, so that the child
+/// allocates nothing.
+pub struct ExecArgs {
+    /// The memory that the pointers refer to. It is never changed.
     _strings: Vec<u8>,
     argv_pointers: Vec<*const libc::c_char>,
     env_pointers: Vec<*const libc::c_char>,
 }
 
-impl Image {
+impl ExecArgs {
     pub fn new(argv: &[&CStr], env: &[&CStr]) -> Self {
         let strings: Vec<u8> = argv.iter().chain(env).flat_map(|s| s.to_bytes_with_nul()).copied().collect();
         let mut each = strings.split_inclusive(|byte| *byte == 0).map(|s| s.as_ptr().cast());
@@ -26,16 +27,16 @@ impl Image {
     }
 }
 
-/// Runs the program behind a descriptor. Returns only when that failed.
-pub fn exec_fd(program: BorrowedFd<'_>, image: &Image) -> io::Error {
-    // SAFETY: the pointers are to NUL-terminated strings owned by `image`, each list ends with a null.
+/// Executes the program behind a descriptor. Returns only on failure.
+pub fn exec_fd(program: BorrowedFd<'_>, args: &ExecArgs) -> io::Error {
+    // SAFETY: the pointers refer to NUL-terminated strings owned by `args`, and each list ends with a null.
     unsafe {
         libc::syscall(
             libc::SYS_execveat,
             program.as_raw_fd(),
             c"".as_ptr(),
-            image.argv_pointers.as_ptr(),
-            image.env_pointers.as_ptr(),
+            args.argv_pointers.as_ptr(),
+            args.env_pointers.as_ptr(),
             libc::AT_EMPTY_PATH,
         );
     }
@@ -47,39 +48,39 @@ pub fn exec_fd(program: BorrowedFd<'_>, image: &Image) -> io::Error {
 /// # Safety
 /// Nothing may use a descriptor from `first` on afterwards.
 pub unsafe fn close_from(first: RawFd) -> io::Result<()> {
-    // SAFETY: the caller answers for who owned them.
+    // SAFETY: the caller promises that these descriptors are no longer used.
     check(unsafe { libc::syscall(libc::SYS_close_range, first as libc::c_uint, libc::c_uint::MAX, 0) }).map(drop)
 }
 
-/// Puts these descriptors at 0, 1, 2 … in their order, inheritable, and closes all others.
+/// Moves these descriptors to 0, 1, 2 … in their order, makes them inheritable, and closes all others.
 ///
 /// # Safety
-/// Every descriptor of the process but the listed ones is closed: nothing may use one afterwards.
+/// Every other descriptor of the process is closed: no code may use one afterwards.
 pub unsafe fn keep_only(fds: Vec<OwnedFd>) -> io::Result<()> {
     let count = fds.len() as RawFd;
-    // First out of the way of the targets, so that no dup overwrites one still to be placed.
+    // First move all out of the way of the targets, so that no dup2 overwrites a descriptor that is still to be moved.
     let mut moved = Vec::with_capacity(fds.len());
     for fd in fds {
         // SAFETY: F_DUPFD_CLOEXEC on a descriptor we own makes a new one.
         moved.push(check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, count + 64) }.into())? as RawFd);
-        // The copies outlive this: every original is closed below by its number.
+        // The originals must not be dropped: they are closed below by their numbers.
         let _ = fd.into_raw_fd();
     }
     for (target, fd) in moved.iter().enumerate() {
-        // SAFETY: dup2 onto a low number; whoever held that number is closed by the caller's promise.
+        // SAFETY: dup2 onto a low number. The caller promises that no code uses the descriptor that had it.
         check(unsafe { libc::dup2(*fd, target as RawFd) }.into())?;
     }
     // SAFETY: as promised by the caller.
     unsafe { close_from(count) }
 }
 
-/// Takes ownership of an inherited descriptor. Fails when there is none of that number.
+/// Takes ownership of an inherited descriptor. Fails if no descriptor has this number.
 ///
 /// # Safety
-/// Nobody else in the process may own that number.
+/// No other code in the process may own this number.
 pub unsafe fn adopt(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: F_SETFD fails with EBADF on a closed number and changes nothing but close-on-exec.
     check(unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) }.into())?;
-    // SAFETY: open, and the caller's alone.
+    // SAFETY: the descriptor is open, and only the caller owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -1,4 +1,4 @@
-//! Who a thread is to the kernel: capabilities and the ids its file accesses are judged by.
+//! The credentials of a thread: its capabilities, and the ids that the kernel checks its file accesses against.
 
 use std::io;
 
@@ -6,24 +6,24 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use crate::check;
 
-/// Drops every capability of this thread for good.
+/// Drops every capability of this thread permanently.
 pub fn drop_all_capabilities() -> io::Result<()> {
     keep_capabilities(CapabilitySet::empty())
 }
 
-/// Drops every capability of this thread but these.
+/// Drops every capability of this thread except these.
 pub fn keep_capabilities(keep: CapabilitySet) -> io::Result<()> {
     let sets = CapabilitySets { effective: keep, permitted: keep, inheritable: CapabilitySet::empty() };
     Ok(set_capabilities(None, sets)?)
 }
 
-/// Empties the bounding set, so that no program run from here on ever gains a capability.
+/// Empties the bounding set, so that no program executed from here on can gain a capability.
 pub fn drop_bounding_set() -> io::Result<()> {
     for capability in 0..64 {
         // SAFETY: PR_CAPBSET_DROP takes a number and changes only this thread's set.
         match check(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) }.into()) {
             Ok(_) => {}
-            // The first number the kernel doesn't know: all it knows are gone.
+            // The first number that the kernel doesn't know: all known capabilities are dropped.
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) && capability > 0 => break,
             Err(e) => return Err(e),
         }
@@ -31,10 +31,9 @@ pub fn drop_bounding_set() -> io::Result<()> {
     Ok(())
 }
 
-/// Has this thread's file accesses judged as another user's; its other rights stay.
+/// Makes the kernel check this thread's file accesses as those of another user. The thread's other rights don't change.
 pub fn set_fs_ids(uid: u32, gid: u32) -> io::Result<()> {
-    // The calls tell the previous id, never an error: asking again with an impossible id tells whether it took.
-    // SAFETY: both take any number and touch this thread only.
+    // The calls return the previous id and never an error. A second call with an invalid id returns the current one.
     let (gid_now, uid_now) = unsafe {
         libc::setfsgid(gid);
         libc::setfsuid(uid);
@@ -43,8 +42,8 @@ pub fn set_fs_ids(uid: u32, gid: u32) -> io::Result<()> {
     if gid_now as u32 == gid && uid_now as u32 == uid { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
 }
 
-/// Gives this thread a working directory of its own, so that changing it changes nobody else's.
+/// Gives this thread its own working directory, so that changing it doesn't affect other threads.
 pub fn own_working_directory() -> io::Result<()> {
-    // SAFETY: CLONE_FS concerns only the working directory, the root and the umask, which are copied for this thread.
+    // SAFETY: CLONE_FS affects only the working directory, the root and the umask, which are copied for this thread.
     check(unsafe { libc::unshare(libc::CLONE_FS) }.into()).map(|_| ())
 }

@@ -1,48 +1,49 @@
-//! The system calls of namespaces, mounts and process starts that rustix doesn't cover, each behind a small function.
+//! System calls for namespaces, mounts and process starts that rustix doesn't cover, each behind a small function.
 //!
-//! The `unsafe` of Cobox that makes something is here, so that one sitting is enough to review it; elsewhere are only the
-//! promises these functions ask for: "one thread", "nobody else owns this number".
+//! The unsafe code of Cobox that does real work is in this crate, so that it can be reviewed as a whole. Unsafe code
+//! elsewhere only makes the promises that these functions ask for: "this process has one thread", "no other code owns
+//! this descriptor".
 
-mod awake;
-mod block;
+mod async_fd;
+mod busy_poll;
 mod children;
 mod clone;
 mod exec;
+mod exec_order;
+mod file_send;
 mod identity;
-mod limit;
+mod local_socket;
 mod loop_device;
-mod mark;
 mod mount;
 mod network;
-mod outgoing;
-mod quiet_stream;
-mod raw;
+mod process_mark;
+mod raw_syscall;
+mod resource_limit;
 mod signals;
-mod spare;
+mod standby_process;
 mod terminal;
-mod watch;
 
-pub use awake::{Peer, heard, said, stay_awake};
-pub use block::{MAX_IMAGE_BYTES, Program, STRING_BYTES};
-pub use children::{EndedChild, ended_child, is_stopped, let_go};
+pub use async_fd::register_fd;
+pub use busy_poll::{Peer, keep_polling, message_received, message_sent};
+pub use children::{EndedChild, ended_child, is_stopped, reap};
 pub use clone::{Cloned, clone_process, exit_now, fork};
-pub use exec::{Image, adopt, close_from, exec_fd, keep_only};
+pub use exec::{ExecArgs, adopt, close_from, exec_fd, keep_only};
+pub use exec_order::{MAX_EXEC_ARGS_BYTES, Program, STRING_OVERHEAD_BYTES};
+pub use file_send::{FileSender, MAX_PLACEHOLDER_BYTES};
 pub use identity::{drop_all_capabilities, drop_bounding_set, keep_capabilities, own_working_directory, set_fs_ids};
-pub use limit::{Word, set_soft_limit};
+pub use local_socket::LocalSocketStream;
 pub use loop_device::{attach_loop, loop_backing_file};
-pub use mark::mark_of;
 pub use mount::{MountFlags, idmap, set_mount_flags};
 pub use network::raise_loopback;
-pub use outgoing::{MAX_STAND_IN_BYTES, Outgoing};
-pub use quiet_stream::QuietStream;
-pub use signals::{child_events, settle_signals};
-pub use spare::{Dress, FIRST_SOCKET, MAX_INLINE_BYTES, Pad, Step};
+pub use process_mark::mark_of;
+pub use resource_limit::{LimitSecret, set_soft_limit};
+pub use signals::{child_events, reset_signals};
+pub use standby_process::{ChildMemory, Credentials, FIRST_SOCKET, MAX_INLINE_BYTES, StartStep};
 pub use terminal::interrupt_foreground;
-pub use watch::watch;
 
 use std::io;
 
-/// Turns a raw system call's answer into a result.
+/// Turns the return value of a system call into a result.
 fn check(answer: libc::c_long) -> io::Result<libc::c_long> {
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }

@@ -1,4 +1,4 @@
-//! A disk image as a block device, which is how a sandbox's disk gets a hard limit.
+//! Attaches a disk image to a loop device, which is how a sandbox's disk gets a hard limit.
 
 use std::{
     fs::File,
@@ -9,13 +9,13 @@ use std::{
 
 use crate::check;
 
-/// How long to try again when other processes take each free device first. Of any number that race for one device one gets it, within
-/// microseconds: hundreds have theirs long before this.
-const FREE_WITHIN: Duration = Duration::from_secs(10);
-/// Between two attempts: lets the process that got the device configure it.
-const PAUSE: Duration = Duration::from_millis(1);
+/// How long to retry while other processes take each free device first. Of all processes that race for one device, one
+/// gets it within microseconds, so even hundreds of processes have their devices long before this.
+const FREE_DEVICE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause between two attempts, in which the process that got the device can configure it.
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
 /// How long the node of a new device may take to appear in /dev.
-const NODE_WITHIN: Duration = Duration::from_secs(1);
+const DEVICE_NODE_TIMEOUT: Duration = Duration::from_secs(1);
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
@@ -33,19 +33,19 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
-/// Attaches an image to a free loop device, which goes away by itself when its last user does.
-/// The image is read past the page cache where its filesystem can, so that nothing is cached twice.
+/// Attaches an image to a free loop device, which is detached automatically when its last user closes it. The image is
+/// read with direct I/O where its file system supports that, so that nothing is cached twice.
 pub fn attach_loop(image: impl AsFd) -> io::Result<(File, String)> {
     let control = File::options().read(true).write(true).open("/dev/loop-control")?;
-    let begun = Instant::now();
-    while begun.elapsed() < FREE_WITHIN {
-        // SAFETY: LOOP_CTL_GET_FREE takes no argument and answers a number.
+    let started = Instant::now();
+    while started.elapsed() < FREE_DEVICE_TIMEOUT {
+        // SAFETY: LOOP_CTL_GET_FREE takes no argument and returns a number.
         let number = check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) }.into())?;
         let path = format!("/dev/loop{number}");
         let device = match File::options().read(true).write(true).open(&path) {
             Ok(d) => d,
-            Err(e) if e.kind() == io::ErrorKind::NotFound && begun.elapsed() < NODE_WITHIN => {
-                std::thread::sleep(PAUSE);
+            Err(e) if e.kind() == io::ErrorKind::NotFound && started.elapsed() < DEVICE_NODE_TIMEOUT => {
+                std::thread::sleep(RETRY_PAUSE);
                 continue;
             }
             Err(e) => return Err(io::Error::new(e.kind(), format!("{path}: {e}"))),
@@ -62,16 +62,16 @@ pub fn attach_loop(image: impl AsFd) -> io::Result<(File, String)> {
                 Err(e) => return Err(e),
             }
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(RETRY_PAUSE);
     }
-    Err(io::Error::new(io::ErrorKind::ResourceBusy, format!("no free loop device within {} s", FREE_WITHIN.as_secs())))
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, format!("found no free loop device within {} s", FREE_DEVICE_TIMEOUT.as_secs())))
 }
 
-/// The file behind an attached loop device, as its filesystem's device number and its inode. Its path is no sign of it: the kernel shows the
-/// path as it was in the mount namespace that attached it.
+/// The file behind an attached loop device: the device number of its file system, and its inode. Its path would be no
+/// proof, because the kernel shows the path as it was in the mount namespace that attached the device.
 pub fn loop_backing_file(device: impl AsFd) -> io::Result<(u64, u64)> {
     let mut info = [0u8; LOOP_INFO64_BYTES];
-    // SAFETY: the kernel writes a `struct loop_info64`, which is as long as the buffer, and the buffer outlives the call.
+    // SAFETY: the kernel writes a `struct loop_info64`, which has the buffer's size, and the buffer outlives the call.
     check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), LOOP_GET_STATUS64 as _, info.as_mut_ptr()) }.into())?;
     let field = |offset: usize| {
         let mut bytes = [0u8; 8];

@@ -1,4 +1,4 @@
-//! Attributes of mounts: read-only and the like, and the translation of owners.
+//! Attributes of mounts: flags such as read-only, and id mapping.
 
 use std::{
     io,
@@ -7,7 +7,7 @@ use std::{
 
 use crate::check;
 
-/// What to forbid on a mount.
+/// What a mount forbids.
 #[derive(Clone, Copy, Default)]
 pub struct MountFlags {
     pub read_only: bool,
@@ -15,7 +15,7 @@ pub struct MountFlags {
     pub no_exec: bool,
 }
 
-/// Sets flags on a mount and, where `recursive`, on all below it. Set-user-id programs are always forbidden.
+/// Sets flags on a mount and, if `recursive`, on all mounts below it. Set-user-id programs are always forbidden.
 pub fn set_mount_flags(mount: impl AsFd, flags: MountFlags, recursive: bool) -> io::Result<()> {
     let mut set = libc::MOUNT_ATTR_NOSUID;
     for (on, bit) in
@@ -28,7 +28,8 @@ pub fn set_mount_flags(mount: impl AsFd, flags: MountFlags, recursive: bool) -> 
     mount_setattr(mount, recursive, set, None)
 }
 
-/// Shows a detached mount's owners through a user namespace: what belongs to 0 on disk belongs to its 0.
+/// Maps the owners of files on a detached mount through a user namespace: files of uid 0 on disk belong to uid 0 of the
+/// namespace.
 pub fn idmap(mount: impl AsFd, user_namespace: impl AsFd) -> io::Result<()> {
     mount_setattr(mount, false, libc::MOUNT_ATTR_IDMAP, Some(user_namespace.as_fd().as_raw_fd()))
 }

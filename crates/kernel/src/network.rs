@@ -1,10 +1,10 @@
-//! The one network interface a sandbox has.
+//! Brings up the loopback interface, the only network interface of a sandbox.
 
 use std::{io, os::fd::AsRawFd};
 
 use crate::check;
 
-/// Brings `lo` up in this network namespace.
+/// Brings up `lo` in the current network namespace.
 pub fn raise_loopback() -> io::Result<()> {
     let socket = rustix::net::socket_with(
         rustix::net::AddressFamily::INET,

@@ -1,16 +1,16 @@
-//! Signals of a process that starts others.
+//! Signal handling of processes that start other processes.
 
 use std::{
     io,
     os::fd::{FromRawFd, OwnedFd},
 };
 
-use crate::{check, raw::syscall};
+use crate::{check, raw_syscall::syscall};
 
-/// The kernel's own, which the C library doesn't tell.
+/// The kernel's highest signal number, which the C library doesn't export.
 const LAST_SIGNAL: i32 = 64;
 
-/// Blocks SIGCHLD and gives a descriptor that becomes readable when a child has ended.
+/// Blocks SIGCHLD and returns a descriptor that becomes readable when a child has ended.
 pub fn child_events() -> io::Result<OwnedFd> {
     // SAFETY: the set is filled by sigemptyset and sigaddset before it is used.
     unsafe {
@@ -23,10 +23,10 @@ pub fn child_events() -> io::Result<OwnedFd> {
     }
 }
 
-/// Blocks every signal that can be, here and in what is started from here, until that unblocks them. All get their default actions,
-/// whatever whoever started us ignored; but for SIGXFSZ: a write past the limit of a file's size is to fail, as one to a full disk does,
-/// and not to end the program.
-pub fn settle_signals() {
+/// Blocks every signal that can be blocked, here and in all processes started from here, until they unblock them. All
+/// signals get their default actions, even those that the parent process ignored. The exception is SIGXFSZ, which is
+/// ignored: a write past the file size limit should fail, as on a full disk, and not end the program.
+pub fn reset_signals() {
     // SAFETY: a full set is valid.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
@@ -39,11 +39,13 @@ pub fn settle_signals() {
     set_action(libc::SIGXFSZ, libc::SIG_IGN);
 }
 
-/// By the kernel's own call: the C library keeps two numbers for itself, which may be ignored like any other.
+/// Uses the system call, because the C library reserves two signals for itself and refuses to change them. A parent may
+/// have ignored these too.
 fn set_action(number: i32, action: libc::sighandler_t) {
-    // As the kernel has it: the action first, then flags, the restorer and the mask, all of them none.
+    // The kernel's layout: the action, then flags, restorer and mask, all of them empty.
     let action = [action, 0, 0, 0];
     let args = [number as usize, std::ptr::from_ref(&action) as usize, 0, size_of::<u64>(), 0, 0];
-    // SAFETY: the structure outlives the call, which only reads it. Two numbers can't be set, which is refused and changes nothing.
+    // SAFETY: the structure outlives the call, which only reads it. SIGKILL and SIGSTOP can't be changed: the call
+    // fails for them and changes nothing.
     unsafe { syscall(libc::SYS_rt_sigaction, args) };
 }

@@ -1,4 +1,4 @@
-//! Signals through a terminal.
+//! Sends signals through a terminal.
 
 use std::{
     io,
@@ -7,9 +7,9 @@ use std::{
 
 use crate::check;
 
-/// Sends SIGINT, SIGQUIT or SIGTSTP to whatever runs in the foreground of a terminal, by its master: what Ctrl-C does, also where the
-/// terminal is raw. The kernel takes no other signals this way.
+/// Sends SIGINT, SIGQUIT or SIGTSTP to the foreground process group of a terminal, through its master. That is what
+/// Ctrl-C does, but it also works while the terminal is in raw mode. The kernel accepts no other signals here.
 pub fn interrupt_foreground(master: impl AsFd, signal: i32) -> io::Result<()> {
-    // SAFETY: TIOCSIG takes an integer by value and touches no memory of ours.
+    // SAFETY: TIOCSIG takes an integer by value and accesses no memory of this process.
     check(unsafe { libc::ioctl(master.as_fd().as_raw_fd(), libc::TIOCSIG, signal) }.into()).map(|_| ())
 }

@@ -1,4 +1,4 @@
-//! Asking a LangGraph deployment: assistants, threads, runs.
+//! The HTTP client of a LangGraph deployment: assistants, threads, runs.
 
 use std::{sync::Once, time::Duration};
 
@@ -14,20 +14,22 @@ use crate::{
     thread::{Assistant, Thread, ThreadState},
 };
 
-/// To open a connection: a deployment that doesn't pick up in this time is not there.
+/// To open a connection. A deployment that doesn't answer within this time is considered unreachable.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// For a whole answer that is no stream; a long thread's state takes a while to write.
+/// For a complete response that is not a stream; writing a long thread's state takes a while.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// A peer that vanished without closing is noticed after a few of these.
+/// A peer that vanished without closing the connection is detected after a few of these.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
-/// Largest answer read, in bytes: a state has every message of its thread, and the files of some agents.
+/// Maximum size of a response: a state contains every message of its thread, and with some agents files too.
 const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
-/// Assistants that are asked for: more than anybody chooses from.
-const ASSISTANTS: u32 = 100;
-/// LangSmith's own keys begin so, and are shown in its own header alone.
+/// Maximum number of assistants requested: more than a user would choose from.
+const MAX_ASSISTANTS: u32 = 100;
+/// Maximum size of an error response that is read.
+const MAX_ERROR_BODY_BYTES: usize = 64 * 1024;
+/// Prefix of LangSmith's own keys, which are sent only in LangSmith's own header.
 const LANGSMITH_PREFIX: &str = "lsv2_";
 
-/// A deployment, and what is shown to it.
+/// A deployment and the credentials for it.
 #[derive(Clone)]
 pub struct Deployment {
     base: String,
@@ -35,7 +37,7 @@ pub struct Deployment {
 }
 
 impl Deployment {
-    /// Trusts the authorities whose certificates these are (PEM) beside the system's.
+    /// Trusts the given certificate authorities (PEM) in addition to the system's.
     pub fn new(url: &str, key: Option<&Secret>, authorities: Option<&[u8]>) -> Result<Self, LangGraphError> {
         install_tls();
         let invalid = |cause: String| LangGraphError::InvalidUrl { url: without_secrets(url), cause };
@@ -44,7 +46,7 @@ impl Deployment {
             return Err(invalid(format!("`{}` is neither http nor https", parsed.scheme())));
         }
         if !parsed.username().is_empty() || parsed.password().is_some() || parsed.query().is_some() || parsed.fragment().is_some() {
-            return Err(invalid("it must be an address alone, without credentials or a query".to_owned()));
+            return Err(invalid("it must have no credentials, query or fragment".to_owned()));
         }
         let roots = match authorities {
             Some(pem) => {
@@ -58,13 +60,13 @@ impl Deployment {
                 .connect_timeout(CONNECT_TIMEOUT)
                 .tcp_keepalive(TCP_KEEPALIVE)
                 .default_headers(headers.clone())
-                // A redirect would carry the key to wherever it points.
+                // A redirect would send the key to another address.
                 .redirect(reqwest::redirect::Policy::none())
                 .user_agent(concat!("cobox/", env!("CARGO_PKG_VERSION")));
-            // No proxy can reach this machine's own deployment, and none should see its key.
+            // A proxy can't reach a deployment on this machine, and must not see its key.
             if is_loopback(parsed.host_str()) { builder.no_proxy() } else { builder }
         };
-        // A machine without any certificate authorities can still speak plain HTTP, and to who is named.
+        // A machine without certificate authorities can still use plain HTTP, and HTTPS with the given authorities.
         let http = match builder().tls_certs_merge(roots.iter().cloned()).build() {
             Err(_) if parsed.scheme() == "http" || !roots.is_empty() => builder().tls_certs_only(roots.iter().cloned()).build(),
             other => other,
@@ -78,60 +80,60 @@ impl Deployment {
     }
 
     pub async fn assistants(&self) -> Result<Vec<Assistant>, LangGraphError> {
-        let found = self.ask("its assistants", Method::POST, "/assistants/search", Some(json!({"limit": ASSISTANTS}))).await?;
+        let found = self.call("its assistants", Method::POST, "/assistants/search", Some(json!({"limit": MAX_ASSISTANTS}))).await?;
         Ok(found.as_array().into_iter().flatten().filter_map(Assistant::read).collect())
     }
 
     pub async fn create_thread(&self) -> Result<Thread, LangGraphError> {
         let what = "a new thread";
-        let made = self.ask(what, Method::POST, "/threads", Some(json!({"metadata": {"created_by": "cobox"}}))).await?;
+        let made = self.call(what, Method::POST, "/threads", Some(json!({"metadata": {"created_by": "cobox"}}))).await?;
         Thread::read(&made).ok_or_else(|| self.unreadable(what))
     }
 
-    /// What it is listed by.
+    /// Sets the title under which a thread is listed.
     pub async fn name_thread(&self, thread: &str, title: &str) -> Result<(), LangGraphError> {
         let body = json!({"metadata": {"title": title}});
-        self.ask("a thread's title", Method::PATCH, &format!("/threads/{}", segment(thread)), Some(body)).await.map(drop)
+        self.call("a thread's title", Method::PATCH, &format!("/threads/{}", segment(thread)), Some(body)).await.map(drop)
     }
 
-    /// The ones last used first.
+    /// The threads used last, newest first.
     pub async fn threads(&self, limit: u32) -> Result<Vec<Thread>, LangGraphError> {
         let what = "its threads";
         let mut body = json!({"limit": limit, "sort_by": "updated_at", "sort_order": "desc"});
         let all = body.clone();
         body["select"] = json!(["thread_id", "status", "updated_at", "metadata"]);
-        let found = match self.ask(what, Method::POST, "/threads/search", Some(body)).await {
-            // An older server, which sends what each thread holds too.
-            Err(LangGraphError::Refused { status: 400 | 422, .. }) => self.ask(what, Method::POST, "/threads/search", Some(all)).await?,
+        let found = match self.call(what, Method::POST, "/threads/search", Some(body)).await {
+            // An older server, which can't leave out the threads' contents.
+            Err(LangGraphError::Refused { status: 400 | 422, .. }) => self.call(what, Method::POST, "/threads/search", Some(all)).await?,
             other => other?,
         };
         Ok(found.as_array().into_iter().flatten().filter_map(Thread::read).collect())
     }
 
     pub async fn state(&self, thread: &str) -> Result<ThreadState, LangGraphError> {
-        let state = self.ask("a thread's state", Method::GET, &format!("/threads/{}/state", segment(thread)), None).await?;
+        let state = self.call("a thread's state", Method::GET, &format!("/threads/{}/state", segment(thread)), None).await?;
         Ok(ThreadState::read(&state))
     }
 
-    /// Its checkpoints, the last one first.
+    /// A thread's checkpoints, the newest first.
     pub async fn history(&self, thread: &str, limit: u32) -> Result<Vec<ThreadState>, LangGraphError> {
         let path = format!("/threads/{}/history", segment(thread));
-        let states = self.ask("a thread's history", Method::POST, &path, Some(json!({"limit": limit}))).await?;
+        let states = self.call("a thread's history", Method::POST, &path, Some(json!({"limit": limit}))).await?;
         Ok(states.as_array().into_iter().flatten().map(ThreadState::read).collect())
     }
 
-    /// Starts a run, which goes on when the connection is lost or this is dropped.
+    /// Starts a run, which continues when the connection is lost or the stream is dropped.
     pub async fn run(&self, thread: &str, request: &RunRequest) -> Result<RunStream, LangGraphError> {
         RunStream::start(self.clone(), thread, request).await
     }
 
-    /// Ends a run where it is; what it did so far stays.
+    /// Interrupts a run; its results so far are kept.
     pub async fn cancel(&self, thread: &str, run: &str) -> Result<(), LangGraphError> {
         let path = format!("/threads/{}/runs/{}/cancel?wait=false&action=interrupt", segment(thread), segment(run));
-        self.ask("the end of a run", Method::POST, &path, Some(json!({}))).await.map(drop)
+        self.call("the cancellation of a run", Method::POST, &path, Some(json!({}))).await.map(drop)
     }
 
-    async fn ask(&self, what: &'static str, method: Method, path: &str, body: Option<Value>) -> Result<Value, LangGraphError> {
+    async fn call(&self, what: &'static str, method: Method, path: &str, body: Option<Value>) -> Result<Value, LangGraphError> {
         let mut request = self.http.request(method, self.at(path)).timeout(ANSWER_TIMEOUT);
         if let Some(body) = body {
             request = request.json(&body);
@@ -144,30 +146,30 @@ impl Deployment {
         serde_json::from_slice(&bytes).map_err(|_| self.unreadable(what))
     }
 
-    /// Sends it, and turns a refusal into an error.
+    /// Sends a request and turns an error status into an error.
     pub(crate) async fn checked(&self, what: &'static str, request: reqwest::RequestBuilder) -> Result<reqwest::Response, LangGraphError> {
         let no_answer =
-            || LangGraphError::Transport { url: self.base.clone(), cause: format!("nothing within {} s", ANSWER_TIMEOUT.as_secs()) };
+            || LangGraphError::Transport { url: self.base.clone(), cause: format!("no response within {} s", ANSWER_TIMEOUT.as_secs()) };
         let sent = tokio::time::timeout(ANSWER_TIMEOUT, request.send()).await.map_err(|_| no_answer())?;
         let mut response = sent.map_err(|e| self.transport(&e))?;
         let status = response.status();
         if status.is_success() {
             return Ok(response);
         }
-        // Of a longer page the status is enough.
-        let body = self.read(&mut response, 64 * 1024).await.ok().flatten().unwrap_or_default();
+        // If the body is larger, the status is enough.
+        let body = self.read(&mut response, MAX_ERROR_BODY_BYTES).await.ok().flatten().unwrap_or_default();
         let message = match serde_json::from_slice::<Value>(&body) {
-            Ok(told) => match told.get("detail").or_else(|| told.get("message")).or_else(|| told.get("error")) {
+            Ok(json) => match json.get("detail").or_else(|| json.get("message")).or_else(|| json.get("error")) {
                 Some(Value::String(text)) => text.clone(),
                 Some(other) => other.to_string(),
-                None => told.to_string(),
+                None => json.to_string(),
             },
             Err(_) => String::from_utf8_lossy(&body).into_owned(),
         };
         Err(LangGraphError::Refused { what, status: status.as_u16(), message: clean_line(&message, MAX_REFUSAL_BYTES) })
     }
 
-    /// `None` where it is longer than that.
+    /// `None` if the body is longer than the limit.
     async fn read(&self, response: &mut reqwest::Response, max_bytes: usize) -> Result<Option<Vec<u8>>, LangGraphError> {
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(|e| self.transport(&e))? {
@@ -190,18 +192,18 @@ impl Deployment {
     }
 }
 
-/// A URL that is refused, as it may be shown: what stands for somebody's name and password and what is asked of it is left out.
+/// A rejected URL in a form that may be shown: without user name, password and query.
 fn without_secrets(url: &str) -> String {
     let url = url.rsplit_once('@').map_or_else(|| url.to_owned(), |(_, address)| format!("…@{address}"));
     clean_line(url.split(['?', '#']).next().unwrap_or_default(), MAX_REFUSAL_BYTES)
 }
 
-/// As a step of a path, whatever it is.
+/// Encodes any text as one segment of a path.
 pub(crate) fn segment(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-/// LangSmith's keys have a header of their own; what else people log in with is shown in the usual one too.
+/// LangSmith's keys have their own header; other credentials are sent in the usual one too.
 fn credentials(key: Option<&Secret>) -> Result<HeaderMap, LangGraphError> {
     let mut headers = HeaderMap::new();
     let Some(key) = key else { return Ok(headers) };
@@ -217,7 +219,7 @@ fn credentials(key: Option<&Secret>) -> Result<HeaderMap, LangGraphError> {
     Ok(headers)
 }
 
-/// The outermost message of an HTTP error only says that sending failed; the innermost says why.
+/// The outermost message of an HTTP error only says that sending failed; the innermost has the reason.
 fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
@@ -226,11 +228,11 @@ fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     clean_line(&error.to_string(), MAX_REFUSAL_BYTES)
 }
 
-/// The TLS library wants its cryptography named once per process.
+/// The TLS library needs a cryptography provider, chosen once per process.
 fn install_tls() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // It fails only when the program has already chosen one, which is as good.
+        // Ignored: it fails only if the program has already chosen one, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
     });
 }
@@ -240,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_is_an_address_alone_and_a_key_is_shown_where_it_belongs() {
+    fn urls_have_no_credentials_and_keys_are_sent_in_the_right_headers() {
         for url in ["ftp://x", "http://a:b@x", "http://x/?key=1", "nonsense"] {
             assert!(matches!(Deployment::new(url, None, None), Err(LangGraphError::InvalidUrl { .. })), "{url}");
         }

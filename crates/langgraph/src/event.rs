@@ -1,4 +1,4 @@
-//! What a run's stream tells, read from its server-sent events; no I/O.
+//! The events of a run's stream, read from its server-sent events; no I/O.
 
 use serde_json::Value;
 
@@ -9,11 +9,11 @@ use crate::{
     text::clean,
 };
 
-/// Longest error text that is shown, in bytes.
+/// Maximum size of an error text.
 const MAX_ERROR_BYTES: usize = 4096;
-/// Longest thing a graph tells of itself that is passed on, in bytes: many may wait to be shown.
+/// Maximum size of a custom event that is passed on: many may wait to be shown.
 const MAX_CUSTOM_BYTES: usize = 64 * 1024;
-/// Messages of one update that are read: a node adds a few, and a summary may send all there are.
+/// Maximum number of messages read from one update: a node adds a few, and a summary may send all there are.
 const MAX_MESSAGES: usize = 1000;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -23,28 +23,28 @@ pub enum RunEvent {
     },
     Message {
         message: Message,
-        /// By a subagent, within one of the agent's own tool calls.
+        /// From a subagent, within one of the agent's own tool calls.
         is_nested: bool,
     },
     /// The run waits for a person; its stream ends after this.
     Interrupted(Vec<Interrupt>),
-    /// What the graph tells of itself; `{"type": "sandbox", "event": …}` of the sandbox it works in.
+    /// An event that the graph defines, such as `{"type": "sandbox", "event": …}` about the sandbox it works in.
     Custom(Value),
-    /// The connection broke and was made again; nothing is missing.
+    /// The connection was lost and restored; no event is missing.
     Reconnected,
     Failed {
         message: String,
     },
 }
 
-/// In order. A word that isn't known tells nothing.
+/// Reads the run events from one server-sent event, in order. Unknown names yield none.
 pub fn read(event: &SseEvent) -> Vec<RunEvent> {
     let Ok(data) = serde_json::from_str::<Value>(&event.data) else { return Vec::new() };
-    let (word, within) = event.name.split_once('|').map_or((event.name.as_str(), ""), |(word, within)| (word, within));
-    let is_nested = !within.is_empty();
-    match word {
+    let (kind, source) = event.name.split_once('|').map_or((event.name.as_str(), ""), |(kind, source)| (kind, source));
+    let is_nested = !source.is_empty();
+    match kind {
         "metadata" => name(&data, "run_id").map(|run_id| RunEvent::Started { run_id }).into_iter().collect(),
-        // A pair of the message and where it came from.
+        // A pair of a message and its metadata.
         "messages" => {
             Message::read(data.get(0).unwrap_or(&data)).map(|message| RunEvent::Message { message, is_nested }).into_iter().collect()
         }
@@ -60,7 +60,7 @@ fn updates(data: &Value, is_nested: bool) -> Vec<RunEvent> {
     let mut events = Vec::new();
     for (node, update) in data.as_object().into_iter().flatten() {
         if node == "__interrupt__" {
-            // A subagent's is told again by those it works for.
+            // A subagent's interrupts are repeated by its parents.
             let asked = if is_nested { Vec::new() } else { Interrupt::read_all(update) };
             if !asked.is_empty() {
                 events.push(RunEvent::Interrupted(asked));
@@ -94,25 +94,30 @@ mod tests {
 
     use super::*;
 
-    fn told(name: &str, data: Value) -> Vec<RunEvent> {
+    fn read_named(name: &str, data: Value) -> Vec<RunEvent> {
         read(&SseEvent { name: name.into(), data: data.to_string(), id: None })
     }
 
     #[test]
-    fn each_word_of_the_stream_is_read() {
-        assert_eq!(told("metadata", json!({"run_id": "r1", "attempt": 1})), [RunEvent::Started { run_id: "r1".into() }]);
-        let said = json!([{"type": "AIMessageChunk", "content": "hi", "id": "m"}, {"langgraph_node": "model"}]);
-        assert!(matches!(&told("messages", said.clone())[..], [RunEvent::Message { message, is_nested: false }] if message.text == "hi"));
-        assert!(matches!(&told("messages|tools:1", said)[..], [RunEvent::Message { is_nested: true, .. }]));
+    fn every_event_of_the_stream_is_read() {
+        assert_eq!(read_named("metadata", json!({"run_id": "r1", "attempt": 1})), [RunEvent::Started { run_id: "r1".into() }]);
+        let chunk = json!([{"type": "AIMessageChunk", "content": "hi", "id": "m"}, {"langgraph_node": "model"}]);
+        assert!(
+            matches!(&read_named("messages", chunk.clone())[..], [RunEvent::Message { message, is_nested: false }] if message.text == "hi")
+        );
+        assert!(matches!(&read_named("messages|tools:1", chunk)[..], [RunEvent::Message { is_nested: true, .. }]));
         let update = json!({"model": {"messages": [{"type": "ai", "content": "a", "id": "1"}]}, "tools": null, "x": [{"messages": {"type": "human", "content": "b"}}]});
-        assert_eq!(told("updates", update).len(), 2);
+        assert_eq!(read_named("updates", update).len(), 2);
         let asks = json!({"__interrupt__": [{"id": "i", "value": "sure?"}]});
-        assert!(matches!(&told("updates", asks.clone())[..], [RunEvent::Interrupted(asked)] if asked.len() == 1));
-        assert_eq!(told("updates|tools:1", asks), []);
-        assert_eq!(told("error", json!({"error": "ValueError", "message": "no"})), [RunEvent::Failed { message: "ValueError: no".into() }]);
-        assert_eq!(told("end", json!(null)), []);
-        assert_eq!(told("custom", json!({"x": "y".repeat(10)})).len(), 1);
-        assert_eq!(told("custom", json!({"x": "y".repeat(MAX_CUSTOM_BYTES)})), []);
+        assert!(matches!(&read_named("updates", asks.clone())[..], [RunEvent::Interrupted(asked)] if asked.len() == 1));
+        assert_eq!(read_named("updates|tools:1", asks), []);
+        assert_eq!(
+            read_named("error", json!({"error": "ValueError", "message": "no"})),
+            [RunEvent::Failed { message: "ValueError: no".into() }]
+        );
+        assert_eq!(read_named("end", json!(null)), []);
+        assert_eq!(read_named("custom", json!({"x": "y".repeat(10)})).len(), 1);
+        assert_eq!(read_named("custom", json!({"x": "y".repeat(MAX_CUSTOM_BYTES)})), []);
         assert_eq!(read(&SseEvent { name: "messages".into(), data: "{".into(), id: None }), []);
     }
 }

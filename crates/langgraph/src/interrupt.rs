@@ -1,4 +1,4 @@
-//! A run that waits for a person: what it asks, read from the shapes that LangChain's middleware and plain graphs use.
+//! Interrupts, with which a run waits for a person, read in the formats of LangChain's middleware and of plain graphs.
 
 use serde_json::Value;
 
@@ -7,24 +7,24 @@ use crate::{
     text::{clean, clean_line},
 };
 
-/// Interrupts and actions of one that are read.
-const MAX_ASKED: usize = 32;
+/// Maximum number of interrupts, and of actions in one, that are read.
+const MAX_REQUESTS: usize = 32;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interrupt {
-    /// By which it is answered where there are several.
+    /// Names the interrupt in the answer if there are several.
     pub id: Option<String>,
-    pub asks: Asks,
+    pub kind: InterruptKind,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Asks {
-    /// May these be done? (`{"action_requests": […], "review_configs": […]}`)
+pub enum InterruptKind {
+    /// Asks for approval of actions: `{"action_requests": […], "review_configs": […]}`.
     Review(Vec<Action>),
-    /// The same in its older shape, a list with `action_request` and `config`.
-    OldReview(Vec<Action>),
-    /// Anything else: a question to be answered in words.
-    Words(String),
+    /// The same in an older format, a list with `action_request` and `config`.
+    LegacyReview(Vec<Action>),
+    /// Anything else: a question that is answered with text.
+    Question(String),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -38,35 +38,35 @@ pub struct Action {
 }
 
 impl Interrupt {
-    /// Of a list of them, as updates and states carry it.
+    /// Reads a list of interrupts from an update or a state.
     pub fn read_all(value: &Value) -> Vec<Self> {
-        value.as_array().into_iter().flatten().take(MAX_ASKED).map(Self::read).collect()
+        value.as_array().into_iter().flatten().take(MAX_REQUESTS).map(Self::read).collect()
     }
 
     fn read(value: &Value) -> Self {
         let asked = value.get("value").unwrap_or(value);
         let id = name(value, "id").or_else(|| name(value, "interrupt_id"));
-        Self { id, asks: Asks::read(asked) }
+        Self { id, kind: InterruptKind::read(asked) }
     }
 }
 
-impl Asks {
+impl InterruptKind {
     fn read(value: &Value) -> Self {
         if let Some(requests) = value.get("action_requests").and_then(Value::as_array).filter(|r| !r.is_empty()) {
             let configs = value.get("review_configs").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
             let actions: Option<Vec<Action>> =
-                requests.iter().take(MAX_ASKED).enumerate().map(|(at, request)| read_action(request, at, configs)).collect();
-            // One that was left out could not be answered for.
-            if let Some(actions) = actions.filter(|_| requests.len() <= MAX_ASKED) {
-                return Asks::Review(actions);
+                requests.iter().take(MAX_REQUESTS).enumerate().map(|(at, request)| read_action(request, at, configs)).collect();
+            // If any were left out, the answer would be incomplete.
+            if let Some(actions) = actions.filter(|_| requests.len() <= MAX_REQUESTS) {
+                return InterruptKind::Review(actions);
             }
         }
         let older: Option<Vec<Action>> = match value {
-            Value::Array(items) if !items.is_empty() && items.len() <= MAX_ASKED => items.iter().map(read_old_action).collect(),
-            Value::Object(_) => read_old_action(value).map(|action| vec![action]),
+            Value::Array(items) if !items.is_empty() && items.len() <= MAX_REQUESTS => items.iter().map(read_legacy_action).collect(),
+            Value::Object(_) => read_legacy_action(value).map(|action| vec![action]),
             _ => None,
         };
-        older.map_or_else(|| Asks::Words(in_words(value)), Asks::OldReview)
+        older.map_or_else(|| InterruptKind::Question(question_text(value)), InterruptKind::LegacyReview)
     }
 }
 
@@ -85,7 +85,7 @@ fn read_action(request: &Value, at: usize, configs: &[Value]) -> Option<Action> 
     })
 }
 
-fn read_old_action(value: &Value) -> Option<Action> {
+fn read_legacy_action(value: &Value) -> Option<Action> {
     let request = value.get("action_request")?;
     let may = |what: &str| value.get("config").and_then(|c| c.get(what)).and_then(Value::as_bool).unwrap_or(false);
     Some(Action {
@@ -98,7 +98,7 @@ fn read_old_action(value: &Value) -> Option<Action> {
     })
 }
 
-/// Arguments too long to be shown can't be judged; what stands for them says so.
+/// Arguments that are too long to be shown can't be reviewed; a note replaces them.
 fn args_of(request: &Value) -> Value {
     let args = request.get("args").cloned().unwrap_or(Value::Null);
     let length = args.to_string().len();
@@ -109,8 +109,8 @@ fn text(value: &Value, field: &str) -> String {
     clean(value.get(field).and_then(Value::as_str).unwrap_or_default(), MAX_TEXT_BYTES)
 }
 
-/// What a graph asks in its own shape: the text in it, or all of it.
-fn in_words(value: &Value) -> String {
+/// The question in a format of the graph's own: the text in it, or else the whole value.
+fn question_text(value: &Value) -> String {
     let said = ["question", "message", "query", "prompt", "description"].iter().find_map(|f| value.get(f).and_then(Value::as_str));
     match (value.as_str().or(said), value) {
         (Some(text), _) => clean(text, MAX_TEXT_BYTES),
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shape_that_asks_is_read() {
+    fn every_interrupt_format_is_read() {
         let read = Interrupt::read_all(&json!([
             {"id": "i1", "value": {
                 "action_requests": [{"name": "execute", "args": {"command": "rm x"}, "description": "Tool execution"}],
@@ -136,17 +136,24 @@ mod tests {
             {"value": {"question": "which one?"}},
             {"value": 3},
         ]));
-        let Asks::Review(actions) = &read[0].asks else { panic!("{read:?}") };
+        let InterruptKind::Review(actions) = &read[0].kind else { panic!("{read:?}") };
         assert_eq!((actions[0].name.as_str(), actions[0].may_edit, actions[0].may_reject), ("execute", false, true));
         assert_eq!(read[0].id.as_deref(), Some("i1"));
-        assert!(matches!(&read[1].asks, Asks::OldReview(a) if a[0].may_edit && !a[0].may_reject));
-        let words: Vec<_> = read[2..].iter().map(|i| &i.asks).collect();
-        assert_eq!(words, [&Asks::Words("how old are you?".into()), &Asks::Words("which one?".into()), &Asks::Words("3".into())]);
+        assert!(matches!(&read[1].kind, InterruptKind::LegacyReview(a) if a[0].may_edit && !a[0].may_reject));
+        let words: Vec<_> = read[2..].iter().map(|i| &i.kind).collect();
+        assert_eq!(
+            words,
+            [
+                &InterruptKind::Question("how old are you?".into()),
+                &InterruptKind::Question("which one?".into()),
+                &InterruptKind::Question("3".into())
+            ]
+        );
     }
 
     #[test]
-    fn an_action_that_can_not_be_read_makes_the_whole_a_question_in_words() {
+    fn an_unreadable_action_turns_the_interrupt_into_a_question() {
         let read = Interrupt::read_all(&json!([{"value": {"action_requests": [{"name": "a", "args": {}}, {"args": {}}]}}]));
-        assert!(matches!(&read[0].asks, Asks::Words(text) if text.contains("action_requests")), "{read:?}");
+        assert!(matches!(&read[0].kind, InterruptKind::Question(text) if text.contains("action_requests")), "{read:?}");
     }
 }

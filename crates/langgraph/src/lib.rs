@@ -1,7 +1,8 @@
-//! A small client of a LangGraph deployment: who there is to talk to, threads, and runs whose stream survives a lost connection.
+//! A small client of a LangGraph deployment: assistants, threads, and runs whose stream survives a lost connection.
 //!
-//! [`Deployment`] does the asking. Everything it hands out was read as a stranger's word: cut to a bound and without control characters
-//! ([`clean`]), so that it may be drawn on a terminal. [`Transcript`] and [`Review`] make a conversation of it, without any I/O.
+//! [`Deployment`] makes the requests. Everything that it returns is untrusted, so it is limited in size and stripped of
+//! control characters ([`clean`]) before it may be drawn on a terminal. [`Transcript`] and [`Review`] turn it into a
+//! conversation, without any I/O.
 
 #![forbid(unsafe_code)]
 
@@ -20,11 +21,11 @@ mod transcript;
 pub use deployment::Deployment;
 pub use error::LangGraphError;
 pub use event::{RunEvent, read as read_event};
-pub use interrupt::{Action, Asks, Interrupt};
+pub use interrupt::{Action, Interrupt, InterruptKind};
 pub use message::{Message, Role, ToolCall, ToolCallPiece};
-pub use review::{Ask, Decision, Review};
+pub use review::{Decision, Question, Review};
 pub use run::{RunInput, RunRequest, RunStream};
 pub use sse::{SseEvent, SseParser};
-pub use text::{clean, is_unseen};
+pub use text::{clean, is_invisible};
 pub use thread::{Assistant, Thread, ThreadState};
-pub use transcript::{Change, Entry, Outcome, Tool, Transcript};
+pub use transcript::{Change, Entry, ToolOutcome, ToolUse, Transcript};

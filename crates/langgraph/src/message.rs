@@ -1,16 +1,16 @@
-//! One message of a conversation as LangChain writes it, whole or in pieces, read as far as it is shown.
+//! One LangChain message of a conversation, complete or in chunks. Only the parts that are shown are read.
 
 use serde_json::Value;
 
 use crate::text::{clean, clean_line};
 
-/// Longest text of one message that is kept, in bytes: some four thousand lines, more than anybody scrolls through.
+/// Maximum size of one message's text: some four thousand lines, more than a user would scroll through.
 pub(crate) const MAX_TEXT_BYTES: usize = 256 * 1024;
-/// Longest arguments of one tool call that are kept, in bytes.
+/// Maximum size of one tool call's arguments.
 pub(crate) const MAX_ARGUMENT_BYTES: usize = 64 * 1024;
-/// Longest id or name, in bytes.
+/// Maximum size of an id or a name.
 pub(crate) const MAX_NAME_BYTES: usize = 256;
-/// Tool calls of one message that are read; models ask for a handful.
+/// Maximum number of tool calls read from one message; models request a handful.
 const MAX_CALLS: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,19 +21,19 @@ pub enum Role {
     System,
 }
 
-/// A tool the model wants to be used.
+/// A model's request to use a tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
     pub id: String,
     pub name: String,
-    /// JSON, as text.
+    /// JSON text.
     pub args: String,
 }
 
-/// A part of a [`ToolCall`] while the model still writes it.
+/// A chunk of a [`ToolCall`] that the model is still writing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCallPiece {
-    /// Which of the message's calls it belongs to.
+    /// Index of the message's tool call that it belongs to.
     pub index: u64,
     pub id: Option<String>,
     pub name: Option<String>,
@@ -47,15 +47,15 @@ pub struct Message {
     pub text: String,
     pub calls: Vec<ToolCall>,
     pub pieces: Vec<ToolCallPiece>,
-    /// Of a tool's answer: the call it answers.
+    /// For a tool's result: the id of its call.
     pub answers: Option<String>,
     pub is_error: bool,
-    /// To be added to what came of it so far.
+    /// Whether this is a chunk, to be appended to the message so far.
     pub is_piece: bool,
 }
 
 impl Message {
-    /// `None` for what is no message, or one of a kind that nobody is shown.
+    /// `None` if the value is not a message, or one of a kind that is not shown.
     pub fn read(value: &Value) -> Option<Self> {
         let kind = value.get("type").or_else(|| value.get("role"))?.as_str()?;
         let is_piece = kind.ends_with("Chunk");
@@ -81,17 +81,17 @@ impl Message {
     }
 }
 
-/// Content is a text, or a list of parts of which some are text.
+/// The content is a text, or a list of parts of which some are text.
 fn text_of(content: &Value) -> String {
     match content {
         Value::String(text) => clean(text, MAX_TEXT_BYTES),
         Value::Array(parts) => {
             let mut text = String::new();
             for part in parts {
-                let said = part.as_str().or_else(|| part.get("text").and_then(Value::as_str));
-                match (said, part.get("type").and_then(Value::as_str)) {
-                    (Some(said), _) => text.push_str(said),
-                    // Told by its own fields, or only for the model.
+                let text_part = part.as_str().or_else(|| part.get("text").and_then(Value::as_str));
+                match (text_part, part.get("type").and_then(Value::as_str)) {
+                    (Some(text_part), _) => text.push_str(text_part),
+                    // Contained in other fields of the message, or meant only for the model.
                     (None, Some("tool_use" | "tool_call" | "tool_call_chunk" | "input_json_delta" | "thinking" | "reasoning") | None) => {}
                     (None, Some(kind)) => text.push_str(&format!("[{kind}]")),
                 }
@@ -126,7 +126,7 @@ fn list<'a>(value: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
     value.get(field).and_then(Value::as_array).into_iter().flatten()
 }
 
-/// A short text on one line; missing where it is empty.
+/// A short text on one line; `None` if it is empty.
 pub(crate) fn name(value: &Value, field: &str) -> Option<String> {
     value.get(field).and_then(Value::as_str).map(|text| clean_line(text, MAX_NAME_BYTES)).filter(|text| !text.is_empty())
 }
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_messages_pieces_and_lists_of_parts_are_read() {
+    fn messages_chunks_and_lists_of_parts_are_read() {
         let whole = Message::read(&json!({
             "type": "ai", "id": "m1", "content": "",
             "tool_calls": [{"name": "execute", "args": {"command": "ls"}, "id": "c1", "type": "tool_call"}],
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_none() {
+    fn values_that_are_not_messages_are_ignored() {
         for value in [json!(null), json!([]), json!({"type": "remove", "id": "m"}), json!({"type": 3}), json!("x")] {
             assert_eq!(Message::read(&value), None);
         }

@@ -1,29 +1,29 @@
-//! Answering a run that waits: one question after the other, until there is an answer for all of them.
+//! Answers the interrupts of a run: one question after another, until all are answered.
 
 use serde_json::{Map, Value, json};
 
-use crate::interrupt::{Action, Asks, Interrupt};
+use crate::interrupt::{Action, Interrupt, InterruptKind};
 
-/// What a person says to one [`Ask`].
+/// A person's answer to one [`Question`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
     Approve,
-    /// Do it with these arguments instead.
+    /// Use these arguments instead.
     Edit(Value),
-    /// Don't, and tell the agent why.
+    /// Reject the action, with a reason for the agent.
     Reject(String),
-    /// Words in place of the action, or to a question.
+    /// Text in place of the action, or in answer to a question.
     Respond(String),
 }
 
-/// What is to be decided next.
+/// The next thing to be decided.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Ask<'a> {
+pub enum Question<'a> {
     Action(&'a Action),
-    Words(&'a str),
+    Text(&'a str),
 }
 
-/// The interrupts of a run with what was decided of them so far.
+/// The interrupts of a run with the decisions so far.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Review {
     interrupts: Vec<Interrupt>,
@@ -31,54 +31,56 @@ pub struct Review {
 }
 
 impl Review {
-    /// `None` where nothing is asked.
+    /// `None` if there are no interrupts.
     pub fn of(interrupts: Vec<Interrupt>) -> Option<Self> {
         let decided = vec![Vec::new(); interrupts.len()];
         (!interrupts.is_empty()).then_some(Self { interrupts, decided })
     }
 
-    pub fn next(&self) -> Option<Ask<'_>> {
-        let (interrupt, decided) = self.interrupts.iter().zip(&self.decided).find(|(i, d)| d.len() < i.asks.count())?;
-        Some(match &interrupt.asks {
-            Asks::Review(actions) | Asks::OldReview(actions) => Ask::Action(&actions[decided.len()]),
-            Asks::Words(text) => Ask::Words(text),
+    pub fn next(&self) -> Option<Question<'_>> {
+        let (interrupt, decided) = self.interrupts.iter().zip(&self.decided).find(|(i, d)| d.len() < i.kind.count())?;
+        Some(match &interrupt.kind {
+            InterruptKind::Review(actions) | InterruptKind::LegacyReview(actions) => Question::Action(&actions[decided.len()]),
+            InterruptKind::Question(text) => Question::Text(text),
         })
     }
 
-    /// Which question this is, and of how many.
-    pub fn place(&self) -> (usize, usize) {
+    /// The number of the current question, and how many there are.
+    pub fn progress(&self) -> (usize, usize) {
         let decided: usize = self.decided.iter().map(Vec::len).sum();
-        let all = self.interrupts.iter().map(|i| i.asks.count()).sum();
+        let all = self.interrupts.iter().map(|i| i.kind.count()).sum();
         (decided + 1, all)
     }
 
-    /// Takes the decision of [`Review::next`]; why not, where it isn't one that was offered.
+    /// Records the decision on [`Review::next`]. The error says why the decision isn't allowed.
     pub fn decide(&mut self, decision: Decision) -> Result<(), &'static str> {
         match (self.next(), &decision) {
             (None, _) => return Err("there is nothing to decide"),
-            (Some(Ask::Words(_)), Decision::Respond(_)) => {}
-            (Some(Ask::Words(_)), _) => return Err("this is a question: answer it in words"),
-            (Some(Ask::Action(action)), Decision::Edit(_)) if !action.may_edit => return Err("this may not be edited"),
-            (Some(Ask::Action(action)), Decision::Reject(_)) if !action.may_reject => return Err("this may not be rejected"),
-            (Some(Ask::Action(action)), Decision::Respond(_)) if !action.may_respond => return Err("this is approved, edited or rejected"),
-            (Some(Ask::Action(_)), Decision::Edit(args)) if !args.is_object() => {
-                return Err("arguments are a JSON object, such as {\"command\": \"ls\"}");
+            (Some(Question::Text(_)), Decision::Respond(_)) => {}
+            (Some(Question::Text(_)), _) => return Err("this is a question: answer it with text"),
+            (Some(Question::Action(action)), Decision::Edit(_)) if !action.may_edit => return Err("this may not be edited"),
+            (Some(Question::Action(action)), Decision::Reject(_)) if !action.may_reject => return Err("this may not be rejected"),
+            (Some(Question::Action(action)), Decision::Respond(_)) if !action.may_respond => {
+                return Err("this can only be approved, edited or rejected");
+            }
+            (Some(Question::Action(_)), Decision::Edit(args)) if !args.is_object() => {
+                return Err("the arguments must be a JSON object, such as {\"command\": \"ls\"}");
             }
             _ => {}
         }
-        let open = self.interrupts.iter().zip(&mut self.decided).find(|(i, d)| d.len() < i.asks.count());
+        let open = self.interrupts.iter().zip(&mut self.decided).find(|(i, d)| d.len() < i.kind.count());
         if let Some((_, decided)) = open {
             decided.push(decision);
         }
         Ok(())
     }
 
-    /// What the run is resumed with, once all is decided.
+    /// The value with which the run is resumed, once everything is decided.
     pub fn answer(&self) -> Option<Value> {
         if self.next().is_some() {
             return None;
         }
-        let answers: Vec<Value> = self.interrupts.iter().zip(&self.decided).map(|(i, decided)| answer_to(&i.asks, decided)).collect();
+        let answers: Vec<Value> = self.interrupts.iter().zip(&self.decided).map(|(i, decided)| answer_to(&i.kind, decided)).collect();
         match <[Value; 1]>::try_from(answers) {
             Ok([only]) => Some(only),
             Err(answers) => {
@@ -89,30 +91,30 @@ impl Review {
     }
 }
 
-impl Asks {
+impl InterruptKind {
     fn count(&self) -> usize {
         match self {
-            Asks::Review(actions) | Asks::OldReview(actions) => actions.len(),
-            Asks::Words(_) => 1,
+            InterruptKind::Review(actions) | InterruptKind::LegacyReview(actions) => actions.len(),
+            InterruptKind::Question(_) => 1,
         }
     }
 }
 
-fn answer_to(asks: &Asks, decided: &[Decision]) -> Value {
-    match asks {
-        Asks::Review(actions) => {
-            json!({"decisions": actions.iter().zip(decided).map(|(action, d)| newer(action, d)).collect::<Vec<_>>()})
+fn answer_to(kind: &InterruptKind, decided: &[Decision]) -> Value {
+    match kind {
+        InterruptKind::Review(actions) => {
+            json!({"decisions": actions.iter().zip(decided).map(|(action, d)| decision_json(action, d)).collect::<Vec<_>>()})
         }
-        Asks::OldReview(actions) => actions.iter().zip(decided).map(|(action, d)| older(action, d)).collect(),
-        Asks::Words(_) => match decided.first() {
-            // A graph that wants a number or an object is given one where the words are that.
+        InterruptKind::LegacyReview(actions) => actions.iter().zip(decided).map(|(action, d)| legacy_decision_json(action, d)).collect(),
+        InterruptKind::Question(_) => match decided.first() {
+            // Text that is valid JSON is sent as such, for graphs that expect a number or an object.
             Some(Decision::Respond(words)) => serde_json::from_str(words).unwrap_or_else(|_| json!(words)),
             _ => Value::Null,
         },
     }
 }
 
-fn newer(action: &Action, decision: &Decision) -> Value {
+fn decision_json(action: &Action, decision: &Decision) -> Value {
     match decision {
         Decision::Approve => json!({"type": "approve"}),
         Decision::Edit(args) => json!({"type": "edit", "edited_action": {"name": action.name, "args": args}}),
@@ -122,7 +124,7 @@ fn newer(action: &Action, decision: &Decision) -> Value {
     }
 }
 
-fn older(action: &Action, decision: &Decision) -> Value {
+fn legacy_decision_json(action: &Action, decision: &Decision) -> Value {
     match decision {
         Decision::Approve => json!({"type": "accept", "args": null}),
         Decision::Edit(args) => json!({"type": "edit", "args": {"action": action.name, "args": args}}),
@@ -140,11 +142,11 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_resumed_when_every_action_was_decided() {
+    fn a_run_is_resumed_once_every_action_is_decided() {
         let mut review = asked(json!([{"id": "i", "value": {"action_requests": [
             {"name": "execute", "args": {"command": "a"}}, {"name": "write_file", "args": {}}, {"name": "delete", "args": {}}]}}]));
-        assert!(matches!(review.next(), Some(Ask::Action(a)) if a.name == "execute"));
-        assert_eq!(review.place(), (1, 3));
+        assert!(matches!(review.next(), Some(Question::Action(a)) if a.name == "execute"));
+        assert_eq!(review.progress(), (1, 3));
         review.decide(Decision::Approve).unwrap();
         assert!(review.decide(Decision::Edit(json!("no object"))).is_err());
         review.decide(Decision::Edit(json!({"x": 1}))).unwrap();
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn several_interrupts_are_answered_by_their_ids() {
+    fn several_interrupts_are_answered_by_id() {
         let mut review = asked(json!([{"id": "a", "value": "one?"}, {"id": "b", "value": "two?"}]));
         review.decide(Decision::Respond("yes".into())).unwrap();
         assert!(review.decide(Decision::Approve).is_err());
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_offered_is_taken() {
+    fn only_offered_decisions_are_accepted() {
         let mut review = asked(json!([{"value": {"action_requests": [{"name": "x", "args": {}}],
             "review_configs": [{"action_name": "x", "allowed_decisions": ["approve"]}]}}]));
         assert!(review.decide(Decision::Reject(String::new())).is_err());

@@ -1,4 +1,4 @@
-//! A run and its stream: started once, followed over as many connections as it takes.
+//! A run and its event stream, which reconnects when the connection is lost.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -13,21 +13,21 @@ use crate::{
     sse::{SseEvent, SseParser},
 };
 
-/// A stream that says nothing for this long is dead: a living one has a heartbeat every 5 s.
-const SILENCE: Duration = Duration::from_secs(60);
-/// How long a lost stream is looked for; the run itself goes on meanwhile.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
-const FIRST_WAIT: Duration = Duration::from_millis(200);
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// Longest id of an event that is sent back, in bytes.
+/// A stream without any data for this long is considered dead: a live one has a heartbeat every 5 s.
+const STREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long to try to reconnect a lost stream; the run itself continues.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
+const MIN_RETRY_WAIT: Duration = Duration::from_millis(200);
+const MAX_RETRY_WAIT: Duration = Duration::from_secs(5);
+/// Maximum size of an event id that is sent back.
 const MAX_ID_BYTES: usize = 256;
 
-/// What a run begins with.
+/// The input of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RunInput {
-    /// A person's message; its id is how the stream speaks of it.
-    Say { id: String, text: String },
-    /// An answer to what the thread waits for.
+    /// A person's message. Its id identifies it in the stream.
+    Message { id: String, text: String },
+    /// The answer to the thread's interrupts.
     Resume(Value),
 }
 
@@ -35,7 +35,7 @@ pub enum RunInput {
 pub struct RunRequest {
     pub assistant: String,
     pub input: RunInput,
-    /// `config.configurable.sandbox`: where the agent is to work.
+    /// `config.configurable.sandbox`: the sandbox in which the agent works.
     pub sandbox: Option<Value>,
 }
 
@@ -50,7 +50,7 @@ impl RunRequest {
             "multitask_strategy": "reject",
         });
         match &self.input {
-            RunInput::Say { id, text } => body["input"] = json!({"messages": [{"type": "human", "content": text, "id": id}]}),
+            RunInput::Message { id, text } => body["input"] = json!({"messages": [{"type": "human", "content": text, "id": id}]}),
             RunInput::Resume(answer) => body["command"] = json!({"resume": answer}),
         }
         if let Some(sandbox) = &self.sandbox {
@@ -60,7 +60,7 @@ impl RunRequest {
     }
 }
 
-/// Dropping it leaves the run going.
+/// The event stream of a run. The run continues when this is dropped.
 pub struct RunStream {
     deployment: Deployment,
     thread: String,
@@ -68,8 +68,8 @@ pub struct RunStream {
     last_id: Option<String>,
     response: Option<reqwest::Response>,
     parser: SseParser,
-    told: VecDeque<RunEvent>,
-    /// Since when nothing was told, and how long to wait before the next try.
+    events: VecDeque<RunEvent>,
+    /// Since when no event has arrived, and how long to wait before the next attempt.
     lost: Option<(Instant, Duration)>,
     is_over: bool,
 }
@@ -77,8 +77,8 @@ pub struct RunStream {
 impl RunStream {
     pub(crate) async fn start(deployment: Deployment, thread: &str, request: &RunRequest) -> Result<Self, LangGraphError> {
         let url = deployment.at(&format!("/threads/{}/runs/stream", segment(thread)));
-        let asking = deployment.http.request(Method::POST, url).header(header::ACCEPT, "text/event-stream").json(&request.body());
-        let response = deployment.checked("a run", asking).await?;
+        let request = deployment.http.request(Method::POST, url).header(header::ACCEPT, "text/event-stream").json(&request.body());
+        let response = deployment.checked("a run", request).await?;
         Ok(Self {
             deployment,
             thread: thread.to_owned(),
@@ -86,21 +86,21 @@ impl RunStream {
             last_id: None,
             response: Some(response),
             parser: SseParser::default(),
-            told: VecDeque::new(),
+            events: VecDeque::new(),
             lost: None,
             is_over: false,
         })
     }
 
-    /// The run's id, once it was told.
+    /// The run's id, once the deployment has sent it.
     pub fn run_id(&self) -> Option<&str> {
         self.run.as_deref()
     }
 
-    /// What happens next; `None` when the run has ended or waits. A lost connection is made again from where it broke off.
+    /// The next event; `None` when the run has ended or waits. A lost connection is resumed where it broke off.
     pub async fn next(&mut self) -> Result<Option<RunEvent>, LangGraphError> {
         loop {
-            if let Some(event) = self.told.pop_front() {
+            if let Some(event) = self.events.pop_front() {
                 return Ok(Some(event));
             }
             if self.is_over {
@@ -112,70 +112,71 @@ impl RunStream {
                     self.is_over = true;
                     return Err(error);
                 }
-                Err(Loss::Passing(cause)) => cause,
+                Err(Loss::Transient(cause)) => cause,
             };
             self.response = None;
-            let (since, wait) = self.lost.unwrap_or((Instant::now(), FIRST_WAIT));
-            if since.elapsed() >= GIVE_UP_AFTER {
+            let (since, wait) = self.lost.unwrap_or((Instant::now(), MIN_RETRY_WAIT));
+            if since.elapsed() >= RECONNECT_TIMEOUT {
                 self.is_over = true;
                 return Err(LangGraphError::Lost { cause });
             }
-            self.lost = Some((since, (wait * 2).min(LONGEST_WAIT)));
+            self.lost = Some((since, (wait * 2).min(MAX_RETRY_WAIT)));
             sleep(wait).await;
         }
     }
 
     async fn receive(&mut self) -> Result<(), Loss> {
         if self.response.is_none() {
-            self.response = Some(self.rejoin().await?);
+            self.response = Some(self.reconnect().await?);
             self.parser = SseParser::default();
-            self.told.push_back(RunEvent::Reconnected);
+            self.events.push_back(RunEvent::Reconnected);
         }
         let Some(response) = &mut self.response else { return Ok(()) };
-        let chunk = timeout(SILENCE, response.chunk()).await.map_err(|_| Loss::Passing("nothing was heard for too long".to_owned()))?;
-        match chunk.map_err(|e| Loss::Passing(self.deployment.transport(&e).to_string()))? {
+        let chunk =
+            timeout(STREAM_IDLE_TIMEOUT, response.chunk()).await.map_err(|_| Loss::Transient("no data arrived for too long".to_owned()))?;
+        match chunk.map_err(|e| Loss::Transient(self.deployment.transport(&e).to_string()))? {
             None => self.is_over = true,
             Some(bytes) => {
                 let events = self.parser.push(&bytes).map_err(|_| Loss::Final(self.deployment.unreadable("a run's stream")))?;
-                events.iter().for_each(|event| self.take(event));
+                events.iter().for_each(|event| self.handle_event(event));
             }
         }
         Ok(())
     }
 
-    fn take(&mut self, event: &SseEvent) {
+    fn handle_event(&mut self, event: &SseEvent) {
         self.lost = None;
         if let Some(id) = event.id.as_ref().filter(|id| id.len() <= MAX_ID_BYTES && id.bytes().all(|b| b.is_ascii_graphic())) {
             self.last_id = Some(id.clone());
         }
-        for told in event::read(event) {
-            if let RunEvent::Started { run_id } = &told {
+        for events in event::read(event) {
+            if let RunEvent::Started { run_id } = &events {
                 self.run = Some(run_id.clone());
             }
-            self.told.push_back(told);
+            self.events.push_back(events);
         }
     }
 
-    /// Only a stream whose events have ids can be taken up without a hole in it.
-    async fn rejoin(&self) -> Result<reqwest::Response, Loss> {
+    /// Resumes the stream. Without event ids, events could be missed, so that is an error.
+    async fn reconnect(&self) -> Result<reqwest::Response, Loss> {
         let (Some(run), Some(last)) = (&self.run, &self.last_id) else {
             return Err(Loss::Final(LangGraphError::Lost {
-                cause: "the connection broke, and this deployment can't take it up again".to_owned(),
+                cause: "the connection was lost, and this deployment can't resume the stream".to_owned(),
             }));
         };
         let url = self.deployment.at(&format!("/threads/{}/runs/{}/stream", segment(&self.thread), segment(run)));
-        let asking =
+        let request =
             self.deployment.http.request(Method::GET, url).header(header::ACCEPT, "text/event-stream").header("last-event-id", last);
-        match self.deployment.checked("a run's stream", asking).await {
+        match self.deployment.checked("a run's stream", request).await {
             Ok(response) => Ok(response),
-            Err(error @ LangGraphError::Transport { .. }) => Err(Loss::Passing(error.to_string())),
-            Err(LangGraphError::Refused { status: 429 | 500..=599, message, .. }) => Err(Loss::Passing(message)),
+            Err(error @ LangGraphError::Transport { .. }) => Err(Loss::Transient(error.to_string())),
+            Err(LangGraphError::Refused { status: 429 | 500..=599, message, .. }) => Err(Loss::Transient(message)),
             Err(error) => Err(Loss::Final(error)),
         }
     }
 }
 
 enum Loss {
-    Passing(String),
+    Transient(String),
     Final(LangGraphError),
 }

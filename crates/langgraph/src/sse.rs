@@ -1,9 +1,9 @@
-//! Server-sent events out of the bytes of a response, however they are cut; no I/O.
+//! Parses server-sent events from the chunks of a response; no I/O.
 
-/// Longest event read, in bytes: an update carries whole messages, files in them included, and more than this nobody would read.
+/// Maximum size of an event: an update contains complete messages and the files in them.
 const MAX_EVENT_BYTES: usize = 4 * 1024 * 1024;
 
-/// One event: its name, its data, and the id to come back with.
+/// One event: its name, its data, and the id from which to resume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SseEvent {
     pub name: String,
@@ -11,7 +11,7 @@ pub struct SseEvent {
     pub id: Option<String>,
 }
 
-/// Collects bytes until an event is whole.
+/// Buffers bytes until an event is complete.
 #[derive(Debug, Default)]
 pub struct SseParser {
     line: Vec<u8>,
@@ -20,17 +20,17 @@ pub struct SseParser {
     ended_with_cr: bool,
 }
 
-/// An event without an end.
+/// The event exceeds the maximum size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooLong;
+pub struct EventTooLong;
 
 impl SseParser {
-    /// The events that these bytes complete, in order.
-    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<SseEvent>, TooLong> {
+    /// Returns the events that these bytes complete, in order.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<SseEvent>, EventTooLong> {
         let mut events = Vec::new();
         for &byte in bytes {
             match byte {
-                // The second half of a line's end.
+                // The second half of CR LF.
                 b'\n' if std::mem::take(&mut self.ended_with_cr) => {}
                 b'\n' | b'\r' => {
                     self.ended_with_cr = byte == b'\r';
@@ -39,7 +39,7 @@ impl SseParser {
                 byte => {
                     self.ended_with_cr = false;
                     if self.line.len() + self.current.data.len() >= MAX_EVENT_BYTES {
-                        return Err(TooLong);
+                        return Err(EventTooLong);
                     }
                     self.line.push(byte);
                 }
@@ -66,7 +66,7 @@ impl SseParser {
                 }
                 self.current.data.push_str(value);
             }
-            // A comment, or a word we have no use for.
+            // A comment or an unused field.
             _ => {}
         }
         None
@@ -90,7 +90,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_stream_reads_the_same_wherever_it_is_cut(cuts in proptest::collection::vec(0usize..STREAM.len(), 0..8)) {
+        fn a_stream_parses_the_same_for_any_chunks(cuts in proptest::collection::vec(0usize..STREAM.len(), 0..8)) {
             let mut cuts = cuts;
             cuts.extend([0, STREAM.len()]);
             cuts.sort_unstable();
@@ -103,13 +103,13 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_can_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
+        fn any_bytes_can_be_parsed(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
             let _ = SseParser::default().push(&bytes);
         }
     }
 
     #[test]
-    fn an_event_without_an_end_is_not_collected_for_ever() {
+    fn an_event_without_an_end_is_an_error() {
         let mut parser = SseParser::default();
         let chunk = vec![b'x'; 1024 * 1024];
         let mut fed = 0;
@@ -119,6 +119,6 @@ mod tests {
         }
         let mut parser = SseParser::default();
         let line = [b"data: ".as_slice(), &chunk[..1024], b"\n"].concat();
-        assert!((0..10_000).any(|_| parser.push(&line) == Err(TooLong)), "many lines of one event count together");
+        assert!((0..10_000).any(|_| parser.push(&line) == Err(EventTooLong)), "many lines of one event count together");
     }
 }

@@ -1,6 +1,7 @@
-//! Makes a stranger's text fit for a terminal: bounded, and without anything that moves a cursor, repaints or turns letters round.
+//! Makes untrusted text safe for a terminal: limited in size, and without anything that moves the cursor, redraws or
+//! changes the direction of text.
 
-/// At most `max_bytes` of it, line ends and tabs kept, escape sequences and other controls left out.
+/// At most `max_bytes` of the text. Newlines and tabs are kept, escape sequences and other controls are removed.
 pub fn clean(text: &str, max_bytes: usize) -> String {
     let mut out = String::with_capacity(text.len().min(max_bytes));
     let mut chars = text.chars().peekable();
@@ -8,7 +9,7 @@ pub fn clean(text: &str, max_bytes: usize) -> String {
         match c {
             '\u{1b}' => skip_sequence(&mut chars),
             '\n' | '\t' => out.push(c),
-            c if c.is_control() || is_unseen(c) => continue,
+            c if c.is_control() || is_invisible(c) => continue,
             c => out.push(c),
         }
         if out.len() > max_bytes {
@@ -20,12 +21,13 @@ pub fn clean(text: &str, max_bytes: usize) -> String {
     out
 }
 
-/// As [`clean`], on one line.
+/// Like [`clean`], on one line.
 pub(crate) fn clean_line(text: &str, max_bytes: usize) -> String {
     clean(text, max_bytes).replace(['\n', '\t'], " ")
 }
 
-/// What follows an escape: colours and movements end with a letter, titles with a bell, everything else is one character.
+/// Skips what follows an escape: colors and movements end with a letter, titles with a control, everything else is one
+/// character.
 fn skip_sequence(chars: &mut std::iter::Peekable<std::str::Chars>) {
     match chars.next_if(|c| !c.is_control()) {
         Some('[') => while chars.next_if(|c| !c.is_control()).is_some_and(|c| !('\u{40}'..='\u{7e}').contains(&c)) {},
@@ -34,9 +36,9 @@ fn skip_sequence(chars: &mut std::iter::Peekable<std::str::Chars>) {
     }
 }
 
-/// Characters that let a text read otherwise than it is: they turn letters round, or are there and not seen. Joiners are not among them,
-/// because whole languages are written with them.
-pub fn is_unseen(c: char) -> bool {
+/// Characters that make a text look different from what it is: they change its direction or are invisible. Joiners are
+/// not included, because whole languages are written with them.
+pub fn is_invisible(c: char) -> bool {
     matches!(c,
         '\u{200e}' | '\u{200f}' | '\u{61c}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{206f}' | '\u{2028}' | '\u{2029}'
         | '\u{ad}' | '\u{200b}' | '\u{2060}'..='\u{2064}' | '\u{feff}' | '\u{180e}' | '\u{115f}' | '\u{1160}' | '\u{3164}' | '\u{ffa0}'
@@ -50,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_titles_and_tricks_go_and_the_words_stay() {
+    fn escape_sequences_and_invisible_characters_are_removed() {
         for (text, shown) in [
             ("plain\n\ttext", "plain\n\ttext"),
             ("\u{1b}[1;31mred\u{1b}[0m", "red"),
@@ -70,10 +72,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_comes_out_controls_a_terminal(text in any::<String>(), max in 0usize..64) {
+        fn cleaned_text_contains_no_controls(text in any::<String>(), max in 0usize..64) {
             let shown = clean(&text, max);
             prop_assert!(shown.len() <= max + '…'.len_utf8());
-            prop_assert!(shown.chars().all(|c| !is_unseen(c) && !c.is_control() || c == '\n' || c == '\t'));
+            prop_assert!(shown.chars().all(|c| !is_invisible(c) && !c.is_control() || c == '\n' || c == '\t'));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Assistants, threads and what a thread holds, as a deployment tells them; no I/O.
+//! Assistants, threads and thread states as a deployment describes them; no I/O.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::{
     message::{Message, name},
 };
 
-/// Messages of a thread that are shown when it is opened: the last ones.
+/// Maximum number of messages shown when a thread is opened: the last ones.
 const MAX_MESSAGES: usize = 500;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,8 +23,8 @@ impl Assistant {
         Some(Self { id: name(value, "assistant_id")?, name: name(value, "name").unwrap_or_else(|| graph.clone()), graph })
     }
 
-    /// Whether somebody who types this means it.
-    pub fn is_called(&self, word: &str) -> bool {
+    /// Whether a user who types this word means this assistant: its id, graph or name.
+    pub fn is_named(&self, word: &str) -> bool {
         [&self.id, &self.graph, &self.name].into_iter().any(|known| known == word)
     }
 }
@@ -49,7 +49,7 @@ impl Thread {
     }
 }
 
-/// A thread as it is now, or was at a checkpoint.
+/// A thread's state, current or at a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ThreadState {
     pub messages: Vec<Message>,
@@ -77,14 +77,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_has_messages_and_what_it_waits_for() {
+    fn a_state_has_messages_and_interrupts() {
         let state = ThreadState::read(&json!({
             "values": {"messages": [{"type": "human", "content": "hi", "id": "1"}, 3, {"type": "ai", "content": "ho", "id": "2"}]},
             "tasks": [{"interrupts": []}, {"interrupts": [{"id": "i", "value": "sure?"}]}], "created_at": "2026-01-01T00:00:00Z"}));
         assert_eq!((state.messages.len(), state.interrupts.len()), (2, 1));
         assert_eq!(ThreadState::read(&json!({"values": null})), ThreadState::default());
         let assistant = Assistant::read(&json!({"assistant_id": "a-1", "graph_id": "agent", "name": "agent"})).unwrap();
-        assert!(assistant.is_called("agent") && assistant.is_called("a-1") && !assistant.is_called("b"));
+        assert!(assistant.is_named("agent") && assistant.is_named("a-1") && !assistant.is_named("b"));
         assert_eq!(
             Thread::read(&json!({"thread_id": "t", "status": "idle", "metadata": {"title": "x\u{1b}[2Jy"}})).unwrap().title.as_deref(),
             Some("xy")

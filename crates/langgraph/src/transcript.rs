@@ -1,4 +1,4 @@
-//! A conversation as it is shown: what was said, which tools were used and what came of them, put together from pieces; no I/O.
+//! A conversation as it is displayed: messages, tool calls and their results, assembled from chunks; no I/O.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -7,147 +7,147 @@ use crate::{
     message::{MAX_ARGUMENT_BYTES, MAX_TEXT_BYTES, ToolCall, ToolCallPiece},
 };
 
-/// Entries that are kept; older ones go, and the thread still has them.
+/// Maximum number of entries. Older ones are dropped here, but the thread still has them.
 const MAX_ENTRIES: usize = 2000;
-/// Text that is kept of them all, in bytes: what a person could have read in a day, and little beside a browser.
+/// Maximum size of all texts: more than a person can read in a day, and little compared to a browser.
 const MAX_KEPT_BYTES: usize = 32 * 1024 * 1024;
-/// Names of calls that are kept: one each, and some that change theirs while they are written.
+/// Maximum number of call ids: one per entry, and some for calls whose id changes while they are written.
 const MAX_CALL_NAMES: usize = 4 * MAX_ENTRIES;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
-    Said {
+    Message {
         role: Role,
         text: String,
         is_nested: bool,
     },
-    Tool(Tool),
-    /// Not of the conversation: told by us.
+    Tool(ToolUse),
+    /// Not a part of the conversation: a note from cobox.
     Note(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tool {
+pub struct ToolUse {
     pub name: String,
-    /// JSON, which may not be whole yet.
+    /// JSON text, which may be incomplete.
     pub args: String,
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<ToolOutcome>,
     pub is_nested: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ToolOutcome {
     pub text: String,
     pub is_error: bool,
 }
 
-/// What a message changed, by the entry's number, which stays when older ones go.
+/// The effect of a message, with the number of the entry. Numbers don't change when older entries are dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// This was added to a text, which may be new.
-    Said(usize, String),
-    /// A text is another now.
-    Resaid(usize),
-    /// A tool is being asked for; its arguments are not whole yet.
-    Asking(usize),
-    /// A tool was asked for, with these arguments.
-    Called(usize),
-    Returned(usize),
+    /// This was appended to a text, or began a new one.
+    TextAdded(usize, String),
+    /// The text was replaced.
+    TextReplaced(usize),
+    /// A tool is being called; its arguments are incomplete.
+    ToolCallPending(usize),
+    /// A tool was called; its arguments are complete.
+    ToolCalled(usize),
+    ToolReturned(usize),
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Transcript {
     entries: VecDeque<Entry>,
-    /// Entries that went.
-    gone: usize,
+    /// Number of entries that were dropped.
+    dropped: usize,
     texts: HashMap<String, usize>,
     calls: HashMap<String, usize>,
-    /// Calls that are still being written, by message and place.
+    /// Calls that are still being written, by message id and index.
     pieces: HashMap<(String, u64), usize>,
-    /// Those whose arguments are whole.
+    /// Entries whose calls have complete arguments.
     called: HashSet<usize>,
 }
 
 impl Transcript {
-    /// With their numbers, oldest first.
+    /// The entries with their numbers, oldest first.
     pub fn entries(&self) -> impl DoubleEndedIterator<Item = (usize, &Entry)> {
-        self.entries.iter().enumerate().map(|(at, entry)| (at + self.gone, entry))
+        self.entries.iter().enumerate().map(|(at, entry)| (at + self.dropped, entry))
     }
 
     pub fn get(&self, number: usize) -> Option<&Entry> {
-        self.entries.get(number.checked_sub(self.gone)?)
+        self.entries.get(number.checked_sub(self.dropped)?)
     }
 
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    pub fn note(&mut self, text: impl Into<String>) -> usize {
+    pub fn add_note(&mut self, text: impl Into<String>) -> usize {
         self.add(Entry::Note(text.into()))
     }
 
-    /// A person's own message, before the deployment repeats it under this id.
-    pub fn say(&mut self, id: &str, text: &str) -> usize {
-        let number = self.add(Entry::Said { role: Role::Human, text: text.to_owned(), is_nested: false });
+    /// Adds the user's own message, which the deployment will repeat under this id.
+    pub fn add_user_message(&mut self, id: &str, text: &str) -> usize {
+        let number = self.add(Entry::Message { role: Role::Human, text: text.to_owned(), is_nested: false });
         self.texts.insert(id.to_owned(), number);
         number
     }
 
-    pub fn take(&mut self, message: &Message, is_nested: bool) -> Vec<Change> {
+    pub fn apply(&mut self, message: &Message, is_nested: bool) -> Vec<Change> {
         let mut changes = Vec::new();
         match message.role {
-            // For the model, and long.
+            // System messages are meant for the model, and long.
             Role::System => {}
-            Role::Tool => changes.extend(self.returned(message, is_nested)),
+            Role::Tool => changes.extend(self.tool_answer(message, is_nested)),
             Role::Human | Role::Ai => {
-                changes.extend(self.said(message, is_nested));
+                changes.extend(self.text(message, is_nested));
                 for piece in &message.pieces {
-                    changes.extend(self.asking(&message.id, piece, is_nested));
+                    changes.extend(self.call_piece(&message.id, piece, is_nested));
                 }
                 for (at, call) in message.calls.iter().enumerate() {
-                    changes.extend(self.called(&message.id, at as u64, call, is_nested));
+                    changes.extend(self.call(&message.id, at as u64, call, is_nested));
                 }
             }
         }
         changes
     }
 
-    fn said(&mut self, message: &Message, is_nested: bool) -> Option<Change> {
+    fn text(&mut self, message: &Message, is_nested: bool) -> Option<Change> {
         let known = if message.id.is_empty() { None } else { self.texts.get(&message.id).copied() };
         let Some(number) = known else {
             if message.text.is_empty() {
                 return None;
             }
-            let number = self.add(Entry::Said { role: message.role, text: message.text.clone(), is_nested });
+            let number = self.add(Entry::Message { role: message.role, text: message.text.clone(), is_nested });
             if !message.id.is_empty() {
                 self.texts.insert(message.id.clone(), number);
             }
-            return Some(Change::Said(number, message.text.clone()));
+            return Some(Change::TextAdded(number, message.text.clone()));
         };
-        let Some(Entry::Said { text, .. }) = self.get_mut(number) else { return None };
+        let Some(Entry::Message { text, .. }) = self.get_mut(number) else { return None };
         if message.is_piece {
             if message.text.is_empty() || text.len() + message.text.len() > MAX_TEXT_BYTES {
                 return None;
             }
             text.push_str(&message.text);
-            return Some(Change::Said(number, message.text.clone()));
+            return Some(Change::TextAdded(number, message.text.clone()));
         }
         let more = message.text.strip_prefix(text.as_str()).map(str::to_owned);
         text.clone_from(&message.text);
         match more {
             Some(more) if more.is_empty() => None,
-            Some(more) => Some(Change::Said(number, more)),
-            None => Some(Change::Resaid(number)),
+            Some(more) => Some(Change::TextAdded(number, more)),
+            None => Some(Change::TextReplaced(number)),
         }
     }
 
-    fn asking(&mut self, message: &str, piece: &ToolCallPiece, is_nested: bool) -> Option<Change> {
+    fn call_piece(&mut self, message: &str, piece: &ToolCallPiece, is_nested: bool) -> Option<Change> {
         let place = (message.to_owned(), piece.index);
         let number = match self.pieces.get(&place) {
             Some(number) => *number,
             None => {
                 let name = piece.name.clone().unwrap_or_default();
-                let number = self.add(Entry::Tool(Tool { name, args: String::new(), outcome: None, is_nested }));
+                let number = self.add(Entry::Tool(ToolUse { name, args: String::new(), outcome: None, is_nested }));
                 self.pieces.insert(place, number);
                 number
             }
@@ -162,15 +162,15 @@ impl Transcript {
         if tool.args.len() + piece.args.len() <= MAX_ARGUMENT_BYTES {
             tool.args.push_str(&piece.args);
         }
-        Some(Change::Asking(number))
+        Some(Change::ToolCallPending(number))
     }
 
-    fn called(&mut self, message: &str, at: u64, call: &ToolCall, is_nested: bool) -> Option<Change> {
+    fn call(&mut self, message: &str, at: u64, call: &ToolCall, is_nested: bool) -> Option<Change> {
         let known = self.calls.get(&call.id).filter(|_| !call.id.is_empty()).or_else(|| self.pieces.get(&(message.to_owned(), at)));
         let number = match known {
             Some(number) => *number,
             None => {
-                let number = self.add(Entry::Tool(Tool { name: call.name.clone(), args: String::new(), outcome: None, is_nested }));
+                let number = self.add(Entry::Tool(ToolUse { name: call.name.clone(), args: String::new(), outcome: None, is_nested }));
                 self.pieces.insert((message.to_owned(), at), number);
                 number
             }
@@ -181,41 +181,41 @@ impl Transcript {
         let is_other = tool.args != call.args || tool.name != call.name;
         tool.args.clone_from(&call.args);
         tool.name.clone_from(&call.name);
-        (is_first || is_other).then_some(Change::Called(number))
+        (is_first || is_other).then_some(Change::ToolCalled(number))
     }
 
-    fn returned(&mut self, message: &Message, is_nested: bool) -> Vec<Change> {
+    fn tool_answer(&mut self, message: &Message, is_nested: bool) -> Vec<Change> {
         let id = message.answers.clone().unwrap_or_default();
-        let outcome = Outcome { text: message.text.clone(), is_error: message.is_error };
+        let outcome = ToolOutcome { text: message.text.clone(), is_error: message.is_error };
         let Some(number) = self.calls.get(&id).copied() else {
-            // An answer to a call that went, or was never told.
-            let tool = Tool { name: "tool".to_owned(), args: String::new(), outcome: Some(outcome), is_nested };
+            // A result whose call was dropped or never received.
+            let tool = ToolUse { name: "tool".to_owned(), args: String::new(), outcome: Some(outcome), is_nested };
             let number = self.add(Entry::Tool(tool));
             self.name_call(&id, number);
-            return vec![Change::Returned(number)];
+            return vec![Change::ToolReturned(number)];
         };
         let is_first = self.called.insert(number);
         let Some(Entry::Tool(tool)) = self.get_mut(number) else { return Vec::new() };
-        let mut changes = if is_first { vec![Change::Called(number)] } else { Vec::new() };
+        let mut changes = if is_first { vec![Change::ToolCalled(number)] } else { Vec::new() };
         if message.is_piece
             && let Some(so_far) = &mut tool.outcome
         {
             if so_far.text.len() + outcome.text.len() <= MAX_TEXT_BYTES {
                 so_far.text.push_str(&outcome.text);
             }
-            changes.push(Change::Returned(number));
+            changes.push(Change::ToolReturned(number));
         } else if tool.outcome.as_ref() != Some(&outcome) {
             tool.outcome = Some(outcome);
-            changes.push(Change::Returned(number));
+            changes.push(Change::ToolReturned(number));
         }
         changes
     }
 
     fn get_mut(&mut self, number: usize) -> Option<&mut Entry> {
-        self.entries.get_mut(number.checked_sub(self.gone)?)
+        self.entries.get_mut(number.checked_sub(self.dropped)?)
     }
 
-    /// A stream that calls one thing by ever new names must not make this grow.
+    /// Bounded, because a stream may rename one call again and again.
     fn name_call(&mut self, id: &str, number: usize) {
         if !id.is_empty() && (self.calls.len() < MAX_CALL_NAMES || self.calls.contains_key(id)) {
             self.calls.insert(id.to_owned(), number);
@@ -224,28 +224,28 @@ impl Transcript {
 
     fn add(&mut self, entry: Entry) -> usize {
         let mut kept: usize = self.entries.iter().map(Entry::bytes).sum();
-        let before = self.gone;
+        let before = self.dropped;
         while self.entries.len() >= MAX_ENTRIES || kept > MAX_KEPT_BYTES {
             kept -= self.entries.pop_front().map_or(kept, |oldest| oldest.bytes());
-            self.gone += 1;
+            self.dropped += 1;
         }
-        if self.gone > before {
-            // What spoke of them would otherwise be kept for ever.
-            let gone = self.gone;
-            self.texts.retain(|_, number| *number >= gone);
-            self.calls.retain(|_, number| *number >= gone);
-            self.pieces.retain(|_, number| *number >= gone);
-            self.called.retain(|number| *number >= gone);
+        if self.dropped > before {
+            // Otherwise these maps would keep the dropped entries' numbers forever.
+            let dropped = self.dropped;
+            self.texts.retain(|_, number| *number >= dropped);
+            self.calls.retain(|_, number| *number >= dropped);
+            self.pieces.retain(|_, number| *number >= dropped);
+            self.called.retain(|number| *number >= dropped);
         }
         self.entries.push_back(entry);
-        self.gone + self.entries.len() - 1
+        self.dropped + self.entries.len() - 1
     }
 }
 
 impl Entry {
     fn bytes(&self) -> usize {
         match self {
-            Entry::Said { text, .. } | Entry::Note(text) => text.len(),
+            Entry::Message { text, .. } | Entry::Note(text) => text.len(),
             Entry::Tool(tool) => tool.args.len() + tool.outcome.as_ref().map_or(0, |outcome| outcome.text.len()),
         }
     }
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     fn feed(transcript: &mut Transcript, value: Value) -> Vec<Change> {
-        transcript.take(&Message::read(&value).unwrap(), false)
+        transcript.apply(&Message::read(&value).unwrap(), false)
     }
 
     fn piece(text: &str) -> Value {
@@ -266,49 +266,49 @@ mod tests {
     }
 
     #[test]
-    fn pieces_become_one_text_and_the_whole_message_adds_nothing() {
+    fn chunks_become_one_text_and_the_complete_message_adds_nothing() {
         let mut transcript = Transcript::default();
-        transcript.say("h", "hello");
+        transcript.add_user_message("h", "hello");
         assert_eq!(feed(&mut transcript, json!({"type": "human", "id": "h", "content": "hello"})), []);
-        assert_eq!(feed(&mut transcript, piece("Good ")), [Change::Said(1, "Good ".into())]);
-        assert_eq!(feed(&mut transcript, piece("day")), [Change::Said(1, "day".into())]);
+        assert_eq!(feed(&mut transcript, piece("Good ")), [Change::TextAdded(1, "Good ".into())]);
+        assert_eq!(feed(&mut transcript, piece("day")), [Change::TextAdded(1, "day".into())]);
         assert_eq!(feed(&mut transcript, json!({"type": "ai", "id": "m", "content": "Good day"})), []);
-        assert_eq!(feed(&mut transcript, json!({"type": "ai", "id": "m", "content": "Good day!"})), [Change::Said(1, "!".into())]);
-        assert_eq!(feed(&mut transcript, json!({"type": "ai", "id": "m", "content": "Other"})), [Change::Resaid(1)]);
+        assert_eq!(feed(&mut transcript, json!({"type": "ai", "id": "m", "content": "Good day!"})), [Change::TextAdded(1, "!".into())]);
+        assert_eq!(feed(&mut transcript, json!({"type": "ai", "id": "m", "content": "Other"})), [Change::TextReplaced(1)]);
         assert_eq!(transcript.entries().count(), 2);
     }
 
     #[test]
-    fn a_tool_call_written_in_pieces_is_the_one_that_is_called_and_answered() {
+    fn a_tool_call_in_chunks_is_one_entry_with_its_result() {
         let mut transcript = Transcript::default();
         let call = |chunk: Value| json!({"type": "AIMessageChunk", "id": "m", "content": "", "tool_call_chunks": [chunk]});
         feed(&mut transcript, call(json!({"index": 0, "id": "c", "name": "execute", "args": ""})));
         feed(&mut transcript, call(json!({"index": 0, "args": "{\"command\":"})));
-        assert_eq!(feed(&mut transcript, call(json!({"index": 0, "args": "\"ls\"}"}))), [Change::Asking(0)]);
+        assert_eq!(feed(&mut transcript, call(json!({"index": 0, "args": "\"ls\"}"}))), [Change::ToolCallPending(0)]);
         let whole =
             json!({"type": "ai", "id": "m", "content": "", "tool_calls": [{"id": "c", "name": "execute", "args": {"command": "ls"}}]});
-        assert_eq!(feed(&mut transcript, whole.clone()), [Change::Called(0)]);
+        assert_eq!(feed(&mut transcript, whole.clone()), [Change::ToolCalled(0)]);
         assert_eq!(feed(&mut transcript, whole), []);
         let answer = json!({"type": "tool", "id": "t", "tool_call_id": "c", "content": "a.txt"});
-        assert_eq!(feed(&mut transcript, answer.clone()), [Change::Returned(0)]);
+        assert_eq!(feed(&mut transcript, answer.clone()), [Change::ToolReturned(0)]);
         assert_eq!(feed(&mut transcript, answer), []);
         let Some(Entry::Tool(tool)) = transcript.get(0) else { panic!() };
         assert_eq!((tool.args.as_str(), tool.outcome.as_ref().unwrap().text.as_str()), (r#"{"command":"ls"}"#, "a.txt"));
     }
 
     #[test]
-    fn an_answer_before_the_whole_call_still_tells_the_call_first() {
+    fn a_result_before_the_complete_call_reports_the_call_first() {
         let mut transcript = Transcript::default();
         feed(
             &mut transcript,
             json!({"type": "AIMessageChunk", "id": "m", "content": "", "tool_call_chunks": [{"index": 0, "id": "c", "name": "ls", "args": "{}"}]}),
         );
-        let told = feed(&mut transcript, json!({"type": "tool", "tool_call_id": "c", "content": "x"}));
-        assert_eq!(told, [Change::Called(0), Change::Returned(0)]);
+        let changes = feed(&mut transcript, json!({"type": "tool", "tool_call_id": "c", "content": "x"}));
+        assert_eq!(changes, [Change::ToolCalled(0), Change::ToolReturned(0)]);
     }
 
     #[test]
-    fn an_endless_stream_makes_it_grow_only_so_far() {
+    fn an_endless_stream_grows_the_transcript_only_to_its_limits() {
         let mut transcript = Transcript::default();
         let long = "x".repeat(MAX_TEXT_BYTES);
         for n in 0..MAX_KEPT_BYTES / MAX_TEXT_BYTES + 50 {
@@ -324,14 +324,14 @@ mod tests {
     }
 
     #[test]
-    fn it_forgets_the_oldest_and_the_numbers_of_the_others_stay() {
+    fn the_oldest_entries_are_dropped_and_numbers_do_not_change() {
         let mut transcript = Transcript::default();
         for n in 0..MAX_ENTRIES + 5 {
-            transcript.say(&format!("h{n}"), "x");
+            transcript.add_user_message(&format!("h{n}"), "x");
         }
         assert_eq!((transcript.entries().count(), transcript.texts.len()), (MAX_ENTRIES, MAX_ENTRIES));
         assert_eq!(transcript.entries().next().unwrap().0, 5);
         assert!(transcript.get(4).is_none() && transcript.get(5).is_some());
-        assert_eq!(transcript.note("n"), MAX_ENTRIES + 5);
+        assert_eq!(transcript.add_note("n"), MAX_ENTRIES + 5);
     }
 }

@@ -1,4 +1,4 @@
-//! A whole document, and what must hold of it.
+//! A complete OpenAPI document, and the checks that it must pass.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 
 use crate::{Operation, Schemas};
 
-/// Set, tests write the documents instead of comparing them.
-const WRITE: &str = "COBOX_WRITE_OPENAPI";
+/// If this environment variable is set, tests write the documents instead of comparing them.
+const WRITE_VARIABLE: &str = "COBOX_WRITE_OPENAPI";
 
-/// What a document says beside its routes.
+/// The content of a document except its routes.
 pub struct Document {
     pub title: &'static str,
     pub about: &'static str,
     pub server: Value,
     /// Name and description of each group of routes.
     pub tags: &'static [(&'static str, &'static str)],
-    /// What is asked of a request where its route doesn't say.
+    /// Default security requirement of routes that don't specify their own.
     pub security: Value,
     pub security_schemes: Value,
 }
@@ -29,10 +29,10 @@ impl Document {
         let mut schemas = Schemas::default();
         let mut paths: BTreeMap<&str, BTreeMap<&str, Value>> = BTreeMap::new();
         for operation in operations {
-            let twice = paths.entry(operation.path).or_default().insert(operation.method, operation.render(&mut schemas));
-            assert!(twice.is_none(), "{} {} is in the table twice", operation.method, operation.path);
+            let previous = paths.entry(operation.path).or_default().insert(operation.method, operation.render(&mut schemas));
+            assert!(previous.is_none(), "{} {} is listed twice", operation.method, operation.path);
         }
-        let (schemas, refusals) = schemas.into_components();
+        let (schemas, error_responses) = schemas.into_components();
         let tags: Vec<Value> = self.tags.iter().map(|(name, about)| json!({ "name": name, "description": about })).collect();
         json!({
             "openapi": "3.1.0",
@@ -46,7 +46,7 @@ impl Document {
             "paths": paths,
             "components": {
                 "schemas": schemas,
-                "responses": refusals,
+                "responses": error_responses,
                 "headers": {
                     "X-Request-Id": {
                         "description": "Names the request in answers, logs and audit records.",
@@ -60,29 +60,32 @@ impl Document {
     }
 }
 
-/// The file holds what the code says; with `COBOX_WRITE_OPENAPI` it does afterwards.
-pub fn assert_checked_in(made: &Value, file: &Path) {
-    let made = serde_json::to_string_pretty(made).expect("a value can be written") + "\n";
-    if std::env::var_os(WRITE).is_some() {
-        std::fs::write(file, &made).expect("the document can be written");
+/// Asserts that a checked-in file equals the generated document. With `COBOX_WRITE_OPENAPI`, the file is written first.
+pub fn assert_checked_in(generated: &Value, file: &Path) {
+    let generated = serde_json::to_string_pretty(generated).expect("a JSON value can be serialized") + "\n";
+    if std::env::var_os(WRITE_VARIABLE).is_some() {
+        std::fs::write(file, &generated).expect("the document can be written");
     }
-    let kept = std::fs::read_to_string(file).unwrap_or_default();
-    let differs = made.lines().zip(kept.lines()).position(|(made, kept)| made != kept);
+    let checked_in = std::fs::read_to_string(file).unwrap_or_default();
+    let differs = generated.lines().zip(checked_in.lines()).position(|(generated, checked_in)| generated != checked_in);
     let file = file.file_name().unwrap_or_default().display();
-    assert!(made == kept, "openapi/{file} is not what the code says (line {differs:?}); run `make openapi` and look at the difference");
+    assert!(
+        generated == checked_in,
+        "openapi/{file} differs from the generated document (line {differs:?}); run `make openapi` and review the difference"
+    );
 }
 
-/// Every reference leads somewhere, and every name is used once.
-pub fn assert_sound(document: &Value) {
+/// Asserts that every reference resolves and that operation ids are unique.
+pub fn assert_valid(document: &Value) {
     let mut found = BTreeSet::new();
     references(document, &mut found);
     for target in found {
-        assert!(document.pointer(target.trim_start_matches('#')).is_some(), "{target} leads nowhere");
+        assert!(document.pointer(target.trim_start_matches('#')).is_some(), "{target} does not resolve");
     }
     let mut ids = BTreeSet::new();
     for (path, operations) in document["paths"].as_object().into_iter().flatten() {
         for (method, operation) in operations.as_object().into_iter().flatten() {
-            assert!(ids.insert(operation["operationId"].as_str()), "{method} {path} has another's operationId");
+            assert!(ids.insert(operation["operationId"].as_str()), "{method} {path} has a duplicate operationId");
         }
     }
 }

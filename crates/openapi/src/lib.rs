@@ -1,6 +1,7 @@
-//! OpenAPI documents, made from tables of routes and the types that go over the wire, and held to the files that are checked in.
+//! OpenAPI documents, generated from tables of routes and from the protocol's types, and compared with the checked-in
+//! files.
 //!
-//! For tests: no program that is shipped makes them.
+//! Only used by tests; no released program contains it.
 
 #![forbid(unsafe_code)]
 
@@ -8,6 +9,6 @@ mod document;
 mod operation;
 mod schemas;
 
-pub use document::{Document, assert_checked_in, assert_sound};
+pub use document::{Document, assert_checked_in, assert_valid};
 pub use operation::{Operation, Parameter};
 pub use schemas::{Schemas, Shape, bytes, read, written};

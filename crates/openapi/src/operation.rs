@@ -1,4 +1,5 @@
-//! One operation of the document: a method of a path, what it takes, what it answers, and how all of it reads as OpenAPI.
+//! One operation of the document: a method of a path with its parameters, bodies, responses and errors, and its OpenAPI
+//! representation.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +10,8 @@ use serde_json::{Map, Value, json};
 use crate::{Schemas, Shape, read, written};
 use ErrorCode::*;
 
-/// What every route behind a token may answer.
-const OF_ANY_TOKEN: [ErrorCode; 9] = [
+/// Errors that every route behind a token may return.
+const TOKEN_ERRORS: [ErrorCode; 9] = [
     InvalidRequest,
     Unauthenticated,
     TokenExpired,
@@ -23,7 +24,7 @@ const OF_ANY_TOKEN: [ErrorCode; 9] = [
 ];
 
 pub struct Parameter {
-    place: &'static str,
+    location: &'static str,
     name: &'static str,
     about: &'static str,
     schema: Value,
@@ -32,13 +33,13 @@ pub struct Parameter {
 
 impl Parameter {
     pub fn path(name: &'static str, about: &'static str) -> Self {
-        Self { place: "path", name, about, schema: json!({ "type": "string" }), is_required: true }
+        Self { location: "path", name, about, schema: json!({ "type": "string" }), is_required: true }
     }
     pub fn query(name: &'static str, about: &'static str) -> Self {
-        Self { place: "query", name, about, schema: json!({ "type": "string" }), is_required: false }
+        Self { location: "query", name, about, schema: json!({ "type": "string" }), is_required: false }
     }
     pub fn header(name: &'static str, about: &'static str) -> Self {
-        Self { place: "header", name, about, schema: json!({ "type": "string" }), is_required: false }
+        Self { location: "header", name, about, schema: json!({ "type": "string" }), is_required: false }
     }
     pub fn of(mut self, schema: Value) -> Self {
         self.schema = schema;
@@ -49,11 +50,11 @@ impl Parameter {
         self
     }
     fn render(&self) -> Value {
-        json!({ "in": self.place, "name": self.name, "description": self.about, "required": self.is_required, "schema": self.schema })
+        json!({ "in": self.location, "name": self.name, "description": self.about, "required": self.is_required, "schema": self.schema })
     }
 }
 
-struct Answer {
+struct ResponseSpec {
     about: &'static str,
     content: Vec<(&'static str, Shape)>,
     headers: Vec<(&'static str, &'static str)>,
@@ -68,28 +69,28 @@ pub struct Operation {
     summary: &'static str,
     about: &'static str,
     needs: Vec<Capability>,
-    /// The schemes of which one must be satisfied, with the scopes it needs; none for whoever comes.
+    /// Alternative security schemes with the required scopes; empty for routes without authentication.
     security: Vec<(&'static str, Vec<&'static str>)>,
     parameters: Vec<Parameter>,
     request: Vec<(&'static str, Shape)>,
     is_body_optional: bool,
-    answers: BTreeMap<u16, Answer>,
-    /// What stands for every status that isn't named.
-    anything: Option<&'static str>,
+    answers: BTreeMap<u16, ResponseSpec>,
+    /// Description of the response for every status that isn't listed.
+    any_response: Option<&'static str>,
     errors: Vec<ErrorCode>,
     error_shape: Shape,
-    /// Where a dialect has others than the codes themselves.
+    /// Replaced for dialects whose statuses differ from those of the codes.
     status_of: fn(ErrorCode) -> u16,
-    /// What an error of a status looks like where it is none of the usual.
-    odd_errors: BTreeMap<u16, Shape>,
-    /// Before the name of a refusal that is not in our own envelope.
+    /// Formats of error responses that differ from the usual one, by status.
+    special_errors: BTreeMap<u16, Shape>,
+    /// Prefix for the names of error responses that don't use the standard envelope.
     dialect: &'static str,
     events: Vec<(&'static str, Shape)>,
     frames: Option<(Shape, Shape)>,
 }
 
 impl Operation {
-    /// `id` is what generated clients call it.
+    /// `id` is the operation's name in generated clients.
     pub fn new(method: &'static str, path: &'static str, id: &'static str, summary: &'static str) -> Self {
         Self {
             method,
@@ -104,11 +105,11 @@ impl Operation {
             request: Vec::new(),
             is_body_optional: false,
             answers: BTreeMap::new(),
-            anything: None,
+            any_response: None,
             errors: Vec::new(),
             error_shape: written::<Envelope>(),
             status_of: ErrorCode::status,
-            odd_errors: BTreeMap::new(),
+            special_errors: BTreeMap::new(),
             dialect: if method == "head" { "head." } else { "" },
             events: Vec::new(),
             frames: None,
@@ -123,13 +124,13 @@ impl Operation {
         self.about = about;
         self
     }
-    /// Behind a token that has these, with all that a token can be refused for.
+    /// Requires a token with these capabilities, and adds the errors that a token can cause.
     pub fn needs(mut self, capabilities: &[Capability]) -> Self {
         self.needs = capabilities.to_vec();
         self.security = vec![("token", capabilities.iter().map(|c| c.as_str()).collect())];
-        self.fails(&OF_ANY_TOKEN)
+        self.fails(&TOKEN_ERRORS)
     }
-    /// Behind one of these schemes, whatever it allows.
+    /// Requires one of these schemes, without scopes.
     pub fn behind(mut self, schemes: &[&'static str]) -> Self {
         self.security = schemes.iter().map(|scheme| (*scheme, Vec::new())).collect();
         self
@@ -153,20 +154,20 @@ impl Operation {
         self.gives_as(status, about, "application/json", written::<T>())
     }
     pub fn gives_as(mut self, status: u16, about: &'static str, media: &'static str, shape: Shape) -> Self {
-        let answer = self.answers.entry(status).or_insert_with(|| Answer { about, content: Vec::new(), headers: Vec::new() });
+        let answer = self.answers.entry(status).or_insert_with(|| ResponseSpec { about, content: Vec::new(), headers: Vec::new() });
         answer.content.push((media, shape));
         self
     }
     pub fn gives_nothing(mut self, status: u16, about: &'static str) -> Self {
-        self.answers.insert(status, Answer { about, content: Vec::new(), headers: Vec::new() });
+        self.answers.insert(status, ResponseSpec { about, content: Vec::new(), headers: Vec::new() });
         self
     }
-    /// Any status and any body: somebody else answers.
+    /// Any status and any body, because another program answers.
     pub fn gives_anything(mut self, about: &'static str) -> Self {
-        self.anything = Some(about);
+        self.any_response = Some(about);
         self
     }
-    pub fn telling(mut self, status: u16, headers: &[(&'static str, &'static str)]) -> Self {
+    pub fn response_headers(mut self, status: u16, headers: &[(&'static str, &'static str)]) -> Self {
         if let Some(answer) = self.answers.get_mut(&status) {
             answer.headers.extend_from_slice(headers);
         }
@@ -183,22 +184,22 @@ impl Operation {
         }
         self
     }
-    /// In place of the codes' own statuses.
+    /// Replaces the codes' own statuses.
     pub fn statuses(mut self, status_of: fn(ErrorCode) -> u16) -> Self {
         self.status_of = status_of;
         self
     }
     pub fn error_looks_like(mut self, status: u16, shape: Shape) -> Self {
-        self.odd_errors.insert(status, shape);
+        self.special_errors.insert(status, shape);
         self
     }
-    /// The events of a `text/event-stream` answer, by the word of their `event:` line.
+    /// The events of a `text/event-stream` response, by the name in their `event:` line.
     pub fn events(mut self, events: impl IntoIterator<Item = (&'static str, Shape)>) -> Self {
         self.events.extend(events);
         self
     }
-    /// A WebSocket, and what a client and boxd say on it.
-    pub fn speaks(mut self, client: Shape, server: Shape) -> Self {
+    /// Makes this a WebSocket, with the frames that client and boxd send.
+    pub fn websocket(mut self, client: Shape, server: Shape) -> Self {
         self.frames = Some((client, server));
         self.gives_nothing(101, "The connection is a WebSocket from here on.")
     }
@@ -240,7 +241,7 @@ impl Operation {
     fn responses(&self, schemas: &mut Schemas) -> Value {
         let mut responses: BTreeMap<String, Value> = BTreeMap::new();
         for (status, answer) in &self.answers {
-            let mut response = json!({ "description": answer.about, "headers": told_always() });
+            let mut response = json!({ "description": answer.about, "headers": common_headers() });
             if !answer.content.is_empty() {
                 response["content"] = content(&answer.content, schemas);
             }
@@ -249,8 +250,8 @@ impl Operation {
             }
             responses.insert(status.to_string(), response);
         }
-        if let Some(about) = self.anything {
-            responses.insert("default".to_owned(), json!({ "description": about, "headers": told_always() }));
+        if let Some(about) = self.any_response {
+            responses.insert("default".to_owned(), json!({ "description": about, "headers": common_headers() }));
         }
         let mut codes: BTreeMap<u16, Vec<&str>> = BTreeMap::new();
         for code in &self.errors {
@@ -261,34 +262,34 @@ impl Operation {
         }
         for (status, codes) in codes {
             let name = [self.dialect, &codes.join(".")].concat();
-            if !schemas.refusals.contains_key(&name) {
-                let refusal = self.refusal(status, &codes, schemas);
-                schemas.refusals.insert(name.clone(), refusal);
+            if !schemas.error_responses.contains_key(&name) {
+                let error_response = self.error_response(status, &codes, schemas);
+                schemas.error_responses.insert(name.clone(), error_response);
             }
             responses.insert(status.to_string(), json!({ "$ref": format!("#/components/responses/{name}") }));
         }
         json!(responses)
     }
 
-    fn refusal(&self, status: u16, codes: &[&str], schemas: &mut Schemas) -> Value {
-        let mut refusal = json!({ "description": codes.join(", "), "headers": told_always() });
-        // A HEAD is answered by status and headers alone.
+    fn error_response(&self, status: u16, codes: &[&str], schemas: &mut Schemas) -> Value {
+        let mut error_response = json!({ "description": codes.join(", "), "headers": common_headers() });
+        // The response to HEAD has only a status and headers.
         if self.method != "head" {
-            let shape = self.odd_errors.get(&status).unwrap_or(&self.error_shape);
-            refusal["content"] = content(&[("application/json", shape.clone())], schemas);
+            let shape = self.special_errors.get(&status).unwrap_or(&self.error_shape);
+            error_response["content"] = content(&[("application/json", shape.clone())], schemas);
         }
-        let is_to_come_again = codes.iter().all(|c| [SandboxStarting.as_str(), RateLimited.as_str()].contains(c));
-        if is_to_come_again {
-            refusal["headers"]["Retry-After"] = json!({ "$ref": "#/components/headers/Retry-After" });
+        let is_retryable = codes.iter().all(|c| [SandboxStarting.as_str(), RateLimited.as_str()].contains(c));
+        if is_retryable {
+            error_response["headers"]["Retry-After"] = json!({ "$ref": "#/components/headers/Retry-After" });
         }
         if status == 401 {
-            refusal["headers"]["WWW-Authenticate"] = json!({ "description": "`Bearer`.", "schema": { "type": "string" } });
+            error_response["headers"]["WWW-Authenticate"] = json!({ "description": "`Bearer`.", "schema": { "type": "string" } });
         }
-        refusal
+        error_response
     }
 }
 
-fn told_always() -> Value {
+fn common_headers() -> Value {
     json!({ "X-Request-Id": { "$ref": "#/components/headers/X-Request-Id" } })
 }
 

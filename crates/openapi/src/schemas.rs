@@ -1,4 +1,4 @@
-//! Where the schemas of types are made and kept while a document is written.
+//! Generates and collects the schemas of types while a document is written.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use schemars::{
 };
 use serde_json::{Value, json};
 
-/// What is read and what is written differ in which fields are always there.
+/// Separate generators for types that are read and those that are written: they differ in which fields are required.
 pub struct Schemas {
     read: SchemaGenerator,
     written: SchemaGenerator,
-    /// Refusals that many routes have in common, by their codes.
-    pub(crate) refusals: BTreeMap<String, Value>,
+    /// Error responses that many routes share, by their codes.
+    pub(crate) error_responses: BTreeMap<String, Value>,
 }
 
 impl Default for Schemas {
@@ -28,32 +28,33 @@ impl Default for Schemas {
         Self {
             read: settings(Contract::Deserialize).into_generator(),
             written: settings(Contract::Serialize).into_generator(),
-            refusals: BTreeMap::new(),
+            error_responses: BTreeMap::new(),
         }
     }
 }
 
 impl Schemas {
-    /// All types and refusals met so far, by their names. A type that is both read and written must look the same.
+    /// All types and error responses used so far, by their names. A type that is both read and written must have the
+    /// same schema in both directions.
     pub fn into_components(mut self) -> (BTreeMap<String, Value>, BTreeMap<String, Value>) {
         let mut all: BTreeMap<String, Value> = self.written.take_definitions(true).into_iter().collect();
         for (name, schema) in self.read.take_definitions(true) {
             if let Some(other) = all.insert(name.clone(), schema.clone()) {
-                assert_eq!(other, schema, "{name} is read and written, and not alike; give the two directions types of their own");
+                assert_eq!(other, schema, "{name} has different schemas for reading and writing; use separate types");
             }
         }
-        (all, self.refusals)
+        (all, self.error_responses)
     }
 }
 
-/// A schema, once there is a generator to make it with.
+/// A schema that is generated when the document is rendered.
 #[derive(Clone)]
 pub enum Shape {
     Read(fn(&mut SchemaGenerator) -> Schema),
     Written(fn(&mut SchemaGenerator) -> Schema),
     Plain(Value),
-    /// All of a shape, and more asked of it.
-    Narrowed(Box<Shape>, Value),
+    /// A shape with additional constraints.
+    Constrained(Box<Shape>, Value),
 }
 
 pub fn read<T: JsonSchema>() -> Shape {
@@ -70,7 +71,7 @@ pub fn bytes() -> Shape {
 
 impl Shape {
     pub fn and(self, more: Value) -> Self {
-        Shape::Narrowed(Box::new(self), more)
+        Shape::Constrained(Box::new(self), more)
     }
 
     pub(crate) fn render(&self, schemas: &mut Schemas) -> Value {
@@ -78,7 +79,7 @@ impl Shape {
             Shape::Read(make) => make(&mut schemas.read).to_value(),
             Shape::Written(make) => make(&mut schemas.written).to_value(),
             Shape::Plain(value) => value.clone(),
-            Shape::Narrowed(shape, more) => json!({ "allOf": [shape.render(schemas), more] }),
+            Shape::Constrained(shape, more) => json!({ "allOf": [shape.render(schemas), more] }),
         }
     }
 }

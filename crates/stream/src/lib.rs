@@ -1,24 +1,26 @@
-//! Output as a log addressed by byte offset: what a viewer missed is what it asks for, and what is no longer kept is said, never skipped.
+//! Output as a log addressed by byte offset. A viewer asks for what it missed, and a gap that is no longer kept is
+//! reported, never skipped silently.
 //!
-//! [`Log`] keeps the bytes and wakes who waits for them; a [`Reader`] is a position in it. For terminals, [`Scanner`] finds what some
-//! viewers must not get, and [`Screen`] makes a [`Keyframe`] for those who come too late for the bytes. Nothing here does I/O or knows a runtime.
+//! [`Log`] stores the bytes and wakes the tasks that wait for them; a [`Reader`] is a position in it. For terminals,
+//! [`Scanner`] finds sequences that some viewers must not get, and [`Screen`] makes a [`Keyframe`] for viewers that
+//! join too late for the bytes. This crate does no I/O and knows no runtime.
 #![forbid(unsafe_code)]
 
-mod cover;
+mod annotations;
 mod keyframe;
 mod log;
-mod notes;
+mod loom_sync;
+mod overlay;
 mod reader;
-mod scan;
+mod scanner;
 mod screen;
 mod spool;
-mod sync;
-mod waiting;
+mod wakers;
 
-pub use log::{Limits, Log, Room};
-pub use notes::{Kinds, Resize, Span};
+pub use annotations::{Resize, SequenceKinds, Span};
+pub use log::{Limits, Log, Writable};
 pub use reader::{Chunk, Read, Reader, Wait};
-pub use scan::{Found, Mark, Scanner};
+pub use scanner::{ScanResult, Scanner, ShellMark};
 pub use screen::{Keyframe, MAX_SIDE, Screen};
 pub use spool::Spool;
-pub use waiting::Urgency;
+pub use wakers::WakePriority;

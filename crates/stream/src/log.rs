@@ -1,4 +1,4 @@
-//! The log itself: a ring in memory, perhaps a spool behind it, and the rule for when it is full.
+//! The log itself: a ring buffer in memory, optionally a spool behind it, and the rules for a full ring.
 
 use std::{
     collections::VecDeque,
@@ -7,31 +7,33 @@ use std::{
 };
 
 use crate::{
-    notes::{Notes, Resize},
+    annotations::{Annotations, Resize},
+    loom_sync::{Arc, Mutex, MutexGuard},
     reader::Reader,
-    scan::Found,
+    scanner::ScanResult,
     spool::{Spool, Spooled},
-    sync::{Arc, Mutex, MutexGuard},
-    waiting::{Readers, Slot, Urgency, Wakes},
+    wakers::{ReaderSlot, Readers, WakeList, WakePriority},
 };
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Kept in memory. An idle log takes little of it.
+    /// Maximum size of the ring in memory. An idle log uses little of it.
     pub ring_bytes: usize,
-    /// Whether a writer waits for attached readers that hold it, as on a pipe: for the one that is furthest along, so that another
-    /// who is slow costs nobody anything and finds the rest in the spool. Without one attached it never waits.
+    /// Whether a full ring blocks the writer while readers with backpressure are attached, as on a pipe. The writer
+    /// waits for the one of them that is furthest along, so a slow reader beside it costs nothing and finds the rest in
+    /// the spool. Without such a reader the writer never waits.
     pub writer_waits: bool,
 }
 
-/// Readers who could wait, woken in one go: some hundred microseconds of their work.
-const WOKEN_AT_ONCE: usize = 8;
-/// The first memory a log takes: a prompt and a few lines.
-const FIRST_BYTES: usize = 4096;
-/// A waiting writer goes on when this part of the ring is free, so that it doesn't come back for every few bytes.
-const WORTHWHILE_PART: usize = 4;
+/// Number of background readers that are woken at once: some hundred microseconds of work for them.
+const WAKE_BATCH: usize = 8;
+/// Initial capacity of the ring: a prompt and a few lines.
+const INITIAL_RING_BYTES: usize = 4096;
+/// A waiting writer continues when one part in this many of the ring is free, so that it isn't woken for every few
+/// bytes.
+const WRITABLE_FRACTION: usize = 4;
 
-/// Output with its offsets. Clones are the same log.
+/// A log of output, addressed by offset. Clones share the log.
 #[derive(Clone)]
 pub struct Log(pub(crate) Arc<Mutex<State>>);
 
@@ -45,11 +47,11 @@ pub(crate) struct State {
     pub is_finished: bool,
     pub readers: Readers,
     writer: Option<Waker>,
-    pub notes: Notes,
+    pub annotations: Annotations,
 }
 
 impl Log {
-    /// Without a spool: what leaves the ring is gone.
+    /// A log without a spool: bytes that leave the ring are lost.
     pub fn new(limits: Limits) -> Self {
         Self(Arc::new(Mutex::new(State {
             ring: VecDeque::new(),
@@ -60,7 +62,7 @@ impl Log {
             is_finished: false,
             readers: Readers::default(),
             writer: None,
-            notes: Notes::default(),
+            annotations: Annotations::default(),
         })))
     }
 
@@ -70,7 +72,8 @@ impl Log {
         log
     }
 
-    /// Adds bytes and says how many were taken: fewer than given only where the writer is to wait for [`Log::room`].
+    /// Appends bytes and returns how many were accepted. If these are fewer than given, the writer has to wait for
+    /// [`Log::writable`].
     pub fn append(&self, bytes: &[u8]) -> usize {
         let mut state = self.lock();
         let taken = state.append(bytes);
@@ -78,44 +81,45 @@ impl Log {
         taken
     }
 
-    /// A terminal's output with what the scanner found in it. Only for logs whose writer never waits: all of it is taken. Of those who wait
-    /// only the first are woken: `true` where there are more, for [`Log::wake_some`].
-    #[must_use = "who isn't woken waits on"]
-    pub fn append_found(&self, bytes: &[u8], found: &Found) -> bool {
+    /// Appends a terminal's output with the scanner's result. Only for logs whose writer never waits: all bytes are
+    /// accepted. Only the first waiting readers are woken; returns `true` if more are waiting, for [`Log::wake_more`].
+    #[must_use = "readers that are not woken keep waiting"]
+    pub fn append_scanned(&self, bytes: &[u8], found: &ScanResult) -> bool {
         let mut state = self.lock();
         state.append(bytes);
-        for span in state.notes.add(&found.spans, found.undecided) {
-            state.cover(span.from, span.to);
+        for span in state.annotations.add(&found.spans, found.undecided) {
+            state.blank(span.from, span.to);
         }
-        state.unlock_and_wake_some()
+        state.unlock_and_wake_more()
     }
 
-    /// Wakes a few more of those who wait; `true` where there are still more. To be called until there are none, a moment between: hundreds at
-    /// once would hold up whoever was first, whose next key is already on its way.
-    #[must_use = "who isn't woken waits on"]
-    pub fn wake_some(&self) -> bool {
-        self.lock().unlock_and_wake_some()
+    /// Wakes some more waiting readers; returns `true` if there are still more. To be called until there are none, with
+    /// a short pause between the calls: waking hundreds at once would delay the first reader, whose next key is already
+    /// on its way.
+    #[must_use = "readers that are not woken keep waiting"]
+    pub fn wake_more(&self) -> bool {
+        self.lock().unlock_and_wake_more()
     }
 
-    /// From here on the terminal has this size.
+    /// Records that the terminal has this size from here on.
     pub fn resize(&self, cols: u16, rows: u16) {
         let mut state = self.lock();
         let offset = state.head();
-        state.notes.resize(Resize { offset, cols, rows });
+        state.annotations.resize(Resize { offset, cols, rows });
         state.unlock_and_wake(true);
     }
 
-    /// The size of the terminal at an offset, as far back as is known; `None` where there never was one.
+    /// The terminal's size at an offset, as far back as it is known; `None` if no size was ever set.
     pub fn size_at(&self, offset: u64) -> Option<Resize> {
-        self.lock().notes.size_at(offset)
+        self.lock().annotations.size_at(offset)
     }
 
-    /// Resolves when an append is worth trying again.
-    pub fn room(&self) -> Room<'_> {
-        Room(self)
+    /// Resolves when an append is worth another attempt.
+    pub fn writable(&self) -> Writable<'_> {
+        Writable(self)
     }
 
-    /// Whether taking this many more bytes moves some to the spool, which may take as long as a disk does.
+    /// Whether appending this many bytes would move some to the spool, which may take as long as a disk access.
     pub fn would_spool(&self, more: usize) -> bool {
         let state = self.lock();
         state.spool.as_ref().is_some_and(|spooled| spooled.failed.is_none())
@@ -123,17 +127,17 @@ impl Log {
             && state.evictable() > 0
     }
 
-    /// Bytes in memory.
+    /// Bytes allocated in memory.
     pub fn memory(&self) -> usize {
         self.lock().ring.capacity()
     }
 
-    /// Nothing more comes. Readers get what there is, then the end.
+    /// Ends the output. Readers get the rest, then the end.
     pub fn finish(&self) {
         let mut state = self.lock();
         state.is_finished = true;
         let head = state.head();
-        state.notes.finish(head);
+        state.annotations.finish(head);
         state.unlock_and_wake(true);
     }
 
@@ -141,7 +145,7 @@ impl Log {
         self.lock().is_finished
     }
 
-    /// The first offset that is kept, and the one the next byte will have.
+    /// The first offset that is kept, and the offset of the next byte.
     pub fn range(&self) -> std::ops::Range<u64> {
         let state = self.lock();
         state.base()..state.head()
@@ -151,18 +155,19 @@ impl Log {
         self.lock().head()
     }
 
-    /// Lets go of what is before, once the attached readers have read it.
+    /// Releases everything before an offset, once the attached readers have read it.
     pub fn acknowledge(&self, offset: u64) {
         let mut state = self.lock();
         state.acknowledge(offset);
         state.unlock_and_wake(false);
     }
 
-    /// A reader from an offset on. One that is no longer kept shows as a gap in the first read; one not yet written is the head.
+    /// A reader that starts at an offset. If that is no longer kept, the first read reports a gap; if it is not written
+    /// yet, the reader starts at the head.
     pub fn reader(&self, from: u64) -> Reader {
         let mut state = self.lock();
         let from = from.min(state.head());
-        let next_size = state.notes.sizes_until(from);
+        let next_size = state.annotations.sizes_until(from);
         let id = state.readers.attach(from, next_size);
         drop(state);
         Reader::new(self.clone(), id)
@@ -172,8 +177,8 @@ impl Log {
         self.lock().readers.iter().count()
     }
 
-    /// Why the spool is no longer used, told once.
-    pub fn spool_failure(&self) -> Option<std::io::Error> {
+    /// Why the spool is no longer used; returned once.
+    pub fn take_spool_failure(&self) -> Option<std::io::Error> {
         let mut state = self.lock();
         let failed = state.spool.as_mut().and_then(|spooled| spooled.failed.take());
         if failed.is_some() {
@@ -183,33 +188,33 @@ impl Log {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing here panics half way but a spool, and then the state is that of before or after it.
+        // Only a spool can panic here, and then the state is as before or after its call.
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
-/// Unlocks first and wakes then.
+/// Unlocks the state first and wakes tasks afterwards.
 pub(crate) trait UnlockAndWake {
     fn unlock_and_wake(self, readers: bool);
-    /// As above, for readers and a few at a time: whether some are left.
-    fn unlock_and_wake_some(self) -> bool;
+    /// Wakes a batch of readers only; returns whether more are waiting.
+    fn unlock_and_wake_more(self) -> bool;
 }
 
 impl UnlockAndWake for MutexGuard<'_, State> {
     fn unlock_and_wake(mut self, readers: bool) {
-        let mut wakes = if readers { self.readers.take_waiting(usize::MAX) } else { Wakes::default() };
+        let mut wakes = if readers { self.readers.take_waiting(usize::MAX) } else { WakeList::default() };
         if self.writer.is_some()
-            && self.has_room()
+            && self.is_writable()
             && let Some(writer) = self.writer.take()
         {
-            wakes.push(writer, Urgency::First);
+            wakes.push(writer, WakePriority::Interactive);
         }
         drop(self);
         wakes.wake();
     }
 
-    fn unlock_and_wake_some(mut self) -> bool {
-        let wakes = self.readers.take_waiting(WOKEN_AT_ONCE);
+    fn unlock_and_wake_more(mut self) -> bool {
+        let wakes = self.readers.take_waiting(WAKE_BATCH);
         let has_more = self.readers.has_waiting();
         drop(self);
         wakes.wake();
@@ -222,8 +227,9 @@ impl State {
         self.ring_from + self.ring.len() as u64
     }
 
-    /// Puts NULs over what nobody is to get, as far as it is still in memory; what is read from the log has the same there already.
-    fn cover(&mut self, from: u64, to: u64) {
+    /// Replaces bytes that no viewer may get with NULs, as far as they are still in memory. All readers already get
+    /// NULs for them.
+    fn blank(&mut self, from: u64, to: u64) {
         let within = |offset: u64| offset.clamp(self.ring_from, self.head()) - self.ring_from;
         let (from, to) = (within(from) as usize, within(to) as usize);
         self.ring.range_mut(from..to).for_each(|byte| *byte = 0);
@@ -239,28 +245,29 @@ impl State {
     fn append(&mut self, bytes: &[u8]) -> usize {
         let mut taken = 0;
         while taken < bytes.len() {
-            let room = self.make_room(bytes.len() - taken);
-            if room == 0 {
+            let space = self.make_space(bytes.len() - taken);
+            if space == 0 {
                 break;
             }
-            self.grow_for(room);
-            self.ring.extend(&bytes[taken..taken + room]);
-            taken += room;
+            self.grow_for(space);
+            self.ring.extend(&bytes[taken..taken + space]);
+            taken += space;
         }
         taken
     }
 
-    /// By doubling, up to the limit and never beyond it.
+    /// Grows by doubling, up to the limit and never beyond it.
     fn grow_for(&mut self, more: usize) {
         let needed = self.ring.len() + more;
         if needed > self.ring.capacity() {
-            let wanted = needed.max(FIRST_BYTES).next_power_of_two().min(self.limits.ring_bytes).max(needed);
+            let wanted = needed.max(INITIAL_RING_BYTES).next_power_of_two().min(self.limits.ring_bytes).max(needed);
             self.ring.reserve_exact(wanted - self.ring.len());
         }
     }
 
-    /// Makes room in the ring as far as the reader that holds it allows; says for how many bytes there is some.
-    fn make_room(&mut self, wanted: usize) -> usize {
+    /// Makes space in the ring, as far as the readers with backpressure allow it. Returns for how many bytes there is
+    /// space.
+    fn make_space(&mut self, wanted: usize) -> usize {
         let free = self.limits.ring_bytes - self.ring.len();
         if free >= wanted {
             return wanted;
@@ -270,10 +277,11 @@ impl State {
         free + leaving
     }
 
-    /// Bytes at the ring's tail that may leave it: those that the furthest of the readers that hold it needs no longer.
+    /// Number of bytes that may be evicted from the ring's tail: those that the furthest of the readers with
+    /// backpressure no longer needs.
     fn evictable(&self) -> usize {
         let held = match self.limits.writer_waits {
-            true => self.readers.iter().filter(|slot| slot.is_holding).map(|slot| self.held_from(slot)).max(),
+            true => self.readers.iter().filter(|slot| slot.has_backpressure).map(|slot| self.held_from(slot)).max(),
             false => None,
         };
         match held {
@@ -282,16 +290,17 @@ impl State {
         }
     }
 
-    /// A reader that acknowledges often enough is waited for until it has; one that does so rarely, or not at all, until it has read.
-    /// The former keeps what it may have to send again in memory, out of the spool.
-    fn held_from(&self, slot: &Slot) -> u64 {
+    /// The writer waits for a reader that acknowledges often enough until it has acknowledged. This keeps bytes that
+    /// may have to be sent again in memory, out of the spool. For a reader that acknowledges rarely or never, the
+    /// writer waits until it has read.
+    fn held_from(&self, slot: &ReaderSlot) -> u64 {
         let is_often = slot.acknowledges && slot.largest_step <= self.limits.ring_bytes as u64 / 2;
         if is_often { slot.acknowledged } else { slot.position }
     }
 
-    fn has_room(&self) -> bool {
-        let room = self.limits.ring_bytes - self.ring.len() + self.evictable();
-        room >= (self.limits.ring_bytes / WORTHWHILE_PART).max(1)
+    fn is_writable(&self) -> bool {
+        let space = self.limits.ring_bytes - self.ring.len() + self.evictable();
+        space >= (self.limits.ring_bytes / WRITABLE_FRACTION).max(1)
     }
 
     fn evict(&mut self, count: usize) {
@@ -301,7 +310,7 @@ impl State {
         if let Some(spooled) = &mut self.spool {
             let (a, b) = self.ring.as_slices();
             let of_a = count.min(a.len());
-            spooled.take(self.ring_from, [&a[..of_a], &b[..count - of_a]]);
+            spooled.append(self.ring_from, [&a[..of_a], &b[..count - of_a]]);
         }
         self.drop_front(count);
     }
@@ -310,7 +319,7 @@ impl State {
         self.ring.drain(..count);
         self.ring_from += count as u64;
         let base = self.base();
-        self.notes.forget(base);
+        self.annotations.forget(base);
     }
 
     pub fn acknowledge(&mut self, offset: u64) {
@@ -318,21 +327,21 @@ impl State {
         self.release();
     }
 
-    /// Lets go of what was acknowledged and no attached reader still has to read.
+    /// Releases bytes that were acknowledged and that all attached readers have read.
     pub fn release(&mut self) {
         if self.acknowledged <= self.base() {
             return;
         }
         let before = self.readers.iter().map(|slot| slot.position).fold(self.acknowledged, u64::min);
         if let Some(spooled) = &mut self.spool {
-            spooled.let_go(before);
+            spooled.discard_before(before);
         }
         if before > self.ring_from {
             self.drop_front((before - self.ring_from) as usize);
         }
     }
 
-    /// Copies from an offset that is kept to the end of a buffer.
+    /// Copies bytes, starting at an offset that is kept, to the end of a buffer.
     pub fn copy(&mut self, from: u64, into: &mut bytes::BytesMut, count: usize) -> bool {
         if from < self.ring_from {
             let Some(spooled) = self.spool.as_mut() else { return false };
@@ -360,22 +369,22 @@ impl State {
         offset < self.ring_from && offset >= self.base()
     }
 
-    /// How far one read reaches: a spool and a ring are not mixed in it.
+    /// The end of what one read can return: a read never combines spool and ring.
     pub fn stretch_end(&self, from: u64) -> u64 {
         if from < self.ring_from { self.ring_from } else { self.head() }
     }
 }
 
-/// See [`Log::room`].
+/// See [`Log::writable`].
 #[must_use = "futures do nothing unless awaited"]
-pub struct Room<'a>(&'a Log);
+pub struct Writable<'a>(&'a Log);
 
-impl Future for Room<'_> {
+impl Future for Writable<'_> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let mut state = self.0.lock();
-        if state.has_room() || state.is_finished {
+        if state.is_writable() || state.is_finished {
             return Poll::Ready(());
         }
         state.writer = Some(context.waker().clone());

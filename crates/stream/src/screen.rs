@@ -1,34 +1,34 @@
-//! A terminal's screen beside its log, for viewers who come too late for the bytes that made it.
+//! A terminal's screen beside its log, for viewers that join too late for the bytes that drew it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 
 use crate::{
-    cover,
-    keyframe::{self, Extras},
-    notes::Kinds,
-    scan::{Class, Found, Inside},
+    annotations::SequenceKinds,
+    keyframe::{self, UntrackedModes},
+    overlay,
+    scanner::{OpenString, ScanResult, StringClass},
 };
 
-/// Largest terminal, in either direction.
+/// Maximum number of columns and of rows.
 pub const MAX_SIDE: u16 = 1000;
-/// Largest that is drawn: a 4K display in the smallest readable letters. It takes 4 MiB, and as much again for the alternate screen; viewers
-/// of a larger one get an empty keyframe.
+/// Maximum size of a screen that is emulated: a 4K display in the smallest readable font. It takes 4 MiB, and as much
+/// again for the alternate screen. Viewers of a larger screen get an empty keyframe.
 const MAX_CELLS: u32 = 128 * 1024;
-/// Smallest emulated: a wide character must fit into a row.
+/// Minimum size that is emulated: a wide character must fit into a row.
 const MIN_SIDE: u16 = 2;
-/// A string longer than this is not given again from its start: it may no longer be kept.
-const MAX_STRING_AGAIN_BYTES: u64 = 4096;
-/// What fits into a frame in base64. Only a screen of many hundred columns with a colour of its own in every cell is larger; its viewer
-/// gets an empty one, and what is drawn from then on.
+/// A string longer than this is not replayed from its start, which may no longer be kept.
+const MAX_STRING_REPLAY_BYTES: u64 = 4096;
+/// What fits into a frame in base64. Only a screen of many hundred columns with a different color in every cell is
+/// larger; its viewer gets an empty keyframe and then the output from there on.
 const MAX_KEYFRAME_BYTES: usize = 704 * 1024;
-/// Ends a sequence and shows nothing.
+/// Ends a sequence without printing anything.
 const CANCEL: u8 = 0x18;
-/// Output that breaks the emulator so often is made to; then there is an empty screen.
+/// After this many panics the emulator is given up: the output breaks it on purpose. The screen is then empty.
 const MAX_PANICS: u32 = 3;
 
-/// A screen as bytes that make a terminal show it. What follows in the log is at `offset`.
+/// A screen as bytes that make a terminal show it. The output that follows begins at `offset` of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keyframe {
     pub offset: u64,
@@ -40,29 +40,29 @@ pub struct Keyframe {
 pub struct Screen {
     cols: u16,
     rows: u16,
-    emulator: Option<vt100::Parser<Extras>>,
+    emulator: Option<vt100::Parser<UntrackedModes>>,
     panics: u32,
-    /// Everything before this has been taken.
+    /// Offset of the next byte to be fed.
     at: u64,
-    /// From a sequence or character whose rest has not come yet, and where it begins.
+    /// The beginning of a sequence or character whose rest has not arrived yet, and its offset.
     pending: Vec<u8>,
     pending_from: u64,
-    inside: Option<Inside>,
+    open_string: Option<OpenString>,
 }
 
 impl Screen {
     pub fn new(cols: u16, rows: u16) -> Self {
         let (cols, rows) = (cols.clamp(1, MAX_SIDE), rows.clamp(1, MAX_SIDE));
         let emulator = emulator(cols, rows);
-        Self { cols, rows, emulator, panics: 0, at: 0, pending: Vec::new(), pending_from: 0, inside: None }
+        Self { cols, rows, emulator, panics: 0, at: 0, pending: Vec::new(), pending_from: 0, open_string: None }
     }
 
     pub fn size(&self) -> (u16, u16) {
         (self.cols, self.rows)
     }
 
-    /// Whether a program wants pasted text to be marked as such.
-    pub fn wants_marked_pastes(&self) -> bool {
+    /// Whether a program has enabled bracketed paste.
+    pub fn wants_bracketed_paste(&self) -> bool {
         self.emulator.as_ref().is_some_and(|parser| parser.screen().bracketed_paste())
     }
 
@@ -70,7 +70,7 @@ impl Screen {
         self.emulator.as_ref().is_some_and(|parser| parser.screen().alternate_screen())
     }
 
-    /// Row and column, from 0.
+    /// Row and column, counted from 0.
     pub fn cursor(&self) -> (u16, u16) {
         self.emulator.as_ref().map_or((0, 0), |parser| parser.screen().cursor_position())
     }
@@ -79,42 +79,45 @@ impl Screen {
         self.emulator.as_ref().is_some_and(|parser| parser.screen().hide_cursor())
     }
 
-    /// Whether a terminal that has got all of this is between two sequences, so that others may be sent to it.
+    /// Whether a terminal that has received everything so far is between two sequences, so that other sequences may be
+    /// sent to it.
     pub fn is_between_sequences(&self) -> bool {
-        self.pending.is_empty() && self.inside.is_none()
+        self.pending.is_empty() && self.open_string.is_none()
     }
 
-    /// What lays words over a row of a terminal that shows this screen. They must fit, and have no controls in them.
-    pub fn cover(&self, row: u16, words: &str) -> Vec<u8> {
-        self.drawn(|parser| cover::cover(parser, row, words))
+    /// Bytes that overlay text on a row of a terminal that shows this screen. The text must fit and contain no
+    /// controls.
+    pub fn draw_overlay(&self, row: u16, text: &str) -> Vec<u8> {
+        self.drawn(|parser| overlay::draw_overlay(parser, row, text))
     }
 
-    /// What shows the row again.
-    pub fn uncover(&self, row: u16) -> Vec<u8> {
-        self.drawn(|parser| cover::uncover(parser, row))
+    /// Bytes that show the row again.
+    pub fn restore_row(&self, row: u16) -> Vec<u8> {
+        self.drawn(|parser| overlay::restore_row(parser, row))
     }
 
-    /// Each row up to a width, to be drawn from its first column on a row that is empty.
+    /// Each row up to a width, to be drawn from the first column of an empty row.
     pub fn rows(&self, width: u16) -> Vec<Vec<u8>> {
         self.emulator
             .as_ref()
-            .and_then(|parser| catch_unwind(AssertUnwindSafe(|| cover::rows(parser, width).collect())).ok())
+            .and_then(|parser| catch_unwind(AssertUnwindSafe(|| overlay::rows(parser, width).collect())).ok())
             .unwrap_or_default()
     }
 
-    /// What makes a terminal that has got everything show it anew, whatever has happened to it meanwhile.
+    /// Bytes that make a terminal that has received everything show the screen again, regardless of its current
+    /// content.
     pub fn redraw(&self) -> Vec<u8> {
-        let mut out = self.keyframe(Kinds::NONE).ansi.to_vec();
-        match self.inside {
-            // In the middle of a string, whose beginning may be gone: the rest must not be taken for text.
-            Some(inside) if self.at - inside.from <= MAX_STRING_AGAIN_BYTES => out.extend_from_slice(opening(inside.class)),
+        let mut out = self.keyframe(SequenceKinds::NONE).ansi.to_vec();
+        match self.open_string {
+            // In the middle of a string whose beginning may no longer be kept: the rest must not be taken for text.
+            Some(open_string) if self.at - open_string.from <= MAX_STRING_REPLAY_BYTES => out.extend_from_slice(opening(open_string.class)),
             Some(_) => {}
             None => out.extend_from_slice(&self.pending),
         }
         out
     }
 
-    fn drawn(&self, draw: impl FnOnce(&vt100::Parser<Extras>) -> Vec<u8>) -> Vec<u8> {
+    fn drawn(&self, draw: impl FnOnce(&vt100::Parser<UntrackedModes>) -> Vec<u8>) -> Vec<u8> {
         let drawn = self.emulator.as_ref().and_then(|parser| catch_unwind(AssertUnwindSafe(|| draw(parser))).ok());
         drawn.unwrap_or_default()
     }
@@ -130,9 +133,9 @@ impl Screen {
         self.guarded(|emulator| emulator.screen_mut().set_size(rows, cols));
     }
 
-    /// Takes the next piece of output and what the scanner found in it. The emulator gets whole sequences only, so that it is always
-    /// between two, and never a string, which would change nothing and could be of any length.
-    pub fn feed(&mut self, bytes: &[u8], found: &Found) {
+    /// Takes the next chunk of output with the scanner's result. The emulator gets only complete sequences, so that it
+    /// is always between two of them. It never gets strings, which would change nothing and could have any length.
+    pub fn feed(&mut self, bytes: &[u8], found: &ScanResult) {
         let mut joined = std::mem::take(&mut self.pending);
         let whole: &[u8] = if joined.is_empty() {
             bytes
@@ -148,16 +151,16 @@ impl Screen {
         for (from, to) in &found.strings {
             self.process(whole, start, next, (*from).clamp(next, ground.max(next)));
             next = (*to).max(next);
-            // It also cuts short what came before it.
+            // The emulator also needs the cancellation that a string causes to an unfinished sequence before it.
             self.guarded(|emulator| emulator.process(&[CANCEL]));
         }
         let ready = ground - incomplete_character(&whole[..(ground - start) as usize]) as u64;
         self.process(whole, start, next, ready.max(next));
-        // What a string under way has brought is let go of: it can be read again from the log, or not at all.
+        // The bytes of an unfinished string are dropped: they can be read again from the log, or not at all.
         let rest = next.max(ready).min(self.at);
         self.pending = whole[(rest - start) as usize..].to_vec();
         self.pending_from = rest;
-        self.inside = found.inside;
+        self.open_string = found.open_string;
     }
 
     fn process(&mut self, whole: &[u8], start: u64, from: u64, to: u64) {
@@ -167,8 +170,8 @@ impl Screen {
         }
     }
 
-    /// The emulator reads whatever a program prints; a fault in it costs the screen, not the shell.
-    fn guarded(&mut self, work: impl FnOnce(&mut vt100::Parser<Extras>)) {
+    /// The emulator parses output of arbitrary programs; a bug in it must cost only the screen, not the shell.
+    fn guarded(&mut self, work: impl FnOnce(&mut vt100::Parser<UntrackedModes>)) {
         let Some(parser) = &mut self.emulator else { return };
         if catch_unwind(AssertUnwindSafe(|| work(parser))).is_err() {
             self.panics += 1;
@@ -176,18 +179,19 @@ impl Screen {
         }
     }
 
-    /// For a viewer that mustn't get these kinds.
-    pub fn keyframe(&self, hides: Kinds) -> Keyframe {
+    /// A keyframe for a viewer that must not get these kinds.
+    pub fn keyframe(&self, hides: SequenceKinds) -> Keyframe {
         let drawn = Some(self.drawn(keyframe::draw)).filter(|ansi| !ansi.is_empty() && ansi.len() <= MAX_KEYFRAME_BYTES);
         let mut ansi = drawn.unwrap_or_else(|| keyframe::CLEARED.to_vec());
         let mut offset = self.pending_from;
-        if let Some(inside) = self.inside {
-            offset = inside.from;
-            if self.at - inside.from > MAX_STRING_AGAIN_BYTES {
-                // In the middle of it. Who gets it must be told that what follows is no text; who doesn't gets nothing of it.
+        if let Some(open_string) = self.open_string {
+            offset = open_string.from;
+            if self.at - open_string.from > MAX_STRING_REPLAY_BYTES {
+                // In the middle of a string. A viewer that gets the rest needs an opening, so that its terminal doesn't
+                // print it as text. A viewer that doesn't get it sees only NULs.
                 offset = self.pending_from;
-                if !inside.kinds.meets(hides) {
-                    ansi.extend_from_slice(opening(inside.class));
+                if !open_string.kinds.intersects(hides) {
+                    ansi.extend_from_slice(opening(open_string.class));
                 }
             }
         }
@@ -195,22 +199,22 @@ impl Screen {
     }
 }
 
-fn emulator(cols: u16, rows: u16) -> Option<vt100::Parser<Extras>> {
+fn emulator(cols: u16, rows: u16) -> Option<vt100::Parser<UntrackedModes>> {
     let (cols, rows) = (cols.max(MIN_SIDE), rows.max(MIN_SIDE));
-    (u32::from(cols) * u32::from(rows) <= MAX_CELLS).then(|| vt100::Parser::new_with_callbacks(rows, cols, 0, Extras::default()))
+    (u32::from(cols) * u32::from(rows) <= MAX_CELLS).then(|| vt100::Parser::new_with_callbacks(rows, cols, 0, UntrackedModes::default()))
 }
 
-/// What begins a string of the kind that no terminal does anything with.
-fn opening(class: Class) -> &'static [u8] {
+/// The beginning of a string of this class that terminals ignore.
+fn opening(class: StringClass) -> &'static [u8] {
     match class {
-        Class::Osc => b"\x1b]9999;",
-        Class::Other => b"\x1b_",
-        Class::Csi => b"\x1b[ 0",
-        Class::OldTitle => b"",
+        StringClass::Osc => b"\x1b]9999;",
+        StringClass::Other => b"\x1b_",
+        StringClass::Csi => b"\x1b[ 0",
+        StringClass::ScreenTitle => b"",
     }
 }
 
-/// Bytes at the end that begin a character and don't finish it.
+/// Number of bytes at the end that begin a character without completing it.
 fn incomplete_character(bytes: &[u8]) -> usize {
     let tail = &bytes[bytes.len().saturating_sub(3)..];
     (1..=tail.len())

@@ -1,43 +1,44 @@
-//! Where bytes go that no longer fit into memory: somebody else's file, as far as this crate is concerned.
+//! The spool: where bytes go that no longer fit into memory. The user of this crate provides it, usually as a file.
 
 use std::io;
 
-/// Keeps a bounded, contiguous stretch of a log. Called with the log's lock held, so it should be as quick as the page cache.
+/// Stores a bounded, contiguous range of a log. It is called while the log is locked, so it should be as fast as the
+/// page cache.
 ///
-/// Offsets are the log's own, each write begins where the last ended, and what is kept is never more than the limit the log was made
-/// with: a file written at `offset % limit` does.
+/// Offsets are those of the log, each write begins where the last one ended, and the stored range never exceeds the
+/// limit that the log was created with. So an implementation may write at `offset % limit` of a file.
 pub trait Spool: Send {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// Fills the whole of `into`.
+    /// Fills all of `into`.
     fn read_at(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()>;
-    /// Nothing before this offset will be asked for again.
+    /// Bytes before this offset will not be read again.
     fn discard(&mut self, before: u64);
 }
 
-/// A spool and the stretch it holds: from here to where the ring begins.
+/// A spool and the range that it stores: from `from` to the beginning of the ring.
 pub(crate) struct Spooled {
     pub spool: Box<dyn Spool>,
     pub from: u64,
     pub limit: u64,
-    /// A write or read failed. It is not asked again, and what it held is a gap.
+    /// Set when a write or read failed. The spool isn't used any more, and its range is a gap.
     pub failed: Option<io::Error>,
 }
 
 impl Spooled {
-    /// Takes what leaves the ring at `at`, letting the oldest go where there is no room.
-    pub fn take(&mut self, mut at: u64, parts: [&[u8]; 2]) {
+    /// Appends bytes that leave the ring at offset `at`, and discards the oldest if there is no space.
+    pub fn append(&mut self, mut at: u64, parts: [&[u8]; 2]) {
         for part in parts {
             if self.failed.is_some() {
                 break;
             }
-            // More than it can hold at once: only the end of it matters.
+            // If this is more than the spool can store at once, only the end of it is kept.
             let skipped = part.len().saturating_sub(usize::try_from(self.limit).unwrap_or(usize::MAX));
             if skipped > 0 {
-                self.let_go(at + skipped as u64);
+                self.discard_before(at + skipped as u64);
             }
             let end = at + part.len() as u64;
             if end - self.from > self.limit {
-                self.let_go(end - self.limit);
+                self.discard_before(end - self.limit);
             }
             if let Err(error) = self.spool.write_at(at + skipped as u64, &part[skipped..]) {
                 self.failed = Some(error);
@@ -46,7 +47,7 @@ impl Spooled {
         }
     }
 
-    pub fn let_go(&mut self, before: u64) {
+    pub fn discard_before(&mut self, before: u64) {
         if before > self.from {
             self.from = before;
             self.spool.discard(before);

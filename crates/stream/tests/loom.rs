@@ -1,4 +1,4 @@
-//! Every order in which a writer and a reader can meet: no wake-up is lost, also when a wait was given up before.
+//! Every order in which a writer and a reader can meet: no wake-up is lost, even after a wait was dropped.
 #![cfg(loom)]
 
 use std::{
@@ -9,7 +9,8 @@ use std::{
 use cobox_stream::{Limits, Log, Read, Reader};
 use loom::{future::block_on, thread};
 
-/// Three forced switches between threads in one run: lost wake-ups need one or two, and every further one multiplies the runs.
+/// Maximum number of forced thread switches in one run. Lost wake-ups need one or two, and every further one multiplies
+/// the runs.
 const MAX_PREEMPTIONS: usize = 3;
 
 fn model(run: impl Fn() + Sync + Send + 'static) {
@@ -22,7 +23,7 @@ fn log(ring_bytes: usize) -> Log {
     Log::new(Limits { ring_bytes, writer_waits: true })
 }
 
-/// Reads to the end, waiting in between.
+/// Reads to the end and waits in between.
 fn read_all(mut reader: Reader) -> Vec<u8> {
     let mut all = Vec::new();
     loop {
@@ -30,7 +31,7 @@ fn read_all(mut reader: Reader) -> Vec<u8> {
             Read::Chunk(chunk) => all.extend_from_slice(&chunk.bytes),
             Read::Pending => block_on(reader.wait()),
             Read::End => return all,
-            Read::Gap { .. } => panic!("nothing was let go"),
+            Read::Gap { .. } => panic!("no bytes should have been released"),
         }
     }
 }
@@ -49,25 +50,25 @@ fn a_reader_gets_everything_and_the_end() {
 }
 
 #[test]
-fn a_wait_given_up_takes_nobody_elses_wake_up() {
+fn a_dropped_wait_does_not_consume_the_wake_up_of_another() {
     model(|| {
         let log = log(64);
-        let mut given_up = log.reader(0);
+        let mut dropped = log.reader(0);
         let reader = log.reader(0);
         let reading = thread::spawn(move || read_all(reader));
-        let giving_up = thread::spawn(move || {
-            let mut wait = pin!(given_up.wait());
+        let dropping = thread::spawn(move || {
+            let mut wait = pin!(dropped.wait());
             let _ = wait.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         });
         log.append(b"a");
         log.finish();
         assert_eq!(reading.join().unwrap(), b"a");
-        giving_up.join().unwrap();
+        dropping.join().unwrap();
     });
 }
 
 #[test]
-fn a_writer_that_waits_for_room_goes_on_when_the_reader_has_read() {
+fn a_waiting_writer_continues_when_the_reader_has_read() {
     model(|| {
         let log = log(2);
         let reader = log.reader(0);
@@ -76,7 +77,7 @@ fn a_writer_that_waits_for_room_goes_on_when_the_reader_has_read() {
         while !rest.is_empty() {
             rest = &rest[log.append(rest)..];
             if !rest.is_empty() {
-                block_on(log.room());
+                block_on(log.writable());
             }
         }
         log.finish();
@@ -85,7 +86,7 @@ fn a_writer_that_waits_for_room_goes_on_when_the_reader_has_read() {
 }
 
 #[test]
-fn a_writer_that_waits_goes_on_when_the_quicker_of_two_readers_has_read() {
+fn a_waiting_writer_continues_when_the_faster_of_two_readers_has_read() {
     model(|| {
         let log = log(2);
         let (reader, mut slow) = (log.reader(0), log.reader(0));
@@ -94,7 +95,7 @@ fn a_writer_that_waits_goes_on_when_the_quicker_of_two_readers_has_read() {
         while !rest.is_empty() {
             rest = &rest[log.append(rest)..];
             if !rest.is_empty() {
-                block_on(log.room());
+                block_on(log.writable());
             }
         }
         log.finish();
@@ -104,13 +105,13 @@ fn a_writer_that_waits_goes_on_when_the_quicker_of_two_readers_has_read() {
 }
 
 #[test]
-fn a_writer_that_waits_goes_on_when_the_reader_leaves() {
+fn a_waiting_writer_continues_when_the_reader_detaches() {
     model(|| {
         let log = log(2);
         let reader = log.reader(0);
         log.append(b"ab");
         let leaving = thread::spawn(move || drop(reader));
-        block_on(log.room());
+        block_on(log.writable());
         assert_eq!(log.append(b"cd"), 2);
         leaving.join().unwrap();
     });

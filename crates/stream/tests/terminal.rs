@@ -1,7 +1,8 @@
-//! Screens and filtered views, each against the plain way to get the same: all bytes into one emulator, or one filter over the whole.
+//! Screens and filtered views, each compared with the plain way to the same result: all bytes fed to one emulator, or
+//! one filter over all output.
 #![cfg(not(loom))]
 
-use cobox_stream::{Found, Keyframe, Kinds, Limits, Log, Read, Scanner, Screen};
+use cobox_stream::{Keyframe, Limits, Log, Read, ScanResult, Scanner, Screen, SequenceKinds};
 use proptest::prelude::*;
 
 const COLS: u16 = 12;
@@ -62,8 +63,9 @@ fn assert_same(a: &vt100::Parser, b: &vt100::Parser) -> Result<(), TestCaseError
     Ok(())
 }
 
-/// While rows count from a region's first, no terminal leaves the region; told a row alone, the emulator does.
-fn is_where_a_terminal_would_be(parts: &[&[u8]]) -> bool {
+/// In origin mode no terminal's cursor leaves the region. The emulator's cursor does after a command that sets only the
+/// row.
+fn is_where_a_terminal_cursor_would_be(parts: &[&[u8]]) -> bool {
     let row = |more: &[u8]| shown(&[parts, &[more]].concat()).screen().cursor_position().0;
     (row(b"\x1b[H")..=row(b"\x1b[999;1H")).contains(&row(b""))
 }
@@ -71,7 +73,7 @@ fn is_where_a_terminal_would_be(parts: &[&[u8]]) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
     #[test]
-    fn a_keyframe_and_what_follows_it_show_what_everything_shows(
+    fn a_keyframe_with_later_output_shows_the_same_as_all_output(
         before in output(), after in output(), sizes in prop::collection::vec(1usize..40, 1..8)
     ) {
         let (mut scanner, mut screen) = (Scanner::default(), Screen::new(COLS, ROWS));
@@ -79,10 +81,10 @@ proptest! {
             let found = scanner.scan(chunk);
             screen.feed(chunk, &found);
         }
-        let Keyframe { offset, ansi, .. } = screen.keyframe(Kinds::NONE);
+        let Keyframe { offset, ansi, .. } = screen.keyframe(SequenceKinds::NONE);
         prop_assert!(offset as usize <= before.len());
         let rest = &before[offset as usize..];
-        // Reached by moving up or down from a full row: comes out one column to the left.
+        // Reached by moving up or down from a full row; such a cursor ends up one column to the left.
         let hangs = |parser: &vt100::Parser| {
             let (row, col) = parser.screen().cursor_position();
             col >= COLS && !parser.screen().cell(row, COLS - 1).is_some_and(|c| c.has_contents() || c.is_wide_continuation())
@@ -90,69 +92,70 @@ proptest! {
         let whole = &before[..offset as usize];
         for probe in [b"".as_slice(), b"\x1b8", b"\x1b[?47l", b"\x1b[?47l\x1b8"] {
             prop_assume!(!hangs(&shown(&[whole, probe])));
-            prop_assume!(is_where_a_terminal_would_be(&[whole, probe]));
+            prop_assume!(is_where_a_terminal_cursor_would_be(&[whole, probe]));
         }
-        // Now, and after whatever comes next: regions, saved cursors and the other screen only show then.
+        // Compared now and after any further output: regions, saved cursors and the other screen become visible only
+        // then.
         assert_same(&shown(&[&ansi, rest]), &shown(&[&before]))?;
         assert_same(&shown(&[&ansi, rest, &after]), &shown(&[&before, &after]))?;
     }
 
     #[test]
-    fn words_laid_over_a_row_are_gone_without_a_trace_when_they_are_taken_away(
+    fn an_overlay_that_is_removed_leaves_no_trace(
         before in output(), after in output(), row in 0..ROWS
     ) {
         let (mut scanner, mut screen) = (Scanner::default(), Screen::new(COLS, ROWS));
         screen.feed(&before, &scanner.scan(&before));
         prop_assume!(screen.is_between_sequences());
         let plain = shown(&[&before]);
-        prop_assume!(is_where_a_terminal_would_be(&[&before]));
-        // Reached by moving up or down from a full row: comes out one column to the left.
+        prop_assume!(is_where_a_terminal_cursor_would_be(&[&before]));
+        // Reached by moving up or down from a full row; such a cursor ends up one column to the left.
         let (at, col) = plain.screen().cursor_position();
         prop_assume!(col < COLS || plain.screen().cell(at, COLS - 1).is_some_and(|c| c.has_contents() || c.is_wide_continuation()));
-        // There its last cell is written again, so that the cursor comes to stand behind it.
+        // There the last cell is written again, so that the cursor comes to stand behind it.
         prop_assume!(col < COLS || at != row);
-        let covered = shown(&[&before, &screen.cover(row, "cobox: hi")]);
+        let covered = shown(&[&before, &screen.draw_overlay(row, "cobox: hi")]);
         prop_assert_eq!(covered.screen().rows(0, COLS).nth(usize::from(row)).unwrap(), "cobox: hi");
         prop_assert_eq!(covered.screen().cursor_position().0, plain.screen().cursor_position().0);
-        // A row that goes on in the next one is not put back as such where only a part of the screen scrolls.
+        // A row that wraps is not restored as such if only a part of the screen scrolls.
         prop_assume!(!plain.screen().row_wrapped(row) || !before.contains(&b'r'));
-        let uncovered = [screen.cover(row, "cobox: hi"), screen.uncover(row)].concat();
+        let uncovered = [screen.draw_overlay(row, "cobox: hi"), screen.restore_row(row)].concat();
         assert_same(&shown(&[&before, &uncovered]), &plain)?;
         assert_same(&shown(&[&before, &uncovered, &after]), &shown(&[&before, &after]))?;
         assert_same(&shown(&[&before, b"\x1b[2Jsomething else\x1b[31m", &screen.redraw()]), &plain)?;
     }
 
     #[test]
-    fn a_filtered_view_cut_anywhere_is_the_filtered_whole(
+    fn a_filtered_view_is_the_same_for_any_chunk_sizes(
         bytes in prop::collection::vec(prop_oneof![4 => piece(), 1 => prop::collection::vec(any::<u8>(), 0..6)], 0..40),
         sizes in prop::collection::vec(1usize..20, 1..8), reads in prop::collection::vec(1usize..20, 1..8), hides in 0u8..32
     ) {
         let bytes = bytes.concat();
-        let hides = [Kinds::QUERY, Kinds::CLIPBOARD, Kinds::TITLE, Kinds::MARK, Kinds::HOST]
-            .into_iter().enumerate().filter(|(i, _)| hides >> i & 1 == 1).fold(Kinds::NONE, |all, (_, kind)| all.with(kind));
+        let hides = [SequenceKinds::QUERY, SequenceKinds::CLIPBOARD, SequenceKinds::TITLE, SequenceKinds::MARK, SequenceKinds::HOST]
+            .into_iter().enumerate().filter(|(i, _)| hides >> i & 1 == 1).fold(SequenceKinds::NONE, |all, (_, kind)| all.with(kind));
         let in_one = filtered(&bytes, &[bytes.len().max(1)], &[usize::MAX], hides);
         prop_assert_eq!(in_one.len(), bytes.len());
         let in_pieces = filtered(&bytes, &sizes, &reads, hides);
         prop_assert_eq!(&in_pieces, &in_one);
-        // Hidden or as it was, nothing else.
+        // Every byte is either hidden or unchanged.
         for (a, b) in in_one.iter().zip(&bytes) {
             prop_assert!(a == b || *a == 0);
         }
     }
 
     #[test]
-    fn whatever_is_printed_the_screen_goes_on(bytes in prop::collection::vec(any::<u8>(), 0..2000), cols in 1u16..20, rows in 1u16..6) {
+    fn the_screen_survives_any_output(bytes in prop::collection::vec(any::<u8>(), 0..2000), cols in 1u16..20, rows in 1u16..6) {
         let (mut scanner, mut screen) = (Scanner::default(), Screen::new(cols, rows));
         for chunk in bytes.chunks(97) {
             let found = scanner.scan(chunk);
             screen.feed(chunk, &found);
             screen.resize(rows, cols);
-            prop_assert!(screen.keyframe(Kinds::ALL).ansi.len() < 100_000);
+            prop_assert!(screen.keyframe(SequenceKinds::ALL).ansi.len() < 100_000);
         }
     }
 }
 
-fn filtered(bytes: &[u8], sizes: &[usize], reads: &[usize], hides: Kinds) -> Vec<u8> {
+fn filtered(bytes: &[u8], sizes: &[usize], reads: &[usize], hides: SequenceKinds) -> Vec<u8> {
     let log = Log::new(Limits { ring_bytes: 1 << 20, writer_waits: false });
     let mut scanner = Scanner::default();
     let mut reader = log.reader(0);
@@ -160,7 +163,7 @@ fn filtered(bytes: &[u8], sizes: &[usize], reads: &[usize], hides: Kinds) -> Vec
     let mut out = Vec::new();
     let mut reads = reads.iter().cycle();
     for chunk in chunks(bytes, sizes) {
-        assert!(!log.append_found(chunk, &scanner.scan(chunk)), "nobody waits");
+        assert!(!log.append_scanned(chunk, &scanner.scan(chunk)), "no reader is waiting");
         if let Some(max) = reads.next()
             && let Read::Chunk(chunk) = reader.read(*max)
         {
@@ -175,21 +178,21 @@ fn filtered(bytes: &[u8], sizes: &[usize], reads: &[usize], hides: Kinds) -> Vec
     out
 }
 
-fn kinds_of(sequence: &[u8]) -> Kinds {
+fn kinds_of(sequence: &[u8]) -> SequenceKinds {
     let found = Scanner::default().scan(&[b"a", sequence, b"z"].concat());
-    let Found { spans, undecided, .. } = found;
+    let ScanResult { spans, undecided, .. } = found;
     assert_eq!(undecided, None, "{:?}", String::from_utf8_lossy(sequence));
     match spans.as_slice() {
-        [] => Kinds::NONE,
+        [] => SequenceKinds::NONE,
         all => {
             assert_eq!((all[0].from, all[all.len() - 1].to), (1, 1 + sequence.len() as u64), "{:?}", String::from_utf8_lossy(sequence));
-            all.iter().fold(Kinds::NONE, |kinds, span| kinds.with(span.kinds))
+            all.iter().fold(SequenceKinds::NONE, |kinds, span| kinds.with(span.kinds))
         }
     }
 }
 
 #[test]
-fn sequences_are_known_for_what_they_are() {
+fn sequences_are_classified_by_their_kind() {
     for query in [
         "\x05",
         "\x1b[c",
@@ -227,7 +230,7 @@ fn sequences_are_known_for_what_they_are() {
         "\x1b[?1$p",
         "\x1b[?4m",
     ] {
-        assert_eq!(kinds_of(query.as_bytes()), Kinds::QUERY, "{query:?}");
+        assert_eq!(kinds_of(query.as_bytes()), SequenceKinds::QUERY, "{query:?}");
     }
     for clipboard in [
         "\x1b]52;c;aGk=\x07",
@@ -243,7 +246,7 @@ fn sequences_are_known_for_what_they_are() {
         "\x1b%G",
         "\x1b%/H",
     ] {
-        assert_eq!(kinds_of(clipboard.as_bytes()), Kinds::CLIPBOARD, "{clipboard:?}");
+        assert_eq!(kinds_of(clipboard.as_bytes()), SequenceKinds::CLIPBOARD, "{clipboard:?}");
     }
     for title in [
         "\x1b]0;t\x07",
@@ -257,7 +260,7 @@ fn sequences_are_known_for_what_they_are() {
         "\x1b]lname\x07",
         "\x1b[8;50;100t",
     ] {
-        assert_eq!(kinds_of(title.as_bytes()), Kinds::TITLE, "{title:?}");
+        assert_eq!(kinds_of(title.as_bytes()), SequenceKinds::TITLE, "{title:?}");
     }
     for host in [
         "\x1b[i",
@@ -274,13 +277,13 @@ fn sequences_are_known_for_what_they_are() {
         "\x1b]46;/tmp/log\x07",
         "\x1b]51;[\"call\",\"Tapi_x\",[]]\x07",
     ] {
-        assert_eq!(kinds_of(host.as_bytes()), Kinds::HOST, "{host:?}");
+        assert_eq!(kinds_of(host.as_bytes()), SequenceKinds::HOST, "{host:?}");
     }
     for file in ["\x1b_Gi=1,t=f,f=100;L2V0Yy9wYXNzd2Q=\x1b\\", "\x1b_Gt=t;eA==\x1b\\", "\x1b_Ga=T,t=s\x1b\\", "\u{9f}Gt=\x01f;x\u{9c}"] {
-        assert_eq!(kinds_of(file.as_bytes()), Kinds::QUERY.with(Kinds::HOST), "{file:?}");
+        assert_eq!(kinds_of(file.as_bytes()), SequenceKinds::QUERY.with(SequenceKinds::HOST), "{file:?}");
     }
     for image in ["\x1b_Gi=1,t=d,f=100;AAAA\x1b\\", "\x1b_Ga=T,f=24,s=1,v=1;AAAA\x1b\\", "\x1b_Gm=1;AAAA\x1b\\"] {
-        assert_eq!(kinds_of(image.as_bytes()), Kinds::QUERY, "{image:?}");
+        assert_eq!(kinds_of(image.as_bytes()), SequenceKinds::QUERY, "{image:?}");
     }
     for plain in [
         "text ä€",
@@ -301,7 +304,7 @@ fn sequences_are_known_for_what_they_are() {
         "\x1b[!p",
         "\x1b[>4n",
     ] {
-        assert_eq!(kinds_of(plain.as_bytes()), Kinds::NONE, "{plain:?}");
+        assert_eq!(kinds_of(plain.as_bytes()), SequenceKinds::NONE, "{plain:?}");
     }
     let found = Scanner::default().scan(b"ab\x1b]7717;nonce;A\x07$ ");
     assert_eq!((found.marks[0].from, found.marks[0].to, &found.marks[0].payload[..]), (2, 17, b"nonce;A".as_slice()));
@@ -312,36 +315,36 @@ fn a_clipboard_write_of_any_length_is_hidden_as_it_streams() {
     let log = Log::new(Limits { ring_bytes: 4096, writer_waits: false });
     let mut scanner = Scanner::default();
     let mut reader = log.reader(0);
-    reader.set_hidden(Kinds::CLIPBOARD);
+    reader.set_hidden(SequenceKinds::CLIPBOARD);
     let mut seen = 0u64;
     for chunk in [b"\x1b]52;c;".to_vec()].into_iter().chain((0..1000).map(|_| vec![b'A'; 100])) {
-        assert!(!log.append_found(&chunk, &scanner.scan(&chunk)), "nobody waits");
+        assert!(!log.append_scanned(&chunk, &scanner.scan(&chunk)), "no reader is waiting");
         match reader.read(1000) {
             Read::Chunk(got) => {
                 assert!(got.bytes.iter().all(|b| *b == 0));
                 seen += got.bytes.len() as u64;
             }
-            other => panic!("{other:?}: nothing is held back"),
+            other => panic!("{other:?}: no bytes should be held back"),
         }
     }
     assert_eq!(seen, log.head());
-    assert!(!log.append_found(b"\x07visible", &scanner.scan(b"\x07visible")), "nobody waits");
+    assert!(!log.append_scanned(b"\x07visible", &scanner.scan(b"\x07visible")), "no reader is waiting");
     assert!(matches!(reader.read(100), Read::Chunk(c) if &c.bytes[..] == b"\0visible"));
 }
 
 #[test]
-fn inside_a_string_longer_than_the_ring_a_keyframe_still_says_where_text_begins() {
+fn a_keyframe_within_a_string_longer_than_the_ring_marks_where_text_begins() {
     let (mut scanner, mut screen) = (Scanner::default(), Screen::new(COLS, ROWS));
     let mut say = |bytes: &[u8]| {
         let found = scanner.scan(bytes);
         screen.feed(bytes, &found);
-        (screen.keyframe(Kinds::NONE), screen.keyframe(Kinds::CLIPBOARD))
+        (screen.keyframe(SequenceKinds::NONE), screen.keyframe(SequenceKinds::CLIPBOARD))
     };
     say(b"hello");
     say(b"\x1b]52;c;");
     let (sees, does_not) = say(&vec![b'A'; 100_000]);
     assert_eq!(sees.offset, 100_012);
-    // The one gets the rest of the string and its end, the other NULs.
+    // One viewer gets the rest of the string and its end, the other NULs.
     assert_eq!(shown(&[&sees.ansi, b"AAA\x07", b" world"]).screen().contents(), "hello world");
     assert_eq!(shown(&[&does_not.ansi, b"\0\0\0\0", b" world"]).screen().contents(), "hello world");
     let (end, _) = say(b"AAA\x07 world");
@@ -349,11 +352,11 @@ fn inside_a_string_longer_than_the_ring_a_keyframe_still_says_where_text_begins(
 }
 
 #[test]
-fn a_keyframe_in_an_editor_brings_back_what_was_below_it() {
+fn a_keyframe_of_the_alternate_screen_contains_the_primary_one() {
     let (mut scanner, mut screen) = (Scanner::default(), Screen::new(COLS, ROWS));
     let bytes = b"$ vi\r\n\x1b[?1049h\x1b[?1h\x1b[2;4r\x1b[Htext";
     screen.feed(bytes, &scanner.scan(bytes));
-    let keyframe = screen.keyframe(Kinds::NONE);
+    let keyframe = screen.keyframe(SequenceKinds::NONE);
     let viewer = shown(&[&keyframe.ansi]);
     assert!(viewer.screen().alternate_screen() && viewer.screen().application_cursor());
     assert_eq!(viewer.screen().contents(), "text");
@@ -361,28 +364,28 @@ fn a_keyframe_in_an_editor_brings_back_what_was_below_it() {
 }
 
 #[test]
-fn a_screen_too_large_to_draw_is_empty_and_comes_back_when_it_shrinks() {
+fn a_screen_too_large_to_draw_is_empty_until_it_shrinks() {
     let (mut scanner, mut screen) = (Scanner::default(), Screen::new(1000, 1000));
     screen.feed(b"unseen", &scanner.scan(b"unseen"));
-    assert!(!screen.keyframe(Kinds::NONE).ansi.windows(6).any(|w| w == b"unseen"));
+    assert!(!screen.keyframe(SequenceKinds::NONE).ansi.windows(6).any(|w| w == b"unseen"));
     screen.resize(COLS, ROWS);
     screen.feed(b"seen", &scanner.scan(b"seen"));
-    let Keyframe { offset, cols, ansi, .. } = screen.keyframe(Kinds::NONE);
+    let Keyframe { offset, cols, ansi, .. } = screen.keyframe(SequenceKinds::NONE);
     assert_eq!((offset, cols, shown(&[&ansi]).screen().contents().as_str()), (10, COLS, "seen"));
 }
 
 #[test]
-fn however_many_sequences_are_hidden_the_text_between_them_is_not() {
+fn text_between_any_number_of_hidden_sequences_is_visible() {
     let one = b"\x1b]0;title\x07text ";
     let all: Vec<u8> = one.repeat(5000);
-    let shown = filtered(&all, &[64], &[4096], Kinds::TITLE);
+    let shown = filtered(&all, &[64], &[4096], SequenceKinds::TITLE);
     assert_eq!(shown.len(), all.len(), "every offset stays what it was");
     let text: Vec<u8> = shown.into_iter().filter(|b| *b != 0).collect();
     assert_eq!(text, b"text ".repeat(5000));
 }
 
 #[test]
-fn a_sequence_that_never_ends_is_not_kept_for_ever_and_hides_nothing_after_it() {
+fn a_sequence_that_never_ends_does_not_hide_later_output() {
     for begin in ["\x1b", "\x1b(", "\x1b[", "\x1b[1;", "\x1bP", "\x1b]", "\x1b]4;", "\u{9b}"] {
         let (mut scanner, mut screen) = (Scanner::default(), Screen::new(COLS, ROWS));
         let mut feed = |bytes: &[u8]| {
@@ -393,8 +396,8 @@ fn a_sequence_that_never_ends_is_not_kept_for_ever_and_hides_nothing_after_it() 
         feed(begin.as_bytes());
         let found = feed(&[b'\n'; 10_000]);
         assert_eq!(found.undecided, None, "{begin:?}");
-        // What cancels every sequence.
+        // CAN cancels every sequence.
         feed(b"\x18hello");
-        assert!(String::from_utf8_lossy(&screen.keyframe(Kinds::ALL).ansi).contains("hello"), "{begin:?}");
+        assert!(String::from_utf8_lossy(&screen.keyframe(SequenceKinds::ALL).ansi).contains("hello"), "{begin:?}");
     }
 }

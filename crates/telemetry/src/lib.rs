@@ -1,5 +1,5 @@
-//! Sends a span for each request of the broker to an OpenTelemetry collector, by OTLP over HTTP. A crate of its own, behind the feature `otel` of
-//! `cobox`, so that a broker without it has none of these dependencies.
+//! Exports a span for each request of the broker to an OpenTelemetry collector, over OTLP/HTTP. It is a separate crate
+//! behind `cobox`'s feature `otel`, so that a broker without it has none of these dependencies.
 
 #![forbid(unsafe_code)]
 
@@ -21,38 +21,39 @@ use opentelemetry_sdk::{
 };
 use tokio::runtime::Handle;
 
-/// For one batch of spans to reach the collector; the next ones wait in a bounded queue, and past that are dropped.
+/// Timeout for sending one batch of spans. Further spans wait in a bounded queue and are dropped when it is full.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most that is read of a collector's answer, in bytes: it says whether it took the spans.
-const MAX_ANSWER_BYTES: usize = 64 * 1024;
-/// Longest wait for the last spans when the broker ends.
-const FLUSH_WITHIN: Duration = Duration::from_secs(5);
+/// Maximum number of bytes read of a collector's response, which says whether it accepted the spans.
+const MAX_RESPONSE_BYTES: usize = 64 * 1024;
+/// How long to wait for the last spans when the broker ends.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 const SERVICE: &str = "cobox";
 
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    #[error("the OpenTelemetry endpoint {0} can't be used: {1}")]
+    #[error("the OpenTelemetry endpoint {0} is not usable: {1}")]
     Endpoint(String, String),
-    #[error("no HTTP client for OpenTelemetry: {0}")]
+    #[error("creating the HTTP client for OpenTelemetry failed: {0}")]
     Client(#[from] reqwest::Error),
 }
 
-/// Where spans go. Dropped, it sends those it still has.
+/// The exporter of spans. Dropping it sends the remaining ones.
 pub struct Exporter {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
 }
 
 impl Exporter {
-    /// `endpoint` is a collector's base URL, such as `http://127.0.0.1:4318`. Called within a runtime, by whose threads spans are sent.
+    /// Starts an exporter to a collector's base URL, such as `http://127.0.0.1:4318`. It must be called within a
+    /// runtime, on which spans are then sent.
     pub fn start(endpoint: &str) -> Result<Self, TelemetryError> {
-        // Another part of the process may have installed one already; it is the same.
+        // Ignored: it fails only if another part of the process has installed the same provider.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).timeout(EXPORT_TIMEOUT).build()?;
         let url = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
         let exporter = SpanExporter::builder()
             .with_http()
-            .with_http_client(Sender { client, runtime: Handle::current() })
+            .with_http_client(RuntimeHttpClient { client, runtime: Handle::current() })
             .with_endpoint(&url)
             .with_timeout(EXPORT_TIMEOUT)
             .build()
@@ -64,18 +65,18 @@ impl Exporter {
         Ok(Self { provider, tracer })
     }
 
-    /// Returns when all spans so far were sent, or could not be. Blocks.
+    /// Blocks until all spans so far were sent or have failed.
     pub fn flush(&self) {
         if let Err(error) = self.provider.force_flush() {
-            tracing::warn!(%error, "spans could not be sent to the OpenTelemetry collector");
+            tracing::warn!(%error, "sending spans to the OpenTelemetry collector failed");
         }
     }
 }
 
 impl Drop for Exporter {
     fn drop(&mut self) {
-        if let Err(error) = self.provider.shutdown_with_timeout(FLUSH_WITHIN) {
-            tracing::warn!(%error, "the last spans could not be sent to the OpenTelemetry collector");
+        if let Err(error) = self.provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT) {
+            tracing::warn!(%error, "sending the last spans to the OpenTelemetry collector failed");
         }
     }
 }
@@ -83,15 +84,15 @@ impl Drop for Exporter {
 impl TraceSink for Exporter {
     fn request(&self, span: &RequestSpan<'_>) {
         let RequestSpan { context, started, took, method, route, status, error_code, request_id, session, sandbox } = span;
-        let named = route.unwrap_or("unknown route");
+        let route_name = route.unwrap_or("unknown route");
         let mut attributes = vec![
             KeyValue::new("http.request.method", (*method).to_owned()),
             KeyValue::new("http.response.status_code", i64::from(*status)),
             KeyValue::new("cobox.request_id", (*request_id).to_owned()),
         ];
-        let more = [("http.route", *route), ("error.type", *error_code), ("cobox.session", *session), ("cobox.sandbox", *sandbox)];
-        attributes.extend(more.into_iter().filter_map(|(name, value)| Some(KeyValue::new(name, value?.to_owned()))));
-        let mut exported = SpanBuilder::from_name(format!("{method} {named}"))
+        let optional = [("http.route", *route), ("error.type", *error_code), ("cobox.session", *session), ("cobox.sandbox", *sandbox)];
+        attributes.extend(optional.into_iter().filter_map(|(name, value)| Some(KeyValue::new(name, value?.to_owned()))));
+        let mut exported = SpanBuilder::from_name(format!("{method} {route_name}"))
             .with_kind(SpanKind::Server)
             .with_start_time(*started)
             .with_attributes(attributes)
@@ -109,20 +110,20 @@ fn parent(context: &TraceContext) -> Context {
     Context::new().with_remote_span_context(SpanContext::new(trace, span, flags, true, TraceState::default()))
 }
 
-/// Sends on the broker's runtime: the exporter has a thread without one.
-struct Sender {
+/// Sends on the broker's runtime, because the exporter's own thread has none.
+struct RuntimeHttpClient {
     client: reqwest::Client,
     runtime: Handle,
 }
 
-impl fmt::Debug for Sender {
+impl fmt::Debug for RuntimeHttpClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Sender")
+        f.write_str("RuntimeHttpClient")
     }
 }
 
 #[async_trait]
-impl HttpClient for Sender {
+impl HttpClient for RuntimeHttpClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let client = self.client.clone();
         self.runtime.spawn(send(client, request)).await?
@@ -135,9 +136,9 @@ async fn send(client: reqwest::Client, request: Request<Bytes>) -> Result<Respon
     let mut answer = sent?;
     let mut body = Vec::new();
     while let Some(piece) = answer.chunk().await? {
-        let room = MAX_ANSWER_BYTES - body.len();
-        body.extend_from_slice(&piece[..piece.len().min(room)]);
-        if body.len() == MAX_ANSWER_BYTES {
+        let left = MAX_RESPONSE_BYTES - body.len();
+        body.extend_from_slice(&piece[..piece.len().min(left)]);
+        if body.len() == MAX_RESPONSE_BYTES {
             break;
         }
     }

@@ -1,4 +1,4 @@
-//! Spans as a collector gets them, over a real connection.
+//! Spans as a collector receives them over a real connection.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +9,7 @@ use opentelemetry_proto::tonic::{collector::trace::v1::ExportTraceServiceRequest
 use prost::Message;
 use tokio::sync::mpsc;
 
-/// A collector that hands over what it is sent.
+/// Starts a collector that forwards the requests it receives.
 async fn collector() -> (String, mpsc::Receiver<ExportTraceServiceRequest>) {
     let (sender, receiver) = mpsc::channel(16);
     let take = async |State(sender): State<mpsc::Sender<_>>, body: Bytes| {
@@ -32,7 +32,7 @@ fn attribute(span: &Span, name: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_becomes_a_span_under_its_callers_trace() {
+async fn a_request_becomes_a_span_in_its_callers_trace() {
     let (url, mut collected) = collector().await;
     let exporter = Exporter::start(&url).unwrap();
     let context = TraceContext { trace_id: [7; 16], parent_id: [3; 8], is_sampled: true };
@@ -45,12 +45,12 @@ async fn a_request_becomes_a_span_under_its_callers_trace() {
         route: Some("/v1/sandbox/sessions"),
         status: 503,
         error_code: Some("BACKEND_UNAVAILABLE"),
-        request_id: "req-of-theirs",
+        request_id: "req-of-the-caller",
         session: None,
         sandbox: Some("sb_00000000000000000000000000"),
     };
     exporter.request(&request);
-    // One that its caller doesn't trace is not sent; one without a trace begins its own.
+    // A span whose caller isn't traced is not sent; a span without a trace begins its own.
     exporter.request(&RequestSpan { context: Some(TraceContext { is_sampled: false, ..context }), ..request.clone() });
     exporter.request(&RequestSpan { context: None, status: 200, error_code: None, ..request.clone() });
     tokio::task::spawn_blocking(move || exporter.flush()).await.unwrap();
@@ -63,13 +63,13 @@ async fn a_request_becomes_a_span_under_its_callers_trace() {
     assert_eq!((failed.trace_id.as_slice(), failed.parent_span_id.as_slice()), ([7; 16].as_slice(), [3; 8].as_slice()));
     assert_eq!((failed.name.as_str(), failed.end_time_unix_nano - failed.start_time_unix_nano), ("POST /v1/sandbox/sessions", 12_000_000));
     assert!(attribute(failed, "error.type").contains("BACKEND_UNAVAILABLE"));
-    assert!(attribute(failed, "cobox.request_id").contains("req-of-theirs"));
-    assert_eq!(failed.status.as_ref().unwrap().code, 2, "it is an error");
+    assert!(attribute(failed, "cobox.request_id").contains("req-of-the-caller"));
+    assert_eq!(failed.status.as_ref().unwrap().code, 2, "the status is an error");
     assert!(alone.parent_span_id.is_empty() && alone.trace_id != failed.trace_id);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collector_that_is_away_costs_a_request_nothing() {
+async fn an_unreachable_collector_does_not_delay_requests() {
     let exporter = Exporter::start("http://127.0.0.1:1").unwrap();
     let request = RequestSpan {
         context: None,
@@ -83,7 +83,7 @@ async fn a_collector_that_is_away_costs_a_request_nothing() {
         session: None,
         sandbox: None,
     };
-    // More than the queue holds.
+    // More than fit into the queue.
     for _ in 0..10_000 {
         exporter.request(&request);
     }

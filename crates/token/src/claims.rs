@@ -1,9 +1,9 @@
-//! What a token says.
+//! The claims of an access token.
 
 use cobox_protocol::{CapabilitySet, SandboxId, key::PrincipalKind};
 use serde::{Deserialize, Serialize};
 
-/// Who acts: an agent for a human, or a human for themself.
+/// The acting party: an agent on behalf of a human, or the human.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Actor {
     #[serde(rename = "type")]
@@ -14,16 +14,16 @@ pub struct Actor {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claims {
     pub iss: String,
-    /// The principal.
+    /// The principal that the token was issued to.
     pub sub: String,
-    /// The one sandbox it is good for.
+    /// The only sandbox that accepts the token.
     pub aud: SandboxId,
-    /// The session; absent for a sandbox used without one.
+    /// The session; absent if the sandbox is used without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sid: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thread_id: Option<String>,
-    /// Capabilities in the older spelling, space-separated.
+    /// Capabilities in the older spelling, separated by spaces.
     #[serde(with = "scope_words")]
     pub scope: CapabilitySet,
     pub iat: i64,
@@ -31,28 +31,29 @@ pub struct Claims {
     pub exp: i64,
     pub jti: String,
     pub act: Actor,
-    /// The generation of the sandbox's key.
+    /// The generation of the sandbox's signing key.
     #[serde(rename = "gen")]
     pub generation: u32,
-    /// What it was issued under: revoking the grant ends every token of it.
+    /// The grant under which the token was issued; revoking it revokes all of its tokens.
     pub grant: String,
-    /// The token it was delegated from: it ends with that one.
+    /// The token from which this one was delegated; revoking that revokes this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// What else it ends with: its parent's own parents, and the share it came by.
+    /// Further ids whose revocation revokes this token: its parent's parents, and the share through which it was
+    /// issued.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub via: Vec<String>,
-    /// Set in a file link, which is good for this alone.
+    /// Set in a file link, which is valid only for this file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<LinkedFile>,
 }
 
-/// The one file a link is for, and what may be done with it.
+/// The only file that a link gives access to, and how.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkedFile {
     /// `GET` or `PUT`.
     pub method: String,
-    /// As it stands in the link, after `/v1/files`.
+    /// The path as written in the link, after `/v1/files`.
     pub path: String,
 }
 

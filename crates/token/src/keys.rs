@@ -1,4 +1,5 @@
-//! Keys: one master key, and from it one key per sandbox and generation by HKDF, so that there is nothing to store.
+//! Signing keys. HKDF derives one key per sandbox and generation from one master key, so that no keys have to be
+//! stored.
 
 use std::fmt;
 
@@ -20,12 +21,12 @@ use crate::{
 
 pub(crate) type HmacSha256 = Hmac<Sha256>;
 
-/// Names the use of the derived bytes, so that another use of the master key can never meet these.
+/// Separates the uses of the master key: bytes derived for another use never equal these.
 const HKDF_LABEL: &str = "cobox/sandbox-token-key/v1";
 const FINGERPRINT_LABEL: &str = "cobox/master-key-fingerprint/v1";
 const AUDIT_SEAL_LABEL: &str = "cobox audit seal";
 
-/// The deployment's one secret. Whoever has it can mint for every sandbox.
+/// The deployment's only secret. It allows minting tokens for every sandbox.
 pub struct MasterKey([u8; 32]);
 
 impl MasterKey {
@@ -33,44 +34,44 @@ impl MasterKey {
 
     pub fn generate() -> Self {
         let mut bytes = [0u8; Self::LEN];
-        // A predictable master key would be worse than not starting.
-        getrandom::fill(&mut bytes).expect("the kernel's random source answers");
+        // Starting with a predictable master key would be worse than not starting.
+        getrandom::fill(&mut bytes).expect("the kernel's random source is available");
         Self(bytes)
     }
     pub fn from_bytes(bytes: [u8; Self::LEN]) -> Self {
         Self(bytes)
     }
-    /// For the file it is kept in, and nothing else.
+    /// The key's bytes, only for the file that stores it.
     pub fn expose(&self) -> &[u8; Self::LEN] {
         &self.0
     }
 
-    /// Tells whether two are the same, and nothing else about them.
+    /// Identifies the key without revealing anything about it.
     pub fn fingerprint(&self) -> String {
         let mut bytes = [0u8; 16];
         Hkdf::<Sha256>::new(None, &self.0)
             .expand(FINGERPRINT_LABEL.as_bytes(), &mut bytes)
-            .expect("16 bytes are within what HKDF-SHA256 gives");
+            .expect("16 bytes are within the output limit of HKDF-SHA256");
         URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    /// What the broker signs for itself with that it removed the oldest records of its audit.
+    /// The key with which the broker seals its record that it removed the oldest audit records.
     pub fn audit_seal(&self) -> [u8; 32] {
         let mut bytes = [0u8; 32];
         Hkdf::<Sha256>::new(None, &self.0)
             .expand(AUDIT_SEAL_LABEL.as_bytes(), &mut bytes)
-            .expect("32 bytes are within what HKDF-SHA256 gives");
+            .expect("32 bytes are within the output limit of HKDF-SHA256");
         bytes
     }
 
     pub fn derive(&self, sandbox: &SandboxId, generation: u32, alg: Alg) -> SigningKey {
-        let alg_word = match alg {
+        let alg_name = match alg {
             Alg::EdDsa => "EdDSA",
             Alg::Hs256 => "HS256",
         };
-        let info = format!("{HKDF_LABEL}\0{alg_word}\0{sandbox}\0{generation}");
+        let info = format!("{HKDF_LABEL}\0{alg_name}\0{sandbox}\0{generation}");
         let mut seed = [0u8; 32];
-        Hkdf::<Sha256>::new(None, &self.0).expand(info.as_bytes(), &mut seed).expect("32 bytes are within what HKDF-SHA256 gives");
+        Hkdf::<Sha256>::new(None, &self.0).expand(info.as_bytes(), &mut seed).expect("32 bytes are within the output limit of HKDF-SHA256");
         let key = match alg {
             Alg::EdDsa => KeyKind::EdDsa(Box::new(EdSigningKey::from_bytes(&seed))),
             Alg::Hs256 => KeyKind::Hs256(seed),
@@ -132,7 +133,7 @@ impl SigningKey {
         self.sign(claims, TYP)
     }
 
-    /// A file link: what a verifier of tokens refuses by its type.
+    /// Mints a file link. The `typ` in its header keeps it from being accepted as a token.
     pub fn mint_link(&self, claims: &Claims) -> Secret {
         self.sign(claims, LINK_TYP)
     }
@@ -144,7 +145,7 @@ impl SigningKey {
         let signature = match &self.key {
             KeyKind::EdDsa(k) => URL_SAFE_NO_PAD.encode(k.sign(signed.as_bytes()).to_bytes()),
             KeyKind::Hs256(k) => {
-                let mut mac = HmacSha256::new_from_slice(k).expect("HMAC takes a key of any length");
+                let mut mac = HmacSha256::new_from_slice(k).expect("HMAC accepts keys of any length");
                 mac.update(signed.as_bytes());
                 URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes())
             }
@@ -152,7 +153,7 @@ impl SigningKey {
         Secret::new(format!("{signed}.{signature}"))
     }
 
-    /// What a verifier needs: the public half where there is one.
+    /// The key for a verifier: for EdDSA, the public key.
     pub fn verify_spec(&self) -> VerifyKeySpec {
         let key = match &self.key {
             KeyKind::EdDsa(k) => STANDARD.encode(k.verifying_key().as_bytes()),

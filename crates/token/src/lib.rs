@@ -1,7 +1,8 @@
-//! Access tokens: what they claim, the per-sandbox keys that sign them, and the check boxd makes alone. No I/O happens here.
+//! Access tokens: their claims, the per-sandbox keys that sign them, and their verification, which boxd performs on its
+//! own. This crate does no I/O.
 //!
-//! The compact JWS form is written and read here rather than by a JWT crate: one token type, two algorithms fixed by
-//! key id, and no header field but `alg`, `typ` and `kid` is ever obeyed.
+//! The compact JWS format is implemented here instead of using a JWT crate: there is one type of token with two
+//! algorithms, the key id fixes the algorithm, and no header field except `alg`, `typ` and `kid` is ever used.
 
 #![forbid(unsafe_code)]
 

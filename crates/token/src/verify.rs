@@ -1,4 +1,4 @@
-//! The check of a token: the key id fixes algorithm and key, then signature, issuer, audience, time.
+//! Verification of tokens: the key id fixes key and algorithm, then signature, issuer, audience and time are checked.
 
 use std::{
     collections::HashMap,
@@ -17,16 +17,17 @@ use sha2::{Digest, Sha256};
 
 use crate::{Claims, key_id, keys::HmacSha256};
 
-/// How far two clocks may disagree.
+/// Tolerated difference between two clocks.
 pub const LEEWAY_SECONDS: i64 = 5;
-/// Longest token looked at: ours are below 1 KiB, and a longer one only costs time.
+/// Maximum size of a token. Tokens are below 1 KiB; verifying a longer one would only cost time.
 const MAX_TOKEN_BYTES: usize = 4096;
-/// Longest file link looked at: it holds a path, which may have 4096 bytes and be three times that with its escapes.
+/// Maximum size of a file link. It contains a path, which may have 4096 bytes, and three times that when escaped.
 const MAX_LINK_BYTES: usize = 32 * 1024;
-/// Tokens whose signature is known to be good, so that it is checked once and not with every request. A sandbox has a handful in use.
-const MAX_KNOWN: usize = 64;
+/// Number of tokens whose verified signature is remembered, so that it is not checked with every request. A sandbox has
+/// a handful in use.
+const MAX_VERIFIED_TOKENS: usize = 64;
 pub(crate) const TYP: &str = "JWT";
-/// The type of file links: never mistaken for tokens, because neither is accepted in the other's place.
+/// The `typ` of file links. Tokens have another, so neither is accepted in place of the other.
 pub(crate) const LINK_TYP: &str = "cobox-file-link+jwt";
 
 #[derive(Serialize, Deserialize)]
@@ -34,34 +35,34 @@ pub(crate) struct Header {
     alg: String,
     typ: String,
     kid: String,
-    /// Extensions a reader must understand. We know none, so a token that has any is refused.
+    /// Extensions that a verifier must understand. None are supported, so a token with any is rejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     crit: Option<serde_json::Value>,
 }
 
 impl Header {
     pub(crate) fn new(alg: Alg, kid: &str, typ: &str) -> Self {
-        Self { alg: alg_word(alg).to_owned(), typ: typ.to_owned(), kid: kid.to_owned(), crit: None }
+        Self { alg: alg_name(alg).to_owned(), typ: typ.to_owned(), kid: kid.to_owned(), crit: None }
     }
 }
 
-const fn alg_word(alg: Alg) -> &'static str {
+const fn alg_name(alg: Alg) -> &'static str {
     match alg {
         Alg::EdDsa => "EdDSA",
         Alg::Hs256 => "HS256",
     }
 }
 
-/// Why a token was refused. The words say nothing of the token itself.
+/// Why a token was rejected. The messages reveal nothing about the token itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     #[error("the token is malformed")]
     Malformed,
-    #[error("the token is signed with a key this sandbox doesn't know")]
+    #[error("the token is signed with a key that is unknown to this sandbox")]
     UnknownKey,
-    #[error("the token's signature is wrong")]
+    #[error("the token's signature is invalid")]
     BadSignature,
-    #[error("the token was issued by somebody else")]
+    #[error("the token was issued by another issuer")]
     WrongIssuer,
     #[error("the token is for another sandbox")]
     WrongAudience,
@@ -93,12 +94,12 @@ pub struct Keyset {
     issuer: String,
     audience: SandboxId,
     keys: HashMap<String, VerifyKey>,
-    /// What genuine tokens say, by their hash.
-    known: Mutex<HashMap<[u8; 32], Claims>>,
+    /// Claims of verified tokens, by the token's hash.
+    verified: Mutex<HashMap<[u8; 32], Claims>>,
 }
 
 impl Keyset {
-    /// Keys that can't be read are an error: a sandbox that silently knows fewer would lock its users out.
+    /// Invalid keys are an error: a sandbox that silently ignored some would lock its users out.
     pub fn new(issuer: &str, audience: &SandboxId, specs: &[VerifyKeySpec]) -> Result<Self, String> {
         let mut keys = HashMap::new();
         for spec in specs {
@@ -113,7 +114,7 @@ impl Keyset {
             };
             keys.insert(spec.kid.clone(), key);
         }
-        Ok(Self { issuer: issuer.to_owned(), audience: audience.clone(), keys, known: Mutex::default() })
+        Ok(Self { issuer: issuer.to_owned(), audience: audience.clone(), keys, verified: Mutex::default() })
     }
 
     pub fn verify(&self, token: &str, now: Timestamp) -> Result<Claims, TokenError> {
@@ -121,31 +122,31 @@ impl Keyset {
             return Err(TokenError::Malformed);
         }
         let hash: [u8; 32] = Sha256::digest(token.as_bytes()).into();
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&hash).cloned();
-        let claims = match known {
+        let verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner).get(&hash).cloned();
+        let claims = match verified {
             Some(claims) => claims,
             None => {
                 let claims = self.verify_signature(token, TYP)?;
-                let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-                if known.len() >= MAX_KNOWN {
-                    known.clear();
+                let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+                if verified.len() >= MAX_VERIFIED_TOKENS {
+                    verified.clear();
                 }
-                known.insert(hash, claims.clone());
+                verified.insert(hash, claims.clone());
                 claims
             }
         };
-        in_time(claims, now)
+        check_validity_period(claims, now)
     }
 
-    /// What a file link says. Not remembered: it is used once or twice.
+    /// Verifies a file link and returns its claims. They are not remembered, because a link is used only once or twice.
     pub fn verify_link(&self, link: &str, now: Timestamp) -> Result<Claims, TokenError> {
         if link.len() > MAX_LINK_BYTES {
             return Err(TokenError::Malformed);
         }
-        in_time(self.verify_signature(link, LINK_TYP)?, now)
+        check_validity_period(self.verify_signature(link, LINK_TYP)?, now)
     }
 
-    /// All that doesn't change with time.
+    /// The checks whose result doesn't change with time.
     fn verify_signature(&self, token: &str, typ: &str) -> Result<Claims, TokenError> {
         let (signed, signature) = token.rsplit_once('.').ok_or(TokenError::Malformed)?;
         let (header, payload) = signed.split_once('.').ok_or(TokenError::Malformed)?;
@@ -156,12 +157,12 @@ impl Keyset {
         }
         let key = self.keys.get(&header.kid).ok_or(TokenError::UnknownKey)?;
         let signature = decode(signature)?;
-        // The key decides the algorithm; the header may only agree.
+        // The key decides the algorithm; the header must agree with it.
         let is_genuine = match key {
-            VerifyKey::EdDsa(k) if header.alg == alg_word(Alg::EdDsa) => {
+            VerifyKey::EdDsa(k) if header.alg == alg_name(Alg::EdDsa) => {
                 Signature::from_slice(&signature).is_ok_and(|s| k.verify_strict(signed.as_bytes(), &s).is_ok())
             }
-            VerifyKey::Hs256(k) if header.alg == alg_word(Alg::Hs256) => HmacSha256::new_from_slice(k).is_ok_and(|mut mac| {
+            VerifyKey::Hs256(k) if header.alg == alg_name(Alg::Hs256) => HmacSha256::new_from_slice(k).is_ok_and(|mut mac| {
                 mac.update(signed.as_bytes());
                 mac.verify_slice(&signature).is_ok()
             }),
@@ -184,7 +185,7 @@ impl Keyset {
     }
 }
 
-fn in_time(claims: Claims, now: Timestamp) -> Result<Claims, TokenError> {
+fn check_validity_period(claims: Claims, now: Timestamp) -> Result<Claims, TokenError> {
     if now.unix() >= claims.exp.saturating_add(LEEWAY_SECONDS) {
         return Err(TokenError::Expired);
     }

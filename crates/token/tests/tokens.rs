@@ -1,4 +1,4 @@
-//! Tokens as an attacker and an honest client would present them.
+//! Tokens of honest clients and of attackers.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use cobox_protocol::{
@@ -50,7 +50,7 @@ fn with_header(token: &str, header: serde_json::Value) -> String {
 }
 
 #[test]
-fn both_algorithms_accept_their_own_and_keep_every_claim() {
+fn both_algorithms_verify_their_tokens_and_keep_every_claim() {
     for alg in [Alg::EdDsa, Alg::Hs256] {
         let (id, key, set) = setup(alg);
         let c = claims(&id);
@@ -59,7 +59,7 @@ fn both_algorithms_accept_their_own_and_keep_every_claim() {
 }
 
 #[test]
-fn the_scope_claim_is_in_the_older_spelling() {
+fn the_scope_claim_uses_the_older_spelling() {
     let (id, key, _) = setup(Alg::EdDsa);
     let token = key.mint(&claims(&id));
     let payload = URL_SAFE_NO_PAD.decode(token.expose().split('.').nth(1).unwrap()).unwrap();
@@ -80,7 +80,7 @@ fn time_is_checked_with_five_seconds_of_leeway() {
 }
 
 #[test]
-fn forgeries_are_refused() {
+fn forged_tokens_are_rejected() {
     let (id, key, set) = setup(Alg::EdDsa);
     let good = key.mint(&claims(&id)).expose().to_owned();
     let kid = key.kid().to_owned();
@@ -90,11 +90,11 @@ fn forgeries_are_refused() {
     let other_sandbox = MasterKey::from_bytes([7; 32]).derive(&other_id, 1, Alg::EdDsa);
     let next_generation = MasterKey::from_bytes([7; 32]).derive(&id, 2, Alg::EdDsa);
     let mut foreign = claims(&id);
-    foreign.iss = "somebody".into();
-    let mut elsewhere = claims(&id);
-    elsewhere.aud = other_id.clone();
+    foreign.iss = "another".into();
+    let mut other_audience = claims(&id);
+    other_audience.aud = other_id.clone();
 
-    // The classic confusion: the public key used as an HMAC secret.
+    // The classic algorithm confusion: the public key used as an HMAC secret.
     let public = key.verify_spec();
     let mut confused = public.clone();
     confused.alg = Alg::Hs256;
@@ -117,10 +117,10 @@ fn forgeries_are_refused() {
         ("crit", with_header(&good, serde_json::json!({"alg": "EdDSA", "typ": "JWT", "kid": kid, "crit": ["x"]})), TokenError::Malformed),
         ("another typ", with_header(&good, serde_json::json!({"alg": "EdDSA", "typ": "file", "kid": kid})), TokenError::Malformed),
         ("another master key", other_master, TokenError::BadSignature),
-        ("another sandbox's key", other_sandbox.mint(&elsewhere).expose().to_owned(), TokenError::UnknownKey),
+        ("another sandbox's key", other_sandbox.mint(&other_audience).expose().to_owned(), TokenError::UnknownKey),
         ("a generation not pushed", next_generation.mint(&claims(&id)).expose().to_owned(), TokenError::UnknownKey),
         ("another issuer", key.mint(&foreign).expose().to_owned(), TokenError::WrongIssuer),
-        ("another audience", key.mint(&elsewhere).expose().to_owned(), TokenError::WrongAudience),
+        ("another audience", key.mint(&other_audience).expose().to_owned(), TokenError::WrongAudience),
         ("empty", String::new(), TokenError::Malformed),
         ("dots", "..".into(), TokenError::Malformed),
         ("too long", "a".repeat(10_000), TokenError::Malformed),
@@ -149,7 +149,7 @@ fn keys_derived_from_a_master_key_never_change() {
 }
 
 #[test]
-fn keys_differ_by_sandbox_generation_and_algorithm_and_nothing_else() {
+fn keys_depend_only_on_sandbox_generation_and_algorithm() {
     let master = MasterKey::from_bytes([1; 32]);
     let (a, b) = (SandboxId::new(), SandboxId::new());
     let key = |id: &SandboxId, generation, alg| master.derive(id, generation, alg).verify_spec().key.expose().to_owned();
@@ -160,7 +160,7 @@ fn keys_differ_by_sandbox_generation_and_algorithm_and_nothing_else() {
 }
 
 #[test]
-fn a_revocation_covers_by_token_grant_session_and_principal() {
+fn tokens_are_revoked_by_id_grant_session_and_principal() {
     let c = claims(&SandboxId::new());
     assert!(!RevocationView::default().covers(&c));
     for r in [
@@ -176,7 +176,7 @@ fn a_revocation_covers_by_token_grant_session_and_principal() {
 
 proptest! {
     #[test]
-    fn no_byte_of_a_token_can_be_changed(pos in 0usize..600, to in 0u8..128) {
+    fn a_token_with_any_changed_byte_is_rejected(pos in 0usize..600, to in 0u8..128) {
         let (id, key, set) = setup(Alg::EdDsa);
         let good = key.mint(&claims(&id)).expose().to_owned();
         let mut bytes = good.clone().into_bytes();
@@ -188,7 +188,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_never_panics(s in ".{0,200}") {
+    fn arbitrary_text_is_rejected_without_a_panic(s in ".{0,200}") {
         let (_, _, set) = setup(Alg::EdDsa);
         prop_assert!(set.verify(&s, at(0)).is_err());
     }

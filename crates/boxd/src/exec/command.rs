@@ -292,7 +292,7 @@ impl Stream {
             let taken = if self.log.would_spool(rest.len()) { self.spool(server, rest).await } else { self.log.append(rest) };
             rest = &rest[taken..];
             if !rest.is_empty() {
-                self.log.room().await;
+                self.log.writable().await;
             }
         }
     }
@@ -314,7 +314,7 @@ impl Stream {
         }
         let (log, length, bytes) = (self.log.clone(), bytes.len(), bytes.to_vec());
         let taken = tokio::task::spawn_blocking(move || log.append(&bytes)).await;
-        if let Some(error) = self.log.spool_failure() {
+        if let Some(error) = self.log.take_spool_failure() {
             tracing::warn!(%error, "a command's output is kept in memory only from here on");
         }
         // Only a panic in there gives nothing; the bytes are then as lost as the spool.

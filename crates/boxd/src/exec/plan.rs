@@ -14,7 +14,7 @@ use cobox_protocol::{
 use crate::{
     body::too_large,
     happenings::in_words,
-    workload::{Command, MAX_IMAGE_BYTES, STRING_BYTES, Stdio},
+    workload::{Command, MAX_EXEC_ARGS_BYTES, STRING_OVERHEAD_BYTES, Stdio},
 };
 
 /// A command nobody set a time for: a long build ends by itself, a forgotten server doesn't hold a client for ever.
@@ -227,8 +227,8 @@ pub fn environment(env: Option<BTreeMap<String, String>>) -> Result<Vec<Variable
 
 /// Before anything is done with each of so many strings.
 fn fits(field: &str, lengths: impl Iterator<Item = usize>) -> Result<(), ApiError> {
-    match lengths.map(|length| length + STRING_BYTES).sum::<usize>() > MAX_IMAGE_BYTES {
-        true => Err(too_large(&format!("{field}, with {STRING_BYTES} bytes for each string,"), MAX_IMAGE_BYTES as u64)),
+    match lengths.map(|length| length + STRING_OVERHEAD_BYTES).sum::<usize>() > MAX_EXEC_ARGS_BYTES {
+        true => Err(too_large(&format!("{field}, with {STRING_OVERHEAD_BYTES} bytes for each string,"), MAX_EXEC_ARGS_BYTES as u64)),
         false => Ok(()),
     }
 }
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn more_strings_than_a_program_can_have_are_refused_by_name() {
-        let many = MAX_IMAGE_BYTES / STRING_BYTES + 1;
+        let many = MAX_EXEC_ARGS_BYTES / STRING_OVERHEAD_BYTES + 1;
         let env = (0..many).map(|n| (n.to_string(), String::new())).collect();
         for (request, field) in [
             (ExecRequest { env: Some(env), ..command("ls") }, "env"),

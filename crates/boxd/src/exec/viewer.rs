@@ -161,7 +161,7 @@ impl Viewer {
         for source in std::iter::once(&mut self.stdout).chain(&mut self.stderr) {
             source.is_holding = is_holding;
             if let Some(reader) = &mut source.reader {
-                reader.set_holding(is_holding);
+                reader.set_backpressure(is_holding);
             }
         }
     }
@@ -235,7 +235,7 @@ impl Source {
         let (read, mut frame) = match self.read.take() {
             Some(read) => read,
             None => {
-                let reader = self.reader.as_mut().filter(|reader| !reader.is_behind_the_ring())?;
+                let reader = self.reader.as_mut().filter(|reader| !reader.reads_from_spool())?;
                 read_frame(reader, self.stream, self.form, self.sent_bytes)
             }
         };
@@ -295,7 +295,7 @@ impl Source {
         if self.is_over {
             return std::future::pending().await;
         }
-        if let Some(reader) = self.reader.take_if(|reader| reader.is_behind_the_ring()) {
+        if let Some(reader) = self.reader.take_if(|reader| reader.reads_from_spool()) {
             let (mut reader, stream, form, sent_bytes) = (reader, self.stream, self.form, self.sent_bytes);
             self.reading = Some(tokio::task::spawn_blocking(move || {
                 let (read, frame) = read_frame(&mut reader, stream, form, sent_bytes);
@@ -307,7 +307,7 @@ impl Source {
             self.reading = None;
             match done {
                 Ok((mut reader, read, frame)) => {
-                    reader.set_holding(self.is_holding);
+                    reader.set_backpressure(self.is_holding);
                     if self.has_acknowledged {
                         reader.acknowledge(self.acknowledged);
                     }

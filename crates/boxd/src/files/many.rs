@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use cobox_kernel::Outgoing;
+use cobox_kernel::FileSender;
 use cobox_protocol::{
     ApiError,
     fs::{UploadResponse, UploadedFile},
@@ -153,7 +153,7 @@ pub async fn download(
 
 struct Parts {
     store: FileStore,
-    outgoing: Outgoing,
+    outgoing: FileSender,
     paths: VecDeque<SandboxPath>,
     boundary: String,
     record: Arc<RequestRecord>,

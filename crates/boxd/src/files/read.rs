@@ -12,7 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use cobox_kernel::{MAX_STAND_IN_BYTES, Outgoing};
+use cobox_kernel::{FileSender, MAX_PLACEHOLDER_BYTES};
 use cobox_protocol::{
     ApiError, ErrorCode,
     files::{FILE_KIND_HEADER, FILE_MODE_HEADER},
@@ -229,7 +229,7 @@ pub fn set(headers: &mut HeaderMap, name: http::HeaderName, value: String) {
 /// is sent. A file cut short meanwhile ends in an error, never in a short answer. `held` lives as long as the stream.
 pub fn pieces<H>(
     store: FileStore,
-    outgoing: Outgoing,
+    outgoing: FileSender,
     file: Arc<OwnedFd>,
     from: u64,
     length: u64,
@@ -247,7 +247,7 @@ type Read = (io::Result<Vec<u8>>, Duration);
 
 struct Pieces<H> {
     store: FileStore,
-    outgoing: Outgoing,
+    outgoing: FileSender,
     file: Arc<OwnedFd>,
     /// Of the piece that was asked for last.
     at: u64,
@@ -268,13 +268,13 @@ impl<H> Pieces<H> {
         }
         let workers = &self.store.workers;
         if self.is_cached {
-            let took = self.outgoing.slowest();
+            let took = self.outgoing.take_longest_send();
             workers.waited(took);
             self.judge(took);
         }
         if self.is_cached {
-            let bytes = self.left.min(MAX_STAND_IN_BYTES as u64);
-            let piece = self.outgoing.stand_in(self.file.clone(), self.at, bytes as usize);
+            let bytes = self.left.min(MAX_PLACEHOLDER_BYTES as u64);
+            let piece = self.outgoing.placeholder(self.file.clone(), self.at, bytes as usize);
             self.advance(piece.len());
             return Ok(Some(Bytes::from_static(piece)));
         }

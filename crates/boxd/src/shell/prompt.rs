@@ -1,6 +1,6 @@
 //! What a shell's own marks and the keys typed say about it: is it at its prompt, with an empty line?
 
-use cobox_stream::Mark;
+use cobox_stream::ShellMark;
 
 use crate::exec::Variable;
 
@@ -118,7 +118,7 @@ impl Prompt {
     }
 
     /// Takes one of the shell's own marks; others' are ignored.
-    pub fn mark(&mut self, mark: &Mark, integration: &Integration) {
+    pub fn mark(&mut self, mark: &ShellMark, integration: &Integration) {
         let Some(words) = mark.payload.strip_prefix(integration.nonce.as_bytes()).and_then(|rest| rest.strip_prefix(b";")) else { return };
         let status = || std::str::from_utf8(words.get(2..)?).ok()?.parse().ok();
         match words.first() {
@@ -223,7 +223,7 @@ mod tests {
 
     fn marked(prompt: &mut Prompt, word: &str) {
         let integration = Integration { nonce: "n".into(), dialect: Dialect::Bash };
-        prompt.mark(&Mark { from: 0, to: 1, payload: format!("n;{word}").into_bytes() }, &integration);
+        prompt.mark(&ShellMark { from: 0, to: 1, payload: format!("n;{word}").into_bytes() }, &integration);
     }
 
     #[test]
@@ -253,8 +253,8 @@ mod tests {
     fn others_marks_count_for_nothing() {
         let mut prompt = Prompt::default();
         let integration = Integration { nonce: "n".into(), dialect: Dialect::Bash };
-        prompt.mark(&Mark { from: 0, to: 1, payload: b"m;R".to_vec() }, &integration);
-        prompt.mark(&Mark { from: 0, to: 1, payload: b"n".to_vec() }, &integration);
+        prompt.mark(&ShellMark { from: 0, to: 1, payload: b"m;R".to_vec() }, &integration);
+        prompt.mark(&ShellMark { from: 0, to: 1, payload: b"n".to_vec() }, &integration);
         assert_eq!(prompt, Prompt::default());
     }
 

@@ -88,7 +88,7 @@ impl Life {
                     }
                     _ => is_open = false,
                 },
-                () = sleep_until(tell_at.unwrap_or_else(Instant::now)), if tell_at.is_some() => tell_at = next_telling(shell.log.wake_some()),
+                () = sleep_until(tell_at.unwrap_or_else(Instant::now)), if tell_at.is_some() => tell_at = next_telling(shell.log.wake_more()),
                 written = terminal.pty.write(&out[..typed]), if typed > 0 => shell.input_written(written.ok()),
                 () = shell.input_came.notified() => {}
                 () = shell.drained.notified(), if is_held => {}

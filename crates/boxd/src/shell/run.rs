@@ -10,7 +10,7 @@ use cobox_protocol::{
     exec::text_and_b64,
     shell::{ShellRun, ShellRunResult},
 };
-use cobox_stream::{Kinds, Read, Reader};
+use cobox_stream::{Read, Reader, SequenceKinds};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
@@ -44,7 +44,7 @@ pub async fn run(shell: &Arc<Shell>, request: ShellRun, most_output: u64) -> Res
 
     let before = shell.prompt.borrow().clone();
     let mut reader = shell.log.reader(shell.log.head());
-    reader.set_hidden(Kinds::ALL);
+    reader.set_hidden(SequenceKinds::ALL);
     let mut watched = Watched { prompt: shell.prompt.subscribe(), before, dialect, output: Output { limit, ..Output::default() } };
     shell.type_in(&keys);
 

@@ -7,7 +7,7 @@ use cobox_protocol::{
     frame::{ClientFrame, Controller, DEFAULT_SHELL_NAME, ServerFrame, ShellReady, ShellStart, TerminalPermission, close, frame_bytes},
     shell::ShellCreate,
 };
-use cobox_stream::Kinds;
+use cobox_stream::SequenceKinds;
 use http::StatusCode;
 
 use super::{
@@ -100,10 +100,10 @@ async fn begin(peer: &Peer<'_, ClientFrame<ShellStart>>, seat: &Seat, start: &Sh
     let epoch = shell.id.to_string();
     let kept = shell.log.range();
     let resumed = start.from.filter(|from| start.epoch.as_deref() == Some(&epoch) && (kept.start..=kept.end).contains(from));
-    let allows = start.allow.iter().fold(Kinds::NONE, |kinds, allowed| {
+    let allows = start.allow.iter().fold(SequenceKinds::NONE, |kinds, allowed| {
         kinds.with(match allowed {
-            TerminalPermission::Clipboard => Kinds::CLIPBOARD,
-            TerminalPermission::Title => Kinds::TITLE,
+            TerminalPermission::Clipboard => SequenceKinds::CLIPBOARD,
+            TerminalPermission::Title => SequenceKinds::TITLE,
         })
     });
     let (from, keyframe) = match (is_new, resumed) {

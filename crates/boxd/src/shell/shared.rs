@@ -10,7 +10,7 @@ use std::{
 
 use bytes::{Buf, BytesMut};
 use cobox_protocol::{ApiError, ErrorCode, ShellId, Timestamp, frame::Controller, shell::ShellInfo};
-use cobox_stream::{Keyframe, Kinds, Limits, Log, Scanner, Screen};
+use cobox_stream::{Keyframe, Limits, Log, Scanner, Screen, SequenceKinds};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -66,7 +66,7 @@ struct Picture {
     screen: Screen,
     text: TextFinder,
     /// The last one drawn and for whom, as long as nothing has changed: many come to the same screen.
-    keyframe: Option<(Kinds, Keyframe)>,
+    keyframe: Option<(SequenceKinds, Keyframe)>,
 }
 
 impl Shell {
@@ -115,7 +115,7 @@ impl Shell {
         let mut picture = self.picture();
         let from = self.log.head();
         let found = picture.scanner.scan(bytes);
-        let has_more_readers = self.log.append_found(bytes, &found);
+        let has_more_readers = self.log.append_scanned(bytes, &found);
         if let Some(integration) = &self.terminal.integration {
             let mut text_from = from;
             let is_at_prompt = self.prompt.borrow().state == State::AtPrompt;
@@ -139,7 +139,7 @@ impl Shell {
         has_more_readers
     }
 
-    pub fn keyframe(&self, hides: Kinds) -> Keyframe {
+    pub fn keyframe(&self, hides: SequenceKinds) -> Keyframe {
         let mut picture = self.picture();
         if let Some((_, keyframe)) = picture.keyframe.as_ref().filter(|(kinds, _)| *kinds == hides) {
             return keyframe.clone();
@@ -154,7 +154,7 @@ impl Shell {
     }
 
     pub fn wants_marked_pastes(&self) -> bool {
-        self.picture().screen.wants_marked_pastes()
+        self.picture().screen.wants_bracketed_paste()
     }
 
     pub fn is_alternate(&self) -> bool {

@@ -12,7 +12,7 @@ use axum::extract::ws::Message;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::BytesMut;
 use cobox_protocol::frame::{BinaryFrame, BinaryKind, Controller, OutputStream, ServerFrame};
-use cobox_stream::{Chunk, Keyframe, Kinds, Read, Reader, Resize, Urgency};
+use cobox_stream::{Chunk, Keyframe, Read, Reader, Resize, SequenceKinds, WakePriority};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -65,7 +65,7 @@ pub struct View {
     pub out: Out,
     pub is_binary: bool,
     /// What its terminal may have done to it while it is in control.
-    pub allows: Kinds,
+    pub allows: SequenceKinds,
     pub progress: Arc<Progress>,
     pub keyframe: Option<Keyframe>,
     line: Line,
@@ -88,7 +88,7 @@ impl View {
         controllers: watch::Receiver<Option<Controller>>,
         out: Out,
         is_binary: bool,
-        allows: Kinds,
+        allows: SequenceKinds,
         told: (Option<Controller>, bool),
     ) -> Self {
         let progress = Arc::default();
@@ -96,8 +96,8 @@ impl View {
     }
 
     /// What a viewer mustn't get.
-    pub fn hidden(is_controller: bool, allows: Kinds) -> Kinds {
-        if is_controller { Kinds::ALL.without(Kinds::QUERY).without(allows) } else { Kinds::ALL }
+    pub fn hidden(is_controller: bool, allows: SequenceKinds) -> SequenceKinds {
+        if is_controller { SequenceKinds::ALL.without(SequenceKinds::QUERY).without(allows) } else { SequenceKinds::ALL }
     }
 
     /// Shows everything from the reader's position on, to the end of the shell.
@@ -111,7 +111,7 @@ impl View {
             let is_controller = self.shell.is_controlled_by(self.id);
             if was_controller.replace(is_controller) != Some(is_controller) {
                 self.reader.set_hidden(Self::hidden(is_controller, self.allows));
-                self.reader.set_urgency(if is_controller { Urgency::First } else { Urgency::Later });
+                self.reader.set_wake_priority(if is_controller { WakePriority::Interactive } else { WakePriority::Background });
                 self.shell.consumed(self.id, self.progress.or(self.reader.position()));
             }
             if self.controllers.has_changed().unwrap_or(false) {

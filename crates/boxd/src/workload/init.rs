@@ -5,7 +5,7 @@
 
 use std::{fs::File, io, os::fd::OwnedFd};
 
-use cobox_kernel::{adopt, child_events, exit_now, keep_only, settle_signals};
+use cobox_kernel::{adopt, child_events, exit_now, keep_only, reset_signals};
 use cobox_protocol::control::{BoxdConfig, WorkloadLimits};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -67,7 +67,7 @@ fn serve(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
     let (link, proc) = unsafe { (adopt(0)?, Proc::new(adopt(1)?)) };
     // A number of standard I/O, which must not be what some later open happens to get.
     let _null = File::options().read(true).write(true).open("/dev/null")?;
-    settle_signals();
+    reset_signals();
     let children = child_events()?;
     let mut init = Init { link, proc, limits: Limits::confine()? };
     let mut has_processes = false;

@@ -2,14 +2,14 @@
 
 use std::io;
 
-use cobox_kernel::{Word, set_soft_limit};
+use cobox_kernel::{LimitSecret, set_soft_limit};
 
 use super::{link, seccomp, tree};
 
 /// What goes past this process's own filter.
 #[derive(Clone, Copy)]
 pub struct Limits {
-    pub word: Word,
+    pub word: LimitSecret,
     /// Whether programs can be marked: not where whoever started us may have only so many file locks, as then have all.
     pub has_marks: bool,
 }
@@ -20,7 +20,7 @@ impl Limits {
         let mut word = [0; 16];
         getrandom::fill(&mut word).map_err(io::Error::other)?;
         let [a, b] = [0, 8].map(|at| u64::from_ne_bytes(std::array::from_fn(|i| word[at + i])));
-        let word = Word([a, b]);
+        let word = LimitSecret([a, b]);
         seccomp::confine_limits(word).map_err(io::Error::other)?;
         // Changes nothing where there is no limit yet, and is refused where there is one.
         let has_marks = set_soft_limit(word, 0, libc::RLIMIT_LOCKS, None).is_ok();

@@ -14,7 +14,7 @@ mod starter;
 mod stdio;
 mod tree;
 
-pub use cobox_kernel::{MAX_IMAGE_BYTES, STRING_BYTES};
+pub use cobox_kernel::{MAX_EXEC_ARGS_BYTES, STRING_OVERHEAD_BYTES};
 pub use namespace::{Links, start};
 pub use stdio::Stdio;
 
@@ -30,7 +30,7 @@ use std::{
     time::Duration,
 };
 
-use cobox_kernel::{MAX_INLINE_BYTES, Program, Step, child_events, is_stopped};
+use cobox_kernel::{MAX_INLINE_BYTES, Program, StartStep, child_events, is_stopped};
 use cobox_protocol::control::{BoxdConfig, Workload};
 use link::{Order, Report, Root};
 use running::{End, Running, Table};
@@ -124,7 +124,7 @@ impl Workloads {
     pub fn new(links: Links, config: &BoxdConfig) -> io::Result<(Self, tokio::task::JoinHandle<()>)> {
         let watched = |link: OwnedFd| {
             rustix::io::ioctl_fionbio(&link, true)?;
-            cobox_kernel::watch(link, Interest::READABLE)
+            cobox_kernel::register_fd(link, Interest::READABLE)
         };
         let children = watched(child_events()?)?;
         let shared = Arc::new(Shared {
@@ -183,7 +183,7 @@ impl Workloads {
     pub async fn launch(&self, command: Command) -> io::Result<Process> {
         let shared = &self.0;
         let seq = shared.next();
-        let block = self.program(&command, seq)?.to_block()?;
+        let block = self.program(&command, seq)?.encode()?;
         let file = if block.len() > MAX_INLINE_BYTES { Some(memory_file(&block)?) } else { None };
         // A long one is in the file, and the packet says how long it is.
         let length = (block.len() as u64).to_ne_bytes();
@@ -252,7 +252,7 @@ impl Workloads {
 impl Process {
     /// Resolves when the process has become the program, or with why it couldn't.
     async fn begun(&self) -> io::Result<()> {
-        let socket = cobox_kernel::watch(self.given.socket.try_clone()?, Interest::READABLE)?;
+        let socket = cobox_kernel::register_fd(self.given.socket.try_clone()?, Interest::READABLE)?;
         let hear = |fd: &OwnedFd| {
             let mut said = [0; 5];
             // Left there: who hears of its end looks for it too.
@@ -471,8 +471,8 @@ struct BadCwd(io::Error);
 
 fn failure(step: u8, errno: i32) -> io::Error {
     let error = io::Error::from_raw_os_error(errno);
-    match Step::from_number(step) {
-        Some(Step::WorkingDirectory) => io::Error::new(error.kind(), BadCwd(error)),
+    match StartStep::from_number(step) {
+        Some(StartStep::WorkingDirectory) => io::Error::new(error.kind(), BadCwd(error)),
         _ => error,
     }
 }

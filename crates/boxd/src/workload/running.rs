@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, os::fd::OwnedFd, sync::Arc};
 
-use cobox_kernel::{EndedChild, ended_child, let_go};
+use cobox_kernel::{EndedChild, ended_child};
 use rustix::net::{RecvFlags, recv};
 use tokio::{
     io::{Interest, unix::AsyncFd},
@@ -101,7 +101,7 @@ impl Table {
             return false;
         }
         self.running.remove(&child.pid);
-        let_go(child);
+        cobox_kernel::reap(child);
         true
     }
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use cobox_kernel::Word;
+use cobox_kernel::LimitSecret;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch, apply_filter,
     sock_filter,
@@ -108,7 +108,7 @@ pub fn confine() -> Result<(), String> {
 }
 
 /// Forbids changing the limits that are ours to set, to this process and all it will ever start; who has the word goes past it.
-pub fn confine_limits(word: Word) -> Result<(), String> {
+pub fn confine_limits(word: LimitSecret) -> Result<(), String> {
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(|e| format!("no filter for this architecture: {e}"))?;
     install(&limits_filter(arch, word).map_err(|e| e.to_string())?)
 }
@@ -180,7 +180,7 @@ fn deny_filter(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError
 /// The limit on file sizes is how writers are stopped, the one on locks is the mark of what a program started (see limits.rs), and
 /// init's own limits are not for programs. Installed once in init and once in the starter: every program inherits it from there without
 /// a system call of its own.
-fn limits_filter(arch: TargetArch, word: Word) -> Result<BpfProgram, seccompiler::BackendError> {
+fn limits_filter(arch: TargetArch, word: LimitSecret) -> Result<BpfProgram, seccompiler::BackendError> {
     let sets = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?;
     let is_resource = |arg, resource: u32| SeccompCondition::new(arg, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, resource.into());
     let of_init = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 1)?;
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn every_filter_compiles_to_what_the_kernel_takes() {
         let arch = std::env::consts::ARCH.try_into().unwrap();
-        for filter in [allow_filter(), deny_filter(arch).unwrap(), limits_filter(arch, Word([1, 2])).unwrap()] {
+        for filter in [allow_filter(), deny_filter(arch).unwrap(), limits_filter(arch, LimitSecret([1, 2])).unwrap()] {
             assert!(filter.len() < 4096, "{} instructions", filter.len());
         }
     }

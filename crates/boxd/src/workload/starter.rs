@@ -11,7 +11,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-use cobox_kernel::{Dress, FIRST_SOCKET, Pad, adopt, exit_now, keep_only, settle_signals};
+use cobox_kernel::{ChildMemory, Credentials, FIRST_SOCKET, adopt, exit_now, keep_only, reset_signals};
 use cobox_protocol::control::BoxdConfig;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -37,10 +37,10 @@ pub fn run(link: OwnedFd, config: &BoxdConfig) -> ! {
 
 struct Starter {
     link: OwnedFd,
-    dress: Dress,
+    dress: Credentials,
     /// Of processes on their way, and to be used again.
     #[allow(clippy::vec_box, reason = "one in use must not move, and it is not unpacked between two uses")]
-    pads: Vec<Box<Pad>>,
+    pads: Vec<Box<ChildMemory>>,
 }
 
 fn serve(link: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
@@ -50,11 +50,16 @@ fn serve(link: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
     let link = unsafe { adopt(0)? };
     // Numbers of standard I/O, which must not be what some later open happens to get.
     let _null = [File::open("/dev/null")?, File::open("/dev/null")?];
-    settle_signals();
+    reset_signals();
     let limits = Limits::confine()?;
     let workload = &config.workload;
-    let dress =
-        Dress { uid: workload.uid, gid: workload.gid, has_groups: workload.uid_count > 1, has_marks: limits.has_marks, word: limits.word };
+    let dress = Credentials {
+        uid: workload.uid,
+        gid: workload.gid,
+        has_groups: workload.uid_count > 1,
+        has_marks: limits.has_marks,
+        limit_secret: limits.word,
+    };
     let mut starter = Starter { link, dress, pads: Vec::new() };
     send(&starter.link, &Report::Ready, &[])?;
     loop {
@@ -88,7 +93,7 @@ impl Starter {
         let mut pad = self.free_pad()?;
         // SAFETY: the starter has one thread, all it opens is closed by exec, its signals are settled. The pad is kept, and used again
         // only when it is free.
-        let made = unsafe { pad.wait(theirs.as_fd()) };
+        let made = unsafe { pad.spawn(theirs.as_fd()) };
         self.pads.push(pad);
         let (pid, handle) = made?;
         // Its end is its own now: where nobody has it, there is nobody to hear.
@@ -103,16 +108,16 @@ impl Starter {
         }
     }
 
-    fn free_pad(&mut self) -> io::Result<Box<Pad>> {
+    fn free_pad(&mut self) -> io::Result<Box<ChildMemory>> {
         let (free, mut used): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pads).into_iter().partition(|pad| pad.is_free());
         let mut free = free.into_iter().take(FREE_PADS);
         let next = free.next();
         for mut pad in free {
-            pad.tidy();
+            pad.release_order();
             used.push(pad);
         }
         self.pads = used;
-        next.map_or_else(|| Pad::new(self.dress), Ok)
+        next.map_or_else(|| ChildMemory::new(self.dress), Ok)
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
     path::PathBuf,
 };
 
-use cobox_openapi::{Document, Operation, assert_checked_in, assert_sound};
+use cobox_openapi::{Document, Operation, assert_checked_in, assert_valid};
 use cobox_protocol::{Capability, langsmith, route::ROUTES};
 use http::Method;
 use serde_json::{Value, json};
@@ -57,7 +57,7 @@ fn the_document_that_is_checked_in_is_what_the_code_says() {
 
 #[test]
 fn every_reference_leads_somewhere_and_every_name_is_used_once() {
-    assert_sound(&document());
+    assert_valid(&document());
 }
 
 /// The methods of each path, as the router has them: a path is asked for with a method nobody has, and answers with those it takes.

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use cobox_langgraph::{Action, Change, Entry, Outcome, Role, Transcript};
+use cobox_langgraph::{Action, Change, Entry, Role, ToolOutcome, Transcript};
 use cobox_protocol::event::SandboxEvent;
 use serde_json::{Value, json};
 
@@ -39,22 +39,22 @@ impl Lines {
 
     pub fn changed(&mut self, transcript: &Transcript, change: &Change) -> io::Result<()> {
         match change {
-            Change::Said(number, text) if is_agents(transcript, *number) => self.text(text),
-            Change::Resaid(number) if is_agents(transcript, *number) => {
-                let Some(Entry::Said { text, .. }) = transcript.get(*number) else { return Ok(()) };
+            Change::TextAdded(number, text) if is_agents(transcript, *number) => self.text(text),
+            Change::TextReplaced(number) if is_agents(transcript, *number) => {
+                let Some(Entry::Message { text, .. }) = transcript.get(*number) else { return Ok(()) };
                 self.end_line()?;
                 self.text(text)
             }
-            Change::Called(number) => match transcript.get(*number) {
+            Change::ToolCalled(number) => match transcript.get(*number) {
                 Some(Entry::Tool(tool)) => self.aside(
                     &format!("tool: {}", words::call(&tool.name, &tool.args)),
                     json!({"type": "tool_call", "name": tool.name, "args": arguments(&tool.args)}),
                 ),
                 _ => Ok(()),
             },
-            Change::Returned(number) => match transcript.get(*number) {
+            Change::ToolReturned(number) => match transcript.get(*number) {
                 Some(Entry::Tool(tool)) => {
-                    let Some(outcome @ Outcome { text, is_error }) = &tool.outcome else { return Ok(()) };
+                    let Some(outcome @ ToolOutcome { text, is_error }) = &tool.outcome else { return Ok(()) };
                     let mark = if words::has_failed(outcome) { "failed" } else { "done" };
                     self.aside(
                         &format!("{mark}: {}", words::outcome(tool)),
@@ -63,7 +63,7 @@ impl Lines {
                 }
                 _ => Ok(()),
             },
-            Change::Said(..) | Change::Resaid(_) | Change::Asking(_) => Ok(()),
+            Change::TextAdded(..) | Change::TextReplaced(_) | Change::ToolCallPending(_) => Ok(()),
         }
     }
 
@@ -135,7 +135,7 @@ impl Lines {
 
 /// A subagent's words are its own; what it comes to is the outcome of a tool.
 fn is_agents(transcript: &Transcript, number: usize) -> bool {
-    matches!(transcript.get(number), Some(Entry::Said { role: Role::Ai, is_nested: false, .. }))
+    matches!(transcript.get(number), Some(Entry::Message { role: Role::Ai, is_nested: false, .. }))
 }
 
 /// As JSON where they are that.

@@ -41,7 +41,7 @@ impl From<LangGraphError> for Failure {
 /// The one that was asked for, or the first there is.
 pub fn choose<'a>(assistants: &'a [Assistant], asked: Option<&str>) -> Result<&'a Assistant, Failure> {
     let found = match asked {
-        Some(word) => assistants.iter().find(|a| a.is_called(word)),
+        Some(word) => assistants.iter().find(|a| a.is_named(word)),
         None => assistants.first(),
     };
     found.ok_or_else(|| {

@@ -3,7 +3,7 @@
 use std::{io::IsTerminal, time::Duration};
 
 use cobox_client::{ClientError, EventsFrom};
-use cobox_langgraph::{Ask, Decision, Deployment, Review, RunEvent, RunInput, RunRequest, RunStream, Transcript};
+use cobox_langgraph::{Decision, Deployment, Question, Review, RunEvent, RunInput, RunRequest, RunStream, Transcript};
 use cobox_protocol::{ShellId, event::SandboxEvent};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -103,7 +103,7 @@ impl Conversation {
         };
         self.transcript = Transcript::default();
         for message in &state.messages {
-            self.transcript.take(message, false);
+            self.transcript.apply(message, false);
         }
         let before = match state.messages.len() {
             0 => String::new(),
@@ -127,9 +127,9 @@ impl Conversation {
         let is_terminal = std::io::stdin().is_terminal();
         let (mut typed, _reading) = read_lines(tokio::io::stdin());
         loop {
-            match self.review.as_ref().and_then(|review| Some((review.next()?, review.place()))) {
-                Some((Ask::Action(action), place)) => lines.asks(action, place)?,
-                Some((Ask::Words(question), _)) => lines.asks_words(question)?,
+            match self.review.as_ref().and_then(|review| Some((review.next()?, review.progress()))) {
+                Some((Question::Action(action), place)) => lines.asks(action, place)?,
+                Some((Question::Text(question), _)) => lines.asks_words(question)?,
                 None => {}
             }
             lines.prompt(is_terminal)?;
@@ -212,11 +212,11 @@ impl Conversation {
     fn input(&mut self, text: &str) -> Result<Option<RunInput>, String> {
         let Some(review) = &mut self.review else {
             let (id, text) = (format!("cobox-{}", ShellId::new()), typed::message(text));
-            self.transcript.say(&id, text);
-            return Ok(Some(RunInput::Say { id, text: text.to_owned() }));
+            self.transcript.add_user_message(&id, text);
+            return Ok(Some(RunInput::Message { id, text: text.to_owned() }));
         };
         let decision = match review.next() {
-            Some(Ask::Words(_)) => Decision::Respond(text.trim().to_owned()),
+            Some(Question::Text(_)) => Decision::Respond(text.trim().to_owned()),
             _ => typed::decision(text).unwrap_or_else(|| Err("the answer is one of the words above".to_owned()))?,
         };
         review.decide(decision)?;
@@ -267,7 +267,7 @@ impl Conversation {
     fn told(&mut self, told: RunEvent, lines: &mut Lines) -> Result<(), Failure> {
         match told {
             RunEvent::Message { message, is_nested } => {
-                for change in self.transcript.take(&message, is_nested) {
+                for change in self.transcript.apply(&message, is_nested) {
                     lines.changed(&self.transcript, &change)?;
                 }
             }

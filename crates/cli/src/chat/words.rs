@@ -1,6 +1,6 @@
 //! Events, tool calls and questions as one line each, for a feed, a pipe or a screen reader.
 
-use cobox_langgraph::{Action, Outcome, Tool, clean};
+use cobox_langgraph::{Action, ToolOutcome, ToolUse, clean};
 use cobox_protocol::event::{EventKind, ExecEnd, FileChange, SandboxEvent};
 use serde_json::Value;
 
@@ -82,12 +82,12 @@ pub fn call(name: &str, args: &str) -> String {
 }
 
 /// Whether a tool came to nothing: by its own word, or by a command's exit code as deepagents writes it under the output.
-pub fn has_failed(outcome: &Outcome) -> bool {
+pub fn has_failed(outcome: &ToolOutcome) -> bool {
     outcome.is_error || outcome.text.trim_end().lines().next_back().is_some_and(|last| last.starts_with("[Command failed with exit code"))
 }
 
 /// What came of a tool: its first line, and how much more there is.
-pub fn outcome(tool: &Tool) -> String {
+pub fn outcome(tool: &ToolUse) -> String {
     let Some(outcome) = &tool.outcome else { return "…".to_owned() };
     let mut lines = outcome.text.lines().filter(|line| !line.trim().is_empty());
     let first = lines.next().unwrap_or("(nothing)");
@@ -176,15 +176,15 @@ mod tests {
     #[test]
     fn an_outcome_is_its_first_line_and_how_many_follow() {
         let of = |text: &str| {
-            outcome(&Tool {
+            outcome(&ToolUse {
                 name: String::new(),
                 args: String::new(),
-                outcome: Some(Outcome { text: text.into(), is_error: false }),
+                outcome: Some(ToolOutcome { text: text.into(), is_error: false }),
                 is_nested: false,
             })
         };
         assert_eq!((of("one"), of("\none\ntwo\nthree\n"), of("")), ("one".into(), "one (+2 lines)".into(), "(nothing)".into()));
-        let failed = |text: &str| has_failed(&Outcome { text: text.into(), is_error: false });
+        let failed = |text: &str| has_failed(&ToolOutcome { text: text.into(), is_error: false });
         assert!(failed("boom\n\n[Command failed with exit code 1]") && !failed("fine\n[Command succeeded with exit code 0]"));
     }
 }

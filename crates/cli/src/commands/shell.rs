@@ -7,7 +7,7 @@ use cobox_protocol::{
     Capability, ShellId,
     frame::{ControlAction, DEFAULT_SHELL_NAME, ShellStart, TerminalPermission},
 };
-use cobox_stream::Kinds;
+use cobox_stream::SequenceKinds;
 
 use super::{Outcome, Where, thread};
 use crate::{
@@ -119,9 +119,9 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
         Allow::Title => TerminalPermission::Title,
         Allow::Clipboard => TerminalPermission::Clipboard,
     });
-    let allows = args.allow.iter().fold(Kinds::NONE, |kinds, allow| match allow {
-        Allow::Title => kinds.with(Kinds::TITLE),
-        Allow::Clipboard => kinds.with(Kinds::CLIPBOARD),
+    let allows = args.allow.iter().fold(SequenceKinds::NONE, |kinds, allow| match allow {
+        Allow::Title => kinds.with(SequenceKinds::TITLE),
+        Allow::Clipboard => kinds.with(SequenceKinds::CLIPBOARD),
     });
     let mut start = ShellStart {
         shell: name.clone(),

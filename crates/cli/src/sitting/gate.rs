@@ -1,6 +1,6 @@
 //! What of a shell's output this terminal gets. The sandbox leaves out what is not for it, but a sandbox is a stranger: it is left out here too.
 
-use cobox_stream::{Found, Kinds, Scanner};
+use cobox_stream::{ScanResult, Scanner, SequenceKinds};
 
 #[derive(Default)]
 pub struct Gate {
@@ -13,14 +13,14 @@ pub struct Gate {
 
 impl Gate {
     /// What of the next output may be shown now, NULs in place of what may not, and what was found in all of it.
-    pub fn admit(&mut self, bytes: &[u8], hides: Kinds) -> (Vec<u8>, Found) {
+    pub fn admit(&mut self, bytes: &[u8], hides: SequenceKinds) -> (Vec<u8>, ScanResult) {
         let found = self.scanner.scan(bytes);
         let start = self.at - self.held.len() as u64;
         self.at += bytes.len() as u64;
         let mut shown = std::mem::take(&mut self.held);
         shown.extend_from_slice(bytes);
         let place = |offset: u64| offset.clamp(start, self.at).saturating_sub(start) as usize;
-        for span in found.spans.iter().filter(|span| span.kinds.meets(hides)) {
+        for span in found.spans.iter().filter(|span| span.kinds.intersects(hides)) {
             shown[place(span.from)..place(span.to)].fill(0);
         }
         if let Some(undecided) = found.undecided {
@@ -44,7 +44,7 @@ mod tests {
         let output = "one\x1b]52;c;aGVsbG8=\x07 two\x1b]0;title\x1b\\ \x1b[31mred\x1b[m\x1b[6n \x1bPtmux;copy\x1b\\é\u{9d}2;t\x07.";
         let plain = "one two \x1b[31mred\x1b[m é.";
         let asked = "one two \x1b[31mred\x1b[m\x1b[6n é.";
-        for (hides, wanted) in [(Kinds::ALL, plain), (Kinds::ALL.without(Kinds::QUERY), asked)] {
+        for (hides, wanted) in [(SequenceKinds::ALL, plain), (SequenceKinds::ALL.without(SequenceKinds::QUERY), asked)] {
             for size in 1..output.len() {
                 let mut gate = Gate::default();
                 let shown: Vec<u8> =
@@ -60,8 +60,8 @@ mod tests {
         for unfinished in ["\x1b[0;", "\x1b]", "\x1bP1;", "\x1b]4;1;", "\x1b(\x01"] {
             let mut gate = Gate::default();
             for _ in 0..10_000 {
-                gate.admit(unfinished.as_bytes(), Kinds::ALL);
-                gate.admit(b"\x01\x01\x01\x01;1", Kinds::ALL);
+                gate.admit(unfinished.as_bytes(), SequenceKinds::ALL);
+                gate.admit(b"\x01\x01\x01\x01;1", SequenceKinds::ALL);
                 assert!(gate.held().len() < 2048, "{unfinished:?}");
             }
         }

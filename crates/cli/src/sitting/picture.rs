@@ -1,7 +1,7 @@
 //! What this terminal shows, known by heart: so that words of ours can be laid over it and taken away again, so that it can be drawn
 //! anew, and so that a shell of another size can be shown as it is.
 
-use cobox_stream::{Kinds, Screen};
+use cobox_stream::{Screen, SequenceKinds};
 
 use super::gate::Gate;
 use crate::terminal::{Modes, guarded};
@@ -14,7 +14,7 @@ const WRAP: &[u8] = b"\x1b[?7h";
 pub struct Picture {
     gate: Gate,
     /// What programs may do to this terminal beside printing.
-    allows: Kinds,
+    allows: SequenceKinds,
     screen: Screen,
     modes: Modes,
     /// This terminal's own columns and rows.
@@ -31,7 +31,7 @@ pub struct Picture {
 }
 
 impl Picture {
-    pub fn new(here: (u16, u16), allows: Kinds) -> Self {
+    pub fn new(here: (u16, u16), allows: SequenceKinds) -> Self {
         Self {
             gate: Gate::default(),
             allows,
@@ -76,7 +76,8 @@ impl Picture {
     /// Takes it, and gives what this terminal may have of it.
     fn see(&mut self, bytes: &[u8]) -> Vec<u8> {
         // Who watches is asked nothing: the answer would be typed into a shell that is not theirs.
-        let hides = if self.is_watched { Kinds::ALL } else { Kinds::ALL.without(Kinds::QUERY).without(self.allows) };
+        let hides =
+            if self.is_watched { SequenceKinds::ALL } else { SequenceKinds::ALL.without(SequenceKinds::QUERY).without(self.allows) };
         let (shown, found) = self.gate.admit(bytes, hides);
         self.modes.see(&shown);
         guarded(|| self.screen.feed(bytes, &found));
@@ -222,7 +223,7 @@ impl Picture {
 
     fn lift(&mut self) -> Vec<u8> {
         match self.covered.take() {
-            Some(row) if !self.is_row_by_row() => guarded(|| self.screen.uncover(row)),
+            Some(row) if !self.is_row_by_row() => guarded(|| self.screen.restore_row(row)),
             _ => Vec::new(),
         }
     }
@@ -239,7 +240,7 @@ impl Picture {
         let row = self.row_for_words();
         self.covered = Some(row);
         let words = clipped(&words, self.here.0);
-        guarded(|| self.screen.cover(row, &words))
+        guarded(|| self.screen.draw_overlay(row, &words))
     }
 
     fn draw_rows(&mut self) -> Vec<u8> {
@@ -300,7 +301,7 @@ mod tests {
 
     #[test]
     fn words_lie_over_the_picture_and_leave_no_trace() {
-        let mut picture = Picture::new((20, 5), Kinds::NONE);
+        let mut picture = Picture::new((20, 5), SequenceKinds::NONE);
         let mut terminal = Terminal::new((20, 5));
         let mut plain = Terminal::new((20, 5));
         for part in ["\x1b[31mone\r\n", "two\x1b[?25l", "\r\nthree\r\nfour\r\n", "\x1b[44mfi", "ve", "\r\nsix \x1b[", "1mseven"] {
@@ -317,7 +318,7 @@ mod tests {
     #[test]
     fn a_watcher_of_another_size_sees_the_shell_as_it_is() {
         for here in [(30, 4), (80, 24), (120, 40)] {
-            let mut picture = Picture::new(here, Kinds::NONE);
+            let mut picture = Picture::new(here, SequenceKinds::NONE);
             let mut terminal = Terminal::new(here);
             terminal.gets(&picture.set_watched(true));
             terminal.gets(&picture.keyframe(
@@ -350,7 +351,7 @@ mod tests {
 
     #[test]
     fn what_the_user_had_on_the_screen_is_scrolled_away_before_anything_is_drawn_over_it() {
-        let mut picture = Picture::new((20, 5), Kinds::NONE);
+        let mut picture = Picture::new((20, 5), SequenceKinds::NONE);
         let mut terminal = Terminal(vt100::Parser::new(5, 20, 100));
         terminal.gets(b"mine\r\n$ cobox\r\n");
         assert_eq!(terminal.gets(&picture.output(b"sandbox$ ")), "mine\n$ cobox\nsandbox$ ");
@@ -363,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_terminal_made_small_and_large_again_before_anybody_heard_of_it_shows_everything() {
-        let mut picture = Picture::new((20, 5), Kinds::NONE);
+        let mut picture = Picture::new((20, 5), SequenceKinds::NONE);
         let mut terminal = Terminal::new((20, 5));
         let shown = terminal.gets(&picture.output(b"\x1b[?1049h\x1b[Htop left\x1b[5;12Hlow right\x1b[2;3H"));
         for (cols, rows) in [(9, 3), (20, 5)] {

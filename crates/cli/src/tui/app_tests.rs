@@ -89,7 +89,7 @@ fn a_message_waits_for_its_sandbox_and_is_sent_once() {
     assert_eq!(state.chat.editor.text(), "again", "what can't be sent stays");
     let effects = here(&mut state, News::Room(Ok(Some(room()))));
     let runs: Vec<_> = effects.iter().filter(|e| is_run(e)).collect();
-    let [Effect::Run { thread, assistant, input: RunInput::Say { text, .. }, .. }] = runs[..] else { panic!("{effects:?}") };
+    let [Effect::Run { thread, assistant, input: RunInput::Message { text, .. }, .. }] = runs[..] else { panic!("{effects:?}") };
     assert_eq!((thread.as_str(), assistant.as_str(), text.as_str()), ("t-1", "a-1", "hello"));
     assert!(!here(&mut state, News::Room(Ok(Some(room())))).iter().any(is_run));
 }

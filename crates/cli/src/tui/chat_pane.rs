@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use cobox_langgraph::{Ask, Decision, Review, RunEvent, RunInput, ThreadState, Transcript};
+use cobox_langgraph::{Decision, Question, Review, RunEvent, RunInput, ThreadState, Transcript};
 
 use super::editor::Editor;
 use crate::chat::{typed, words};
@@ -41,7 +41,7 @@ impl ChatPane {
         let editor = std::mem::take(&mut self.editor);
         *self = Self { editor, is_unfolded: self.is_unfolded, is_titled: !state.messages.is_empty(), ..Self::default() };
         for message in &state.messages {
-            self.transcript.take(message, false);
+            self.transcript.apply(message, false);
         }
         self.review = Review::of(state.interrupts.clone());
     }
@@ -54,11 +54,11 @@ impl ChatPane {
     pub fn input(&mut self, text: &str) -> Result<Option<RunInput>, String> {
         let Some(review) = &mut self.review else {
             let (id, text) = (format!("cobox-{}", cobox_protocol::ShellId::new()), typed::message(text));
-            self.transcript.say(&id, text);
-            return Ok(Some(RunInput::Say { id, text: text.to_owned() }));
+            self.transcript.add_user_message(&id, text);
+            return Ok(Some(RunInput::Message { id, text: text.to_owned() }));
         };
         let decision = match review.next() {
-            Some(Ask::Words(_)) => Decision::Respond(text.trim().to_owned()),
+            Some(Question::Text(_)) => Decision::Respond(text.trim().to_owned()),
             _ => match typed::decision(text) {
                 Some(decision) => decision?,
                 None => return Err("the agent waits for your decision: yes, no [why], or edit {…}".to_owned()),
@@ -78,7 +78,7 @@ impl ChatPane {
             Decision::Respond(text) => format!("you answered: {}", words::one_line(text)),
         };
         let about = match review.next() {
-            Some(Ask::Action(action)) => format!("{said} ({})", action.name),
+            Some(Question::Action(action)) => format!("{said} ({})", action.name),
             _ => said,
         };
         review.decide(decision)?;
@@ -86,7 +86,7 @@ impl ChatPane {
         if answer.is_some() {
             self.review = None;
         }
-        self.transcript.note(about);
+        self.transcript.add_note(about);
         self.scroll = 0;
         Ok(answer.map(RunInput::Resume))
     }
@@ -111,7 +111,7 @@ impl ChatPane {
                 }
             }
             RunEvent::Message { message, is_nested } => {
-                self.transcript.take(&message, is_nested);
+                self.transcript.apply(&message, is_nested);
             }
             RunEvent::Interrupted(asked) => self.review = Review::of(asked),
             RunEvent::Custom(told) => return words::custom(&told),
@@ -119,7 +119,7 @@ impl ChatPane {
             // Whoever ended it knows.
             RunEvent::Failed { .. } if matches!(self.run, Run::Going { is_ending: true, .. }) => {}
             RunEvent::Failed { message } => {
-                self.transcript.note(format!("the run failed: {message}"));
+                self.transcript.add_note(format!("the run failed: {message}"));
             }
         }
         None
@@ -130,10 +130,10 @@ impl ChatPane {
         self.run = Run::None;
         match outcome {
             Err(why) => {
-                self.transcript.note(why);
+                self.transcript.add_note(why);
             }
             Ok(()) if was_ending => {
-                self.transcript.note("the run was ended");
+                self.transcript.add_note("the run was ended");
             }
             Ok(()) => {}
         }

@@ -1,6 +1,6 @@
 //! What keys and pastes mean, by what has the focus.
 
-use cobox_langgraph::Ask;
+use cobox_langgraph::Question;
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::{
@@ -134,7 +134,7 @@ impl State {
     /// What the agent wants to do, to be changed: where it asks and `edit` was begun.
     fn draft_of_edit(&self) -> Option<String> {
         let text = self.chat.editor.text();
-        let Some(Ask::Action(action)) = self.chat.review.as_ref().and_then(|r| r.next()) else { return None };
+        let Some(Question::Action(action)) = self.chat.review.as_ref().and_then(|r| r.next()) else { return None };
         (!text.is_empty() && "edit ".starts_with(text)).then(|| format!("edit {}", action.args))
     }
 

@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use cobox_kernel::{Cloned, Image, adopt, clone_process, exec_fd, exit_now, keep_only};
+use cobox_kernel::{Cloned, ExecArgs, adopt, clone_process, exec_fd, exit_now, keep_only};
 use rustix::{
     fs::{Mode, memfd_create},
     io::Errno,
@@ -244,7 +244,7 @@ fn become_boxd(inherited: Inherited, link: File, boxd: OwnedFd) -> i32 {
     // crates/boxd/src/main.rs expects the descriptors at these numbers, except for the program itself (8).
     let mut fds = vec![null, log, log_too, clients, control, config, link.into(), alive, boxd];
     fds.extend(groups.into_iter().map(OwnedFd::from));
-    let image = Image::new(&[c"boxd"], &[]);
+    let image = ExecArgs::new(&[c"boxd"], &[]);
     // SAFETY: all descriptors that this process still uses are in the list and are adopted again right here.
     let taken = unsafe { keep_only(fds).and_then(|()| Ok((adopt(8)?, rustix::io::fcntl_dupfd_cloexec(BorrowedFd::borrow_raw(6), 64)?))) };
     let Ok((boxd, link)) = taken else { return 1 };

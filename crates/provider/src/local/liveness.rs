@@ -55,7 +55,7 @@ pub async fn ended(dir: &Path) {
     while is_alive(dir) {
         match record(dir).and_then(|r| Some((r.clone(), pidfd_open(Pid::from_raw(r.pid)?, PidfdFlags::NONBLOCK).ok()?))) {
             Some((r, pidfd)) if r.is_alive() => {
-                if let Ok(watched) = cobox_kernel::watch(pidfd, Interest::READABLE) {
+                if let Ok(watched) = cobox_kernel::register_fd(pidfd, Interest::READABLE) {
                     // Readable when the process has ended. It is the first process of its PID namespace, so all others have ended too.
                     let _ = watched.readable().await;
                     reap(watched.get_ref());
@@ -81,7 +81,7 @@ async fn reap_recorded(dir: &Path) {
         && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::NONBLOCK)
         // Checked again after opening the descriptor, because the PID could have been reused before.
         && is_ours()
-        && let Ok(watched) = cobox_kernel::watch(pidfd, Interest::READABLE)
+        && let Ok(watched) = cobox_kernel::register_fd(pidfd, Interest::READABLE)
     {
         let _ = watched.readable().await;
         reap(watched.get_ref());
@@ -106,7 +106,7 @@ pub async fn end(dir: &Path) -> anyhow::Result<()> {
             {
                 // An error means that it has ended already.
                 let _ = pidfd_send_signal(&pidfd, Signal::KILL);
-                if let Ok(watched) = cobox_kernel::watch(pidfd, Interest::READABLE) {
+                if let Ok(watched) = cobox_kernel::register_fd(pidfd, Interest::READABLE) {
                     let _ = watched.readable().await;
                     reap(watched.get_ref());
                 }

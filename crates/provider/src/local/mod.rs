@@ -36,7 +36,7 @@ use std::{
 
 use anyhow::Context;
 use async_trait::async_trait;
-use cobox_kernel::{Peer, QuietStream};
+use cobox_kernel::{LocalSocketStream, Peer};
 use cobox_protocol::{SandboxId, SnapshotId, VolumeId, control::ControlState};
 use sha2::{Digest, Sha256};
 use tokio::{
@@ -369,7 +369,7 @@ impl Provider for LocalProvider {
     }
 
     async fn dial(&self, id: &SandboxId, socket: BoxdSocket) -> Result<BoxedStream, ProviderError> {
-        match UnixStream::connect(self.socket_path(id, socket)).await.and_then(|stream| QuietStream::new(stream, Peer::Asked)) {
+        match UnixStream::connect(self.socket_path(id, socket)).await.and_then(|stream| LocalSocketStream::new(stream, Peer::Server)) {
             Ok(stream) => Ok(Box::new(stream)),
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
                 Err(ProviderError::NotRunning(id.clone()))

@@ -32,7 +32,7 @@ pub fn routes() -> Vec<Operation> {
                 the middle of a character, and `data` has exactly as many bytes as were printed.",
             )
             .needs(&[Exec])
-            .speaks(read_shape::<LangsmithClientFrame>(), written::<LangsmithServerFrame>()),
+            .websocket(read_shape::<LangsmithClientFrame>(), written::<LangsmithServerFrame>()),
         stream(EXECUTE_START, "langsmithExecuteEvents", "Run a command, or join it, as server-sent events").takes::<Execute>(),
         stream(EXECUTE_RESUME, "langsmithResumeEvents", "Join a command where an earlier stream broke off").takes::<Resume>(),
         Operation::new("post", UPLOAD, "langsmithUpload", "Write a file")

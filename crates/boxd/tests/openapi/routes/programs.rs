@@ -41,7 +41,7 @@ pub fn routes() -> Vec<Operation> {
             .tag("exec")
             .about(SOCKET_ABOUT)
             .needs(&[Exec])
-            .speaks(read::<ClientFrame<ExecStart>>(), written::<ServerFrame<ExecReady>>()),
+            .websocket(read::<ClientFrame<ExecStart>>(), written::<ServerFrame<ExecReady>>()),
         Operation::new("get", "/v1/processes", "listProcesses", "What boxd has started and still knows, the oldest first")
             .tag("exec")
             .needs(&[Exec])
@@ -103,5 +103,5 @@ fn shell_socket(path: &'static str, id: &'static str) -> Operation {
         .tag("shells")
         .about(SOCKET_ABOUT)
         .needs(&[ShellObserve])
-        .speaks(read::<ClientFrame<ShellStart>>(), written::<ServerFrame<ShellReady>>())
+        .websocket(read::<ClientFrame<ShellStart>>(), written::<ServerFrame<ShellReady>>())
 }

@@ -62,7 +62,7 @@ pub fn routes() -> Vec<Operation> {
                 Parameter::query("pull", "Nothing will be written. Without it `fs_write` is needed too.")
                     .of(json!({ "type": "string", "enum": ["true", "false"], "default": "false" })),
             ])
-            .speaks(bytes(), bytes()),
+            .websocket(bytes(), bytes()),
     ]
 }
 

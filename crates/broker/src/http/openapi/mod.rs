@@ -19,7 +19,7 @@ pub mod words;
 
 use std::path::PathBuf;
 
-use cobox_openapi::{Document, Operation, Parameter, assert_checked_in, assert_sound};
+use cobox_openapi::{Document, Operation, Parameter, assert_checked_in, assert_valid};
 use cobox_protocol::ErrorCode;
 use serde_json::{Value, json};
 
@@ -131,5 +131,5 @@ fn the_document_that_is_checked_in_is_what_the_code_says() {
 
 #[test]
 fn every_reference_leads_somewhere_and_every_name_is_used_once() {
-    assert_sound(&document());
+    assert_valid(&document());
 }

@@ -1,6 +1,6 @@
 //! The conversation: what was said, tools folded to two lines, what the agent asks, and the line that is typed.
 
-use cobox_langgraph::{Ask, Entry, Role, Tool};
+use cobox_langgraph::{Entry, Question, Role, ToolUse};
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Position, Rect},
@@ -100,9 +100,9 @@ fn visible<'a, 'b>(lines: &'b [Numbered<'a>], height: u16, scroll: usize) -> &'b
 
 fn entry_lines(state: &State, number: usize, entry: &Entry, width: usize) -> Vec<Line<'static>> {
     let mut lines = match entry {
-        Entry::Said { role: Role::Human, text, .. } => prefixed("you  ", ACCENT.add_modifier(Modifier::BOLD), text, width, Style::new()),
-        Entry::Said { text, is_nested: true, .. } => prefixed("  │  ", FAINT, text, width, FAINT),
-        Entry::Said { text, .. } => prefixed("", Style::new(), text, width, Style::new()),
+        Entry::Message { role: Role::Human, text, .. } => prefixed("you  ", ACCENT.add_modifier(Modifier::BOLD), text, width, Style::new()),
+        Entry::Message { text, is_nested: true, .. } => prefixed("  │  ", FAINT, text, width, FAINT),
+        Entry::Message { text, .. } => prefixed("", Style::new(), text, width, Style::new()),
         Entry::Note(text) => prefixed("· ", FAINT, text, width, WARN),
         Entry::Tool(tool) => return tool_lines(tool, state.chat.is_open(number), width),
     };
@@ -110,7 +110,7 @@ fn entry_lines(state: &State, number: usize, entry: &Entry, width: usize) -> Vec
     lines
 }
 
-fn tool_lines(tool: &Tool, is_open: bool, width: usize) -> Vec<Line<'static>> {
+fn tool_lines(tool: &ToolUse, is_open: bool, width: usize) -> Vec<Line<'static>> {
     let (mark, style) = match &tool.outcome {
         None => ("◌", WARN),
         Some(outcome) if words::has_failed(outcome) => ("✗", BAD),
@@ -178,17 +178,17 @@ fn welcome(state: &State, width: usize) -> Vec<Line<'static>> {
 
 fn question(state: &State, width: u16) -> Vec<Line<'static>> {
     let Some(review) = &state.chat.review else { return Vec::new() };
-    let (number, of) = review.place();
+    let (number, of) = review.progress();
     let place = if of > 1 { format!(" {number} of {of}") } else { String::new() };
     let mut lines = vec![Line::styled(format!("── the agent asks{place} "), WARN.add_modifier(Modifier::BOLD))];
     let (text, keys) = match review.next() {
-        Some(Ask::Action(action)) => {
+        Some(Question::Action(action)) => {
             let mut keys = vec!["type y (yes)"];
             keys.extend(action.may_reject.then_some("n or no <why>"));
             keys.extend(action.may_edit.then_some("e Tab (edit it)"));
             (words::question(action), keys.join(" · "))
         }
-        Some(Ask::Words(text)) => (text.to_owned(), "type your answer".to_owned()),
+        Some(Question::Text(text)) => (text.to_owned(), "type your answer".to_owned()),
         None => (String::new(), String::new()),
     };
     let wrapped = wrap(&text, usize::from(width));

@@ -1,4 +1,4 @@
-//! The lock and the counted pointer, ours or loom's: loom tries every order in which threads can meet in them.
+//! `Arc` and `Mutex` from std or, in loom tests, from loom, which tries every order in which threads can use them.
 
 #[cfg(loom)]
 pub use loom::sync::{Arc, Mutex, MutexGuard};

@@ -1,15 +1,17 @@
-//! System calls made directly, for where the C library's own bookkeeping (errno, which is per thread) is shared with somebody else.
+//! System calls without the C library, for processes that share its state (such as errno, which is per thread) with
+//! another process.
 
 use std::arch::asm;
 
-/// Makes a system call and gives its answer as the kernel gives it: an error is the negated number.
+/// Makes a system call and returns the kernel's answer; an error is the negated error number.
 ///
 /// # Safety
-/// As for the system call itself; what pointers point to must live and be of the right type.
+/// As for the system call itself: pointers must refer to live memory of the right type.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn syscall(number: libc::c_long, args: [usize; 6]) -> isize {
     let answer: isize;
-    // SAFETY: the registers are the kernel's calling convention; it changes rcx and r11 besides the answer.
+    // SAFETY: the registers follow the kernel's calling convention, which clobbers rcx and r11 in addition to the
+    // result.
     unsafe {
         asm!(
             "syscall",
@@ -28,14 +30,14 @@ pub unsafe fn syscall(number: libc::c_long, args: [usize; 6]) -> isize {
     answer
 }
 
-/// Makes a system call and gives its answer as the kernel gives it: an error is the negated number.
+/// Makes a system call and returns the kernel's answer; an error is the negated error number.
 ///
 /// # Safety
-/// As for the system call itself; what pointers point to must live and be of the right type.
+/// As for the system call itself: pointers must refer to live memory of the right type.
 #[cfg(target_arch = "aarch64")]
 pub unsafe fn syscall(number: libc::c_long, args: [usize; 6]) -> isize {
     let answer: isize;
-    // SAFETY: the registers are the kernel's calling convention.
+    // SAFETY: the registers follow the kernel's calling convention.
     unsafe {
         asm!(
             "svc 0",

@@ -1,8 +1,9 @@
-//! Files on their way into a socket without passing through this process: the kernel hands the pages it has of them to whoever reads
-//! there, where a read and a write would copy each byte twice.
+//! Sends files into a socket without copying them through this process. The kernel passes the file's cached pages to
+//! the reader, where a read and a write would copy each byte twice.
 //!
-//! Between who answers a request and the socket is HTTP, which takes bytes and no files. So a piece of a file goes through it as bytes
-//! that stand for it, and the stream, which knows them by where they are in memory, sends the file's instead. Nobody reads or copies them.
+//! HTTP is between the code that answers a request and the socket, and it takes bytes but no files. So a piece of a
+//! file passes through HTTP as placeholder bytes that are never read or copied. The stream recognizes them by their
+//! address in memory and sends the file's bytes in their place.
 
 use std::{
     collections::VecDeque,
@@ -14,22 +15,25 @@ use std::{
 
 use rustix::{io::Errno, net::SendFlags};
 
-/// Most that one piece stands for: what a socket takes at once, nearly.
-pub const MAX_STAND_IN_BYTES: usize = 128 * 1024;
-/// Read at once where a file can't be sent by the kernel: it is still in the core's own cache when it is sent.
+/// Maximum size of one piece: nearly what a socket accepts at once.
+pub const MAX_PLACEHOLDER_BYTES: usize = 128 * 1024;
+/// Bytes read at once if the kernel can't send the file itself. A piece of this size is still in the core's cache when
+/// it is sent.
 const COPIED_BYTES: usize = 64 * 1024;
 
-/// Never written and never read, so they take no memory. Not zeros: the compiler may put equal constants in one place.
-static STAND_IN: [u8; MAX_STAND_IN_BYTES] = [b'?'; MAX_STAND_IN_BYTES];
+/// The memory that placeholders refer to. It is never written or read, so it takes up no memory. It isn't zeroed,
+/// because the compiler may merge equal constants.
+static PLACEHOLDER: [u8; MAX_PLACEHOLDER_BYTES] = [b'?'; MAX_PLACEHOLDER_BYTES];
 
-/// The files that are under way on one stream. Clones are of the same one. There are no more than the writer keeps in hand.
+/// The pieces of files that are queued on one stream. Clones share the queue. It holds only what the writer has in
+/// flight.
 #[derive(Clone, Default)]
-pub struct Outgoing(Arc<Mutex<Pieces>>);
+pub struct FileSender(Arc<Mutex<Pieces>>);
 
 #[derive(Default)]
 struct Pieces {
     next: VecDeque<Piece>,
-    slowest: Duration,
+    longest_send: Duration,
 }
 
 struct Piece {
@@ -39,24 +43,25 @@ struct Piece {
     left: usize,
 }
 
-impl Outgoing {
-    /// Bytes that stand for so many of a file's, [`MAX_STAND_IN_BYTES`] at most. They must be written to the stream whole, once, in the
-    /// order they were asked for, and where they are: the stream refuses anything else.
-    pub fn stand_in(&self, file: Arc<OwnedFd>, at: u64, bytes: usize) -> &'static [u8] {
-        let bytes = bytes.min(MAX_STAND_IN_BYTES);
+impl FileSender {
+    /// Placeholder bytes for a piece of a file, at most [`MAX_PLACEHOLDER_BYTES`]. They must be written to the stream
+    /// completely, once, in the order of the calls, and from this address. The stream rejects everything else.
+    pub fn placeholder(&self, file: Arc<OwnedFd>, at: u64, bytes: usize) -> &'static [u8] {
+        let bytes = bytes.min(MAX_PLACEHOLDER_BYTES);
         self.pieces().next.push_back(Piece { file, at, sent: 0, left: bytes });
-        &STAND_IN[..bytes]
+        &PLACEHOLDER[..bytes]
     }
 
-    /// The longest that the kernel took to take some since this was last asked: a file that isn't in memory makes one wait.
-    pub fn slowest(&self) -> Duration {
-        std::mem::take(&mut self.pieces().slowest)
+    /// Longest time that the kernel took to accept a part of a piece since the last call. It is long when the file
+    /// isn't in memory.
+    pub fn take_longest_send(&self) -> Duration {
+        std::mem::take(&mut self.pieces().longest_send)
     }
 
-    /// Sends what the bytes stand for, or as much of it as there is room for.
+    /// Sends the bytes of the file that a placeholder refers to, or as many as the socket accepts.
     pub(crate) fn send(&self, socket: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
         let mut pieces = self.pieces();
-        let out_of_order = || io::Error::new(io::ErrorKind::InvalidData, "bytes that stand for a file's came out of order");
+        let out_of_order = || io::Error::new(io::ErrorKind::InvalidData, "placeholder bytes were written out of order");
         let piece = pieces.next.front_mut().ok_or_else(out_of_order)?;
         if offset(bytes) != Some(piece.sent) || bytes.len() != piece.left {
             return Err(out_of_order());
@@ -67,29 +72,29 @@ impl Outgoing {
             sent => sent,
         }?;
         if sent == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was sent"));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was truncated while it was being sent"));
         }
         (piece.at, piece.sent, piece.left) = (piece.at + sent as u64, piece.sent + sent, piece.left - sent);
         if piece.left == 0 {
             pieces.next.pop_front();
         }
-        pieces.slowest = pieces.slowest.max(began.elapsed());
+        pieces.longest_send = pieces.longest_send.max(began.elapsed());
         Ok(sent)
     }
 
     fn pieces(&self) -> MutexGuard<'_, Pieces> {
-        // Nothing in between can panic.
+        // The code that holds the lock can't panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether these bytes stand for others.
-pub(crate) fn is_stand_in(bytes: &[u8]) -> bool {
+/// Whether these bytes are a placeholder.
+pub(crate) fn is_placeholder(bytes: &[u8]) -> bool {
     !bytes.is_empty() && offset(bytes).is_some()
 }
 
 fn offset(bytes: &[u8]) -> Option<usize> {
-    (bytes.as_ptr() as usize).checked_sub(STAND_IN.as_ptr() as usize).filter(|offset| *offset < STAND_IN.len())
+    (bytes.as_ptr() as usize).checked_sub(PLACEHOLDER.as_ptr() as usize).filter(|offset| *offset < PLACEHOLDER.len())
 }
 
 fn send_file(socket: &OwnedFd, piece: &Piece) -> Result<usize, Errno> {
@@ -97,7 +102,7 @@ fn send_file(socket: &OwnedFd, piece: &Piece) -> Result<usize, Errno> {
     rustix::fs::sendfile(socket, &*piece.file, Some(&mut at), piece.left)
 }
 
-/// For file systems that hand out no pages.
+/// For file systems that don't support `sendfile`.
 fn copy(socket: &OwnedFd, piece: &Piece) -> Result<usize, Errno> {
     let mut copied = Vec::with_capacity(piece.left.min(COPIED_BYTES));
     rustix::io::pread(&*piece.file, rustix::buffer::spare_capacity(&mut copied), piece.at)?;
@@ -118,15 +123,15 @@ mod tests {
     };
 
     use super::*;
-    use crate::{Peer, QuietStream};
+    use crate::{LocalSocketStream, Peer};
 
-    fn streams() -> (QuietStream, UnixStream) {
+    fn streams() -> (LocalSocketStream, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (QuietStream::new(ours, Peer::Asking).unwrap(), theirs)
+        (LocalSocketStream::new(ours, Peer::Client).unwrap(), theirs)
     }
 
     fn file_of(content: &[u8]) -> Arc<OwnedFd> {
-        let name = format!("cobox-outgoing-{}-{:?}", std::process::id(), std::thread::current().id());
+        let name = format!("cobox-file-send-{}-{:?}", std::process::id(), std::thread::current().id());
         let path = std::env::temp_dir().join(name);
         File::create(&path).unwrap().write_all(content).unwrap();
         let file = File::options().read(true).write(true).open(&path).unwrap();
@@ -139,19 +144,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_files_bytes_come_in_the_place_of_those_that_stand_for_them() {
+    async fn placeholders_are_replaced_by_the_bytes_of_the_file() {
         let (mut ours, mut theirs) = streams();
         let content = content(1_000_003);
-        let (file, outgoing) = (file_of(&content), ours.outgoing());
+        let (file, sender) = (file_of(&content), ours.file_sender());
         let expected = [b"head".as_slice(), &content, b"between", &content[7..12], b"end"].concat();
         let writer = async {
             ours.write_all(b"head").await.unwrap();
-            for at in (0..content.len()).step_by(MAX_STAND_IN_BYTES) {
-                let piece = outgoing.stand_in(file.clone(), at as u64, content.len() - at);
+            for at in (0..content.len()).step_by(MAX_PLACEHOLDER_BYTES) {
+                let piece = sender.placeholder(file.clone(), at as u64, content.len() - at);
                 ours.write_all(piece).await.unwrap();
             }
-            // All at once, as HTTP does.
-            let piece = outgoing.stand_in(file.clone(), 7, 5);
+            // All parts in one vectored write, as HTTP does.
+            let piece = sender.placeholder(file.clone(), 7, 5);
             let parts: [&[u8]; 4] = [b"", b"between", piece, b"end"];
             let mut left: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
             let mut left = left.as_mut_slice();
@@ -168,22 +173,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_became_shorter_is_an_error() {
+    async fn a_file_that_was_truncated_is_an_error() {
         let (mut ours, _theirs) = streams();
         let file = file_of(&content(10_000));
-        let piece = ours.outgoing().stand_in(file.clone(), 0, 10_000);
+        let piece = ours.file_sender().placeholder(file.clone(), 0, 10_000);
         rustix::fs::ftruncate(&file, 4000).unwrap();
         assert_eq!(ours.write(piece).await.unwrap(), 4000);
         assert_eq!(ours.write(&piece[4000..]).await.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[tokio::test]
-    async fn whatever_was_not_asked_for_or_is_out_of_order_is_refused() {
+    async fn unknown_placeholders_and_those_out_of_order_are_rejected() {
         let (mut ours, _theirs) = streams();
-        let (file, outgoing) = (file_of(&content(1000)), ours.outgoing());
+        let (file, sender) = (file_of(&content(1000)), ours.file_sender());
         let refused = |written: io::Result<usize>| assert_eq!(written.unwrap_err().kind(), io::ErrorKind::InvalidData);
-        refused(ours.write(&STAND_IN[..10]).await);
-        let piece = outgoing.stand_in(file, 0, 100);
+        refused(ours.write(&PLACEHOLDER[..10]).await);
+        let piece = sender.placeholder(file, 0, 100);
         refused(ours.write(&piece[1..]).await);
         refused(ours.write(&piece[..99]).await);
         assert_eq!(ours.write(piece).await.unwrap(), 100);
@@ -191,13 +196,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_the_kernel_can_not_send_is_copied() {
+    async fn a_file_that_the_kernel_can_not_send_is_copied() {
         let (mut ours, mut theirs) = streams();
         let content = fs::read("/proc/self/environ").unwrap();
         let file: Arc<OwnedFd> = Arc::new(File::open("/proc/self/environ").unwrap().into());
         let unsent = Piece { file: file.clone(), at: 0, sent: 0, left: content.len() };
         assert_eq!(send_file(&rustix::io::dup(&theirs).unwrap(), &unsent), Err(Errno::INVAL));
-        let piece = ours.outgoing().stand_in(file, 0, content.len());
+        let piece = ours.file_sender().placeholder(file, 0, content.len());
         ours.write_all(piece).await.unwrap();
         let mut got = vec![0; content.len()];
         theirs.read_exact(&mut got).await.unwrap();

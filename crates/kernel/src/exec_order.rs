@@ -1,61 +1,63 @@
-//! What a waiting process is to become, as one block of bytes: laid out by who gives the order, so that the process itself has nothing
-//! to do but to add where the block lies.
+//! The order for a standby process: what to execute, encoded as one block of bytes. The sender lays it out completely,
+//! so that the standby process only has to add the block's address to each pointer.
 
 use std::io;
 
-/// Arguments and environment together, with a pointer for each; the kernel's own limit is of this order.
-pub const MAX_IMAGE_BYTES: usize = 4 * 1024 * 1024;
-/// What a string takes beside its bytes: a pointer and a NUL, as the kernel counts it.
-pub const STRING_BYTES: usize = size_of::<usize>() + 1;
-/// The kernel's own limit of a name in a directory.
+/// Maximum total size of arguments and environment, including a pointer for each string. The kernel's own limit has the
+/// same order of magnitude.
+pub const MAX_EXEC_ARGS_BYTES: usize = 4 * 1024 * 1024;
+/// Size that each string needs in addition to its bytes: a pointer and a NUL, as the kernel counts it.
+pub const STRING_OVERHEAD_BYTES: usize = size_of::<usize>() + 1;
+/// The kernel's limit on a file name.
 const MAX_NAME_BYTES: usize = 255;
-/// Where programs are looked for when the environment doesn't say.
+/// Search path for programs if the environment has no `PATH`.
 const DEFAULT_PATH: &[u8] = b"/usr/bin:/bin";
-/// A number in the block. The first ones are the head, then come the pointers, which are places in the block until it lies somewhere.
+/// Size of a number in the block. The block begins with a header, followed by the pointers, which are offsets into the
+/// block until it is at its final address.
 const WORD: usize = size_of::<u64>();
-const HEAD_WORDS: usize = 7;
+const HEADER_WORDS: usize = 7;
 
-/// What to run. None of the strings may have a NUL.
+/// A program to execute. None of its strings may contain a NUL.
 pub struct Program {
-    /// What tells the descendants of one program from those of another; see [`crate::mark_of`].
+    /// Distinguishes the descendants of one program from those of another; see [`crate::mark_of`].
     pub mark: u64,
-    /// Standard input becomes the program's own terminal.
+    /// Whether standard input becomes the program's controlling terminal.
     pub is_terminal: bool,
     pub cwd: Vec<u8>,
     pub argv: Vec<Vec<u8>>,
-    /// `NAME=value`.
+    /// Strings of the form `NAME=value`.
     pub env: Vec<Vec<u8>>,
 }
 
 impl Program {
-    pub fn to_block(&self) -> io::Result<Vec<u8>> {
+    pub fn encode(&self) -> io::Result<Vec<u8>> {
         let strings = || std::iter::once(&self.cwd).chain(&self.argv).chain(&self.env);
-        let bytes: usize = strings().map(|s| s.len() + STRING_BYTES).sum();
-        if bytes > MAX_IMAGE_BYTES {
+        let bytes: usize = strings().map(|s| s.len() + STRING_OVERHEAD_BYTES).sum();
+        if bytes > MAX_EXEC_ARGS_BYTES {
             return Err(io::Error::from_raw_os_error(libc::E2BIG));
         }
         if strings().any(|s| s.contains(&0)) {
-            let message = "a NUL byte can't be in a command, its directory or its environment";
+            let message = "a command, its directory and its environment must not contain NUL bytes";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let Some(name) = self.argv.first() else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is nothing to run"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the command is empty"));
         };
         let is_path = name.contains(&b'/');
         if !is_path && name.len() > MAX_NAME_BYTES {
             return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
         }
 
-        let argv = HEAD_WORDS;
+        let argv = HEADER_WORDS;
         let env = argv + self.argv.len() + 1;
         let start = (env + self.env.len() + 1) * WORD;
         let mut block = vec![0; start];
         block.reserve(bytes);
         let mut add = |string: &[u8]| {
-            let place = block.len();
+            let offset = block.len();
             block.extend_from_slice(string);
             block.push(0);
-            place
+            offset
         };
         let cwd = add(&self.cwd);
         let arguments: Vec<usize> = self.argv.iter().map(|s| add(s)).collect();
@@ -65,38 +67,39 @@ impl Program {
             Some(at) => variables[at] + b"PATH=".len(),
             None => add(DEFAULT_PATH),
         };
-        let head = [self.mark as usize, self.is_terminal.into(), cwd, path, argv, env, start];
-        for (at, word) in head.into_iter().chain(arguments).chain([0]).chain(variables).enumerate() {
+        let header = [self.mark as usize, self.is_terminal.into(), cwd, path, argv, env, start];
+        for (at, word) in header.into_iter().chain(arguments).chain([0]).chain(variables).enumerate() {
             block[at * WORD..][..WORD].copy_from_slice(&(word as u64).to_ne_bytes());
         }
         Ok(block)
     }
 }
 
-/// A block where it lies, ready to be run.
-pub struct Laid<'a> {
+/// An order at its final address, ready to be executed.
+pub struct EncodedOrder<'a> {
     pub mark: u64,
     pub is_terminal: bool,
     cwd: &'a [u8],
-    /// The first argument, and where to look for it unless it says so itself.
+    /// The first argument, and the search path for it; `None` if the argument is itself a path.
     name: &'a [u8],
     path: Option<&'a [u8]>,
     argv: *const u64,
     env: *const u64,
 }
 
-impl<'a> Laid<'a> {
-    /// Makes the places in the block pointers. Neither allocates nor panics, whatever the bytes are; `None` for what is no block.
+impl<'a> EncodedOrder<'a> {
+    /// Turns the offsets in the block into pointers. Never allocates or panics, for any bytes; `None` if they are not a
+    /// valid block.
     pub fn new(block: &'a mut [u64], bytes: usize) -> Option<Self> {
         let base = block.as_mut_ptr() as u64;
-        let head: [u64; HEAD_WORDS] = block.get(..HEAD_WORDS)?.try_into().ok()?;
-        let [mark, is_terminal, cwd, path, argv, env, start] = head;
+        let header: [u64; HEADER_WORDS] = block.get(..HEADER_WORDS)?.try_into().ok()?;
+        let [mark, is_terminal, cwd, path, argv, env, start] = header;
         let words = usize::try_from(start).ok()? / WORD;
         let (argv, env) = (usize::try_from(argv).ok()?, usize::try_from(env).ok()?);
         let name = *block.get(argv)?;
-        // Each list ends before the strings do, with a null.
-        let is_list = argv >= HEAD_WORDS && env > argv && words > env && *block.get(env - 1)? == 0 && *block.get(words - 1)? == 0;
-        // The last byte ends whatever string is the last, so that all do.
+        // Each list ends with a null before the strings begin.
+        let is_list = argv >= HEADER_WORDS && env > argv && words > env && *block.get(env - 1)? == 0 && *block.get(words - 1)? == 0;
+        // If the last byte is a NUL, every string in the block is terminated.
         let bytes = usize::min(bytes, size_of_val(block));
         if !is_list || start as usize >= bytes {
             return None;
@@ -104,26 +107,26 @@ impl<'a> Laid<'a> {
         for word in block.get_mut(argv..words)? {
             match *word {
                 0 => {}
-                place if (place as usize) < bytes => *word += base,
+                offset if (offset as usize) < bytes => *word += base,
                 _ => return None,
             }
         }
         let block: &'a [u64] = block;
         let (argv, env) = (block.get(argv..)?.as_ptr(), block.get(env..)?.as_ptr());
-        // SAFETY: the same memory, seen as bytes.
+        // SAFETY: the same memory, viewed as bytes.
         let text = unsafe { std::slice::from_raw_parts(block.as_ptr().cast::<u8>(), bytes) };
         if *text.last()? != 0 {
             return None;
         }
-        let string = |place: u64| {
-            let rest = text.get(usize::try_from(place).ok()?..)?;
+        let string = |offset: u64| {
+            let rest = text.get(usize::try_from(offset).ok()?..)?;
             rest.get(..=rest.iter().position(|byte| *byte == 0)?)
         };
         let path = if path == 0 { None } else { Some(string(path)?) };
         Some(Self { mark, is_terminal: is_terminal != 0, cwd: string(cwd)?, name: string(name)?, path, argv, env })
     }
 
-    /// With its NUL, as all of these.
+    /// The working directory. Like all strings here it includes its NUL.
     pub fn cwd(&self) -> &[u8] {
         self.cwd
     }
@@ -154,67 +157,67 @@ mod tests {
         Program { mark: 7, is_terminal: true, cwd: b"/w".to_vec(), argv: owned(argv), env: owned(env) }
     }
 
-    /// As it lies in memory, and its length in bytes.
-    fn lie(bytes: &[u8]) -> (Vec<u64>, usize) {
+    /// Copies a block to aligned memory. Returns that and the block's length in bytes.
+    fn load(bytes: &[u8]) -> (Vec<u64>, usize) {
         let word = |chunk: &[u8]| u64::from_ne_bytes(std::array::from_fn(|i| chunk.get(i).copied().unwrap_or(0)));
         (bytes.chunks(WORD).map(word).collect(), bytes.len())
     }
 
-    /// The strings of a list as execve reads them.
+    /// The strings of a list, as execve reads them.
     fn strings(list: *const u64) -> Vec<Vec<u8>> {
-        // SAFETY: lists of a block that was accepted end with a null, and each string with a NUL.
+        // SAFETY: in an accepted block each list ends with a null and each string with a NUL.
         let at = |i| unsafe { (*list.add(i) != 0).then(|| CStr::from_ptr(*list.add(i) as *const _).to_bytes().to_vec()) };
         (0..).map_while(at).collect()
     }
 
     #[test]
-    fn a_program_comes_back_as_it_was() {
+    fn a_decoded_order_equals_the_program() {
         let (argv, env): ([&[u8]; 3], [&[u8]; 3]) = ([b"sh", b"", &[0xff]], [b"A=\n", b"PATH=/a:/b", b""]);
-        let (mut words, bytes) = lie(&program(&argv, &env).to_block().unwrap());
-        let laid = Laid::new(&mut words, bytes).unwrap();
-        assert_eq!((laid.mark, laid.is_terminal), (7, true));
-        assert_eq!((laid.cwd(), laid.name(), laid.path()), (&b"/w\0"[..], &b"sh\0"[..], Some(&b"/a:/b\0"[..])));
-        let (a, e) = laid.pointers();
+        let (mut words, bytes) = load(&program(&argv, &env).encode().unwrap());
+        let order = EncodedOrder::new(&mut words, bytes).unwrap();
+        assert_eq!((order.mark, order.is_terminal), (7, true));
+        assert_eq!((order.cwd(), order.name(), order.path()), (&b"/w\0"[..], &b"sh\0"[..], Some(&b"/a:/b\0"[..])));
+        let (a, e) = order.pointers();
         assert_eq!((strings(a), strings(e)), (argv.map(<[u8]>::to_vec).to_vec(), env.map(<[u8]>::to_vec).to_vec()));
     }
 
     #[test]
-    fn a_name_is_looked_for_and_a_path_is_not() {
+    fn a_name_is_searched_in_path_and_a_path_is_not() {
         let path = |argv: &[&[u8]], env: &[&[u8]]| {
-            let (mut words, bytes) = lie(&program(argv, env).to_block().unwrap());
-            Laid::new(&mut words, bytes).unwrap().path().map(<[u8]>::to_vec)
+            let (mut words, bytes) = load(&program(argv, env).encode().unwrap());
+            EncodedOrder::new(&mut words, bytes).unwrap().path().map(<[u8]>::to_vec)
         };
         assert_eq!(path(&[b"./sh"], &[b"PATH=/a"]), None);
         assert_eq!(path(&[b"sh"], &[]).unwrap(), [DEFAULT_PATH, b"\0"].concat());
         assert_eq!(path(&[b"sh", b"PATH=/arguments"], &[b"A=b"]).unwrap(), [DEFAULT_PATH, b"\0"].concat());
         let long = [b'x'; MAX_NAME_BYTES + 1];
-        assert_eq!(program(&[&long], &[]).to_block().unwrap_err().raw_os_error(), Some(libc::ENAMETOOLONG));
+        assert_eq!(program(&[&long], &[]).encode().unwrap_err().raw_os_error(), Some(libc::ENAMETOOLONG));
     }
 
     #[test]
-    fn what_can_not_be_run_is_refused() {
-        let empty = vec![&b""[..]; MAX_IMAGE_BYTES / STRING_BYTES + 1];
-        assert_eq!(program(&empty, &[]).to_block().unwrap_err().raw_os_error(), Some(libc::E2BIG));
-        assert!(program(&empty[..empty.len() - 100], &[]).to_block().is_ok(), "strings count with what points to them");
+    fn invalid_programs_are_rejected() {
+        let empty = vec![&b""[..]; MAX_EXEC_ARGS_BYTES / STRING_OVERHEAD_BYTES + 1];
+        assert_eq!(program(&empty, &[]).encode().unwrap_err().raw_os_error(), Some(libc::E2BIG));
+        assert!(program(&empty[..empty.len() - 100], &[]).encode().is_ok(), "strings count with their pointers");
         for bad in [program(&[], &[]), program(&[b"a\0b"], &[]), program(&[b"a"], &[b"A=\0"])] {
-            assert_eq!(bad.to_block().unwrap_err().kind(), io::ErrorKind::InvalidInput);
+            assert_eq!(bad.encode().unwrap_err().kind(), io::ErrorKind::InvalidInput);
         }
     }
 
     proptest! {
-        /// Whatever a block was changed to, what is accepted can be read.
+        /// An accepted block can be read safely, no matter how it was changed.
         #[test]
-        fn no_block_leads_out_of_itself(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4), cut in any::<prop::sample::Index>()) {
-            let mut block = program(&[b"sh", b"-c", b"true"], &[b"A=b", b"PATH=/a"]).to_block().unwrap();
+        fn no_block_has_pointers_out_of_bounds(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4), cut in any::<prop::sample::Index>()) {
+            let mut block = program(&[b"sh", b"-c", b"true"], &[b"A=b", b"PATH=/a"]).encode().unwrap();
             for (at, byte) in changes {
                 let at = at.index(block.len());
                 block[at] = byte;
             }
             block.truncate(cut.index(block.len() + 1));
-            let (mut words, bytes) = lie(&block);
+            let (mut words, bytes) = load(&block);
             let span = words.as_ptr_range();
-            if let Some(laid) = Laid::new(&mut words, bytes) {
-                for list in [laid.pointers().0, laid.pointers().1] {
+            if let Some(order) = EncodedOrder::new(&mut words, bytes) {
+                for list in [order.pointers().0, order.pointers().1] {
                     prop_assert!(span.contains(&list));
                     strings(list);
                 }

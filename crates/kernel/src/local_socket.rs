@@ -1,5 +1,6 @@
-//! A UNIX stream socket that waits for room only when there is none. The kernel wakes whoever waits for room each time the other end reads;
-//! tokio's own stream always waits for it, and so is woken once a message for nothing, in the middle of the other end's work.
+//! A UNIX stream socket that waits for buffer space only when there is none. The kernel wakes a thread that waits for
+//! space each time the other end reads. tokio's own stream always waits for it, so it is woken once per message without
+//! need, and interrupts the other end's work.
 
 use std::{
     io::{self, IoSlice},
@@ -21,91 +22,97 @@ use tokio::{
 };
 
 use crate::{
-    Peer, heard,
-    outgoing::{Outgoing, is_stand_in},
-    said, watch,
+    Peer,
+    file_send::{FileSender, is_placeholder},
+    message_received, message_sent, register_fd,
 };
 
-/// What may be under way of files' bytes, or as much as the machine allows: while a processor wakes up the other end reads on, and it must
-/// not run dry. They are pages that the kernel has anyway, so that it costs next to nothing.
-const FILE_ROOM_BYTES: usize = 512 * 1024;
+/// Send buffer size while a file is sent, as far as the machine allows it. The other end keeps reading while this
+/// thread wakes up, and the buffer must not run empty. It holds pages that are in the page cache anyway, so it costs
+/// almost no memory.
+const FILE_SEND_BUFFER_BYTES: usize = 512 * 1024;
 
-pub struct QuietStream {
+pub struct LocalSocketStream {
     socket: AsyncFd<OwnedFd>,
-    /// Who is at the other end.
+    /// The role of the other end.
     peer: Peer,
-    /// The same socket, waited on for room; made when it first has none.
-    room: Option<AsyncFd<OwnedFd>>,
-    outgoing: Outgoing,
-    /// What may be under way of other bytes, while it is a file's.
-    narrow: Option<usize>,
+    /// The same socket, registered for write readiness. Created when the send buffer is full for the first time.
+    writable: Option<AsyncFd<OwnedFd>>,
+    file_sender: FileSender,
+    /// The original send buffer size, set while the buffer is enlarged for a file.
+    original_send_buffer: Option<usize>,
 }
 
-impl QuietStream {
-    /// Must be called within a runtime, which the stream belongs to from then on.
+impl LocalSocketStream {
+    /// Must be called within a runtime, to which the stream then belongs.
     pub fn new(stream: tokio::net::UnixStream, peer: Peer) -> io::Result<Self> {
         Ok(Self {
-            socket: watch(stream.into_std()?.into(), Interest::READABLE)?,
+            socket: register_fd(stream.into_std()?.into(), Interest::READABLE)?,
             peer,
-            room: None,
-            outgoing: Outgoing::default(),
-            narrow: None,
+            writable: None,
+            file_sender: FileSender::default(),
+            original_send_buffer: None,
         })
     }
 
-    /// Whose bytes may stand for a file's.
-    pub fn outgoing(&self) -> Outgoing {
-        self.outgoing.clone()
+    /// Creates placeholders that this stream replaces by the bytes of files.
+    pub fn file_sender(&self) -> FileSender {
+        self.file_sender.clone()
     }
 
-    /// Widens the socket's room for a file, and takes it back for what is copied: a client that doesn't read must not hold more of that.
-    fn make_room(&mut self, is_for_file: bool) {
-        if is_for_file == self.narrow.is_some() {
+    /// Enlarges the send buffer for a file and shrinks it again for copied bytes: a client that doesn't read must not
+    /// make us hold more of those.
+    fn resize_send_buffer(&mut self, is_for_file: bool) {
+        if is_for_file == self.original_send_buffer.is_some() {
             return;
         }
         let socket = self.socket.get_ref();
-        // With another room it only goes faster or slower.
-        match self.narrow.take() {
-            // The kernel takes twice what it is told, for its own needs, and tells all of it.
-            Some(narrow) => _ = set_socket_send_buffer_size(socket, narrow / 2),
+        // Ignored: a buffer of another size only changes the speed.
+        match self.original_send_buffer.take() {
+            // The kernel doubles the size that it is given, for its own bookkeeping, and returns the doubled size.
+            Some(original) => _ = set_socket_send_buffer_size(socket, original / 2),
             None => {
-                self.narrow = Some(socket_send_buffer_size(socket).unwrap_or(FILE_ROOM_BYTES));
-                let _ = set_socket_send_buffer_size(socket, FILE_ROOM_BYTES);
+                self.original_send_buffer = Some(socket_send_buffer_size(socket).unwrap_or(FILE_SEND_BUFFER_BYTES));
+                let _ = set_socket_send_buffer_size(socket, FILE_SEND_BUFFER_BYTES);
             }
         }
     }
 
-    fn poll_write_by(&mut self, cx: &mut Context<'_>, write: impl Fn(&OwnedFd, &Outgoing) -> io::Result<usize>) -> Poll<io::Result<usize>> {
-        // Who always finds room still lets the thread's other tasks have their turn.
+    fn poll_write_with(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl Fn(&OwnedFd, &FileSender) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        // A stream that can always write must still yield to the thread's other tasks.
         let turn = ready!(poll_proceed(cx));
         loop {
-            match write(self.socket.get_ref(), &self.outgoing) {
+            match write(self.socket.get_ref(), &self.file_sender) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 done => {
                     turn.made_progress();
                     if let Ok(bytes) = done {
-                        said(self.peer, bytes);
+                        message_sent(self.peer, bytes);
                     }
                     return Poll::Ready(done);
                 }
             }
-            let room = match &mut self.room {
-                Some(room) => room,
-                none => none.insert(watch(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?),
+            let writable = match &mut self.writable {
+                Some(writable) => writable,
+                none => none.insert(register_fd(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?),
             };
-            // What was known of before the attempt is out of date; what comes after it wakes.
-            ready!(room.poll_write_ready(cx))?.clear_ready();
+            // Readiness seen before the attempt is out of date. Readiness that comes later wakes the task.
+            ready!(writable.poll_write_ready(cx))?.clear_ready();
         }
     }
 }
 
-impl AsyncRead for QuietStream {
+impl AsyncRead for LocalSocketStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let wanted = buf.remaining();
         loop {
             let mut ready = ready!(self.socket.poll_read_ready(cx))?;
-            // SAFETY: the kernel only writes to it, so that nothing in it becomes uninitialised.
+            // SAFETY: the kernel only writes to it, so nothing in it becomes uninitialized.
             let spare = unsafe { buf.unfilled_mut() };
             match rustix::io::read(self.socket.get_ref(), spare) {
                 Err(Errno::AGAIN) => ready.clear_ready(),
@@ -113,11 +120,11 @@ impl AsyncRead for QuietStream {
                 Err(error) => return Poll::Ready(Err(error.into())),
                 Ok((read, _)) => {
                     let count = read.len();
-                    // SAFETY: the kernel has just written these.
+                    // SAFETY: the kernel has just written these bytes.
                     unsafe { buf.assume_init(count) };
                     buf.advance(count);
-                    heard(self.peer, count);
-                    // Less than was asked for is all there was; what comes next is told anew.
+                    message_received(self.peer, count);
+                    // A short read means that the socket is empty. New data triggers another readiness event.
                     if 0 < count && count < wanted {
                         ready.clear_ready();
                     }
@@ -128,7 +135,7 @@ impl AsyncRead for QuietStream {
     }
 }
 
-impl AsyncWrite for QuietStream {
+impl AsyncWrite for LocalSocketStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }
@@ -136,11 +143,11 @@ impl AsyncWrite for QuietStream {
     fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let parts = &parts[parts.iter().take_while(|part| part.is_empty()).count()..];
-        let first = parts.iter().position(|part| is_stand_in(part));
-        this.make_room(first == Some(0));
-        // Who ignores SIGPIPE, as every Rust program does, may write without saying so again.
-        this.poll_write_by(cx, |socket, outgoing| match first {
-            Some(0) => outgoing.send(socket, &parts[0]),
+        let first = parts.iter().position(|part| is_placeholder(part));
+        this.resize_send_buffer(first == Some(0));
+        // `writev` has no MSG_NOSIGNAL flag. That is safe, because every Rust program ignores SIGPIPE.
+        this.poll_write_with(cx, |socket, file_sender| match first {
+            Some(0) => file_sender.send(socket, &parts[0]),
             first => Ok(rustix::io::writev(socket, &parts[..first.unwrap_or(parts.len())])?),
         })
     }
@@ -164,13 +171,13 @@ mod tests {
 
     use super::*;
 
-    fn pair() -> (QuietStream, QuietStream) {
+    fn pair() -> (LocalSocketStream, LocalSocketStream) {
         let (one, other) = tokio::net::UnixStream::pair().unwrap();
-        (QuietStream::new(one, Peer::Asked).unwrap(), QuietStream::new(other, Peer::Asking).unwrap())
+        (LocalSocketStream::new(one, Peer::Server).unwrap(), LocalSocketStream::new(other, Peer::Client).unwrap())
     }
 
     #[tokio::test]
-    async fn what_is_more_than_fits_arrives_whole_and_ends() {
+    async fn data_larger_than_the_buffer_arrives_complete_and_ends() {
         let (mut one, mut other) = pair();
         let sent: Vec<u8> = (0..8_000_003u32).map(|i| (i % 251) as u8).collect();
         let (writing, expected) = (sent.clone(), sent);
@@ -191,36 +198,36 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_reads_wakes_nobody_who_does_not_wait_for_room() {
+    async fn a_read_does_not_wake_a_peer_that_waits_for_no_space() {
         let (mut one, mut other) = pair();
         one.write_all(b"a message").await.unwrap();
-        assert!(one.room.is_none());
+        assert!(one.writable.is_none());
         let mut byte = [0; 64];
         assert_eq!(other.read(&mut byte).await.unwrap(), 9);
-        // Only a word of the other end's would be a reason to look.
+        // Only data from the other end may make the socket readable.
         let woken = tokio::time::timeout(std::time::Duration::ZERO, one.socket.readable()).await;
-        assert!(woken.is_err(), "nothing was said");
+        assert!(woken.is_err(), "nothing was written");
         other.write_all(b"!").await.unwrap();
         assert_eq!(one.read_u8().await.unwrap(), b'!');
     }
 
     #[tokio::test]
-    async fn there_is_more_room_for_a_file_and_none_of_it_for_what_is_copied() {
+    async fn the_send_buffer_is_enlarged_only_while_a_file_is_sent() {
         let (mut one, _other) = pair();
-        let room = |stream: &QuietStream| socket_send_buffer_size(stream.socket.get_ref()).unwrap();
-        let narrow = room(&one);
+        let send_buffer = |stream: &LocalSocketStream| socket_send_buffer_size(stream.socket.get_ref()).unwrap();
+        let original = send_buffer(&one);
         let file = std::sync::Arc::new(std::fs::File::open("/proc/self/exe").unwrap().into());
-        let piece = one.outgoing().stand_in(file, 0, 10);
+        let piece = one.file_sender().placeholder(file, 0, 10);
         one.write_all(b"a message").await.unwrap();
-        assert_eq!(room(&one), narrow);
+        assert_eq!(send_buffer(&one), original);
         one.write_all(piece).await.unwrap();
-        assert!(room(&one) > narrow);
+        assert!(send_buffer(&one) > original);
         one.write_all(b"another").await.unwrap();
-        assert_eq!(room(&one), narrow);
+        assert_eq!(send_buffer(&one), original);
     }
 
     #[tokio::test]
-    async fn the_other_ends_end_is_an_error_and_no_signal() {
+    async fn writing_to_a_closed_peer_is_an_error_without_a_signal() {
         let (mut one, other) = pair();
         drop(other);
         assert_eq!(one.write_all(b"x").await.unwrap_err().kind(), io::ErrorKind::BrokenPipe);

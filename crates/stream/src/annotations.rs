@@ -1,20 +1,20 @@
-//! What is known about stretches of a terminal's output: which of them some viewers must not get.
+//! Annotations of a log: the terminal's sizes, and which spans of its output some viewers must not get.
 
 use std::collections::VecDeque;
 
-/// Kinds of sequences, as a set.
+/// A set of kinds of sequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Kinds(u8);
+pub struct SequenceKinds(u8);
 
-impl Kinds {
+impl SequenceKinds {
     pub const NONE: Self = Self(0);
-    /// Asks the viewer's terminal something, which it would answer into the shell's input.
+    /// Queries the viewer's terminal, which would type its answer into the shell.
     pub const QUERY: Self = Self(1);
-    /// Reads or writes what the viewer's machine holds: the clipboard, or programmed keys.
+    /// Reads or writes data of the viewer's machine: the clipboard, or programmed keys.
     pub const CLIPBOARD: Self = Self(2);
-    /// Changes the viewer's window: its title, its size, its place.
+    /// Changes the viewer's window: its title, size or position.
     pub const TITLE: Self = Self(4);
-    /// A word from the shell to us; no viewer gets it.
+    /// A mark that the shell sends to boxd; no viewer gets it.
     pub const MARK: Self = Self(8);
     /// Acts on the viewer's machine: prints, shows a notification, reads or writes a file. No viewer can allow it.
     pub const HOST: Self = Self(16);
@@ -26,7 +26,7 @@ impl Kinds {
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
-    pub const fn meets(self, other: Self) -> bool {
+    pub const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
     pub const fn is_empty(self) -> bool {
@@ -34,22 +34,22 @@ impl Kinds {
     }
 }
 
-/// A stretch of output of these kinds.
+/// A span of the output with its kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     pub from: u64,
     pub to: u64,
-    pub kinds: Kinds,
+    pub kinds: SequenceKinds,
 }
 
-/// Spans kept for one log. Beyond them the oldest are hidden from everybody for good: nobody is helped by an old question, and a shell
-/// that says something to us before and after each of a thousand commands must not cost a thousand notes.
+/// Maximum number of spans kept per log. Older spans are hidden from all viewers for good: an old query is of no use,
+/// and a shell that sends marks around each of a thousand commands must not fill the memory.
 const MAX_SPANS: usize = 2048;
 
-/// Sizes kept for one log: somebody who drags a window's corner makes dozens.
+/// Maximum number of sizes kept per log: a user who drags a window's corner creates dozens.
 const MAX_SIZES: usize = 64;
 
-/// From an offset on a terminal had this size.
+/// The terminal's size from an offset on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resize {
     pub offset: u64,
@@ -58,17 +58,17 @@ pub struct Resize {
 }
 
 #[derive(Default)]
-pub(crate) struct Notes {
+pub(crate) struct Annotations {
     sizes: VecDeque<Resize>,
-    /// How many sizes there were before those.
+    /// Number of sizes that were dropped before the first one in `sizes`.
     sizes_gone: u64,
     spans: VecDeque<Span>,
-    /// Where a sequence begins that nobody can name yet: viewers who might not get it wait there.
+    /// Offset of a sequence whose kind isn't known yet. Viewers that must not get some kinds wait there.
     undecided: Option<u64>,
 }
 
-impl Notes {
-    /// Gives the spans there is no more room for: they are to be covered where they are kept.
+impl Annotations {
+    /// Returns the spans that exceed the limit. They must be blanked in the ring.
     #[must_use]
     pub fn add(&mut self, spans: &[Span], undecided: Option<u64>) -> Vec<Span> {
         for span in spans {
@@ -89,7 +89,7 @@ impl Notes {
         self.sizes.push_back(resize);
     }
 
-    /// The number of the first size that somebody at an offset has not been told with it.
+    /// The number of the first size that a reader at an offset has yet to get.
     pub fn sizes_until(&self, offset: u64) -> u64 {
         self.sizes_gone + self.sizes.partition_point(|size| size.offset <= offset) as u64
     }
@@ -98,17 +98,17 @@ impl Notes {
         self.sizes.iter().rev().find(|size| size.offset <= offset).or(self.sizes.front()).copied()
     }
 
-    /// The size with this number or, where it is gone, the first after it; and the number of the next.
+    /// The size with this number, or the first after it if it was dropped, and the number of the next one.
     pub fn next_size(&self, number: u64) -> Option<(Resize, u64)> {
         let number = number.max(self.sizes_gone);
         self.sizes.get((number - self.sizes_gone) as usize).map(|size| (*size, number + 1))
     }
 
-    /// Nothing more comes: what is still undecided stays hidden.
+    /// Ends the output: a sequence that is still undecided stays hidden.
     pub fn finish(&mut self, head: u64) {
         if let Some(from) = self.undecided.take() {
-            // One more than there is room for does no harm: it is the last.
-            self.spans.push_back(Span { from, to: head, kinds: Kinds::ALL });
+            // May exceed the limit by one, which does no harm: it is the last span.
+            self.spans.push_back(Span { from, to: head, kinds: SequenceKinds::ALL });
         }
     }
 
@@ -118,19 +118,19 @@ impl Notes {
         }
     }
 
-    /// How far a viewer may read that mustn't get these kinds.
-    pub fn visible_to(&self, head: u64, hides: Kinds) -> u64 {
+    /// How far a viewer that must not get these kinds may read.
+    pub fn visible_to(&self, head: u64, hides: SequenceKinds) -> u64 {
         match self.undecided {
             Some(from) if !hides.is_empty() => head.min(from),
             _ => head,
         }
     }
 
-    /// Puts NULs, which terminals ignore, over what is hidden, so that every offset stays what it was.
-    pub fn cover(&self, at: u64, bytes: &mut [u8], hides: Kinds) {
+    /// Replaces what is hidden with NULs, which terminals ignore, so that every offset stays the same.
+    pub fn blank_hidden(&self, at: u64, bytes: &mut [u8], hides: SequenceKinds) {
         let end = at + bytes.len() as u64;
         let first = self.spans.partition_point(|span| span.to <= at);
-        for span in self.spans.range(first..).take_while(|span| span.from < end).filter(|span| span.kinds.meets(hides)) {
+        for span in self.spans.range(first..).take_while(|span| span.from < end).filter(|span| span.kinds.intersects(hides)) {
             let (from, to) = (span.from.max(at) - at, span.to.min(end) - at);
             bytes[from as usize..to as usize].fill(0);
         }
