@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use cobox_client::{Client, EventStream, EventsFrom};
 use cobox_protocol::{
-    event::What,
+    event::EventKind,
     key::PrincipalKind,
     session::{Mode, State},
 };
@@ -21,7 +21,7 @@ fn older_programs() -> PathBuf {
 async fn exit_of(events: &mut EventStream, command: &str) -> Option<i32> {
     loop {
         let event = tokio::time::timeout(PATIENCE, events.next()).await.expect("an event").unwrap().expect("the stream goes on");
-        if let What::Exec(end) = event.what
+        if let EventKind::Exec(end) = event.kind
             && end.command == command
         {
             return end.exit_code;

@@ -34,6 +34,7 @@ pub fn drop_bounding_set() -> io::Result<()> {
 /// Makes the kernel check this thread's file accesses as those of another user. The thread's other rights don't change.
 pub fn set_fs_ids(uid: u32, gid: u32) -> io::Result<()> {
     // The calls return the previous id and never an error. A second call with an invalid id returns the current one.
+    // SAFETY: both accept any number and affect only this thread.
     let (gid_now, uid_now) = unsafe {
         libc::setfsgid(gid);
         libc::setfsuid(uid);
