@@ -25,7 +25,6 @@ pub mod store;
 mod thread_authority;
 mod tls;
 mod traces;
-mod unauthenticated;
 mod upkeep;
 
 use std::{

@@ -8,7 +8,7 @@ use std::{
 };
 
 use axum::{body::Body, extract::Request};
-use cobox_gateway::Kept;
+use cobox_gateway::{Entered, Kept, Source, Unauthenticated};
 use hyper::{
     body::{Body as _, Incoming},
     server::conn::http1,
@@ -30,7 +30,6 @@ use crate::{
     metrics::Metrics,
     paced::{BodyLimits, Paced},
     tls::Tls,
-    unauthenticated::{Entered, Unauthenticated},
 };
 
 /// A client that takes longer to send a request's head is not serious.
@@ -79,7 +78,7 @@ pub async fn serve(
         match accepted {
             Ok((stream, peer)) => {
                 let (serving, stop) = (serving.clone(), stop.clone());
-                let entered = Arc::new(unauthenticated.enter(peer.ip()));
+                let entered = Arc::new(unauthenticated.enter(Source::from(peer.ip())));
                 // Back to a plain socket, for the lane's own runtime to wait on.
                 let stream = stream.into_std();
                 lanes.spawn(connections.track_future(async move {
@@ -114,7 +113,7 @@ async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: Cancellati
     let stream = Counted::new(stream, metrics.clone());
     let entered = entered.clone();
     // What the gateway keeps for this client lives as long as its connection.
-    let kept = Kept::new(move || entered.authenticated());
+    let kept = Kept::new(Source::from(peer.0), move || entered.leave());
     let client = Client { peer, kept, body_limits };
     let Some(tls) = tls else { return serve_connection(stream, client, front, stop).await };
     let shaking = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.acceptor().accept(stream));

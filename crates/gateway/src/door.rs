@@ -1,9 +1,9 @@
 //! The door: reads target and credential, asks the directory, and hands over to the forwarding.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
-    body::Body,
+    body::{Body, to_bytes},
     response::{IntoResponse, Response},
 };
 use cobox_protocol::{
@@ -20,7 +20,7 @@ use crate::{
     adapted::Stand,
     forward::{Broken, Unanswered, Way, forward, holding, rewrite, upgrade},
     headers::is_websocket,
-    slots::{Limits, Slot, Slots, Visitor},
+    slots::{Limits, Slot, Slots},
     socket::Socket,
     upstream::Upstream,
 };
@@ -33,6 +33,10 @@ const SESSION_PREFIX: &str = "/v1/sandbox/relay/";
 pub const PATHS: [&str; 2] = ["/dp/{*rest}", "/v1/sandbox/relay/{*rest}"];
 /// Longest path kept in a use record, in bytes.
 const MAX_RECORDED_PATH: usize = 256;
+/// Longest answer to a health check, in bytes; boxd's is below 100.
+const MAX_HEALTH_BYTES: usize = 4096;
+/// How long a health check may take: a boxd that needs longer is not well.
+const HEALTH_WITHIN: Duration = Duration::from_secs(5);
 /// In a use record, where an answer's status stands: nobody was there to take one.
 const CLIENT_WENT_AWAY: u16 = 499;
 
@@ -127,8 +131,11 @@ impl Gateway {
         if admission.caller.is_some() {
             kept.authenticated();
         }
-        let visitor = admission.caller.as_ref().map_or(Visitor::Stranger, |c| Visitor::Known(c.session.as_ref()));
-        let slot = self.slots.take(&admission.sandbox, visitor, is_websocket)?;
+        let slot = match &admission.caller {
+            Some(caller) => self.slots.take(&admission.sandbox, caller.session.as_ref(), is_websocket)?,
+            None if is_websocket => self.slots.take_stranger(&admission.sandbox, kept.source()),
+            None => self.slots.take_health_check(&admission.sandbox).await,
+        };
 
         let path = cut(rest.path(), MAX_RECORDED_PATH);
         let route = route::find(request.method().as_str(), &path).map(|r| r.template);
@@ -136,7 +143,13 @@ impl Gateway {
         let recording = Recording::new(self, &admission, request_id, request.method(), route, &path);
         *request.uri_mut() = Uri::from(rest);
         let answered = if is_websocket {
-            self.upgrade(request, (target, path), &admission, request_id, slot, kept).await
+            let must_close = slot.must_close();
+            tokio::select! {
+                answered = self.upgrade(request, (target, path), &admission, request_id, slot, kept) => answered,
+                () = must_close => Err(made_room()),
+            }
+        } else if admission.caller.is_none() {
+            self.check_health(request, &admission, request_id, slot).await
         } else {
             self.forward(request, &admission, request_id, slot, kept).await
         };
@@ -233,6 +246,34 @@ impl Gateway {
         Err(self.explain(broken, admission).await)
     }
 
+    /// A health check without a credential. Nothing of the request goes to the sandbox but its path, and the answer is held here, so that
+    /// neither a slow client nor a slow sandbox keeps its place.
+    async fn check_health(
+        &self,
+        request: Request<Body>,
+        admission: &Arc<Admission>,
+        request_id: &RequestId,
+        slot: Slot,
+    ) -> Result<Response, ApiError> {
+        let mut bare = Request::new(Body::empty());
+        *bare.uri_mut() = request.into_parts().0.uri;
+        let (parts, body) = bare.into_parts();
+        let request = rewrite(parts, body, admission, request_id, &slot, false);
+        let checked = async {
+            let answer = match self.directory.reach(admission).await? {
+                Reach::Adapter(adapter) => return self.adapt(adapter.as_ref(), request, admission, slot).await,
+                Reach::Boxd(stream) => {
+                    let upstream = self.connect(stream, admission).await?;
+                    forward(upstream, request, Way { slot, keep: None }).await.map_err(|_| no_answer(&admission.sandbox))?
+                }
+            };
+            let (parts, body) = answer.into_parts();
+            let body = to_bytes(body, MAX_HEALTH_BYTES).await.map_err(|_| no_answer(&admission.sandbox))?;
+            Ok(Response::from_parts(parts, Body::from(body)))
+        };
+        tokio::time::timeout(HEALTH_WITHIN, checked).await.unwrap_or_else(|_| Err(no_answer(&admission.sandbox)))
+    }
+
     async fn adapt(&self, adapter: &dyn Adapter, request: Request<Body>, admission: &Admission, slot: Slot) -> Result<Response, ApiError> {
         let provider = self.directory.provider(admission);
         let response = Stand { adapter, provider, admission }.answer(request).await?;
@@ -315,6 +356,12 @@ impl Drop for Recording {
             runtime.spawn(async move { directory.used(usage).await });
         }
     }
+}
+
+/// Told to a client that has not authenticated when its place goes to a newer connection.
+pub(crate) fn made_room() -> ApiError {
+    let message = "too many connections to this sandbox have not authenticated, and the oldest is closed; send the token as a header";
+    ApiError::new(ErrorCode::RateLimited, message)
 }
 
 fn no_answer(sandbox: &SandboxId) -> ApiError {

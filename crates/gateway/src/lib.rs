@@ -13,6 +13,7 @@ mod frame;
 mod headers;
 mod slots;
 mod socket;
+mod unauthenticated;
 mod upstream;
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ pub use credential::{Credential, FileLink};
 pub use domain::{Domain, InvalidDomain, Place};
 pub use door::{Gateway, PATHS};
 pub use slots::Limits;
+pub use unauthenticated::{Entered, Source, Unauthenticated};
 pub use upstream::Kept;
 
 /// What a request names in its path.

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     hash::Hash,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
@@ -13,9 +13,17 @@ use axum::body::Bytes;
 use cobox_protocol::{ApiError, ErrorCode, SandboxId, SessionId};
 use serde::Deserialize;
 use serde_json::json;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Callers of one sandbox that nobody has been authenticated for yet: those who may knock leave the others' places alone.
-const STRANGERS_PER_SANDBOX: u32 = 32;
+use crate::{Entered, Source, Unauthenticated};
+
+/// WebSockets of one sandbox whose client has not authenticated yet. Past it the oldest is closed: a client needs a round trip to
+/// authenticate, and so many others would have to connect meanwhile to close its connection.
+const STRANGERS_PER_SANDBOX: usize = 128;
+/// The same of all sandboxes together: each holds two descriptors for up to 5 s.
+const STRANGERS: usize = 1024;
+/// Health checks without a credential that are under way in one sandbox. Others wait for their turn: each takes a moment.
+const HEALTH_CHECKS_PER_SANDBOX: usize = 16;
 /// After so many requests, what has no requests any more is forgotten.
 const SWEEP_EVERY: u32 = 256;
 
@@ -53,12 +61,24 @@ impl Default for Limits {
 }
 
 /// What is under way of one sandbox or one session.
-#[derive(Default)]
 struct Taken {
     requests: AtomicU32,
     websockets: AtomicU32,
-    strangers: AtomicU32,
     bytes: AtomicU64,
+    strangers: Arc<Unauthenticated>,
+    health_checks: Arc<Semaphore>,
+}
+
+impl Default for Taken {
+    fn default() -> Self {
+        Self {
+            requests: AtomicU32::default(),
+            websockets: AtomicU32::default(),
+            bytes: AtomicU64::default(),
+            strangers: Unauthenticated::new(STRANGERS_PER_SANDBOX, None),
+            health_checks: Arc::new(Semaphore::new(HEALTH_CHECKS_PER_SANDBOX)),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -71,43 +91,46 @@ struct Tables {
 struct Door {
     limits: Limits,
     tables: Mutex<Tables>,
+    /// Of those that have authenticated.
     websockets: AtomicU32,
+    strangers: Arc<Unauthenticated>,
 }
 
 #[derive(Clone)]
 pub(crate) struct Slots(Arc<Door>);
 
-/// Whose place a request takes.
-#[derive(Clone, Copy)]
-pub(crate) enum Visitor<'a> {
-    Known(Option<&'a SessionId>),
-    Stranger,
-}
-
 impl Slots {
     pub fn new(limits: Limits) -> Self {
-        Self(Arc::new(Door { limits, tables: Mutex::default(), websockets: AtomicU32::new(0) }))
+        let strangers = Unauthenticated::new(STRANGERS, None);
+        Self(Arc::new(Door { limits, tables: Mutex::default(), websockets: AtomicU32::new(0), strangers }))
     }
 
-    pub fn take(&self, sandbox: &SandboxId, visitor: Visitor<'_>, is_websocket: bool) -> Result<Slot, ApiError> {
+    /// A place for a WebSocket whose client has not authenticated yet. It is never refused; older ones may have to close for it.
+    pub fn take_stranger(&self, sandbox: &SandboxId, source: Source) -> Slot {
+        let of_sandbox = self.of_sandbox(sandbox);
+        let held = Held::Stranger { of_sandbox: of_sandbox.strangers.enter(source), of_all: self.0.strangers.enter(source) };
+        Slot { door: self.0.clone(), sandbox: of_sandbox, session: None, held }
+    }
+
+    /// A place for a health check without a credential, as soon as there is one.
+    pub async fn take_health_check(&self, sandbox: &SandboxId) -> Slot {
+        let of_sandbox = self.of_sandbox(sandbox);
+        let turn = of_sandbox.health_checks.clone().acquire_owned().await.ok();
+        Slot { door: self.0.clone(), sandbox: of_sandbox, session: None, held: Held::HealthCheck { _turn: turn } }
+    }
+
+    /// A place for a request of an authenticated caller.
+    pub fn take(&self, sandbox: &SandboxId, session: Option<&SessionId>, is_websocket: bool) -> Result<Slot, ApiError> {
         let limits = &self.0.limits;
         // Everything is looked at and counted under this lock; places are given back without it, which only leaves more room.
-        let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = self.tables();
         tables.sweep();
         let of_sandbox = entry(&mut tables.sandboxes, sandbox);
-        let session = match visitor {
-            Visitor::Known(Some(session)) => Some((session, entry(&mut tables.sessions, session))),
-            _ => None,
-        };
-        if matches!(visitor, Visitor::Stranger) {
-            let most = u64::from(STRANGERS_PER_SANDBOX);
-            below(&of_sandbox.strangers, most, || format!("{sandbox} has {most} connections that nobody has authenticated yet"), None)?;
-        } else {
-            let (requests, websockets) = (u64::from(limits.requests_per_sandbox), u64::from(limits.websockets_per_sandbox));
-            below(&of_sandbox.requests, requests, || full(sandbox, requests, "requests"), Some("requests_per_sandbox"))?;
-            if is_websocket {
-                below(&of_sandbox.websockets, websockets, || full(sandbox, websockets, "open WebSockets"), Some("websockets_per_sandbox"))?;
-            }
+        let session = session.map(|session| (session, entry(&mut tables.sessions, session)));
+        let (requests, websockets) = (u64::from(limits.requests_per_sandbox), u64::from(limits.websockets_per_sandbox));
+        below(&of_sandbox.requests, requests, || full(sandbox, requests, "requests"), Some("requests_per_sandbox"))?;
+        if is_websocket {
+            below(&of_sandbox.websockets, websockets, || full(sandbox, websockets, "open WebSockets"), Some("websockets_per_sandbox"))?;
         }
         if let Some((id, taken)) = &session {
             let (requests, websockets) = (u64::from(limits.requests_per_session), u64::from(limits.websockets_per_session));
@@ -131,13 +154,22 @@ impl Slots {
             door: self.0.clone(),
             sandbox: of_sandbox,
             session: session.map(|(_, taken)| taken),
-            is_stranger: matches!(visitor, Visitor::Stranger),
-            is_websocket,
+            held: Held::Known { is_websocket },
         };
         slot.count(|counter| {
             counter.fetch_add(1, Ordering::Relaxed);
         });
         Ok(slot)
+    }
+
+    fn of_sandbox(&self, sandbox: &SandboxId) -> Arc<Taken> {
+        let mut tables = self.tables();
+        tables.sweep();
+        entry(&mut tables.sandboxes, sandbox)
+    }
+
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.0.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -182,19 +214,37 @@ pub(crate) struct Slot {
     door: Arc<Door>,
     sandbox: Arc<Taken>,
     session: Option<Arc<Taken>>,
-    is_stranger: bool,
-    is_websocket: bool,
+    held: Held,
+}
+
+/// What kind of place it is.
+enum Held {
+    Known { is_websocket: bool },
+    Stranger { of_sandbox: Entered, of_all: Entered },
+    HealthCheck { _turn: Option<OwnedSemaphorePermit> },
 }
 
 impl Slot {
     fn count(&self, change: impl Fn(&AtomicU32)) {
-        if self.is_stranger {
-            change(&self.sandbox.strangers);
-        }
-        for taken in (!self.is_stranger).then_some(&self.sandbox).into_iter().chain(&self.session) {
+        let Held::Known { is_websocket } = self.held else { return };
+        for taken in std::iter::once(&self.sandbox).chain(&self.session) {
             change(&taken.requests);
-            if self.is_websocket {
+            if is_websocket {
                 change(&taken.websockets);
+            }
+        }
+    }
+
+    /// Resolves when this place is wanted for a newer connection.
+    pub fn must_close(&self) -> impl Future<Output = ()> + Send + use<> {
+        let closes = match &self.held {
+            Held::Stranger { of_sandbox, of_all } => Some((of_sandbox.must_close(), of_all.must_close())),
+            Held::Known { .. } | Held::HealthCheck { .. } => None,
+        };
+        async move {
+            match closes {
+                Some((of_sandbox, of_all)) => tokio::select! { () = of_sandbox => {}, () = of_all => {} },
+                None => std::future::pending().await,
             }
         }
     }
@@ -210,7 +260,7 @@ impl Drop for Slot {
         self.count(|counter| {
             counter.fetch_sub(1, Ordering::Relaxed);
         });
-        if self.is_websocket {
+        if matches!(self.held, Held::Known { is_websocket: true }) {
             self.door.websockets.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -247,6 +297,8 @@ impl Drop for InFlight {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Waker};
+
     use super::*;
 
     fn limit(error: Option<ApiError>) -> String {
@@ -260,7 +312,7 @@ mod tests {
         let limits = Limits { websockets_per_sandbox: 3, requests_per_sandbox: 4, websockets: 5, ..Limits::default() };
         let slots = Slots::new(limits);
         let (busy, quiet) = (SandboxId::new(), SandboxId::new());
-        let nobody = Visitor::Known(None);
+        let nobody = None;
         let held: Vec<_> = (0..3).map(|_| slots.take(&busy, nobody, true).unwrap()).collect();
         assert_eq!(limit(slots.take(&busy, nobody, true).err()), "websockets_per_sandbox");
         let last = slots.take(&busy, nobody, false).unwrap();
@@ -281,39 +333,70 @@ mod tests {
         let limits = Limits { requests_per_session: 2, websockets_per_session: 1, ..Limits::default() };
         let slots = Slots::new(limits);
         let (sandbox, busy, quiet) = (SandboxId::new(), SessionId::new(), SessionId::new());
-        let _one = slots.take(&sandbox, Visitor::Known(Some(&busy)), true).unwrap();
-        assert_eq!(limit(slots.take(&sandbox, Visitor::Known(Some(&busy)), true).err()), "websockets_per_session");
-        let two = slots.take(&sandbox, Visitor::Known(Some(&busy)), false).unwrap();
-        assert_eq!(limit(slots.take(&sandbox, Visitor::Known(Some(&busy)), false).err()), "requests_per_session");
-        assert!(slots.take(&sandbox, Visitor::Known(Some(&quiet)), true).is_ok());
+        let _one = slots.take(&sandbox, Some(&busy), true).unwrap();
+        assert_eq!(limit(slots.take(&sandbox, Some(&busy), true).err()), "websockets_per_session");
+        let two = slots.take(&sandbox, Some(&busy), false).unwrap();
+        assert_eq!(limit(slots.take(&sandbox, Some(&busy), false).err()), "requests_per_session");
+        assert!(slots.take(&sandbox, Some(&quiet), true).is_ok());
         drop(two);
-        assert!(slots.take(&sandbox, Visitor::Known(Some(&busy)), false).is_ok());
+        assert!(slots.take(&sandbox, Some(&busy), false).is_ok());
     }
 
     #[test]
     fn bytes_count_until_the_other_side_has_them() {
         let slots = Slots::new(Limits { bytes_in_flight_per_session: 10, ..Limits::default() });
         let (sandbox, session) = (SandboxId::new(), SessionId::new());
-        let slot = slots.take(&sandbox, Visitor::Known(Some(&session)), false).unwrap();
+        let slot = slots.take(&sandbox, Some(&session), false).unwrap();
         let flight = slot.flight();
         let (first, second) = (flight.carry(Bytes::from_static(b"12345")), flight.carry(Bytes::from_static(b"67890")));
         assert_eq!((&first[..], &second[..]), (&b"12345"[..], &b"67890"[..]));
-        assert_eq!(limit(slots.take(&sandbox, Visitor::Known(Some(&session)), false).err()), "bytes_in_flight_per_session");
+        assert_eq!(limit(slots.take(&sandbox, Some(&session), false).err()), "bytes_in_flight_per_session");
         let part = second.slice(1..2);
         drop(second);
-        assert!(slots.take(&sandbox, Visitor::Known(Some(&session)), false).is_err(), "a part of it is still there");
+        assert!(slots.take(&sandbox, Some(&session), false).is_err(), "a part of it is still there");
         drop(part);
-        assert!(slots.take(&sandbox, Visitor::Known(Some(&session)), false).is_ok());
+        assert!(slots.take(&sandbox, Some(&session), false).is_ok());
+    }
+
+    fn must_close(slot: &Slot) -> bool {
+        let mut closing = std::pin::pin!(slot.must_close());
+        closing.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
     #[test]
-    fn strangers_take_places_of_their_own() {
-        let slots = Slots::new(Limits::default());
-        let sandbox = SandboxId::new();
-        let held: Vec<_> = (0..STRANGERS_PER_SANDBOX).map(|_| slots.take(&sandbox, Visitor::Stranger, true).unwrap()).collect();
-        assert!(limit(slots.take(&sandbox, Visitor::Stranger, false).err()).contains("nobody has authenticated"));
-        assert!(slots.take(&sandbox, Visitor::Known(None), true).is_ok());
+    fn strangers_take_places_of_their_own_and_the_oldest_makes_room_for_the_newest() {
+        let slots = Slots::new(Limits { requests_per_sandbox: 1, websockets_per_sandbox: 1, websockets: 1, ..Limits::default() });
+        let (sandbox, source) = (SandboxId::new(), Source::default());
+        let mut held: Vec<_> = (0..STRANGERS_PER_SANDBOX).map(|_| slots.take_stranger(&sandbox, source)).collect();
+        assert!(!held.iter().any(must_close));
+        held.push(slots.take_stranger(&sandbox, source));
+        assert_eq!(held.iter().position(must_close), Some(0));
+        assert_eq!(held.iter().filter(|slot| must_close(slot)).count(), 1);
+        assert!(slots.take(&sandbox, None, true).is_ok(), "a client with a good credential has a place of its own");
         drop(held);
-        assert!(slots.take(&sandbox, Visitor::Stranger, true).is_ok());
+        assert!(!must_close(&slots.take_stranger(&sandbox, source)));
+    }
+
+    #[test]
+    fn strangers_of_many_sandboxes_are_bounded_together() {
+        let slots = Slots::new(Limits::default());
+        let held: Vec<_> = (0..=STRANGERS).map(|_| slots.take_stranger(&SandboxId::new(), Source::default())).collect();
+        assert_eq!(held.iter().position(must_close), Some(0));
+    }
+
+    #[tokio::test]
+    async fn a_health_check_waits_for_its_turn_and_takes_no_other_place() {
+        let slots = Slots::new(Limits { requests_per_sandbox: 1, ..Limits::default() });
+        let sandbox = SandboxId::new();
+        let _strangers: Vec<_> = (0..STRANGERS_PER_SANDBOX).map(|_| slots.take_stranger(&sandbox, Source::default())).collect();
+        let mut held = Vec::new();
+        for _ in 0..HEALTH_CHECKS_PER_SANDBOX {
+            held.push(slots.take_health_check(&sandbox).await);
+        }
+        let mut next = std::pin::pin!(slots.take_health_check(&sandbox));
+        assert!(next.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(slots.take(&sandbox, None, false).is_ok());
+        held.pop();
+        next.await;
     }
 }

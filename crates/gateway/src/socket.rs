@@ -23,9 +23,9 @@ use tokio::{
 
 use crate::{
     Admission, Caller, Credential, Kept, Target,
-    door::Gateway,
+    door::{Gateway, made_room},
     frame,
-    slots::{Slot, Visitor},
+    slots::Slot,
 };
 
 /// How long a connection without a header may take over its first frame; boxd gives it as long.
@@ -82,19 +82,27 @@ impl Socket {
         let mut client_reads = BufReader::new(client_reads);
         let mut boxd_writes = BufWriter::new(boxd_writes);
         if self.caller.is_none() {
-            let hello = tokio::time::timeout(AUTH_WITHIN, self.hello(&mut client_reads, &mut boxd_writes)).await;
-            let refusal = match hello {
-                Ok(Ok(())) => None,
-                Ok(Err(refusal)) => Some(refusal),
-                Err(_) => {
-                    let message = format!("no `auth` frame within {} seconds", AUTH_WITHIN.as_secs());
-                    Some(Refusal::Told(close::AUTH_TIMEOUT, ApiError::new(ErrorCode::Unauthenticated, message)))
-                }
+            let must_close = self.slot.must_close();
+            let hello = tokio::time::timeout(AUTH_WITHIN, self.hello(&mut client_reads, &mut boxd_writes));
+            let refusal = tokio::select! {
+                // In this order: a client that has just authenticated doesn't make room any more.
+                biased;
+                hello = hello => match hello {
+                    Ok(Ok(())) => None,
+                    Ok(Err(refusal)) => Some(refusal),
+                    Err(_) => {
+                        let message = format!("no `auth` frame within {} seconds", AUTH_WITHIN.as_secs());
+                        Some(Refusal::Told(close::AUTH_TIMEOUT, ApiError::new(ErrorCode::Unauthenticated, message)))
+                    }
+                },
+                () = must_close => Some(made_room().into()),
             };
             match refusal {
                 None => {}
                 Some(Refusal::Gone) => return,
                 Some(Refusal::Told(code, error)) => {
+                    // The sandbox takes only so many connections that have not authenticated.
+                    drop((boxd_reads, boxd_writes));
                     let farewell = goodbye(&mut client_writes, &mut client_reads, code, &error, &self.request_id);
                     // A client that doesn't listen any more has nothing to be told.
                     let _ = tokio::time::timeout(GOODBYE_WITHIN, farewell).await;
@@ -148,7 +156,7 @@ impl Socket {
             let admission = self.admit(&token).await?;
             let session = admission.caller.as_ref().and_then(|c| c.session.as_ref());
             // Among its own now, and no longer among the strangers.
-            self.slot = self.gateway.slots.take(&self.sandbox, Visitor::Known(session), true)?;
+            self.slot = self.gateway.slots.take(&self.sandbox, session, true)?;
             self.gateway.directory.touch(&admission);
             to.write_all(&auth_frame(admission.token.as_ref())).await?;
             to.flush().await?;

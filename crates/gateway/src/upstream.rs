@@ -19,7 +19,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-use crate::{Admission, Credential, Stamp, Target};
+use crate::{Admission, Credential, Source, Stamp, Target};
 
 /// Bounds the head of an answer and what is read ahead of its body; large enough to stream files at full speed.
 const UPSTREAM_BUFFER_BYTES: usize = 512 * 1024;
@@ -31,6 +31,7 @@ const KEEP_IDLE: Duration = Duration::from_secs(10);
 #[derive(Clone, Default)]
 pub struct Kept {
     parts: Arc<Mutex<Parts>>,
+    source: Source,
     on_authenticated: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
@@ -150,8 +151,13 @@ impl Drop for Upstream {
 
 impl Kept {
     /// For a connection whose owner wants to know that a client on it was authenticated. May be called several times.
-    pub fn new(on_authenticated: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { parts: Arc::default(), on_authenticated: Some(Arc::new(on_authenticated)) }
+    pub fn new(source: Source, on_authenticated: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { parts: Arc::default(), source, on_authenticated: Some(Arc::new(on_authenticated)) }
+    }
+
+    /// Where the client's connection comes from.
+    pub(crate) fn source(&self) -> Source {
+        self.source
     }
 
     /// Called by each part of the broker that has accepted a credential on this connection.

@@ -3,6 +3,7 @@
 use std::{net::IpAddr, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use axum::response::{IntoResponse, Response};
+use cobox_gateway::Source;
 use cobox_protocol::ApiError;
 use http::{Method, StatusCode};
 
@@ -10,10 +11,7 @@ use super::{
     Api,
     error::{Failure, Seen},
 };
-use crate::domain::{
-    model::Principal,
-    rates::{Class, Source},
-};
+use crate::domain::{model::Principal, rates::Class};
 
 /// How long the refusal of one failure too many takes. Every credential is checked, because it may be a good one: this bounds how many an
 /// address can have checked to one a second for each connection it may have.

@@ -3,15 +3,33 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::rates::Source;
+/// Where a connection comes from; of IPv6 the network, which is what one customer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Source(IpAddr);
 
-/// The unauthenticated connections of one listener.
+impl From<IpAddr> for Source {
+    fn from(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
+            v4 => v4,
+        })
+    }
+}
+
+impl Default for Source {
+    /// Of a connection whose address is not known.
+    fn default() -> Self {
+        Self(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
+    }
+}
+
+/// The unauthenticated connections of one listener, of one sandbox, or of all sandboxes.
 pub struct Unauthenticated {
     max_total: usize,
     /// `None`: not limited.
@@ -38,8 +56,8 @@ impl Unauthenticated {
     }
 
     /// Takes in a new connection, and closes older ones that it leaves no room for.
-    pub fn enter(self: &Arc<Self>, address: IpAddr) -> Entered {
-        let (source, close) = (Source::from(address), CancellationToken::new());
+    pub fn enter(self: &Arc<Self>, source: Source) -> Entered {
+        let close = CancellationToken::new();
         let mut table = self.table();
         let number = table.next;
         table.next += 1;
@@ -50,13 +68,14 @@ impl Unauthenticated {
             table.close_oldest_of(source);
         }
         if table.open.len() > self.max_total {
-            // One address that has many doesn't push out the few of another.
-            let busiest = table.by_source.iter().max_by_key(|(_, numbers)| numbers.len()).map(|(source, _)| *source);
-            if let Some(busiest) = busiest {
-                table.close_oldest_of(busiest);
-            }
+            table.close_oldest_of_busiest();
         }
         Entered { unauthenticated: self.clone(), number, close }
+    }
+
+    /// Closes one connection, if there is any.
+    pub fn make_room(&self) {
+        self.table().close_oldest_of_busiest();
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -66,6 +85,14 @@ impl Unauthenticated {
 }
 
 impl Table {
+    /// One address that has many doesn't push out the few of another.
+    fn close_oldest_of_busiest(&mut self) {
+        let busiest = self.by_source.iter().max_by_key(|(_, numbers)| numbers.len()).map(|(source, _)| *source);
+        if let Some(busiest) = busiest {
+            self.close_oldest_of(busiest);
+        }
+    }
+
     fn close_oldest_of(&mut self, source: Source) {
         let oldest = self.by_source.get(&source).and_then(|numbers| numbers.first().copied());
         if let Some(entry) = oldest.and_then(|number| self.remove(number)) {
@@ -94,30 +121,28 @@ pub struct Entered {
 
 impl Entered {
     /// Stops counting the connection: from now on nothing here closes it.
-    pub fn authenticated(&self) {
+    pub fn leave(&self) {
         self.unauthenticated.table().remove(self.number);
     }
 
     /// Resolves when the connection has to make room.
-    pub async fn must_close(&self) {
-        self.close.cancelled().await;
+    pub fn must_close(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.close.clone().cancelled_owned()
     }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        self.authenticated();
+        self.leave();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use super::*;
 
-    fn address(last: u8) -> IpAddr {
-        IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
+    fn address(last: u8) -> Source {
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)).into()
     }
 
     fn must_close(entered: &Entered) -> bool {
@@ -145,9 +170,17 @@ mod tests {
     }
 
     #[test]
+    fn one_network_of_ipv6_is_one_source_and_an_ipv4_address_is_itself() {
+        let source = |text: &str| Source::from(text.parse::<IpAddr>().unwrap());
+        assert_eq!(source("2001:db8::1"), source("2001:db8::ffff:1"));
+        assert_ne!(source("2001:db8::1"), source("2001:db8:0:1::1"));
+        assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));
+    }
+
+    #[test]
     fn an_authenticated_connection_is_neither_counted_nor_closed() {
         let all = Unauthenticated::new(2, Some(2));
-        let known: Vec<Entered> = (0..10).map(|_| all.enter(address(1))).inspect(Entered::authenticated).collect();
+        let known: Vec<Entered> = (0..10).map(|_| all.enter(address(1))).inspect(Entered::leave).collect();
         let _new = [all.enter(address(1)), all.enter(address(1)), all.enter(address(1))];
         assert!(!known.iter().any(must_close));
         assert_eq!(all.table().open.len(), 2);
