@@ -55,11 +55,13 @@ pub struct DataplaneLimits {
     pub connections: u32,
     /// WebSockets and event streams at once.
     pub streams: u32,
+    /// Of one principal: below `streams`, so that one who opens many leaves room for others.
+    pub streams_per_principal: u32,
     /// Commands running at once.
     pub execs: u32,
     /// Of one principal: below `execs`, so that one who leaves commands behind leaves room for others.
     pub execs_per_principal: u32,
-    /// How long a command that waits for input, on a terminal or without a timeout of its own, runs on with no client connected.
+    /// How long a command without a timeout of its own, or on a terminal, runs on with no client connected.
     pub exec_unattended_seconds: u64,
     /// Of one command's stdout, and of its stderr, what is kept on disk for a client to come back to.
     pub exec_spool_bytes: u64,
@@ -90,6 +92,7 @@ impl Default for DataplaneLimits {
             connections: 1024,
             // So that there is always room for ordinary requests beside them.
             streams: 768,
+            streams_per_principal: 512,
             execs: 96,
             execs_per_principal: 64,
             // A laptop that changes its network comes back within it.
@@ -122,6 +125,7 @@ impl DataplaneLimits {
         };
         within("connections", self.connections.into(), 16..=65_536)?;
         within("streams", self.streams.into(), 1..=u64::from(self.connections) - 8)?;
+        within("streams_per_principal", self.streams_per_principal.into(), 1..=65_536)?;
         within("execs", self.execs.into(), 1..=4096)?;
         within("execs_per_principal", self.execs_per_principal.into(), 1..=4096)?;
         within("exec_unattended_seconds", self.exec_unattended_seconds, 1..=86_400)?;
