@@ -190,6 +190,71 @@ async fn a_refused_upload_gets_its_real_status_while_its_body_still_arrives() {
     }
 }
 
+/// Writes all of a body before it reads anything.
+async fn upload(client: &Client, route: &str, credential: Option<&str>, is_chunked: bool, megabytes: usize) -> u16 {
+    let head = head(route, credential, megabytes << 20);
+    let (head, piece) = match is_chunked {
+        true => (
+            head.replace(&format!("content-length: {}", megabytes << 20), "transfer-encoding: chunked"),
+            [&b"100000\r\n"[..], &vec![b' '; 1 << 20], b"\r\n"].concat(),
+        ),
+        false => (head, vec![b' '; 1 << 20]),
+    };
+    let mut stream = ask(client, head.as_bytes()).await;
+    for _ in 0..megabytes {
+        stream.write_all(&piece).await.unwrap_or_else(|e| panic!("{route}: {e}"));
+    }
+    if is_chunked {
+        stream.write_all(b"0\r\n\r\n").await.unwrap();
+    }
+    timeout(PATIENCE, answer(&mut stream)).await.unwrap().0
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_upload_of_any_size_gets_its_status_on_every_path() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let token = made["token"].as_str().unwrap();
+    let session = made["session_id"].as_str().unwrap();
+    for base in [format!("/dp/{}", sandbox_id(&made)), format!("/v1/sandbox/relay/{session}")] {
+        for is_chunked in [false, true] {
+            // More than the 64 MiB that were once read at most.
+            assert_eq!(upload(&ann, &format!("PUT {base}/v1/refused"), Some(token), is_chunked, 70).await, 403, "{base}");
+            assert_eq!(upload(&ann, &format!("PUT {base}/v1/files/a"), None, is_chunked, 70).await, 401, "{base}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_refused_upload_that_stalls_is_cut() {
+    let mut world = World::new();
+    world.config.body_limits = BodyLimits { grace_seconds: 1, ..BodyLimits::default() };
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let mut stream = ask(&ann, (head(SESSIONS, None, 1 << 20) + "half").as_bytes()).await;
+    assert_eq!(timeout(PATIENCE, answer(&mut stream)).await.unwrap().0, 401);
+    let mut rest = Vec::new();
+    assert_eq!(timeout(PATIENCE, stream.read_to_end(&mut rest)).await.unwrap().unwrap_or(0), 0);
+}
+
+#[tokio::test]
+async fn a_refused_upload_that_is_still_read_makes_room_for_newer_connections() {
+    let mut world = World::new();
+    world.config.max_unauthenticated_connections = 4;
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let mut refused = ask(&ann, (head(SESSIONS, None, 1 << 20) + "half").as_bytes()).await;
+    assert_eq!(timeout(PATIENCE, answer(&mut refused)).await.unwrap().0, 401);
+    let mut newer = Vec::new();
+    for _ in 0..4 {
+        newer.push(ask(&ann, b"").await);
+    }
+    let mut rest = Vec::new();
+    assert_eq!(timeout(PATIENCE, refused.read_to_end(&mut rest)).await.unwrap().unwrap_or(0), 0);
+}
+
 #[tokio::test]
 async fn a_client_that_waits_to_be_asked_for_its_body_is_refused_without_it() {
     let world = World::new();
