@@ -34,19 +34,17 @@ pub struct FileLink {
 }
 
 impl FileLink {
-    /// The link in a request for a file, where it has one. The rest of such a request's query never counts.
+    /// The link in a request for a file, where it has one.
     pub(crate) fn from_request(method: &Method, rest: &PathAndQuery) -> Option<Self> {
         let path = rest.path().strip_prefix(FILES)?;
         let link = rest.query()?.split('&').find_map(link_in)?;
         Some(Self { link: Secret::new(link), method: method.clone(), path: path.to_owned() })
     }
 
-    /// What a sandbox may see of a request that has a link: the rest of its query where something else is its credential.
-    pub(crate) fn removed(rest: &PathAndQuery, is_credential: bool) -> String {
-        let others: Vec<&str> = match rest.query() {
-            Some(query) if !is_credential => query.split('&').filter(|pair| link_in(pair).is_none()).collect(),
-            _ => Vec::new(),
-        };
+    /// What a sandbox may see of a request that has a link: the rest of its query.
+    pub(crate) fn removed(rest: &PathAndQuery) -> String {
+        let others: Vec<&str> = rest.query().unwrap_or_default().split('&').filter(|pair| link_in(pair).is_none()).collect();
+        let others = if others == [""] { Vec::new() } else { others };
         if others.is_empty() { rest.path().to_owned() } else { format!("{}?{}", rest.path(), others.join("&")) }
     }
 }
@@ -132,12 +130,11 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_removed_and_what_else_was_asked_for_stays_where_another_credential_counts() {
-        let removed = |rest: &str, is_credential| FileLink::removed(&rest.parse().unwrap(), is_credential);
-        assert_eq!(removed("/v1/files/a%20b?x=%2F&link=s&y&link=t", false), "/v1/files/a%20b?x=%2F&y");
-        assert_eq!(removed("/v1/files/a?link=s", false), "/v1/files/a");
-        assert_eq!(removed("/v1/files/a?l%69nk=s&%256Cink=t&links=u&x", false), "/v1/files/a?links=u&x");
-        assert_eq!(removed("/v1/files/a?x=1&link=s", true), "/v1/files/a");
+    fn a_link_is_removed_and_what_else_was_asked_for_stays() {
+        let removed = |rest: &str| FileLink::removed(&rest.parse().unwrap());
+        assert_eq!(removed("/v1/files/a%20b?x=%2F&link=s&y&link=t"), "/v1/files/a%20b?x=%2F&y");
+        assert_eq!(removed("/v1/files/a?link=s"), "/v1/files/a");
+        assert_eq!(removed("/v1/files/a?l%69nk=s&%256Cink=t&links=u&x"), "/v1/files/a?links=u&x");
     }
 
     #[test]

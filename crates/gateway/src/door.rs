@@ -113,7 +113,7 @@ impl Gateway {
         let mut credential = Credential::from_headers(request.headers())?;
         if let Some(link) = FileLink::from_request(request.method(), &rest) {
             // A link never reaches a sandbox, whatever else is shown with it.
-            let removed = FileLink::removed(&rest, credential.is_none());
+            let removed = FileLink::removed(&rest);
             rest = PathAndQuery::try_from(removed).map_err(|e| ApiError::invalid(format!("the path can't be read: {e}")))?;
             credential.get_or_insert(Credential::Link(link));
         }
@@ -124,10 +124,15 @@ impl Gateway {
                 "no credential: send `Authorization: Bearer <token or API key>` or `X-Api-Key: <key>`",
             ));
         }
-        if matches!(credential, Some(Credential::Link(_))) {
+        let is_link = matches!(credential, Some(Credential::Link(_)));
+        if is_link {
             request.headers_mut().insert(X_FILE_FOLLOW, HeaderValue::from_static("false"));
         }
         let admission = self.admit(&target, credential, request_id, kept).await?;
+        // A link is for the one file of its path, also where a file has the name of a route that takes paths in its query.
+        if let Some(route) = route::of_file(request.method().as_str()).filter(|_| is_link) {
+            route.check_query(rest.query())?;
+        }
         if admission.caller.is_some() {
             kept.authenticated();
         }

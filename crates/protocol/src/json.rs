@@ -30,6 +30,19 @@ pub fn read_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
+/// Refuses the body of a request whose route takes none: what it says might be a restriction. Nothing and `{}` say nothing.
+pub fn must_be_empty(bytes: &[u8]) -> Result<(), ApiError> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct NoFields {}
+    match bytes {
+        [] => Ok(()),
+        bytes => {
+            read_object::<NoFields>(bytes).map(drop).map_err(|e| ApiError::invalid(format!("{}; this route takes no body", e.message)))
+        }
+    }
+}
+
 /// What is an object inside another, for `deserialize_with`: there a list would be taken for its fields too.
 pub fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<T, D::Error> {
     Object::deserialize(from).map(|Object(value)| value)
@@ -165,6 +178,14 @@ mod tests {
         assert_eq!(key, "nam: is not a field of this request; known are `name`, `kind`, `workspace`, `expires_at`");
         let nested = read_object::<Nested>(br#"{"list": [{"access": "all"}]}"#).unwrap_err().message;
         assert_eq!(nested, "list[0].access: `all` is not known; it must be `workspace` or `owner`");
+    }
+
+    #[test]
+    fn a_body_that_is_not_wanted_must_say_nothing() {
+        assert_eq!((must_be_empty(b""), must_be_empty(b" {} ")), (Ok(()), Ok(())));
+        let said = must_be_empty(br#"{"dry_run": true}"#).unwrap_err().message;
+        assert!(said.starts_with("dry_run: is not a field of this request") && said.ends_with("takes no body"), "{said}");
+        must_be_empty(b"[]").unwrap_err();
     }
 
     #[test]

@@ -1,12 +1,20 @@
 //! Request bodies: JSON of a bounded size that arrives in time, and an error that names the field.
 
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use axum::{
     body::{Body, Bytes, to_bytes},
     extract::{FromRequest, Request},
 };
-use cobox_protocol::{ApiError, ErrorCode, json::read_object};
+use cobox_protocol::{
+    ApiError, ErrorCode,
+    json::{must_be_empty, read_object},
+};
+use http::Extensions;
 use serde::de::DeserializeOwned;
 
 use super::error::Failure;
@@ -45,6 +53,26 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for MaybeJsonBody<T> {
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NoFields {}
+
+/// The body of a request whose route takes none. It is left unread until its sender is known.
+#[derive(Clone)]
+pub struct UnwantedBody(Arc<Mutex<Option<Body>>>);
+
+impl UnwantedBody {
+    pub fn new(body: Body) -> Self {
+        Self(Arc::new(Mutex::new(Some(body))))
+    }
+
+    /// Called when the sender of a request is authenticated.
+    pub async fn must_be_empty(extensions: &Extensions) -> Result<(), Failure> {
+        let Some(Self(body)) = extensions.get::<Self>() else { return Ok(()) };
+        let body = body.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match body {
+            Some(body) => Ok(must_be_empty(&read(body).await?)?),
+            None => Ok(()),
+        }
+    }
+}
 
 pub async fn read(body: Body) -> Result<Bytes, Failure> {
     read_at_most(body, MAX_BODY_BYTES).await
