@@ -43,6 +43,8 @@ pub const HOST_NAME: &str = "host";
 const UNPACKED: &str = "rootfs-";
 /// Part of the host layer's name. Layers of earlier versions could be changed by other local users and are not used again.
 const LAYER_VERSION: &str = "2";
+/// An empty file beside the layers, once none of them has a set-id bit any more. Layers that are unpacked since never have one.
+const SET_ID_CLEARED: &str = "set-id-cleared";
 /// What is being made has it before its name.
 const UNFINISHED: char = '.';
 
@@ -92,23 +94,32 @@ pub fn clear(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Closes the directory of lower layers to other users. Older versions left it open and kept the set-id bits of unpacked files, so they
-/// are cleared once: an open directory is the sign that they may still be there.
+/// Closes the directory of lower layers to other users, and clears the set-id bits that older versions kept of unpacked files: once,
+/// whatever mode the directory had.
 pub fn close(dir: &Path) -> anyhow::Result<()> {
-    let is_open = fs::metadata(dir).is_ok_and(|m| m.mode() & 0o077 != 0);
-    if is_open {
-        for entry in fs::read_dir(dir)?.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(UNPACKED)) {
-            // Once the directory is closed no other user reaches such a file: a failure here is no reason not to start.
-            if let Err(error) = tree::clear_set_id(&entry.path()) {
-                tracing::warn!(layer = %entry.path().display(), %error, "set-id bits of an unpacked root filesystem were not cleared");
-            }
+    let was_open = private_dir(dir)?;
+    let mark = dir.join(SET_ID_CLEARED);
+    let is_cleared = mark.exists();
+    if !was_open && is_cleared {
+        return Ok(());
+    }
+    let mut all_cleared = true;
+    for entry in fs::read_dir(dir)?.flatten().filter(|e| is_unpacked_name(&e.file_name().to_string_lossy())) {
+        // No other user reaches such a file now: a failure here is no reason not to start. It is tried again at the next start.
+        if let Err(error) = tree::clear_set_id(&entry.path()) {
+            all_cleared = false;
+            tracing::warn!(layer = %entry.path().display(), %error, "set-id bits of an unpacked root filesystem were not cleared");
+        }
+        if was_open {
             tracing::warn!(
                 layer = %entry.path().display(),
                 "an unpacked root filesystem was in a directory that other local users could enter; if this machine has users you do not trust, remove it: it is unpacked again from its archive"
             );
         }
     }
-    private_dir(dir)?;
+    if all_cleared && !is_cleared {
+        File::create(&mark).and_then(|mark| mark.sync_all()).with_context(|| mark.display().to_string())?;
+    }
     Ok(())
 }
 
@@ -341,6 +352,26 @@ mod tests {
         assert_eq!(["d/f0", "d"].map(|name| mode(&made.lower.join(name))), [0o755, 0o1777]);
         assert_eq!(mode(&bases), 0o700);
         close(&dir.path().join("none")).unwrap();
+    }
+
+    #[test]
+    fn set_id_bits_of_old_layers_are_cleared_once_whatever_mode_their_directory_had() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = RootSource::Rootfs(archive(dir.path(), 1));
+        for mode_before in [0o700, 0o755] {
+            let bases = dir.path().join(format!("base-{mode_before:o}"));
+            let file = prepare(&bases, &source, &LocalOptions::default(), false).unwrap().lower.join("d/f0");
+            let set_id = || fs::set_permissions(&file, fs::Permissions::from_mode(0o6755)).unwrap();
+            let mode = || fs::metadata(&file).unwrap().mode() & 0o7777;
+            set_id();
+            fs::set_permissions(&bases, fs::Permissions::from_mode(mode_before)).unwrap();
+            close(&bases).unwrap();
+            assert_eq!(mode(), 0o755, "{mode_before:o}");
+            // From then on a start doesn't look at every file again.
+            set_id();
+            close(&bases).unwrap();
+            assert_eq!(mode(), 0o6755, "{mode_before:o}");
+        }
     }
 
     #[test]
