@@ -5,6 +5,7 @@
 pub mod chain;
 mod clock;
 mod config;
+mod connections;
 mod counted;
 mod data_dir;
 mod dataplane;

@@ -8,6 +8,7 @@ use std::{
 };
 
 use axum::body::{Bytes, HttpBody};
+use cobox_gateway::TooSlow;
 use http::{HeaderMap, header};
 use http_body_util::BodyExt;
 use hyper::body::{Frame, Incoming, SizeHint};
@@ -40,17 +41,9 @@ impl Default for BodyLimits {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TooSlow {
-    #[error("the body arrived at less than {0} bytes a second; send it faster, or in several requests")]
-    Rate(u32),
-    #[error("the body took longer than {0} seconds; send it in several requests")]
-    Deadline(u32),
-}
-
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
-    #[error(transparent)]
+    #[error("{0}")]
     TooSlow(#[from] TooSlow),
     #[error(transparent)]
     Broken(#[from] hyper::Error),

@@ -16,7 +16,7 @@ use cobox_provider::{Adapter, BoxedStream};
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
 
 use crate::{
-    Admission, Credential, Directory, FileLink, Kept, PassedFor, Reach, Refused, Target, Usage,
+    Admission, Credential, Directory, FileLink, Kept, PassedFor, Reach, Refused, Target, TooSlow, Usage,
     adapted::Stand,
     forward::{Broken, Unanswered, Way, forward, holding, rewrite, upgrade},
     headers::is_websocket,
@@ -133,8 +133,8 @@ impl Gateway {
         if let Some(route) = route::of_file(request.method().as_str()).filter(|_| is_link) {
             route.check_query(rest.query())?;
         }
-        if admission.caller.is_some() {
-            kept.authenticated();
+        if let Some(caller) = &admission.caller {
+            kept.authenticated(caller)?;
         }
         let slot = match &admission.caller {
             Some(caller) => self.slots.take(&admission.sandbox, caller.session.as_ref(), is_websocket)?,
@@ -199,8 +199,7 @@ impl Gateway {
             Reach::Boxd(stream) => {
                 let upstream = self.connect(stream, admission).await?;
                 let (gateway, sandbox, request_id) = (self.clone(), admission.sandbox.clone(), request_id.clone());
-                let socket =
-                    Socket { gateway, target, sandbox, path, request_id, caller: admission.caller.clone(), slot, kept: kept.clone() };
+                let socket = Socket { gateway, target, sandbox, path, request_id, caller: admission.caller.clone(), slot };
                 match upgrade(upstream, request, client_side, socket).await {
                     Ok(response) => Ok(response),
                     Err(broken) => Err(self.explain(broken, admission).await),
@@ -304,7 +303,8 @@ impl Gateway {
         match broken {
             Broken::Caller(cause) => {
                 tracing::debug!(%sandbox, %cause, "a caller went away");
-                return ApiError::invalid("the request's body broke off");
+                let too_slow = TooSlow::among_causes(&cause).map(|too_slow| too_slow.to_string());
+                return ApiError::invalid(too_slow.unwrap_or_else(|| "the request's body broke off".to_owned()));
             }
             Broken::Boxd(cause) => {
                 if let Err(over) = self.directory.vanished(admission).await {

@@ -13,6 +13,7 @@ mod frame;
 mod headers;
 mod slots;
 mod socket;
+mod too_slow;
 mod unauthenticated;
 mod upstream;
 
@@ -26,6 +27,7 @@ pub use credential::{Credential, FileLink};
 pub use domain::{Domain, InvalidDomain, Place};
 pub use door::{Gateway, PATHS};
 pub use slots::Limits;
+pub use too_slow::TooSlow;
 pub use unauthenticated::{Entered, Source, Unauthenticated};
 pub use upstream::Kept;
 

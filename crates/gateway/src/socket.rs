@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use crate::{
-    Admission, Caller, Credential, Kept, Target,
+    Admission, Caller, Credential, Target,
     door::{Gateway, made_room},
     frame,
     slots::Slot,
@@ -51,8 +51,6 @@ pub(crate) struct Socket {
     /// By the header, or by the newest frame.
     pub caller: Option<Caller>,
     pub slot: Slot,
-    /// Of the client's connection.
-    pub kept: Kept,
 }
 
 /// Why a connection is closed from here.
@@ -161,7 +159,6 @@ impl Socket {
             to.write_all(&auth_frame(admission.token.as_ref())).await?;
             to.flush().await?;
             self.caller = admission.caller.clone();
-            self.kept.authenticated();
             self.used(admission, "GET").await;
             return Ok(());
         }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use axum::body::Body;
-use cobox_protocol::Secret;
+use cobox_protocol::{ApiError, Secret};
 use cobox_provider::BoxedStream;
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper_util::rt::TokioIo;
@@ -19,7 +19,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-use crate::{Admission, Credential, Source, Stamp, Target};
+use crate::{Admission, Caller, Credential, Source, Stamp, Target};
 
 /// Bounds the head of an answer and what is read ahead of its body; large enough to stream files at full speed.
 const UPSTREAM_BUFFER_BYTES: usize = 512 * 1024;
@@ -32,8 +32,11 @@ const KEEP_IDLE: Duration = Duration::from_secs(10);
 pub struct Kept {
     parts: Arc<Mutex<Parts>>,
     source: Source,
-    on_authenticated: Option<Arc<dyn Fn() + Send + Sync>>,
+    on_authenticated: Option<Arc<OnAuthenticated>>,
 }
+
+/// Told the workspace and the principal; says whether they may have one more connection.
+type OnAuthenticated = dyn Fn(&str, &str) -> Result<(), ApiError> + Send + Sync;
 
 #[derive(Default)]
 struct Parts {
@@ -150,8 +153,8 @@ impl Drop for Upstream {
 }
 
 impl Kept {
-    /// For a connection whose owner wants to know that a client on it was authenticated. May be called several times.
-    pub fn new(source: Source, on_authenticated: impl Fn() + Send + Sync + 'static) -> Self {
+    /// For a connection whose owner decides whether a client may authenticate on it. It is asked with every request.
+    pub fn new(source: Source, on_authenticated: impl Fn(&str, &str) -> Result<(), ApiError> + Send + Sync + 'static) -> Self {
         Self { parts: Arc::default(), source, on_authenticated: Some(Arc::new(on_authenticated)) }
     }
 
@@ -160,11 +163,13 @@ impl Kept {
         self.source
     }
 
-    /// Called by each part of the broker that has accepted a credential on this connection.
-    pub fn authenticated(&self) {
-        if let Some(on_authenticated) = &self.on_authenticated {
-            on_authenticated();
-        }
+    /// Called by each part of the broker that has accepted a credential of a workspace's principal on this connection.
+    pub fn authenticated_as(&self, workspace: &str, principal: &str) -> Result<(), ApiError> {
+        self.on_authenticated.as_ref().map_or(Ok(()), |on_authenticated| on_authenticated(workspace, principal))
+    }
+
+    pub(crate) fn authenticated(&self, caller: &Caller) -> Result<(), ApiError> {
+        self.authenticated_as(&caller.workspace, &caller.principal)
     }
 
     /// The caller's idle connection to the sandbox, if it is still good.
@@ -223,7 +228,6 @@ mod tests {
     use cobox_protocol::{CapabilitySet, SandboxId};
 
     use super::*;
-    use crate::Caller;
 
     fn admission(sandbox: &SandboxId, principal: &str) -> Arc<Admission> {
         let (workspace, principal, actor) = ("w".to_owned(), principal.to_owned(), "human".to_owned());

@@ -182,7 +182,8 @@ mod tests {
 
     #[test]
     fn a_body_that_is_not_wanted_must_say_nothing() {
-        assert_eq!((must_be_empty(b""), must_be_empty(b" {} ")), (Ok(()), Ok(())));
+        must_be_empty(b"").unwrap();
+        must_be_empty(b" {} ").unwrap();
         let said = must_be_empty(br#"{"dry_run": true}"#).unwrap_err().message;
         assert!(said.starts_with("dry_run: is not a field of this request") && said.ends_with("takes no body"), "{said}");
         must_be_empty(b"[]").unwrap_err();

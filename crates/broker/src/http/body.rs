@@ -10,6 +10,7 @@ use axum::{
     body::{Body, Bytes, to_bytes},
     extract::{FromRequest, Request},
 };
+use cobox_gateway::TooSlow;
 use cobox_protocol::{
     ApiError, ErrorCode,
     json::{must_be_empty, read_object},
@@ -18,7 +19,6 @@ use http::Extensions;
 use serde::de::DeserializeOwned;
 
 use super::error::Failure;
-use crate::paced::{BodyError, TooSlow};
 
 /// Largest control-plane request, in bytes: the longest sensible one is a few KiB.
 const MAX_BODY_BYTES: usize = 1024 * 1024;
@@ -86,11 +86,7 @@ pub async fn read_at_most(body: Body, limit: usize) -> Result<Bytes, Failure> {
     };
     collected.map_err(|e| {
         let causes = || std::iter::successors(Some(&e as &dyn Error), |e| (*e).source());
-        let too_slow = causes().find_map(|cause| match cause.downcast_ref::<BodyError>() {
-            Some(BodyError::TooSlow(too_slow)) => Some(*too_slow),
-            _ => cause.downcast_ref::<TooSlow>().copied(),
-        });
-        Failure::from(match too_slow {
+        Failure::from(match TooSlow::among_causes(&e) {
             Some(too_slow) => ApiError::invalid(too_slow.to_string()),
             None if causes().any(|cause| cause.is::<http_body_util::LengthLimitError>()) => {
                 ApiError::new(ErrorCode::TooLarge, format!("the body is larger than {limit} bytes"))

@@ -45,7 +45,7 @@ impl Api {
     /// Notes who asks, and counts the request, or says when to come again.
     pub fn pay(&self, seen: Option<&Seen>, principal: &Principal, class: Class) -> Result<(), ApiError> {
         if let Some(seen) = seen {
-            seen.asker(&principal.name);
+            seen.asker(principal)?;
         }
         self.rates.ask(principal, class, self.deployment.now()).inspect_err(|_| {
             self.metrics.rate_limited.fetch_add(1, Relaxed);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cobox_broker::BodyLimits;
 use cobox_protocol::{Secret, key::PrincipalKind};
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -104,6 +105,49 @@ async fn an_authenticated_connection_is_not_closed_for_new_ones() {
     assert_eq!(answer(&mut known).await.0, 200);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_hold_connections_leave_health_and_other_keys_working() {
+    let mut world = World::new();
+    world.config.max_connections = 64;
+    let broker = world.start().await;
+    let (ann, bob, eve) = (broker.human("ann").await, broker.human("bob").await, broker.human("eve").await);
+    let half = |who: &Client| head(SESSIONS, who.key.as_ref().map(Secret::expose), 1000) + "{\"thread_id\": ";
+    let is_well = async || {
+        let asked = Client { key: None, ..ann.clone() };
+        timeout(PATIENCE, asked.get("/healthz")).await.expect("the broker answers").ok(200);
+    };
+    // One principal has half of the connections at most.
+    let held = hold(&ann, &half(&ann), 32, 8).await;
+    is_well().await;
+    timeout(PATIENCE, bob.ensure("t")).await.expect("another key gets in");
+    let _others = hold(&eve, &half(&eve), 20, 0).await;
+    is_well().await;
+    // Those that never authenticate make room where there is none left.
+    let mut silent = Vec::new();
+    for _ in 0..40 {
+        silent.push(ask(&ann, b"").await);
+    }
+    is_well().await;
+    drop(held);
+    timeout(PATIENCE, bob.ensure("u")).await.expect("another key gets in");
+}
+
+/// Opens so many connections with the same half request, of which so many are held, for as long as what is returned, and the others
+/// refused.
+async fn hold(client: &Client, half: &str, taken: usize, refused: usize) -> impl Sized + use<> {
+    let mut streams = Vec::new();
+    for _ in 0..taken + refused {
+        streams.push(ask(client, half.as_bytes()).await);
+    }
+    let mut answers: FuturesUnordered<_> = streams.into_iter().map(|mut stream| async move { answer(&mut stream).await }).collect();
+    for _ in 0..refused {
+        let (status, said) = timeout(PATIENCE, answers.next()).await.expect("an answer").unwrap();
+        assert_eq!((status, &said["error"]["code"]), (429, &Value::from("RATE_LIMITED")), "{said}");
+    }
+    assert_eq!(answers.len(), taken);
+    answers
+}
+
 #[tokio::test]
 async fn no_body_is_read_before_its_sender_is_known() {
     let world = World::new();
@@ -155,6 +199,11 @@ async fn a_body_that_stalls_is_refused_at_the_broker_and_at_the_gateway() {
         assert_eq!(status, 400, "{said}");
         assert!(said["error"]["message"].as_str().unwrap().starts_with(message), "{said}");
     }
+    let whole = format!("POST /dp/{}/v1/whole", sandbox_id(&made));
+    let mut stream = ask(&ann, (head(&whole, Some(token), 1000) + "half").as_bytes()).await;
+    let (status, said) = timeout(PATIENCE, answer(&mut stream)).await.unwrap();
+    assert_eq!(status, 400, "{said}");
+    assert!(said["error"]["message"].as_str().unwrap().starts_with("the body arrived at less than 1024 bytes a second"), "{said}");
     // The sandbox has answered by then: its answer ends with the body that it echoes.
     let mut stream = ask(&ann, (head(&upload, Some(token), 1000) + "half").as_bytes()).await;
     let mut echoed = Vec::new();
