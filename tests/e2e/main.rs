@@ -23,6 +23,7 @@ mod own_host;
 mod paths;
 mod policy;
 mod private_data;
+mod refused_uploads;
 mod restored;
 mod revoking;
 mod roots;

@@ -10,6 +10,7 @@ use std::{
 
 use axum::{
     Json,
+    body::HttpBody,
     extract::{MatchedPath, Request, State},
     middleware::Next,
     response::{IntoResponse, Response},
@@ -17,7 +18,8 @@ use axum::{
 use cobox_protocol::{
     ApiError, Capability, ErrorCode, RequestId, Timestamp,
     audit::{SandboxClaim, claim_text},
-    langsmith, route,
+    langsmith,
+    route::{self, Route},
     secret::redact,
 };
 use cobox_token::Claims;
@@ -25,7 +27,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use percent_encoding::percent_decode_str;
 use serde_json::json;
 
-use crate::{audit::AuditTrail, server::Server};
+use crate::{audit::AuditTrail, body::UnwantedBody, server::Server};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// What the audit says of a request whose client left before it was answered, as the gateway's does.
@@ -161,7 +163,13 @@ pub async fn wrap(request: Request, next: Next) -> Response {
 async fn wrap_any(mut request: Request, next: Next, record: &Arc<RequestRecord>) -> (Response, Option<ErrorCode>) {
     request.extensions_mut().insert(record.clone());
     let mut response = match check_query(&request) {
-        Ok(()) => next.run(request).await,
+        Ok(()) => {
+            if takes_no_body(&request) && !request.body().is_end_stream() {
+                let body = std::mem::take(request.body_mut());
+                request.extensions_mut().insert(UnwantedBody::new(body));
+            }
+            next.run(request).await
+        }
         Err(error) => Failure(error).into_response(),
     };
     let mut refused = None;
@@ -183,14 +191,23 @@ async fn wrap_any(mut request: Request, next: Next, record: &Arc<RequestRecord>)
 /// Refuses unknown query parameters of the clients' routes. The control routes are not in that table: only the broker calls them, and a
 /// newer broker may send more to an older boxd.
 fn check_query(request: &Request) -> Result<(), ApiError> {
-    let (method, uri) = (request.method(), request.uri());
-    // A router answers HEAD wherever there is a GET.
-    let get = || route::find("GET", uri.path()).filter(|_| *method == Method::HEAD);
-    let Some(route) = route::find(method.as_str(), uri.path()).or_else(get) else { return Ok(()) };
+    let Some(route) = route_of(request) else { return Ok(()) };
     // Without a token a request is refused for that first; a WebSocket may show its token later.
     let headers = request.headers();
     let has_token = headers.contains_key(header::AUTHORIZATION) || headers.contains_key(header::UPGRADE);
-    if has_token || route.needs.is_empty() { route.check_query(uri.query()) } else { Ok(()) }
+    if has_token || route.needs.is_empty() { route.check_query(request.uri().query()) } else { Ok(()) }
+}
+
+/// The LangSmith routes take anything, because those SDKs send more than they document.
+fn takes_no_body(request: &Request) -> bool {
+    let is_own = route_of(request).is_some_and(|route| langsmith::operation(route.template).is_none());
+    is_own && [Method::GET, Method::HEAD, Method::DELETE].contains(request.method())
+}
+
+fn route_of(request: &Request) -> Option<&'static Route> {
+    let (method, path) = (request.method(), request.uri().path());
+    // A router answers HEAD wherever there is a GET.
+    route::find(method.as_str(), path).or_else(|| route::find("GET", path).filter(|_| *method == Method::HEAD))
 }
 
 /// What the URL itself says a request is about: the rest of a file's route, or `path` in the query.

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     answer::{Failure, RequestRecord},
+    body::UnwantedBody,
     listen::Connection,
     server::Server,
 };
@@ -337,6 +338,7 @@ impl<N: Need> FromRequestParts<Arc<Server>> for Caller<N> {
         if let Some(record) = &record {
             record.came_from(claims.clone());
         }
+        UnwantedBody::must_be_empty(&parts.extensions).await?;
         Ok(Self { stream: server.authority.open(claims.clone()), claims, record, need: PhantomData })
     }
 }

@@ -1,14 +1,21 @@
 //! Request bodies: bounded, and given up when the client stalls.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
-use cobox_protocol::{ApiError, ErrorCode};
+use cobox_protocol::{ApiError, ErrorCode, json::must_be_empty};
 use futures_util::{Stream, StreamExt, stream};
+use http::Extensions;
 
 /// Longest a client may pause in the middle of a body, or leave an archive unread: a laptop's Wi-Fi coming back, not a lunch.
 pub const STALL: Duration = Duration::from_secs(60);
+
+/// Of a body that is not wanted, what is read to say what is wrong with it.
+const MAX_UNWANTED_BYTES: usize = 64 * 1024;
 
 /// The body as it comes in. Ends with an error where the client sent less than it announced, or nothing for too long.
 pub fn chunks(body: Body) -> impl Stream<Item = Result<Bytes, ApiError>> + Send + Unpin + 'static {
@@ -36,6 +43,26 @@ pub async fn collect(body: Body, limit: usize) -> Result<Bytes, ApiError> {
         whole.extend_from_slice(&chunk);
     }
     Ok(whole.freeze())
+}
+
+/// The body of a request whose route takes none. It is left unread until its sender is known.
+#[derive(Clone)]
+pub struct UnwantedBody(Arc<Mutex<Option<Body>>>);
+
+impl UnwantedBody {
+    pub fn new(body: Body) -> Self {
+        Self(Arc::new(Mutex::new(Some(body))))
+    }
+
+    /// Called when the sender of a request is authenticated.
+    pub async fn must_be_empty(extensions: &Extensions) -> Result<(), ApiError> {
+        let Some(Self(body)) = extensions.get::<Self>() else { return Ok(()) };
+        let body = body.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match body {
+            Some(body) => must_be_empty(&collect(body, MAX_UNWANTED_BYTES).await?),
+            None => Ok(()),
+        }
+    }
 }
 
 pub fn too_large(what: &str, limit: u64) -> ApiError {

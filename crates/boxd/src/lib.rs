@@ -17,6 +17,7 @@ mod langsmith;
 mod listen;
 pub mod log;
 mod long_json;
+mod principal_slots;
 pub mod processes;
 pub mod programs;
 pub mod server;

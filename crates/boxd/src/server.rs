@@ -83,7 +83,7 @@ pub async fn serve(
         commands: exec::Commands::new(&config.dataplane),
         processes: processes::Table::default(),
         shells: shell::Shells::new(&config.dataplane),
-        slots: socket::Slots::new(config.dataplane.streams),
+        slots: socket::Slots::new(&config.dataplane),
         syncs: sync::Places::default(),
         limits: config.dataplane.clone(),
         tasks: TaskTracker::new(),

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use support::{
     EVERYTHING, SOON, TestBoxd,
     exec_client::{ClientFrame, ExecClient, command, named},
-    sdk_client::SdkClient,
+    sdk_client::{Ended, SdkClient},
 };
 
 const TRUE: &str = r#"{"command": "true"}"#;
@@ -54,16 +54,74 @@ async fn a_command_with_a_client_or_with_a_timeout_of_its_own_is_not_ended() {
     let mut here = ExecClient::start(&boxd, named("here", ExecStart { pty: true, ..command("cat") })).await;
     let timed = ExecStart { stdin: Some(StdinStart::Open(true)), timeout_seconds: Some(600.0), ..command("cat") };
     drop(ExecClient::start(&boxd, named("timed", timed)).await);
-    drop(ExecClient::start(&boxd, named("build", command("exec sleep 1000"))).await);
+    let build = ExecStart { timeout_seconds: Some(600.0), ..command("exec sleep 1000") };
+    drop(ExecClient::start(&boxd, named("build", build)).await);
+    // What a client says of a terminal counts only while none is connected.
+    let mut terminal = SdkClient::run(&boxd, "/bin/sh", json!({ "pty": true, "timeout": 1 })).await;
     // An abandoned one that started after them has ended: they would have, too.
     drop(ExecClient::start(&boxd, named("left", ExecStart { pty: true, ..command("cat") })).await);
-    until_running(&boxd, 3).await;
-    assert_eq!(running(&boxd).await, 3);
+    until_running(&boxd, 4).await;
+    assert_eq!(running(&boxd).await, 4);
     here.send(ClientFrame::stdin(b"still\n", None)).await;
     here.read_until("still").await;
+    terminal.send(json!({ "type": "input", "data": "exit 3\n" })).await;
+    assert_eq!(terminal.end().await, Ended::Exit(3));
     for id in ["timed", "build"] {
         boxd.delete(&format!("/v1/processes/{id}")).send().await.ok(204);
     }
+}
+
+#[tokio::test]
+async fn a_stream_without_a_timeout_ends_when_its_client_does_not_come_back() {
+    let boxd = TestBoxd::start_limited(|limits| limits.exec_unattended_seconds = 1);
+    let events = |path: &'static str, body: Value| boxd.post(path, body.to_string()).header("accept", "text/event-stream").open();
+    let streams = [
+        events("/v1/exec", json!({ "command": "exec sleep 1000" })).await,
+        events("/execute/stream/start", json!({ "command": "exec sleep 1000", "idle_timeout_seconds": -1 })).await,
+    ];
+    let no_limit = ExecStart { timeout_seconds: Some(0.0), ..command("exec sleep 1000") };
+    let sockets = [ExecClient::start(&boxd, command("exec sleep 1000")).await, ExecClient::start(&boxd, no_limit).await];
+    let sdk = SdkClient::run(&boxd, "exec sleep 1000", json!({ "close_stdin": true })).await;
+    assert_eq!(running(&boxd).await, 5);
+    drop((streams, sockets, sdk));
+    until_running(&boxd, 0).await;
+}
+
+#[tokio::test]
+async fn a_terminal_without_a_client_ends_with_its_timeout_whatever_else_it_asked_for() {
+    let boxd = TestBoxd::start();
+    let clients = [
+        SdkClient::run(&boxd, "/bin/sh", json!({ "timeout": 1 })).await,
+        SdkClient::run(&boxd, "/bin/sh", json!({ "pty": true, "timeout": 1 })).await,
+        SdkClient::run(&boxd, "/bin/sh", json!({ "pty": true, "timeout": 1, "idle_timeout_seconds": -1 })).await,
+        SdkClient::run(&boxd, "/bin/sh", json!({ "pty": true, "timeout": 1, "idle_timeout_seconds": 3600 })).await,
+    ];
+    drop(clients);
+    until_running(&boxd, 0).await;
+}
+
+#[tokio::test]
+async fn a_command_that_asked_for_no_idle_limit_ends_after_the_sandboxs_own() {
+    let boxd = TestBoxd::start_limited(|limits| limits.exec_unattended_seconds = 1);
+    drop(SdkClient::run(&boxd, "cat", json!({ "idle_timeout_seconds": -1 })).await);
+    drop(SdkClient::run(&boxd, "", json!({ "pty": true, "idle_timeout_seconds": -1 })).await);
+    until_running(&boxd, 0).await;
+}
+
+#[tokio::test]
+async fn the_streams_of_one_principal_leave_room_for_another() {
+    let boxd = TestBoxd::start_limited(|limits| (limits.streams, limits.streams_per_principal) = (4, 3));
+    let (ann, bob) = (token_of(&boxd, "ann"), token_of(&boxd, "bob"));
+    let watch = |token| boxd.get("/v1/watch").token(token);
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(watch(&ann).open().await);
+    }
+    let told = watch(&ann).send().await.refused(429, "RATE_LIMITED");
+    assert!(told.contains("ann has 3 streams open here"), "{told}");
+    held.push(watch(&bob).open().await);
+    let told = watch(&bob).send().await.refused(429, "RATE_LIMITED");
+    assert!(told.contains("4 streams are already open"), "{told}");
 }
 
 #[tokio::test]

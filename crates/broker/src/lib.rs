@@ -5,6 +5,7 @@
 pub mod chain;
 mod clock;
 mod config;
+mod connections;
 mod counted;
 mod data_dir;
 mod dataplane;
@@ -25,7 +26,6 @@ pub mod store;
 mod thread_authority;
 mod tls;
 mod traces;
-mod unauthenticated;
 mod upkeep;
 
 use std::{

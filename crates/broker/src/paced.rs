@@ -8,6 +8,7 @@ use std::{
 };
 
 use axum::body::{Bytes, HttpBody};
+use cobox_gateway::TooSlow;
 use http::{HeaderMap, header};
 use http_body_util::BodyExt;
 use hyper::body::{Frame, Incoming, SizeHint};
@@ -17,11 +18,10 @@ use tokio::{
     time::{Instant, Sleep, sleep_until, timeout},
 };
 
-/// Most that is read of a body after its request was refused, in bytes. A client that writes everything before it reads, as many HTTP
-/// libraries do, gets its answer up to this size.
-const DRAIN_MAX_BYTES: usize = 64 * 1024 * 1024;
-/// And for how long: the refused client holds a connection all the while.
-const DRAIN_WITHIN: Duration = Duration::from_secs(10);
+/// How long a body is read after its request was refused, as long as it meets the minimum rate. A client that writes everything before it
+/// reads, as many HTTP libraries do, gets its answer when it has sent the whole body within this time, whatever the size: 600 MB at 2 MB/s.
+/// It holds a connection all the while; one without a good credential still makes room for newer ones.
+const DRAIN_WITHIN: Duration = Duration::from_secs(300);
 
 /// How slowly a body may arrive. Only time in which the broker waits for the client counts, not time in which the sandbox takes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -41,17 +41,9 @@ impl Default for BodyLimits {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TooSlow {
-    #[error("the body arrived at less than {0} bytes a second; send it faster, or in several requests")]
-    Rate(u32),
-    #[error("the body took longer than {0} seconds; send it in several requests")]
-    Deadline(u32),
-}
-
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
-    #[error(transparent)]
+    #[error("{0}")]
     TooSlow(#[from] TooSlow),
     #[error(transparent)]
     Broken(#[from] hyper::Error),
@@ -69,6 +61,8 @@ pub struct Paced {
     deadline: Option<Instant>,
     /// The client sends nothing until the body is asked for: it needs no draining.
     waits_to_be_asked: bool,
+    /// Its request was refused, and this reads what is left of it.
+    is_draining: bool,
     is_over: bool,
 }
 
@@ -89,6 +83,23 @@ impl Paced {
             waiting: None,
             deadline: None,
             waits_to_be_asked,
+            is_draining: false,
+            is_over: false,
+        }
+    }
+
+    /// What is left of it, under the same limits.
+    fn rest(&mut self) -> Self {
+        let waited = self.waited + self.waiting.take().map_or(Duration::ZERO, |waiting| waiting.since.elapsed());
+        Self {
+            body: self.body.take(),
+            limits: self.limits,
+            received: self.received,
+            waited,
+            waiting: None,
+            deadline: self.deadline,
+            waits_to_be_asked: false,
+            is_draining: true,
             is_over: false,
         }
     }
@@ -151,22 +162,48 @@ impl HttpBody for Paced {
 
 impl Drop for Paced {
     fn drop(&mut self) {
-        if self.is_end_stream() || self.waits_to_be_asked {
+        if self.is_end_stream() || self.waits_to_be_asked || self.is_draining {
             return;
         }
         // Without a runtime the process is ending.
-        if let (Some(body), Ok(runtime)) = (self.body.take(), Handle::try_current()) {
-            runtime.spawn(timeout(DRAIN_WITHIN, drain(body)));
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(timeout(DRAIN_WITHIN, drain(self.rest())));
         }
     }
 }
 
 /// Reads what the client still sends, and drops it: the answer goes out at the same time, and closing a connection over bytes that nothing has
 /// read would reset it.
-async fn drain(mut body: Incoming) {
-    let mut left = DRAIN_MAX_BYTES;
-    while let Some(Ok(frame)) = body.frame().await {
-        let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) else { return };
-        left = rest;
+async fn drain(mut body: Paced) {
+    while let Some(Ok(_)) = body.frame().await {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paced(received: u64, waited_seconds: u64) -> Paced {
+        Paced {
+            body: None,
+            limits: BodyLimits::default(),
+            received,
+            waited: Duration::from_secs(waited_seconds),
+            waiting: None,
+            deadline: None,
+            waits_to_be_asked: false,
+            is_draining: false,
+            is_over: false,
+        }
+    }
+
+    #[test]
+    fn what_is_left_of_a_refused_body_is_read_for_as_long_as_it_keeps_to_the_minimum_rate() {
+        let now = Instant::now();
+        let patience = |paced: &Paced| paced.patience(now, now + Duration::from_secs(86_400));
+        let rest = paced(60_000 * 250, 250).rest();
+        assert!(rest.is_draining && !patience(&rest).0.is_zero(), "60 kB a second for four minutes");
+        assert_eq!((rest.received, rest.waited), (60_000 * 250, Duration::from_secs(250)));
+        assert_eq!(patience(&paced(100 * 40, 40).rest()), (Duration::ZERO, TooSlow::Rate(1024)), "100 bytes a second");
+        assert!(DRAIN_WITHIN >= Duration::from_secs(60));
     }
 }

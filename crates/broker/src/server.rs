@@ -8,7 +8,7 @@ use std::{
 };
 
 use axum::{body::Body, extract::Request};
-use cobox_gateway::ConnectionCache;
+use cobox_gateway::{ClientAddress, ConnectionCache, UnauthenticatedConnections};
 use hyper::{
     body::{Body as _, Incoming},
     server::conn::http1,
@@ -24,13 +24,13 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::ConnectionLimits,
+    connections::{AuthenticatedConnections, ClientConnection},
     counted::Counted,
     http::{Front, Peer},
     lanes::Lanes,
     metrics::Metrics,
     paced::{BodyLimits, Paced},
     tls::Tls,
-    unauthenticated::{Entered, Unauthenticated},
 };
 
 /// A client that takes longer to send a request's head is not serious.
@@ -62,14 +62,22 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) {
     let slots = Arc::new(Semaphore::new(limits.total as usize));
-    let unauthenticated = Unauthenticated::new(limits.unauthenticated as usize, limits.unauthenticated_per_address.map(|n| n as usize));
+    let unauthenticated =
+        UnauthenticatedConnections::new(limits.unauthenticated as usize, limits.unauthenticated_per_address.map(|n| n as usize));
+    let authenticated = AuthenticatedConnections::new(limits.total as usize);
     let stop = CancellationToken::new();
     let connections = TaskTracker::new();
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
         let accepting = async {
-            // Those who don't get a slot wait in the kernel's queue.
-            let slot = slots.clone().acquire_owned().await;
+            let slot = match slots.clone().try_acquire_owned() {
+                Ok(slot) => Ok(slot),
+                // The last place is kept for a new connection. Where all are authenticated, it waits in the kernel's queue.
+                Err(_) => {
+                    unauthenticated.make_room();
+                    slots.clone().acquire_owned().await
+                }
+            };
             (listener.accept().await, slot)
         };
         let (accepted, slot) = tokio::select! {
@@ -79,18 +87,20 @@ pub async fn serve(
         match accepted {
             Ok((stream, peer)) => {
                 let (serving, stop) = (serving.clone(), stop.clone());
-                let entered = Arc::new(unauthenticated.enter(peer.ip()));
+                let entered = unauthenticated.register(ClientAddress::from(peer.ip()));
+                let client = Arc::new(ClientConnection::new(entered, authenticated.clone()));
                 // Back to a plain socket, for the lane's own runtime to wait on.
                 let stream = stream.into_std();
                 lanes.spawn(connections.track_future(async move {
                     let _slot = slot;
                     match stream.and_then(TcpStream::from_std) {
                         Ok(stream) => tokio::select! {
-                            () = begin(stream, Peer(peer.ip()), serving, stop, &entered) => {}
-                            () = entered.must_close() => tracing::debug!("an unauthenticated connection made room for a newer one"),
+                            () = begin(stream, Peer(peer.ip()), serving, stop, &client) => {}
+                            () = client.must_close() => tracing::debug!("an unauthenticated connection made room for a newer one"),
                         },
                         Err(error) => tracing::warn!(%error, "a connection was lost on its way to who serves it"),
                     }
+                    client.ended();
                 }));
             }
             Err(error) => {
@@ -106,15 +116,16 @@ pub async fn serve(
     }
 }
 
-async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: CancellationToken, entered: &Arc<Entered>) {
+async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: CancellationToken, connection: &Arc<ClientConnection>) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection stays without TCP_NODELAY");
     }
     let Serving { front, tls, metrics, body_limits } = serving;
     let stream = Counted::new(stream, metrics.clone());
-    let entered = entered.clone();
+    let connection = connection.clone();
     // What the gateway keeps for this client lives as long as its connection.
-    let kept = ConnectionCache::new(move || entered.authenticated());
+    let kept =
+        ConnectionCache::new(ClientAddress::from(peer.0), move |workspace, principal| connection.authenticated(workspace, principal));
     let client = Client { peer, kept, body_limits };
     let Some(tls) = tls else { return serve_connection(stream, client, front, stop).await };
     let shaking = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.acceptor().accept(stream));

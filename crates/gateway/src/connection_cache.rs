@@ -5,10 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cobox_protocol::Secret;
+use cobox_protocol::{ApiError, Secret};
 use subtle::ConstantTimeEq;
 
-use crate::{Admission, Credential, DirectoryVersion, Target, upstream::Upstream};
+use crate::{Admission, Caller, ClientAddress, Credential, DirectoryVersion, Target, upstream::Upstream};
 
 /// How long an idle connection may be reused: well below the time after which boxd closes it.
 const MAX_IDLE: Duration = Duration::from_secs(10);
@@ -18,8 +18,12 @@ const MAX_IDLE: Duration = Duration::from_secs(10);
 #[derive(Clone, Default)]
 pub struct ConnectionCache {
     entries: Arc<Mutex<CacheEntries>>,
-    on_authenticated: Option<Arc<dyn Fn() + Send + Sync>>,
+    address: ClientAddress,
+    on_authenticated: Option<Arc<OnAuthenticated>>,
 }
+
+/// Receives the workspace and the principal, and refuses principals with too many connections.
+type OnAuthenticated = dyn Fn(&str, &str) -> Result<(), ApiError> + Send + Sync;
 
 #[derive(Default)]
 struct CacheEntries {
@@ -58,16 +62,22 @@ fn is_same_caller(one: &Admission, other: &Admission) -> bool {
 }
 
 impl ConnectionCache {
-    /// `on_authenticated` is called whenever a client on the connection was authenticated, possibly several times.
-    pub fn new(on_authenticated: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { entries: Arc::default(), on_authenticated: Some(Arc::new(on_authenticated)) }
+    /// `on_authenticated` is called with each authenticated request and may refuse it.
+    pub fn new(address: ClientAddress, on_authenticated: impl Fn(&str, &str) -> Result<(), ApiError> + Send + Sync + 'static) -> Self {
+        Self { entries: Arc::default(), address, on_authenticated: Some(Arc::new(on_authenticated)) }
     }
 
-    /// Called by every part of the broker that accepts a credential on this connection.
-    pub fn mark_authenticated(&self) {
-        if let Some(on_authenticated) = &self.on_authenticated {
-            on_authenticated();
-        }
+    pub(crate) fn address(&self) -> ClientAddress {
+        self.address
+    }
+
+    /// Called by every part of the broker that accepts a credential of a workspace's principal on this connection.
+    pub fn mark_authenticated(&self, workspace: &str, principal: &str) -> Result<(), ApiError> {
+        self.on_authenticated.as_ref().map_or(Ok(()), |on_authenticated| on_authenticated(workspace, principal))
+    }
+
+    pub(crate) fn mark_caller(&self, caller: &Caller) -> Result<(), ApiError> {
+        self.mark_authenticated(&caller.workspace, &caller.principal)
     }
 
     /// Takes the caller's idle connection to the sandbox, if it is still usable.

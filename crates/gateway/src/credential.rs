@@ -34,19 +34,17 @@ pub struct FileLink {
 }
 
 impl FileLink {
-    /// The link in a request for a file, if it has one. The rest of the query is ignored then.
+    /// The link in a request for a file, if it has one.
     pub(crate) fn from_request(method: &Method, rest: &PathAndQuery) -> Option<Self> {
         let path = rest.path().strip_prefix(FILES_PREFIX)?;
         let link = rest.query()?.split('&').find_map(link_value)?;
         Some(Self { link: Secret::new(link), method: method.clone(), path: path.to_owned() })
     }
 
-    /// Removes the link from path and query. Where the link is the credential, the whole query is removed.
-    pub(crate) fn strip(rest: &PathAndQuery, is_credential: bool) -> String {
-        let others: Vec<&str> = match rest.query() {
-            Some(query) if !is_credential => query.split('&').filter(|pair| link_value(pair).is_none()).collect(),
-            _ => Vec::new(),
-        };
+    /// Path and query without the link, as the sandbox may see them.
+    pub(crate) fn strip(rest: &PathAndQuery) -> String {
+        let others: Vec<&str> = rest.query().unwrap_or_default().split('&').filter(|pair| link_value(pair).is_none()).collect();
+        let others = if others == [""] { Vec::new() } else { others };
         if others.is_empty() { rest.path().to_owned() } else { format!("{}?{}", rest.path(), others.join("&")) }
     }
 }
@@ -132,12 +130,11 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_removed_and_other_parameters_stay_when_another_credential_is_used() {
-        let stripped = |rest: &str, is_credential| FileLink::strip(&rest.parse().unwrap(), is_credential);
-        assert_eq!(stripped("/v1/files/a%20b?x=%2F&link=s&y&link=t", false), "/v1/files/a%20b?x=%2F&y");
-        assert_eq!(stripped("/v1/files/a?link=s", false), "/v1/files/a");
-        assert_eq!(stripped("/v1/files/a?l%69nk=s&%256Cink=t&links=u&x", false), "/v1/files/a?links=u&x");
-        assert_eq!(stripped("/v1/files/a?x=1&link=s", true), "/v1/files/a");
+    fn a_link_is_removed_and_other_parameters_stay() {
+        let stripped = |rest: &str| FileLink::strip(&rest.parse().unwrap());
+        assert_eq!(stripped("/v1/files/a%20b?x=%2F&link=s&y&link=t"), "/v1/files/a%20b?x=%2F&y");
+        assert_eq!(stripped("/v1/files/a?link=s"), "/v1/files/a");
+        assert_eq!(stripped("/v1/files/a?l%69nk=s&%256Cink=t&links=u&x"), "/v1/files/a?links=u&x");
     }
 
     #[test]

@@ -15,6 +15,8 @@ mod headers;
 mod host_routing;
 mod request_limiter;
 mod service;
+mod too_slow;
+mod unauthenticated;
 mod upstream;
 mod websocket_frame;
 mod websocket_relay;
@@ -30,6 +32,8 @@ pub use credential::{Credential, FileLink};
 pub use host_routing::{Domain, HostTarget, InvalidDomain};
 pub use request_limiter::Limits;
 pub use service::{Gateway, PATHS};
+pub use too_slow::TooSlow;
+pub use unauthenticated::{ClientAddress, UnauthenticatedConnection, UnauthenticatedConnections};
 
 /// What a request's path or host name refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]

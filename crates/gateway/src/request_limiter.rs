@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     hash::Hash,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
@@ -13,9 +13,17 @@ use axum::body::Bytes;
 use cobox_protocol::{ApiError, ErrorCode, SandboxId, SessionId};
 use serde::Deserialize;
 use serde_json::json;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Unauthenticated connections per sandbox. They have a limit of their own and use up no permits of authenticated callers.
-const UNAUTHENTICATED_PER_SANDBOX: u32 = 32;
+use crate::{ClientAddress, UnauthenticatedConnection, UnauthenticatedConnections};
+
+/// WebSockets of one sandbox whose client has not authenticated yet. Past it the oldest is closed: a client needs one round trip to
+/// authenticate, in which so many others would have to connect to close its connection.
+const UNAUTHENTICATED_PER_SANDBOX: usize = 128;
+/// The same for all sandboxes together: each holds two descriptors for up to 5 s.
+const UNAUTHENTICATED_IN_TOTAL: usize = 1024;
+/// Concurrent health checks without a credential in one sandbox. Others wait: each takes a moment.
+const HEALTH_CHECKS_PER_SANDBOX: usize = 16;
 /// Number of requests between two sweeps, which remove the counters of sandboxes and sessions without requests.
 const SWEEP_EVERY: u32 = 256;
 
@@ -53,12 +61,24 @@ impl Default for Limits {
 }
 
 /// What one sandbox or session has in progress.
-#[derive(Default)]
 struct Counters {
     requests: AtomicU32,
     websockets: AtomicU32,
-    unauthenticated: AtomicU32,
     bytes: AtomicU64,
+    unauthenticated: Arc<UnauthenticatedConnections>,
+    health_checks: Arc<Semaphore>,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            requests: AtomicU32::default(),
+            websockets: AtomicU32::default(),
+            bytes: AtomicU64::default(),
+            unauthenticated: UnauthenticatedConnections::new(UNAUTHENTICATED_PER_SANDBOX, None),
+            health_checks: Arc::new(Semaphore::new(HEALTH_CHECKS_PER_SANDBOX)),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -71,58 +91,54 @@ struct CounterTables {
 struct LimiterState {
     limits: Limits,
     tables: Mutex<CounterTables>,
+    /// WebSockets of authenticated clients.
     websockets: AtomicU32,
+    unauthenticated: Arc<UnauthenticatedConnections>,
 }
 
 #[derive(Clone)]
 pub(crate) struct RequestLimiter(Arc<LimiterState>);
 
-/// The limits that a request counts against.
-#[derive(Clone, Copy)]
-pub(crate) enum PermitOwner<'a> {
-    Authenticated(Option<&'a SessionId>),
-    Unauthenticated,
-}
-
 impl RequestLimiter {
     pub fn new(limits: Limits) -> Self {
-        Self(Arc::new(LimiterState { limits, tables: Mutex::default(), websockets: AtomicU32::new(0) }))
+        let unauthenticated = UnauthenticatedConnections::new(UNAUTHENTICATED_IN_TOTAL, None);
+        Self(Arc::new(LimiterState { limits, tables: Mutex::default(), websockets: AtomicU32::new(0), unauthenticated }))
     }
 
-    pub fn acquire(&self, sandbox: &SandboxId, owner: PermitOwner<'_>, is_websocket: bool) -> Result<RequestPermit, ApiError> {
+    /// A permit for a WebSocket whose client has not authenticated yet. It is never refused; an older one may have to close instead.
+    pub fn acquire_unauthenticated(&self, sandbox: &SandboxId, address: ClientAddress) -> RequestPermit {
+        let counters = self.counters_of(sandbox);
+        let kind = PermitKind::Unauthenticated {
+            in_sandbox: counters.unauthenticated.register(address),
+            in_total: self.0.unauthenticated.register(address),
+        };
+        RequestPermit { state: self.0.clone(), sandbox: counters, session: None, kind }
+    }
+
+    /// A permit for a health check without a credential, as soon as one is available.
+    pub async fn acquire_health_check(&self, sandbox: &SandboxId) -> RequestPermit {
+        let counters = self.counters_of(sandbox);
+        let turn = counters.health_checks.clone().acquire_owned().await.ok();
+        RequestPermit { state: self.0.clone(), sandbox: counters, session: None, kind: PermitKind::HealthCheck { _turn: turn } }
+    }
+
+    /// A permit for a request of an authenticated caller.
+    pub fn acquire(&self, sandbox: &SandboxId, session: Option<&SessionId>, is_websocket: bool) -> Result<RequestPermit, ApiError> {
         let limits = &self.0.limits;
         // Checked and counted under this lock. Permits are released without it, which can only make more available.
-        let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = self.tables();
         tables.sweep();
         let sandbox_counters = counters_for(&mut tables.sandboxes, sandbox);
-        let session = match owner {
-            PermitOwner::Authenticated(Some(session)) => Some((session, counters_for(&mut tables.sessions, session))),
-            _ => None,
-        };
-        if matches!(owner, PermitOwner::Unauthenticated) {
-            let max = u64::from(UNAUTHENTICATED_PER_SANDBOX);
+        let session = session.map(|session| (session, counters_for(&mut tables.sessions, session)));
+        let (requests, websockets) = (u64::from(limits.requests_per_sandbox), u64::from(limits.websockets_per_sandbox));
+        check_below(&sandbox_counters.requests, requests, || limit_message(sandbox, requests, "requests"), Some("requests_per_sandbox"))?;
+        if is_websocket {
             check_below(
-                &sandbox_counters.unauthenticated,
-                max,
-                || format!("{sandbox} has {max} unauthenticated connections, the maximum; try again later"),
-                None,
+                &sandbox_counters.websockets,
+                websockets,
+                || limit_message(sandbox, websockets, "open WebSockets"),
+                Some("websockets_per_sandbox"),
             )?;
-        } else {
-            let (requests, websockets) = (u64::from(limits.requests_per_sandbox), u64::from(limits.websockets_per_sandbox));
-            check_below(
-                &sandbox_counters.requests,
-                requests,
-                || limit_message(sandbox, requests, "requests"),
-                Some("requests_per_sandbox"),
-            )?;
-            if is_websocket {
-                check_below(
-                    &sandbox_counters.websockets,
-                    websockets,
-                    || limit_message(sandbox, websockets, "open WebSockets"),
-                    Some("websockets_per_sandbox"),
-                )?;
-            }
         }
         if let Some((id, counters)) = &session {
             let (requests, websockets) = (u64::from(limits.requests_per_session), u64::from(limits.websockets_per_session));
@@ -155,13 +171,22 @@ impl RequestLimiter {
             state: self.0.clone(),
             sandbox: sandbox_counters,
             session: session.map(|(_, counters)| counters),
-            is_unauthenticated: matches!(owner, PermitOwner::Unauthenticated),
-            is_websocket,
+            kind: PermitKind::Authenticated { is_websocket },
         };
         permit.count(|counter| {
             counter.fetch_add(1, Ordering::Relaxed);
         });
         Ok(permit)
+    }
+
+    fn counters_of(&self, sandbox: &SandboxId) -> Arc<Counters> {
+        let mut tables = self.tables();
+        tables.sweep();
+        counters_for(&mut tables.sandboxes, sandbox)
+    }
+
+    fn tables(&self) -> MutexGuard<'_, CounterTables> {
+        self.0.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -206,19 +231,37 @@ pub(crate) struct RequestPermit {
     state: Arc<LimiterState>,
     sandbox: Arc<Counters>,
     session: Option<Arc<Counters>>,
-    is_unauthenticated: bool,
-    is_websocket: bool,
+    kind: PermitKind,
+}
+
+/// The limits that a permit counts against.
+enum PermitKind {
+    Authenticated { is_websocket: bool },
+    Unauthenticated { in_sandbox: UnauthenticatedConnection, in_total: UnauthenticatedConnection },
+    HealthCheck { _turn: Option<OwnedSemaphorePermit> },
 }
 
 impl RequestPermit {
     fn count(&self, change: impl Fn(&AtomicU32)) {
-        if self.is_unauthenticated {
-            change(&self.sandbox.unauthenticated);
-        }
-        for counters in (!self.is_unauthenticated).then_some(&self.sandbox).into_iter().chain(&self.session) {
+        let PermitKind::Authenticated { is_websocket } = self.kind else { return };
+        for counters in std::iter::once(&self.sandbox).chain(&self.session) {
             change(&counters.requests);
-            if self.is_websocket {
+            if is_websocket {
                 change(&counters.websockets);
+            }
+        }
+    }
+
+    /// Resolves when a newer connection takes this permit.
+    pub fn must_close(&self) -> impl Future<Output = ()> + Send + use<> {
+        let closes = match &self.kind {
+            PermitKind::Unauthenticated { in_sandbox, in_total } => Some((in_sandbox.must_close(), in_total.must_close())),
+            PermitKind::Authenticated { .. } | PermitKind::HealthCheck { .. } => None,
+        };
+        async move {
+            match closes {
+                Some((in_sandbox, in_total)) => tokio::select! { () = in_sandbox => {}, () = in_total => {} },
+                None => std::future::pending().await,
             }
         }
     }
@@ -234,7 +277,7 @@ impl Drop for RequestPermit {
         self.count(|counter| {
             counter.fetch_sub(1, Ordering::Relaxed);
         });
-        if self.is_websocket {
+        if matches!(self.kind, PermitKind::Authenticated { is_websocket: true }) {
             self.state.websockets.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -271,6 +314,8 @@ impl Drop for TrackedBytes {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Waker};
+
     use super::*;
 
     fn exceeded_limit(error: Option<ApiError>) -> String {
@@ -284,7 +329,7 @@ mod tests {
         let limits = Limits { websockets_per_sandbox: 3, requests_per_sandbox: 4, websockets: 5, ..Limits::default() };
         let limiter = RequestLimiter::new(limits);
         let (busy, quiet) = (SandboxId::new(), SandboxId::new());
-        let without_session = PermitOwner::Authenticated(None);
+        let without_session = None;
         let held: Vec<_> = (0..3).map(|_| limiter.acquire(&busy, without_session, true).unwrap()).collect();
         assert_eq!(exceeded_limit(limiter.acquire(&busy, without_session, true).err()), "websockets_per_sandbox");
         let last = limiter.acquire(&busy, without_session, false).unwrap();
@@ -305,48 +350,73 @@ mod tests {
         let limits = Limits { requests_per_session: 2, websockets_per_session: 1, ..Limits::default() };
         let limiter = RequestLimiter::new(limits);
         let (sandbox, busy, quiet) = (SandboxId::new(), SessionId::new(), SessionId::new());
-        let _one = limiter.acquire(&sandbox, PermitOwner::Authenticated(Some(&busy)), true).unwrap();
-        assert_eq!(
-            exceeded_limit(limiter.acquire(&sandbox, PermitOwner::Authenticated(Some(&busy)), true).err()),
-            "websockets_per_session"
-        );
-        let two = limiter.acquire(&sandbox, PermitOwner::Authenticated(Some(&busy)), false).unwrap();
-        assert_eq!(exceeded_limit(limiter.acquire(&sandbox, PermitOwner::Authenticated(Some(&busy)), false).err()), "requests_per_session");
-        assert!(limiter.acquire(&sandbox, PermitOwner::Authenticated(Some(&quiet)), true).is_ok());
+        let _one = limiter.acquire(&sandbox, Some(&busy), true).unwrap();
+        assert_eq!(exceeded_limit(limiter.acquire(&sandbox, Some(&busy), true).err()), "websockets_per_session");
+        let two = limiter.acquire(&sandbox, Some(&busy), false).unwrap();
+        assert_eq!(exceeded_limit(limiter.acquire(&sandbox, Some(&busy), false).err()), "requests_per_session");
+        assert!(limiter.acquire(&sandbox, Some(&quiet), true).is_ok());
         drop(two);
-        assert!(limiter.acquire(&sandbox, PermitOwner::Authenticated(Some(&busy)), false).is_ok());
+        assert!(limiter.acquire(&sandbox, Some(&busy), false).is_ok());
     }
 
     #[test]
     fn bytes_are_counted_until_they_are_written_to_the_other_side() {
         let limiter = RequestLimiter::new(Limits { bytes_in_flight_per_session: 10, ..Limits::default() });
         let (sandbox, session) = (SandboxId::new(), SessionId::new());
-        let permit = limiter.acquire(&sandbox, PermitOwner::Authenticated(Some(&session)), false).unwrap();
+        let permit = limiter.acquire(&sandbox, Some(&session), false).unwrap();
         let tracker = permit.byte_tracker();
         let (first, second) = (tracker.track(Bytes::from_static(b"12345")), tracker.track(Bytes::from_static(b"67890")));
         assert_eq!((&first[..], &second[..]), (&b"12345"[..], &b"67890"[..]));
-        assert_eq!(
-            exceeded_limit(limiter.acquire(&sandbox, PermitOwner::Authenticated(Some(&session)), false).err()),
-            "bytes_in_flight_per_session"
-        );
+        assert_eq!(exceeded_limit(limiter.acquire(&sandbox, Some(&session), false).err()), "bytes_in_flight_per_session");
         let part = second.slice(1..2);
         drop(second);
-        assert!(limiter.acquire(&sandbox, PermitOwner::Authenticated(Some(&session)), false).is_err(), "a slice of it is still in memory");
+        assert!(limiter.acquire(&sandbox, Some(&session), false).is_err(), "a slice of it is still in memory");
         drop(part);
-        assert!(limiter.acquire(&sandbox, PermitOwner::Authenticated(Some(&session)), false).is_ok());
+        assert!(limiter.acquire(&sandbox, Some(&session), false).is_ok());
+    }
+
+    fn must_close(permit: &RequestPermit) -> bool {
+        let mut closing = std::pin::pin!(permit.must_close());
+        closing.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
     #[test]
-    fn unauthenticated_clients_have_a_limit_of_their_own() {
-        let limiter = RequestLimiter::new(Limits::default());
-        let sandbox = SandboxId::new();
-        let held: Vec<_> =
-            (0..UNAUTHENTICATED_PER_SANDBOX).map(|_| limiter.acquire(&sandbox, PermitOwner::Unauthenticated, true).unwrap()).collect();
-        assert!(
-            exceeded_limit(limiter.acquire(&sandbox, PermitOwner::Unauthenticated, false).err()).contains("unauthenticated connections")
-        );
-        assert!(limiter.acquire(&sandbox, PermitOwner::Authenticated(None), true).is_ok());
+    fn unauthenticated_clients_have_a_limit_of_their_own_and_the_oldest_makes_room_for_the_newest() {
+        let limiter =
+            RequestLimiter::new(Limits { requests_per_sandbox: 1, websockets_per_sandbox: 1, websockets: 1, ..Limits::default() });
+        let (sandbox, address) = (SandboxId::new(), ClientAddress::default());
+        let mut held: Vec<_> = (0..UNAUTHENTICATED_PER_SANDBOX).map(|_| limiter.acquire_unauthenticated(&sandbox, address)).collect();
+        assert!(!held.iter().any(must_close));
+        held.push(limiter.acquire_unauthenticated(&sandbox, address));
+        assert_eq!(held.iter().position(must_close), Some(0));
+        assert_eq!(held.iter().filter(|permit| must_close(permit)).count(), 1);
+        assert!(limiter.acquire(&sandbox, None, true).is_ok(), "authenticated clients have permits of their own");
         drop(held);
-        assert!(limiter.acquire(&sandbox, PermitOwner::Unauthenticated, true).is_ok());
+        assert!(!must_close(&limiter.acquire_unauthenticated(&sandbox, address)));
+    }
+
+    #[test]
+    fn unauthenticated_clients_of_all_sandboxes_have_a_common_limit() {
+        let limiter = RequestLimiter::new(Limits::default());
+        let held: Vec<_> =
+            (0..=UNAUTHENTICATED_IN_TOTAL).map(|_| limiter.acquire_unauthenticated(&SandboxId::new(), ClientAddress::default())).collect();
+        assert_eq!(held.iter().position(must_close), Some(0));
+    }
+
+    #[tokio::test]
+    async fn a_health_check_waits_for_its_turn_and_uses_no_other_permit() {
+        let limiter = RequestLimiter::new(Limits { requests_per_sandbox: 1, ..Limits::default() });
+        let sandbox = SandboxId::new();
+        let _others: Vec<_> =
+            (0..UNAUTHENTICATED_PER_SANDBOX).map(|_| limiter.acquire_unauthenticated(&sandbox, ClientAddress::default())).collect();
+        let mut held = Vec::new();
+        for _ in 0..HEALTH_CHECKS_PER_SANDBOX {
+            held.push(limiter.acquire_health_check(&sandbox).await);
+        }
+        let mut next = std::pin::pin!(limiter.acquire_health_check(&sandbox));
+        assert!(next.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(limiter.acquire(&sandbox, None, false).is_ok());
+        held.pop();
+        next.await;
     }
 }

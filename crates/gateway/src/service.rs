@@ -1,9 +1,9 @@
 //! The gateway's entry points: read target and credential, ask the directory for admission, take a permit and forward the request.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
-    body::Body,
+    body::{Body, to_bytes},
     response::{IntoResponse, Response},
 };
 use cobox_protocol::{
@@ -16,11 +16,11 @@ use cobox_provider::{Adapter, BoxedStream};
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
 
 use crate::{
-    Admission, AdmittedRequest, ConnectionCache, Credential, Directory, FileLink, Rejection, SandboxConnection, Target, Usage,
+    Admission, AdmittedRequest, ConnectionCache, Credential, Directory, FileLink, Rejection, SandboxConnection, Target, TooSlow, Usage,
     adapter_dataplane::AdapterDataplane,
     forward::{ConnectionFailure, ForwardContext, ForwardError, build_request, forward, hold_permit, upgrade},
     headers::is_websocket,
-    request_limiter::{Limits, PermitOwner, RequestLimiter, RequestPermit},
+    request_limiter::{Limits, RequestLimiter, RequestPermit},
     upstream::Upstream,
     websocket_relay::WebSocketRelay,
 };
@@ -33,6 +33,10 @@ const SESSION_PREFIX: &str = "/v1/sandbox/relay/";
 pub const PATHS: [&str; 2] = ["/dp/{*rest}", "/v1/sandbox/relay/{*rest}"];
 /// Maximum length of the path in a usage record, in bytes.
 const MAX_RECORDED_PATH: usize = 256;
+/// Maximum length of the response to a health check, in bytes; boxd's has less than 100.
+const MAX_HEALTH_BYTES: usize = 4096;
+/// Time for a health check: a boxd that takes longer is not healthy.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Status in the usage record of a request whose client disconnected before the response.
 const CLIENT_DISCONNECTED: u16 = 499;
 
@@ -115,7 +119,7 @@ impl Gateway {
         let mut credential = Credential::from_headers(request.headers())?;
         if let Some(link) = FileLink::from_request(request.method(), &rest) {
             // A link never reaches a sandbox, even if another credential is used.
-            let stripped = FileLink::strip(&rest, credential.is_none());
+            let stripped = FileLink::strip(&rest);
             rest = PathAndQuery::try_from(stripped).map_err(|e| ApiError::invalid(format!("the path can't be read: {e}")))?;
             credential.get_or_insert(Credential::Link(link));
         }
@@ -126,15 +130,23 @@ impl Gateway {
                 "no credential: send `Authorization: Bearer <token or API key>` or `X-Api-Key: <key>`",
             ));
         }
-        if matches!(credential, Some(Credential::Link(_))) {
+        let is_link = matches!(credential, Some(Credential::Link(_)));
+        if is_link {
             request.headers_mut().insert(X_FILE_FOLLOW, HeaderValue::from_static("false"));
         }
         let admission = self.admit(&target, credential, request_id, cache).await?;
-        if admission.caller.is_some() {
-            cache.mark_authenticated();
+        // A link is for the one file of its path, even if that file has the name of a route that takes paths in its query.
+        if let Some(route) = route::of_file(request.method().as_str()).filter(|_| is_link) {
+            route.check_query(rest.query())?;
         }
-        let owner = admission.caller.as_ref().map_or(PermitOwner::Unauthenticated, |c| PermitOwner::Authenticated(c.session.as_ref()));
-        let permit = self.limiter.acquire(&admission.sandbox, owner, is_websocket)?;
+        if let Some(caller) = &admission.caller {
+            cache.mark_caller(caller)?;
+        }
+        let permit = match &admission.caller {
+            Some(caller) => self.limiter.acquire(&admission.sandbox, caller.session.as_ref(), is_websocket)?,
+            None if is_websocket => self.limiter.acquire_unauthenticated(&admission.sandbox, cache.address()),
+            None => self.limiter.acquire_health_check(&admission.sandbox).await,
+        };
 
         let path = truncate(rest.path(), MAX_RECORDED_PATH);
         let route = route::find(request.method().as_str(), &path).map(|r| r.template);
@@ -142,7 +154,13 @@ impl Gateway {
         let pending_usage = PendingUsage::new(self, &admission, request_id, request.method(), route, &path);
         *request.uri_mut() = Uri::from(rest);
         let result = if is_websocket {
-            self.upgrade(request, (target, path), &admission, request_id, permit, cache).await
+            let must_close = permit.must_close();
+            tokio::select! {
+                result = self.upgrade(request, (target, path), &admission, request_id, permit) => result,
+                () = must_close => Err(closed_for_newer()),
+            }
+        } else if admission.caller.is_none() {
+            self.check_health(request, &admission, request_id, permit).await
         } else {
             self.forward(request, &admission, request_id, permit, cache).await
         };
@@ -177,7 +195,6 @@ impl Gateway {
         admission: &Arc<Admission>,
         request_id: &RequestId,
         permit: RequestPermit,
-        cache: &ConnectionCache,
     ) -> Result<Response, ApiError> {
         let client_side = hyper::upgrade::on(&mut request);
         let (parts, body) = request.into_parts();
@@ -187,16 +204,7 @@ impl Gateway {
             SandboxConnection::Boxd(stream) => {
                 let upstream = self.handshake(stream, admission).await?;
                 let (gateway, sandbox, request_id) = (self.clone(), admission.sandbox.clone(), request_id.clone());
-                let relay = WebSocketRelay {
-                    gateway,
-                    target,
-                    sandbox,
-                    path,
-                    request_id,
-                    caller: admission.caller.clone(),
-                    permit,
-                    cache: cache.clone(),
-                };
+                let relay = WebSocketRelay { gateway, target, sandbox, path, request_id, caller: admission.caller.clone(), permit };
                 match upgrade(upstream, request, client_side, relay).await {
                     Ok(response) => Ok(response),
                     Err(failure) => Err(self.failure_to_error(failure, admission).await),
@@ -249,6 +257,35 @@ impl Gateway {
         Err(self.failure_to_error(failure, admission).await)
     }
 
+    /// A health check without a credential. The sandbox gets only its path, and the response is buffered here, so that neither a slow
+    /// client nor a slow sandbox holds the permit.
+    async fn check_health(
+        &self,
+        request: Request<Body>,
+        admission: &Arc<Admission>,
+        request_id: &RequestId,
+        permit: RequestPermit,
+    ) -> Result<Response, ApiError> {
+        let mut bare = Request::new(Body::empty());
+        *bare.uri_mut() = request.into_parts().0.uri;
+        let (parts, body) = bare.into_parts();
+        let request = build_request(parts, body, admission, request_id, &permit, false);
+        let checked = async {
+            let response = match self.directory.connect(admission).await? {
+                SandboxConnection::Adapter(adapter) => return self.serve_adapter(adapter.as_ref(), request, admission, permit).await,
+                SandboxConnection::Boxd(stream) => {
+                    let upstream = self.handshake(stream, admission).await?;
+                    let context = ForwardContext { permit, cache_return: None };
+                    forward(upstream, request, context).await.map_err(|_| boxd_unavailable(&admission.sandbox))?
+                }
+            };
+            let (parts, body) = response.into_parts();
+            let body = to_bytes(body, MAX_HEALTH_BYTES).await.map_err(|_| boxd_unavailable(&admission.sandbox))?;
+            Ok(Response::from_parts(parts, Body::from(body)))
+        };
+        tokio::time::timeout(HEALTH_TIMEOUT, checked).await.unwrap_or_else(|_| Err(boxd_unavailable(&admission.sandbox)))
+    }
+
     async fn serve_adapter(
         &self,
         adapter: &dyn Adapter,
@@ -279,7 +316,8 @@ impl Gateway {
         match failure {
             ConnectionFailure::Caller(cause) => {
                 tracing::debug!(%sandbox, %cause, "the caller disconnected during its request");
-                return ApiError::invalid("the request body ended early");
+                let too_slow = TooSlow::among_causes(&cause).map(|too_slow| too_slow.to_string());
+                return ApiError::invalid(too_slow.unwrap_or_else(|| "the request body ended early".to_owned()));
             }
             ConnectionFailure::Boxd(cause) => {
                 if let Err(over) = self.directory.check_not_ended(admission).await {
@@ -336,6 +374,12 @@ impl Drop for PendingUsage {
             runtime.spawn(async move { directory.record_usage(usage).await });
         }
     }
+}
+
+/// The error for an unauthenticated client whose permit goes to a newer connection.
+pub(crate) fn closed_for_newer() -> ApiError {
+    let message = "too many connections to this sandbox have not authenticated, and the oldest is closed; send the token as a header";
+    ApiError::new(ErrorCode::RateLimited, message)
 }
 
 fn boxd_unavailable(sandbox: &SandboxId) -> ApiError {

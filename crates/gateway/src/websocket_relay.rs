@@ -22,9 +22,9 @@ use tokio::{
 };
 
 use crate::{
-    Admission, Caller, ConnectionCache, Credential, Target,
-    request_limiter::{PermitOwner, RequestPermit},
-    service::Gateway,
+    Admission, Caller, Credential, Target,
+    request_limiter::RequestPermit,
+    service::{Gateway, closed_for_newer},
     websocket_frame,
 };
 
@@ -51,8 +51,6 @@ pub(crate) struct WebSocketRelay {
     /// From the headers or the first `auth` frame; `None` until one of them was accepted.
     pub caller: Option<Caller>,
     pub permit: RequestPermit,
-    /// The cache of the client's connection, which is notified of a successful authentication.
-    pub cache: ConnectionCache,
 }
 
 /// Why the gateway closes a connection.
@@ -82,19 +80,27 @@ impl WebSocketRelay {
         let mut client_reads = BufReader::new(client_reads);
         let mut boxd_writes = BufWriter::new(boxd_writes);
         if self.caller.is_none() {
-            let outcome = tokio::time::timeout(AUTH_TIMEOUT, self.authenticate(&mut client_reads, &mut boxd_writes)).await;
-            let cause = match outcome {
-                Ok(Ok(())) => None,
-                Ok(Err(cause)) => Some(cause),
-                Err(_) => {
-                    let message = format!("no `auth` frame within {} seconds", AUTH_TIMEOUT.as_secs());
-                    Some(CloseCause::Error(close::AUTH_TIMEOUT, ApiError::new(ErrorCode::Unauthenticated, message)))
-                }
+            let must_close = self.permit.must_close();
+            let outcome = tokio::time::timeout(AUTH_TIMEOUT, self.authenticate(&mut client_reads, &mut boxd_writes));
+            let cause = tokio::select! {
+                // In this order: a client that has just authenticated is not closed.
+                biased;
+                outcome = outcome => match outcome {
+                    Ok(Ok(())) => None,
+                    Ok(Err(cause)) => Some(cause),
+                    Err(_) => {
+                        let message = format!("no `auth` frame within {} seconds", AUTH_TIMEOUT.as_secs());
+                        Some(CloseCause::Error(close::AUTH_TIMEOUT, ApiError::new(ErrorCode::Unauthenticated, message)))
+                    }
+                },
+                () = must_close => Some(closed_for_newer().into()),
             };
             match cause {
                 None => {}
                 Some(CloseCause::Gone) => return,
                 Some(CloseCause::Error(code, error)) => {
+                    // The sandbox accepts only a limited number of connections that have not authenticated.
+                    drop((boxd_reads, boxd_writes));
                     let closing = send_close(&mut client_writes, &mut client_reads, code, &error, &self.request_id);
                     // Ignored: a client that no longer reads can't receive the reason.
                     let _ = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
@@ -152,12 +158,11 @@ impl WebSocketRelay {
             let admission = self.admit(&token).await?;
             let session = admission.caller.as_ref().and_then(|c| c.session.as_ref());
             // Replaces the permit for unauthenticated clients.
-            self.permit = self.gateway.limiter.acquire(&self.sandbox, PermitOwner::Authenticated(session), true)?;
+            self.permit = self.gateway.limiter.acquire(&self.sandbox, session, true)?;
             self.gateway.directory.touch(&admission);
             to.write_all(&auth_frame(admission.token.as_ref())).await?;
             to.flush().await?;
             self.caller = admission.caller.clone();
-            self.cache.mark_authenticated();
             self.record_usage(admission, "GET").await;
             return Ok(());
         }

@@ -57,12 +57,14 @@ pub struct DataplaneLimits {
     pub connections: u32,
     /// Maximum concurrent WebSockets and event streams.
     pub streams: u32,
+    /// Maximum concurrent streams of one principal: below `streams`, so that one client leaves room for others.
+    pub streams_per_principal: u32,
     /// Maximum concurrent commands.
     pub execs: u32,
     /// Maximum concurrent commands of one principal. Lower than `execs`, so that abandoned commands of one principal leave capacity for
     /// others.
     pub execs_per_principal: u32,
-    /// How long a command runs on without a connected client, if it waits for input, has a terminal or has no timeout of its own.
+    /// How long a command without a timeout of its own, or on a terminal, runs on without a connected client.
     pub exec_unattended_seconds: u64,
     /// Maximum output kept on disk for reconnecting clients, for stdout and for stderr of each command.
     pub exec_spool_bytes: u64,
@@ -94,6 +96,7 @@ impl Default for DataplaneLimits {
             connections: 1024,
             // Leaves connections for ordinary requests.
             streams: 768,
+            streams_per_principal: 512,
             execs: 96,
             execs_per_principal: 64,
             // A laptop that changes networks reconnects within this time.
@@ -126,6 +129,7 @@ impl DataplaneLimits {
         };
         within("connections", self.connections.into(), 16..=65_536)?;
         within("streams", self.streams.into(), 1..=u64::from(self.connections) - 8)?;
+        within("streams_per_principal", self.streams_per_principal.into(), 1..=65_536)?;
         within("execs", self.execs.into(), 1..=4096)?;
         within("execs_per_principal", self.execs_per_principal.into(), 1..=4096)?;
         within("exec_unattended_seconds", self.exec_unattended_seconds, 1..=86_400)?;

@@ -30,6 +30,19 @@ pub fn read_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
+/// Refuses the body of a request whose route accepts none: a field in it might be meant as a restriction. Empty bodies and `{}` pass.
+pub fn must_be_empty(bytes: &[u8]) -> Result<(), ApiError> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct NoFields {}
+    match bytes {
+        [] => Ok(()),
+        bytes => {
+            read_object::<NoFields>(bytes).map(drop).map_err(|e| ApiError::invalid(format!("{}; this route takes no body", e.message)))
+        }
+    }
+}
+
 /// For `deserialize_with` on a nested object: refuses a list, which serde would accept as the object's fields.
 pub fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<T, D::Error> {
     Object::deserialize(from).map(|Object(value)| value)
@@ -165,6 +178,15 @@ mod tests {
         assert_eq!(key, "nam: is not a field of this request; known are `name`, `kind`, `workspace`, `expires_at`");
         let nested = read_object::<Nested>(br#"{"list": [{"access": "all"}]}"#).unwrap_err().message;
         assert_eq!(nested, "list[0].access: `all` is not known; it must be `workspace` or `owner`");
+    }
+
+    #[test]
+    fn a_body_of_a_route_that_takes_none_must_be_empty() {
+        must_be_empty(b"").unwrap();
+        must_be_empty(b" {} ").unwrap();
+        let message = must_be_empty(br#"{"dry_run": true}"#).unwrap_err().message;
+        assert!(message.starts_with("dry_run: ") && message.ends_with("takes no body"), "{message}");
+        must_be_empty(b"[]").unwrap_err();
     }
 
     #[test]

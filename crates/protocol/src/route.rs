@@ -77,6 +77,11 @@ pub fn find(method: &str, path: &str) -> Option<&'static Route> {
     ROUTES.iter().find(|r| r.method == method && r.matches(path))
 }
 
+/// The route of a file by its path, also of one whose path is another route's word.
+pub fn of_file(method: &str) -> Option<&'static Route> {
+    ROUTES.iter().find(|r| r.method == method && r.template == FILE)
+}
+
 impl Route {
     const fn query(self, query: &'static [&'static str]) -> Self {
         Self { query, ..self }

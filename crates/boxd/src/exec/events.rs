@@ -82,7 +82,7 @@ pub async fn answer(
 impl<S: Script> Events<S> {
     pub async fn answer(self, server: &Arc<Server>, caller: Caller<Exec>, connection: &Connection) -> Result<Response, ApiError> {
         let Events { start, terms, max_output, mut script } = self;
-        let slot = server.slots.stream()?;
+        let slot = server.slots.stream(&caller.claims)?;
         let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
         let claims = caller.claims.clone();
         let attached = caller.stream.until_revoked(Commands::start(server, start, terms, &claims)).await?;

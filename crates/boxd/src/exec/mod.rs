@@ -12,7 +12,6 @@ mod output;
 mod plan;
 mod registry;
 mod session;
-mod slots;
 mod spool;
 mod viewer;
 

@@ -63,25 +63,43 @@ pub struct Terms {
     /// Where its `start` says nothing.
     pub default_timeout: Duration,
     pub unattended: Unattended,
+    /// A timeout that counts only while no client is connected: what a client says of a terminal, which a user may keep open for longer.
+    pub unattended_timeout: Option<Duration>,
     /// Its output goes so long after its end, or sooner by the sandbox's own limit.
     pub kept_for: Option<Duration>,
 }
 
 impl Terms {
     pub const fn timeout(default_timeout: Duration) -> Self {
-        Self { default_timeout, unattended: Unattended::Usual, kept_for: None }
+        Self { default_timeout, unattended: Unattended::Usual, unattended_timeout: None, kept_for: None }
     }
 }
 
 /// What becomes of a command with no client connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unattended {
-    /// One that waits for input, on a terminal or without a timeout of its own, ends after the sandbox's own limit: the input may never
-    /// come. Any other ends with its timeout.
+    /// One on a terminal, or without a timeout of its own, ends after the sandbox's own limit: its client may never come back. Any other
+    /// ends with its timeout.
     Usual,
     /// As its client asked.
     EndsAfter(Duration),
+    /// Its client asked for no limit: it ends with its timeout, and without one after the sandbox's own limit.
     EndsWithTimeout,
+}
+
+impl Terms {
+    /// How long a command runs on with no client connected, where its timeout doesn't end it anyway. `own_timeout` is what its `start`
+    /// says, `usual` the sandbox's limit.
+    fn unattended_for(&self, is_terminal: bool, own_timeout: Option<Duration>, usual: Duration) -> Option<Duration> {
+        let ends_anyway = own_timeout.is_some() || self.default_timeout < MAX_TIMEOUT;
+        let timeout = own_timeout.into_iter().chain(self.unattended_timeout).min();
+        match self.unattended {
+            Unattended::Usual if !is_terminal && ends_anyway => None,
+            Unattended::Usual => Some(timeout.map_or(usual, |timeout| timeout.min(usual))),
+            Unattended::EndsAfter(limit) => Some(timeout.map_or(limit, |timeout| timeout.min(limit))),
+            Unattended::EndsWithTimeout => Some(timeout.unwrap_or(usual)),
+        }
+    }
 }
 
 /// A command whose output is kept.
@@ -122,18 +140,15 @@ impl StreamPlan {
         if start.pty && env.iter().all(|(name, _)| name != b"TERM") {
             env.push((b"TERM".to_vec(), b"xterm-256color".to_vec()));
         }
-        let is_interactive = stdin_stays_open && (start.pty || start.timeout_seconds.is_none());
-        let unattended = match terms.unattended {
-            Unattended::Usual => is_interactive.then_some(usual),
-            Unattended::EndsAfter(limit) => Some(limit),
-            Unattended::EndsWithTimeout => None,
-        };
         let argv = words(start.command, start.argv, start.shell)?;
+        let own_timeout = start.timeout_seconds.filter(|seconds| *seconds > 0.0);
+        let timeout = timeout(start.timeout_seconds, terms.default_timeout)?;
+        let unattended = terms.unattended_for(start.pty && stdin_stays_open, own_timeout.map(|_| timeout), usual);
         Ok(Some(Self {
             command: Command { argv, env, cwd: directory(start.cwd)?, stdio },
             stdin,
             stdin_stays_open,
-            timeout: timeout(start.timeout_seconds, terms.default_timeout)?,
+            timeout,
             unattended,
             kept_for: terms.kept_for,
             kill_on_disconnect: start.kill_on_disconnect,

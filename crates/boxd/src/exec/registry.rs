@@ -23,10 +23,10 @@ use super::{
     memory::{Memory, MemoryBudget},
     outcome::{NeverRan, not_started},
     plan::{StreamPlan, Terms},
-    slots::{ExecSlot, ExecSlots},
     spool::Budget,
 };
 use crate::{
+    principal_slots::{Kind, PrincipalSlot, PrincipalSlots},
     processes::{Job, shown},
     programs::Started,
     server::Server,
@@ -39,7 +39,7 @@ const MAX_FORGOTTEN: usize = 4096;
 
 /// What all commands of the sandbox share.
 pub struct Commands {
-    slots: Arc<ExecSlots>,
+    slots: Arc<PrincipalSlots>,
     unattended: Duration,
     memory: MemoryBudget,
     spools: Arc<Budget>,
@@ -101,7 +101,7 @@ type Begun = watch::Receiver<Option<Result<Arc<Command>, ApiError>>>;
 impl Commands {
     pub fn new(limits: &DataplaneLimits) -> Self {
         Self {
-            slots: ExecSlots::new(limits),
+            slots: PrincipalSlots::new(Kind::Commands, limits.execs, limits.execs_per_principal),
             unattended: Duration::from_secs(limits.exec_unattended_seconds),
             memory: MemoryBudget::default(),
             spools: Budget::new(limits.exec_spool_bytes.saturating_mul(SPOOLS)),
@@ -115,8 +115,8 @@ impl Commands {
     }
 
     /// A place for a running command.
-    pub fn slot(&self, claims: &Claims) -> Result<ExecSlot, ApiError> {
-        self.slots.take(claims)
+    pub fn slot(&self, claims: &Claims) -> Result<PrincipalSlot, ApiError> {
+        self.slots.take(&claims.sub)
     }
 
     pub(crate) fn memory(&self, bytes: usize) -> Result<Memory, ApiError> {
@@ -262,7 +262,7 @@ async fn run(
     id: String,
     mut plan: StreamPlan,
     claims: &Claims,
-    (slot, left): (ExecSlot, oneshot::Receiver<()>),
+    (slot, left): (PrincipalSlot, oneshot::Receiver<()>),
     tell: watch::Sender<Option<Result<Arc<Command>, ApiError>>>,
 ) {
     let commands = &server.commands;

@@ -81,8 +81,10 @@ pub fn plan(asked: Execute, server: &Server, shells: Shells) -> Result<(ExecStar
     let kept_for = span("ttl_seconds", asked.ttl_seconds)?;
     let is_terminal = asked.pty == Some(true) || asked.close_stdin != Some(true) && asked.command.as_deref().is_some_and(is_bare_shell);
     let timeout_seconds = asked.timeout_seconds.or(asked.timeout.filter(|_| !is_terminal));
+    // Older clients send one with every command: it must not end a terminal that somebody is using.
+    let unattended_timeout = span("timeout", asked.timeout.filter(|seconds| is_terminal && *seconds > 0.0))?;
     let start = ExecStart { timeout_seconds, ..started(asked, server, shells)? };
-    Ok((start, Terms { unattended, kept_for, ..Terms::timeout(MAX_TIMEOUT) }))
+    Ok((start, Terms { unattended, unattended_timeout, kept_for, ..Terms::timeout(MAX_TIMEOUT) }))
 }
 
 fn started(asked: Execute, server: &Server, shells: Shells) -> Result<ExecStart, ApiError> {

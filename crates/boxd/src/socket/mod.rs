@@ -1,6 +1,7 @@
 //! A client's WebSocket, whatever it is for: the upgrade, the token in the header or the first frame, and the close code at the end.
 
 pub(crate) mod frames;
+mod handshakes;
 mod peer;
 
 use std::{sync::Arc, time::Duration};
@@ -14,13 +15,13 @@ use axum::{
 };
 use cobox_protocol::{
     ApiError, Capability, ErrorCode,
+    control::DataplaneLimits,
     frame::{ClientFrame, MAX_FRAME_BYTES, ServerFrame, close},
 };
 use cobox_token::Claims;
 use futures_util::StreamExt;
 use http::{HeaderMap, header};
 use serde::de::IgnoredAny;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use self::{
     frames::{Dialect, End, Received, encode},
@@ -28,15 +29,20 @@ pub use self::{
 };
 use self::{
     frames::{Sink, Stream, goodbye, receive, send},
+    handshakes::{Handshake, Handshakes},
     peer::converse,
 };
 use crate::{
     answer::{Failure, RequestRecord},
+    principal_slots::{Kind, PrincipalSlot, PrincipalSlots},
     server::Server,
 };
 
-/// Connections that have not shown their token yet; apart from the others, so that strangers can't take their places.
-const MAX_HANDSHAKES: usize = 64;
+/// Connections that have not shown their token yet; apart from the others, so that strangers can't take their places. More than the
+/// gateway lets through at once, so that it is the gateway, which knows their addresses, that decides which one is closed.
+const MAX_HANDSHAKES: usize = 192;
+/// What part of all connections they may be, where that is less.
+const HANDSHAKES_SHARE: usize = 4;
 /// Read at once from a client: keys and small frames as a rule, and there are hundreds of connections.
 const READ_BYTES: usize = 16 * 1024;
 /// How long a connection without a header may take over its `auth` frame.
@@ -44,31 +50,27 @@ const AUTH_WITHIN: Duration = Duration::from_secs(5);
 
 /// Places for streams, of every kind together.
 pub struct Slots {
-    handshakes: Arc<Semaphore>,
-    streams: Arc<Semaphore>,
-    limit: u32,
+    handshakes: Arc<Handshakes>,
+    streams: Arc<PrincipalSlots>,
 }
 
 impl Slots {
-    pub fn new(limit: u32) -> Self {
-        Self { handshakes: Arc::new(Semaphore::new(MAX_HANDSHAKES)), streams: Arc::new(Semaphore::new(limit as usize)), limit }
+    pub fn new(limits: &DataplaneLimits) -> Self {
+        let handshakes = MAX_HANDSHAKES.min(limits.connections as usize / HANDSHAKES_SHARE);
+        let streams = PrincipalSlots::new(Kind::Streams, limits.streams, limits.streams_per_principal);
+        Self { handshakes: Handshakes::new(handshakes), streams }
     }
 
     /// A place for something that stays open.
-    pub fn stream(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        self.streams.clone().try_acquire_owned().map_err(|_| {
-            let message = format!("{} streams are already open in this sandbox; close one and try again", self.limit);
-            ApiError::new(ErrorCode::RateLimited, message)
-        })
+    pub fn stream(&self, claims: &Claims) -> Result<PrincipalSlot, ApiError> {
+        self.streams.take(&claims.sub)
     }
+}
 
-    fn handshake(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        self.handshakes.clone().try_acquire_owned().map_err(|_| {
-            let message =
-                format!("{MAX_HANDSHAKES} connections are waiting for their `auth` frame; try again, or send the token as a header");
-            ApiError::new(ErrorCode::RateLimited, message)
-        })
-    }
+/// Where a connection is counted.
+enum Place {
+    Admitted(Arc<Claims>, PrincipalSlot),
+    Handshake(Handshake),
 }
 
 /// What a route does with an admitted connection.
@@ -92,50 +94,42 @@ pub async fn open<C: Conversation>(
 ) -> Result<Response, Failure> {
     record.needs(C::NEEDS);
     // A token in the header is checked before the upgrade, where a refusal still is an ordinary answer.
-    let claims = match headers.contains_key(header::AUTHORIZATION) {
-        true => Some(Arc::new(server.authority.authorize(&headers, C::NEEDS)?)),
-        false => None,
-    };
-    let (mut handshake, mut slot) = (None, None);
-    match &claims {
-        Some(claims) => {
+    let place = match headers.contains_key(header::AUTHORIZATION) {
+        true => {
+            let claims = Arc::new(server.authority.authorize(&headers, C::NEEDS)?);
             record.came_from(claims.clone());
-            slot = Some(server.slots.stream()?);
+            let slot = server.slots.stream(&claims)?;
+            Place::Admitted(claims, slot)
         }
-        None => handshake = Some(server.slots.handshake()?),
-    }
+        false => Place::Handshake(server.slots.handshakes.begin()),
+    };
     let upgrade = upgrade.map_err(|e| ApiError::invalid(format!("this route is a WebSocket: {e}")))?;
     let tasks = server.tasks.clone();
-    let talk = move |socket| tasks.track_future(talk(server, socket, claims, record, (handshake, slot), conversation));
+    let talk = move |socket| tasks.track_future(talk(server, socket, record, place, conversation));
     let upgrade = upgrade.read_buffer_size(READ_BYTES).max_message_size(MAX_FRAME_BYTES).max_frame_size(MAX_FRAME_BYTES);
     Ok(upgrade.on_upgrade(talk))
 }
 
-async fn talk<C: Conversation>(
-    server: Arc<Server>,
-    socket: WebSocket,
-    claims: Option<Arc<Claims>>,
-    record: Arc<RequestRecord>,
-    (handshake, slot): (Option<OwnedSemaphorePermit>, Option<OwnedSemaphorePermit>),
-    conversation: C,
-) {
+async fn talk<C: Conversation>(server: Arc<Server>, socket: WebSocket, record: Arc<RequestRecord>, place: Place, conversation: C) {
     let (mut sink, mut stream) = socket.split();
-    let admitted = match claims {
-        Some(claims) => Ok(claims),
-        None => {
+    let admitted = match place {
+        Place::Admitted(claims, slot) => Ok((claims, slot)),
+        Place::Handshake(handshake) => {
             let hello = tokio::time::timeout(AUTH_WITHIN, authenticate(&server, &mut sink, &mut stream, C::NEEDS));
-            tokio::select! {
+            let claims = tokio::select! {
+                // In this order: a client that has just authenticated doesn't make room any more.
+                biased;
                 hello = hello => hello.unwrap_or_else(|_| Err(auth_timeout())),
+                () = handshake.must_close() => Err(made_room().into()),
                 () = server.shutdown.cancelled() => Err(End::plain(close::GOING_AWAY)),
-            }
+            };
+            claims.and_then(|claims| {
+                record.came_from(claims.clone());
+                let slot = server.slots.stream(&claims)?;
+                Ok((claims, slot))
+            })
         }
     };
-    drop(handshake);
-    let admitted = admitted.and_then(|claims| {
-        record.came_from(claims.clone());
-        let slot = slot.map_or_else(|| server.slots.stream(), Ok)?;
-        Ok((claims, slot))
-    });
     let (end, open) = match admitted {
         Ok((claims, _slot)) => {
             let open = server.authority.open(claims.clone());
@@ -161,6 +155,11 @@ async fn authenticate(server: &Server, sink: &mut Sink, stream: &mut Stream, nee
     let claims = server.authority.authorize_token(token.expose(), needs)?;
     send(sink, encode(&auth_ok(&claims))).await?;
     Ok(Arc::new(claims))
+}
+
+fn made_room() -> ApiError {
+    let message = "too many connections have not sent their `auth` frame, and the oldest is closed; send the token as a header";
+    ApiError::new(ErrorCode::RateLimited, message)
 }
 
 fn auth_timeout() -> End {

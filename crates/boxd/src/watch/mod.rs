@@ -21,7 +21,6 @@ use cobox_protocol::{
 };
 use futures_util::{Stream, stream};
 use http::{HeaderMap, Uri, header};
-use tokio::sync::OwnedSemaphorePermit;
 
 pub use self::watcher::Watching;
 use self::{journal::Next, tree::frame, watcher::Reader};
@@ -30,6 +29,7 @@ use crate::{
     auth::{Caller, FsRead, OpenStream},
     files::{SandboxPath, query_values},
     listen::Connection,
+    principal_slots::PrincipalSlot,
     server::Server,
 };
 
@@ -68,7 +68,7 @@ pub async fn watch(
     };
     let asked = headers.get(LAST_EVENT_ID).and_then(|v| v.to_str().ok()).map(str::to_owned);
     let asked = asked.or_else(|| query_values(&uri, "cursor").next().map(|c| String::from_utf8_lossy(&c).into_owned()));
-    let slot = server.slots.stream()?;
+    let slot = server.slots.stream(&caller.claims)?;
     let reader = caller.stream.until_revoked(server.watching.watch(&server.files, path.clone(), recursive)).await?;
     caller.stream.ends_connection(&connection);
     let resumed = asked.as_deref().map(|asked| number_in(asked, server.watching.life()));
@@ -108,7 +108,7 @@ struct Events {
     ends_at: Timestamp,
     open: OpenStream,
     record: Arc<RequestRecord>,
-    _slot: OwnedSemaphorePermit,
+    _slot: PrincipalSlot,
 }
 
 impl Events {

@@ -173,6 +173,30 @@ async fn what_is_not_known_is_refused_by_name_on_every_route() {
     }
 }
 
+#[tokio::test]
+async fn a_body_is_refused_on_every_route_that_takes_none_once_its_sender_is_known() {
+    let boxd = TestBoxd::start();
+    std::fs::write(boxd.host("/workspace/a"), "kept").unwrap();
+    let document = document();
+    let is_own = |o: &&Operation| langsmith::operation(o.path).is_none() && !o.is_socket() && !o.needed().is_empty();
+    for operation in routes::all().iter().filter(is_own) {
+        if document["paths"][operation.path][operation.method].get("requestBody").is_some() {
+            continue;
+        }
+        let method = Method::from_bytes(operation.method.to_ascii_uppercase().as_bytes()).unwrap();
+        let path = example(operation.path);
+        let call = || boxd.call(method.clone(), &path).body(r#"{"dry_run": true}"#);
+        assert_eq!(call().without("authorization").send().await.status.as_u16(), 401, "{method} {path}");
+        let answer = call().send().await.ok(400);
+        if method != Method::HEAD {
+            let told = answer.refused(400, "INVALID_REQUEST");
+            assert!(told.starts_with("dry_run: is not a field of this request"), "{method} {path}: {told}");
+        }
+    }
+    assert_eq!(std::fs::read(boxd.host("/workspace/a")).unwrap(), b"kept");
+    boxd.delete("/v1/files/workspace/a").body("{}").send().await.ok(204);
+}
+
 #[test]
 fn the_query_parameters_that_are_documented_are_those_that_are_taken() {
     let document = document();

@@ -9,6 +9,7 @@ use http::{HeaderMap, Uri, request::Parts};
 
 use super::{
     Api,
+    body::UnwantedBody,
     error::{Failure, Seen},
     limits,
 };
@@ -60,6 +61,7 @@ impl FromRequestParts<Api> for Authenticated {
         };
         let route = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
         api.pay(parts.extensions.get::<Seen>(), &caller.principal, limits::class(&parts.method, route))?;
+        UnwantedBody::must_be_empty(&parts.extensions).await?;
         let authority = api.deployment.thread_authority.as_ref();
         let caller = Caller { thread_credential: authority.and_then(|a| a.credential(&parts.headers)), ..caller };
         let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);

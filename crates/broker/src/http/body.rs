@@ -1,16 +1,24 @@
 //! Request bodies: JSON of a bounded size that arrives in time, and an error that names the field.
 
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use axum::{
     body::{Body, Bytes, to_bytes},
     extract::{FromRequest, Request},
 };
-use cobox_protocol::{ApiError, ErrorCode, json::read_object};
+use cobox_gateway::TooSlow;
+use cobox_protocol::{
+    ApiError, ErrorCode,
+    json::{must_be_empty, read_object},
+};
+use http::Extensions;
 use serde::de::DeserializeOwned;
 
 use super::error::Failure;
-use crate::paced::{BodyError, TooSlow};
 
 /// Largest control-plane request, in bytes: the longest sensible one is a few KiB.
 const MAX_BODY_BYTES: usize = 1024 * 1024;
@@ -46,6 +54,26 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for MaybeJsonBody<T> {
 #[serde(deny_unknown_fields)]
 pub struct NoFields {}
 
+/// The body of a request whose route takes none. It is left unread until its sender is known.
+#[derive(Clone)]
+pub struct UnwantedBody(Arc<Mutex<Option<Body>>>);
+
+impl UnwantedBody {
+    pub fn new(body: Body) -> Self {
+        Self(Arc::new(Mutex::new(Some(body))))
+    }
+
+    /// Called when the sender of a request is authenticated.
+    pub async fn must_be_empty(extensions: &Extensions) -> Result<(), Failure> {
+        let Some(Self(body)) = extensions.get::<Self>() else { return Ok(()) };
+        let body = body.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match body {
+            Some(body) => Ok(must_be_empty(&read(body).await?)?),
+            None => Ok(()),
+        }
+    }
+}
+
 pub async fn read(body: Body) -> Result<Bytes, Failure> {
     read_at_most(body, MAX_BODY_BYTES).await
 }
@@ -58,11 +86,7 @@ pub async fn read_at_most(body: Body, limit: usize) -> Result<Bytes, Failure> {
     };
     collected.map_err(|e| {
         let causes = || std::iter::successors(Some(&e as &dyn Error), |e| (*e).source());
-        let too_slow = causes().find_map(|cause| match cause.downcast_ref::<BodyError>() {
-            Some(BodyError::TooSlow(too_slow)) => Some(*too_slow),
-            _ => cause.downcast_ref::<TooSlow>().copied(),
-        });
-        Failure::from(match too_slow {
+        Failure::from(match TooSlow::among_causes(&e) {
             Some(too_slow) => ApiError::invalid(too_slow.to_string()),
             None if causes().any(|cause| cause.is::<http_body_util::LengthLimitError>()) => {
                 ApiError::new(ErrorCode::TooLarge, format!("the body is larger than {limit} bytes"))

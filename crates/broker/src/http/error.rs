@@ -17,6 +17,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 
 use super::{langsmith, request_log::RequestLine, trace::TraceContext};
 use crate::{
+    domain::model::Principal,
     metrics::{Answered, Metrics},
     traces::TraceSink,
 };
@@ -86,10 +87,11 @@ impl Seen {
         Self(Arc::new(SeenParts { connection, ..SeenParts::default() }))
     }
 
-    pub fn asker(&self, principal: &str) {
-        self.0.connection.mark_authenticated();
+    /// Refused where the principal has too many connections.
+    pub fn asker(&self, principal: &Principal) -> Result<(), ApiError> {
         // Whoever was authenticated first stays.
-        let _ = self.0.principal.set(principal.to_owned());
+        let _ = self.0.principal.set(principal.name.clone());
+        self.0.connection.mark_authenticated(&principal.workspace, &principal.name)
     }
 
     pub fn session(&self, id: &SessionId) {

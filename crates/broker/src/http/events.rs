@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 
 use super::{
     Api, Routes,
+    body::UnwantedBody,
     error::{Failure, Seen},
     paging::Params,
     sessions::session_id,
@@ -67,6 +68,7 @@ async fn events(
     }
     let pay = |who: &Principal| api.pay(extensions.get::<Seen>(), who, Class::Request);
     let watch = api.events.open(shown, &session_id(&id)?, from, &pay).await?;
+    UnwantedBody::must_be_empty(&extensions).await?;
     let request_id = extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
     let (sender, receiver) = mpsc::channel(WAITING);
     let preamble = preamble(&watch);

@@ -3,6 +3,7 @@
 use std::{net::IpAddr, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use axum::response::{IntoResponse, Response};
+use cobox_gateway::ClientAddress;
 use cobox_protocol::ApiError;
 use http::{Method, StatusCode};
 
@@ -10,10 +11,7 @@ use super::{
     Api,
     error::{Failure, Seen},
 };
-use crate::domain::{
-    model::Principal,
-    rates::{Class, Source},
-};
+use crate::domain::{model::Principal, rates::Class};
 
 /// How long the refusal of one failure too many takes. Every credential is checked, because it may be a good one: this bounds how many an
 /// address can have checked to one a second for each connection it may have.
@@ -33,7 +31,7 @@ pub async fn limit_failures(api: &Api, Peer(address): Peer, response: Response, 
     if !is_refused || is_known {
         return response;
     }
-    match api.rates.failed(Source::from(address), api.deployment.now()) {
+    match api.rates.failed(ClientAddress::from(address), api.deployment.now()) {
         Ok(()) => response,
         Err(limited) => {
             api.metrics.rate_limited.fetch_add(1, Relaxed);
@@ -47,7 +45,7 @@ impl Api {
     /// Notes who asks, and counts the request, or says when to come again.
     pub fn pay(&self, seen: Option<&Seen>, principal: &Principal, class: Class) -> Result<(), ApiError> {
         if let Some(seen) = seen {
-            seen.asker(&principal.name);
+            seen.asker(principal)?;
         }
         self.rates.ask(principal, class, self.deployment.now()).inspect_err(|_| {
             self.metrics.rate_limited.fetch_add(1, Relaxed);

@@ -432,6 +432,7 @@ impl FakeBoxd {
 
     fn client_door(self: &Arc<Self>) -> Router {
         Router::new()
+            .route("/v1/whole", post(|whole: Bytes| async move { whole.len().to_string() }))
             .route("/v1/echo", post(|request: Request| async move { Body::new(request.into_body()) }))
             .route("/v1/ws", any(websocket))
             .route("/v1/html", get(page))

@@ -60,6 +60,29 @@ async fn a_link_opens_one_file_for_one_method_and_is_not_seen_by_the_sandbox() {
 }
 
 #[tokio::test]
+async fn a_query_parameter_beside_a_link_is_checked_as_on_any_other_route() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let links = format!("{}/file-links", session_path(&made));
+    let browser = Client { key: None, ..ann.clone() };
+    let got = ann.post(&links, json!({ "path": "/download" })).await.ok(200);
+    for unknown in ["restrict=1", "path=/workspace/other", "h%61sh=sha256", "sync=false", "x"] {
+        let answer = browser.get(&format!("{}&{unknown}", path(&got))).await;
+        let message = answer.message();
+        assert_eq!(answer.error(400), "INVALID_REQUEST", "{unknown}");
+        assert!(message.contains("is not a query parameter of this route"), "{message}");
+    }
+    assert!(world.provider.boxd(&sandbox_id(&made)).seen.lock().unwrap().is_empty());
+    browser.get(&format!("{}&hash=sha256", path(&got))).await.ok(200);
+    let seen = world.provider.boxd(&sandbox_id(&made)).seen.lock().unwrap().last().unwrap().clone();
+    assert_eq!(seen.uri, "/v1/files/download?hash=sha256");
+    // Nothing is said of it to a client whose link is not good.
+    assert_eq!(browser.get(&format!("/dp/{}/v1/files/a?link=x.y.z&restrict=1", sandbox_id(&made))).await.error(401), "UNAUTHENTICATED");
+}
+
+#[tokio::test]
 async fn a_link_is_short_and_ends_with_its_session_its_principals_key_or_by_its_id() {
     let world = World::new();
     let broker = world.start().await;

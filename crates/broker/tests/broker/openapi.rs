@@ -178,6 +178,40 @@ async fn an_unknown_field_is_refused_by_name_on_every_route_that_takes_a_body() 
 }
 
 #[tokio::test]
+async fn a_body_is_refused_on_every_route_that_takes_none_once_its_sender_is_known() {
+    let world = World::new();
+    let broker = world.start().await;
+    let admin = broker.key("root", PrincipalKind::Operator).await;
+    let anyone = Client { key: None, ..admin.clone() };
+    let mut count = 0;
+    for (method, path, operation) in own_operations() {
+        let needs_key = operation["security"].as_array().is_some_and(|security| !security.is_empty());
+        if operation.get("requestBody").is_some() || !needs_key {
+            continue;
+        }
+        let with = |who: &Client, body: Value| {
+            let (who, method, path) = (who.clone(), method.clone(), path.clone());
+            async move { who.call(method, &path, Some(body), &[]).await }
+        };
+        assert_eq!(with(&anyone, json!({ "dry_run": true })).await.error(401), "UNAUTHENTICATED", "{method} {path}");
+        let answer = with(&admin, json!({ "dry_run": true })).await;
+        let message = answer.message();
+        assert_eq!(answer.error(400), "INVALID_REQUEST", "{method} {path}");
+        assert!(message.starts_with("dry_run: is not a field of this request"), "{method} {path}: {message}");
+        assert!(!with(&admin, json!({})).await.message().contains("takes no body"), "{method} {path}");
+        count += 1;
+    }
+    assert!(count > 15, "only {count} routes were tried");
+    // What was asked for as a trial has not happened.
+    let made = admin.ensure("t").await;
+    assert_eq!(
+        admin.call(Method::DELETE, &session_path(&made), Some(json!({ "keep_files": true })), &[]).await.error(400),
+        "INVALID_REQUEST"
+    );
+    assert_eq!(admin.get(&session_path(&made)).await.ok(200)["session_id"], made["session_id"]);
+}
+
+#[tokio::test]
 async fn a_restriction_that_is_not_understood_is_refused() {
     let world = World::new();
     let broker = world.start().await;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cobox_broker::BodyLimits;
 use cobox_protocol::{Secret, key::PrincipalKind};
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -104,6 +105,49 @@ async fn an_authenticated_connection_is_not_closed_for_new_ones() {
     assert_eq!(answer(&mut known).await.0, 200);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_hold_connections_leave_health_and_other_keys_working() {
+    let mut world = World::new();
+    world.config.max_connections = 64;
+    let broker = world.start().await;
+    let (ann, bob, eve) = (broker.human("ann").await, broker.human("bob").await, broker.human("eve").await);
+    let half = |who: &Client| head(SESSIONS, who.key.as_ref().map(Secret::expose), 1000) + "{\"thread_id\": ";
+    let is_well = async || {
+        let asked = Client { key: None, ..ann.clone() };
+        timeout(PATIENCE, asked.get("/healthz")).await.expect("the broker answers").ok(200);
+    };
+    // One principal has half of the connections at most.
+    let held = hold(&ann, &half(&ann), 32, 8).await;
+    is_well().await;
+    timeout(PATIENCE, bob.ensure("t")).await.expect("another key gets in");
+    let _others = hold(&eve, &half(&eve), 20, 0).await;
+    is_well().await;
+    // Those that never authenticate make room where there is none left.
+    let mut silent = Vec::new();
+    for _ in 0..40 {
+        silent.push(ask(&ann, b"").await);
+    }
+    is_well().await;
+    drop(held);
+    timeout(PATIENCE, bob.ensure("u")).await.expect("another key gets in");
+}
+
+/// Opens so many connections with the same half request, of which so many are held, for as long as what is returned, and the others
+/// refused.
+async fn hold(client: &Client, half: &str, taken: usize, refused: usize) -> impl Sized + use<> {
+    let mut streams = Vec::new();
+    for _ in 0..taken + refused {
+        streams.push(ask(client, half.as_bytes()).await);
+    }
+    let mut answers: FuturesUnordered<_> = streams.into_iter().map(|mut stream| async move { answer(&mut stream).await }).collect();
+    for _ in 0..refused {
+        let (status, said) = timeout(PATIENCE, answers.next()).await.expect("an answer").unwrap();
+        assert_eq!((status, &said["error"]["code"]), (429, &Value::from("RATE_LIMITED")), "{said}");
+    }
+    assert_eq!(answers.len(), taken);
+    answers
+}
+
 #[tokio::test]
 async fn no_body_is_read_before_its_sender_is_known() {
     let world = World::new();
@@ -155,6 +199,11 @@ async fn a_body_that_stalls_is_refused_at_the_broker_and_at_the_gateway() {
         assert_eq!(status, 400, "{said}");
         assert!(said["error"]["message"].as_str().unwrap().starts_with(message), "{said}");
     }
+    let whole = format!("POST /dp/{}/v1/whole", sandbox_id(&made));
+    let mut stream = ask(&ann, (head(&whole, Some(token), 1000) + "half").as_bytes()).await;
+    let (status, said) = timeout(PATIENCE, answer(&mut stream)).await.unwrap();
+    assert_eq!(status, 400, "{said}");
+    assert!(said["error"]["message"].as_str().unwrap().starts_with("the body arrived at less than 1024 bytes a second"), "{said}");
     // The sandbox has answered by then: its answer ends with the body that it echoes.
     let mut stream = ask(&ann, (head(&upload, Some(token), 1000) + "half").as_bytes()).await;
     let mut echoed = Vec::new();
@@ -188,6 +237,71 @@ async fn a_refused_upload_gets_its_real_status_while_its_body_still_arrives() {
             assert_eq!(got, if is_small_enough { 400 } else { status }, "{route}, {megabytes} MiB: {said}");
         }
     }
+}
+
+/// Writes all of a body before it reads anything.
+async fn upload(client: &Client, route: &str, credential: Option<&str>, is_chunked: bool, megabytes: usize) -> u16 {
+    let head = head(route, credential, megabytes << 20);
+    let (head, piece) = match is_chunked {
+        true => (
+            head.replace(&format!("content-length: {}", megabytes << 20), "transfer-encoding: chunked"),
+            [&b"100000\r\n"[..], &vec![b' '; 1 << 20], b"\r\n"].concat(),
+        ),
+        false => (head, vec![b' '; 1 << 20]),
+    };
+    let mut stream = ask(client, head.as_bytes()).await;
+    for _ in 0..megabytes {
+        stream.write_all(&piece).await.unwrap_or_else(|e| panic!("{route}: {e}"));
+    }
+    if is_chunked {
+        stream.write_all(b"0\r\n\r\n").await.unwrap();
+    }
+    timeout(PATIENCE, answer(&mut stream)).await.unwrap().0
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_upload_of_any_size_gets_its_status_on_every_path() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let token = made["token"].as_str().unwrap();
+    let session = made["session_id"].as_str().unwrap();
+    for base in [format!("/dp/{}", sandbox_id(&made)), format!("/v1/sandbox/relay/{session}")] {
+        for is_chunked in [false, true] {
+            // More than the 64 MiB that were once read at most.
+            assert_eq!(upload(&ann, &format!("PUT {base}/v1/refused"), Some(token), is_chunked, 70).await, 403, "{base}");
+            assert_eq!(upload(&ann, &format!("PUT {base}/v1/files/a"), None, is_chunked, 70).await, 401, "{base}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_refused_upload_that_stalls_is_cut() {
+    let mut world = World::new();
+    world.config.body_limits = BodyLimits { grace_seconds: 1, ..BodyLimits::default() };
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let mut stream = ask(&ann, (head(SESSIONS, None, 1 << 20) + "half").as_bytes()).await;
+    assert_eq!(timeout(PATIENCE, answer(&mut stream)).await.unwrap().0, 401);
+    let mut rest = Vec::new();
+    assert_eq!(timeout(PATIENCE, stream.read_to_end(&mut rest)).await.unwrap().unwrap_or(0), 0);
+}
+
+#[tokio::test]
+async fn a_refused_upload_that_is_still_read_makes_room_for_newer_connections() {
+    let mut world = World::new();
+    world.config.max_unauthenticated_connections = 4;
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let mut refused = ask(&ann, (head(SESSIONS, None, 1 << 20) + "half").as_bytes()).await;
+    assert_eq!(timeout(PATIENCE, answer(&mut refused)).await.unwrap().0, 401);
+    let mut newer = Vec::new();
+    for _ in 0..4 {
+        newer.push(ask(&ann, b"").await);
+    }
+    let mut rest = Vec::new();
+    assert_eq!(timeout(PATIENCE, refused.read_to_end(&mut rest)).await.unwrap().unwrap_or(0), 0);
 }
 
 #[tokio::test]

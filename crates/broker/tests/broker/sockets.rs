@@ -176,6 +176,44 @@ async fn a_connection_that_says_nothing_is_closed() {
     assert_eq!(refused(socket).await, ("UNAUTHENTICATED".to_owned(), 4408));
 }
 
+/// Opens a socket that says nothing, again and again as often as it is closed; one signal each time.
+async fn stay_silent(broker: std::net::SocketAddr, id: SandboxId, opened: tokio::sync::mpsc::UnboundedSender<()>) {
+    loop {
+        let request = format!("ws://{broker}/dp/{id}/v1/ws").into_client_request().unwrap();
+        let stream = TcpStream::connect(broker).await.unwrap();
+        // One that made room while it was opened is opened again, too.
+        if let Ok((mut socket, _)) = tokio_tungstenite::client_async(request, stream).await {
+            if opened.send(()).is_err() {
+                return;
+            }
+            while let Some(Ok(_)) = socket.next().await {}
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_sockets_that_are_opened_again_and_again_keep_no_valid_client_out() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let id = sandbox_id(&made);
+    let (opened, mut openings) = tokio::sync::mpsc::unbounded_channel();
+    // More than have a place, so that they close one another all the time.
+    let silent: Vec<_> = (0..160).map(|_| tokio::spawn(stay_silent(broker.addr, id.clone(), opened.clone()))).collect();
+    for _ in 0..160 {
+        openings.recv().await.unwrap();
+    }
+    for _ in 0..3 {
+        let mut socket = open(&broker, &id, None).await;
+        socket.send(auth(&made["token"])).await.unwrap();
+        assert_eq!(echoed(&mut socket).await["token"], made["token"]);
+        Client { key: None, ..ann.clone() }.get(&format!("/dp/{id}/healthz")).await.ok(200);
+        ann.with(&made["token"]).get(&format!("/dp/{id}/v1/x")).await.ok(200);
+    }
+    silent.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
 #[tokio::test]
 async fn a_fresh_token_on_the_way_is_checked_too() {
     let world = World::new();

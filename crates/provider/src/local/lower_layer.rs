@@ -43,6 +43,8 @@ pub const HOST_ROOT: &str = "host";
 const UNPACKED_PREFIX: &str = "rootfs-";
 /// Part of the host layer's name. Layers of version 1 could be changed by other local users and are not reused.
 const LAYER_VERSION: &str = "2";
+/// An empty file beside the layers that marks that no layer has a set-id bit any more. Layers unpacked later never have one.
+const SET_ID_CLEARED: &str = "set-id-cleared";
 /// Prefix of the name of an incomplete layer.
 const UNFINISHED_PREFIX: char = '.';
 
@@ -93,23 +95,32 @@ pub fn remove_unfinished(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Closes the directory of lower layers to other users. Older versions left it open and kept the set-id bits of unpacked files. If the
-/// directory is still open, these bits may still be set and are cleared.
+/// Closes the directory of lower layers to other users, and clears the set-id bits that older versions kept: once, whatever mode the
+/// directory had.
 pub fn restrict_dir(dir: &Path) -> anyhow::Result<()> {
-    let is_open = fs::metadata(dir).is_ok_and(|m| m.mode() & 0o077 != 0);
-    if is_open {
-        for entry in fs::read_dir(dir)?.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(UNPACKED_PREFIX)) {
-            // A failure is not fatal: once the directory is closed, no other user can reach such a file.
-            if let Err(error) = untrusted_tree::clear_set_id(&entry.path()) {
-                tracing::warn!(layer = %entry.path().display(), %error, "clearing the set-id bits of an unpacked root filesystem failed");
-            }
+    let was_open = private_dir(dir)?;
+    let mark = dir.join(SET_ID_CLEARED);
+    let is_cleared = mark.exists();
+    if !was_open && is_cleared {
+        return Ok(());
+    }
+    let mut all_cleared = true;
+    for entry in fs::read_dir(dir)?.flatten().filter(|e| is_unpacked_name(&e.file_name().to_string_lossy())) {
+        // A failure is not fatal: no other user can reach the file now. The next start tries again.
+        if let Err(error) = untrusted_tree::clear_set_id(&entry.path()) {
+            all_cleared = false;
+            tracing::warn!(layer = %entry.path().display(), %error, "clearing the set-id bits of an unpacked root filesystem failed");
+        }
+        if was_open {
             tracing::warn!(
                 layer = %entry.path().display(),
                 "an unpacked root filesystem was in a directory that other local users could enter; if this machine has users you do not trust, remove it: it is unpacked again from its archive"
             );
         }
     }
-    private_dir(dir)?;
+    if all_cleared && !is_cleared {
+        File::create(&mark).and_then(|mark| mark.sync_all()).with_context(|| mark.display().to_string())?;
+    }
     Ok(())
 }
 
@@ -342,6 +353,26 @@ mod tests {
         assert_eq!(["d/f0", "d"].map(|name| mode(&made.lower.join(name))), [0o755, 0o1777]);
         assert_eq!(mode(&bases), 0o700);
         restrict_dir(&dir.path().join("none")).unwrap();
+    }
+
+    #[test]
+    fn set_id_bits_of_old_layers_are_cleared_once_whatever_mode_their_directory_had() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = RootSource::Rootfs(archive(dir.path(), 1));
+        for mode_before in [0o700, 0o755] {
+            let bases = dir.path().join(format!("base-{mode_before:o}"));
+            let file = prepare(&bases, &source, &LocalOptions::default(), false).unwrap().lower.join("d/f0");
+            let set_id = || fs::set_permissions(&file, fs::Permissions::from_mode(0o6755)).unwrap();
+            let mode = || fs::metadata(&file).unwrap().mode() & 0o7777;
+            set_id();
+            fs::set_permissions(&bases, fs::Permissions::from_mode(mode_before)).unwrap();
+            restrict_dir(&bases).unwrap();
+            assert_eq!(mode(), 0o755, "{mode_before:o}");
+            // Later starts don't look at every file again.
+            set_id();
+            restrict_dir(&bases).unwrap();
+            assert_eq!(mode(), 0o6755, "{mode_before:o}");
+        }
     }
 
     #[test]

@@ -1,0 +1,66 @@
+//! Connections that have not shown their token yet. At the limit the oldest is closed, never the new one refused, so that a client with a
+//! good token always has the moment it needs to show it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio_util::sync::CancellationToken;
+
+pub struct Handshakes {
+    max: usize,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    next: u64,
+    /// By number, so oldest first.
+    open: BTreeMap<u64, CancellationToken>,
+}
+
+impl Handshakes {
+    pub fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self { max, table: Mutex::default() })
+    }
+
+    pub fn begin(self: &Arc<Self>) -> Handshake {
+        let close = CancellationToken::new();
+        let mut table = self.table();
+        let number = table.next;
+        table.next += 1;
+        table.open.insert(number, close.clone());
+        if table.open.len() > self.max
+            && let Some((_, oldest)) = table.open.pop_first()
+        {
+            oldest.cancel();
+        }
+        Handshake { handshakes: self.clone(), number, close }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Nothing in between can panic.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One connection, counted until this is dropped.
+pub struct Handshake {
+    handshakes: Arc<Handshakes>,
+    number: u64,
+    close: CancellationToken,
+}
+
+impl Handshake {
+    /// Resolves when the connection has to make room for a newer one.
+    pub async fn must_close(&self) {
+        self.close.cancelled().await;
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        self.handshakes.table().open.remove(&self.number);
+    }
+}

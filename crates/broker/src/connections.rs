@@ -1,0 +1,158 @@
+//! The connections of a listener, by who has authenticated on them. One principal has half of them at most, and all principals together
+//! leave some, so that a client without a credential is answered and one with another key gets in.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use cobox_gateway::UnauthenticatedConnection;
+use cobox_protocol::{ApiError, ErrorCode};
+
+/// What one principal may have of all connections.
+const SHARE_OF_PRINCIPAL: usize = 2;
+/// What stays free of clients that have authenticated.
+const SHARE_OF_OTHERS: usize = 8;
+
+/// A workspace and a principal of it.
+type Who = (String, String);
+
+/// Connections whose client has authenticated.
+pub struct AuthenticatedConnections {
+    max_total: usize,
+    max_per_principal: usize,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    total: usize,
+    by_principal: HashMap<Who, usize>,
+}
+
+impl AuthenticatedConnections {
+    /// For a listener with so many connections.
+    pub fn new(connections: usize) -> Arc<Self> {
+        let max_total = (connections - (connections / SHARE_OF_OTHERS).max(1).min(connections)).max(1);
+        let max_per_principal = connections.div_ceil(SHARE_OF_PRINCIPAL).min(max_total);
+        Arc::new(Self { max_total, max_per_principal, table: Mutex::default() })
+    }
+
+    fn enter(self: &Arc<Self>, who: Who) -> Result<AuthenticatedSlot, ApiError> {
+        let mut table = self.table();
+        let own = table.by_principal.get(&who).copied().unwrap_or_default();
+        if own >= self.max_per_principal {
+            let message = format!("{} has {own} connections open to this broker, the most for one principal; close some", who.1);
+            return Err(ApiError::new(ErrorCode::RateLimited, message));
+        }
+        if table.total >= self.max_total {
+            let message = format!("the broker has {} connections of authenticated clients, the most it takes; try again", table.total);
+            return Err(ApiError::new(ErrorCode::RateLimited, message));
+        }
+        table.total += 1;
+        table.by_principal.insert(who.clone(), own + 1);
+        drop(table);
+        Ok(AuthenticatedSlot { all: self.clone(), who })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Nothing in between can panic and leave one count without the other.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A place, given back when dropped.
+struct AuthenticatedSlot {
+    all: Arc<AuthenticatedConnections>,
+    who: Who,
+}
+
+impl Drop for AuthenticatedSlot {
+    fn drop(&mut self) {
+        let mut table = self.all.table();
+        table.total -= 1;
+        if let Some(own) = table.by_principal.get_mut(&self.who) {
+            *own -= 1;
+            if *own == 0 {
+                table.by_principal.remove(&self.who);
+            }
+        }
+    }
+}
+
+/// One connection of a client.
+pub struct ClientConnection {
+    entered: UnauthenticatedConnection,
+    all: Arc<AuthenticatedConnections>,
+    state: Mutex<State>,
+}
+
+enum State {
+    Unknown,
+    /// Counted for the first principal; behind a proxy others may follow on the same connection.
+    Known {
+        _slot: AuthenticatedSlot,
+    },
+    /// Over, or a WebSocket by now: those have limits of their own.
+    Ended,
+}
+
+impl ClientConnection {
+    pub fn new(entered: UnauthenticatedConnection, all: Arc<AuthenticatedConnections>) -> Self {
+        Self { entered, all, state: Mutex::new(State::Unknown) }
+    }
+
+    /// Called with every request whose credential is good. The first may be refused; its connection then stays one that makes room.
+    pub fn authenticated(&self, workspace: &str, principal: &str) -> Result<(), ApiError> {
+        let mut state = self.state();
+        if matches!(*state, State::Unknown) {
+            let slot = self.all.enter((workspace.to_owned(), principal.to_owned()))?;
+            self.entered.leave();
+            *state = State::Known { _slot: slot };
+        }
+        Ok(())
+    }
+
+    /// Nothing counts it any more.
+    pub fn ended(&self) {
+        self.entered.leave();
+        *self.state() = State::Ended;
+    }
+
+    /// Resolves when it has to make room for a newer one.
+    pub fn must_close(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.entered.must_close()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each change is a single assignment.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cobox_gateway::{ClientAddress, UnauthenticatedConnections};
+
+    use super::*;
+
+    #[test]
+    fn one_principal_has_half_of_the_connections_and_all_together_leave_an_eighth() {
+        let (unauthenticated, all) = (UnauthenticatedConnections::new(100, None), AuthenticatedConnections::new(16));
+        let connect = || ClientConnection::new(unauthenticated.register(ClientAddress::default()), all.clone());
+        let known = |principal: &str| {
+            let connection = connect();
+            connection.authenticated("default", principal).map(|()| connection)
+        };
+        let mut held: Vec<_> = (0..8).map(|_| known("ann").unwrap()).collect();
+        assert!(known("ann").is_err_and(|e| e.message.starts_with("ann has 8 connections open")));
+        held[0].authenticated("default", "bob").unwrap();
+        held.extend((0..6).map(|_| known("bob").unwrap()));
+        assert!(known("carl").is_err_and(|e| e.message.starts_with("the broker has 14 connections")));
+        held[0].ended();
+        assert!(known("carl").is_ok());
+        drop(held);
+        assert!(all.table().by_principal.is_empty());
+        assert_eq!([1, 2, 4096].map(|n| AuthenticatedConnections::new(n).max_total), [1, 1, 3584]);
+    }
+}
