@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     answer::{Failure, RequestRecord},
     body::UnwantedBody,
+    clock::{Clock, until},
     listen::Connection,
     server::Server,
 };
@@ -64,6 +65,7 @@ impl View {
 
 pub struct Authority {
     sandbox: SandboxId,
+    pub clock: Arc<dyn Clock>,
     view: watch::Sender<Arc<View>>,
     requests: AtomicU64,
     /// When the broker last sent a request, or when boxd started. Not the wall clock, which may jump.
@@ -81,10 +83,11 @@ struct Stream {
 }
 
 impl Authority {
-    pub fn new(sandbox: SandboxId, state: &ControlState) -> Result<Self, String> {
+    pub fn new(sandbox: SandboxId, state: &ControlState, clock: Arc<dyn Clock>) -> Result<Self, String> {
         let view = View::new(&sandbox, state)?;
         Ok(Self {
             sandbox,
+            clock,
             view: watch::Sender::new(Arc::new(view)),
             requests: AtomicU64::new(0),
             last_broker_request: Mutex::new(Instant::now()),
@@ -167,6 +170,12 @@ impl Authority {
         Ok(claims)
     }
 
+    /// Resolves with the reason when a token expires.
+    pub async fn expired(&self, claims: &Claims) -> ApiError {
+        until(&*self.clock, Timestamp::from_unix(claims.exp)).await;
+        ApiError::new(ErrorCode::TokenExpired, TokenError::Expired.to_string())
+    }
+
     fn verify(&self, token: &str) -> Result<Claims, ApiError> {
         if token.starts_with(API_KEY_PREFIX) {
             let message = "this is an API key; a sandbox takes tokens only: negotiate with the broker for one";
@@ -177,7 +186,7 @@ impl Authority {
             return Err(ApiError::new(ErrorCode::Unauthenticated, message));
         }
         let view = self.view();
-        let claims = view.keys.verify(token, Timestamp::now()).map_err(|e| ApiError::new(e.code(), e.to_string()))?;
+        let claims = view.keys.verify(token, self.clock.now()).map_err(|e| ApiError::new(e.code(), e.to_string()))?;
         match view.refusal(&claims) {
             Some(refusal) => Err(refusal),
             None => Ok(claims),

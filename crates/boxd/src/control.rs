@@ -22,8 +22,6 @@ use crate::{answer::Failure, audit::After, auth::Authority, body, happenings::Wi
 const MAX_STATE_BYTES: usize = 8 * 1024 * 1024;
 /// What open streams get to hear why they end, before an answer tells the broker to go on with it.
 const FAREWELL_WITHIN: Duration = Duration::from_millis(250);
-/// The lease is in wall-clock time and sleeping is not, so the clock is looked at again at least this often.
-const CLOCK_CHECK: Duration = Duration::from_secs(30);
 
 /// `PUT /control/state`. One older than what is known changes nothing; the answer says which version holds. One that
 /// announces the end is answered when everybody has been told, or has had the time for it.
@@ -74,7 +72,7 @@ pub async fn shutdown(State(server): State<Arc<Server>>) -> StatusCode {
 pub async fn end_with_the_lease(authority: Arc<Authority>, grace: Duration, shutdown: CancellationToken) {
     let mut pushes = authority.subscribe();
     loop {
-        let left = until_end(authority.view().lease_expires_at, Timestamp::now(), authority.broker_silence(), grace);
+        let left = until_end(authority.view().lease_expires_at, authority.clock.now(), authority.broker_silence(), grace);
         if left.is_zero() {
             tracing::warn!("the lease ran out and the broker has been silent since: boxd ends");
             shutdown.cancel();
@@ -82,7 +80,7 @@ pub async fn end_with_the_lease(authority: Arc<Authority>, grace: Duration, shut
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
-            () = tokio::time::sleep(left.min(CLOCK_CHECK)) => {}
+            () = tokio::time::sleep(left.min(authority.clock.look_again())) => {}
             changed = pushes.changed() => if changed.is_err() { return },
         }
     }

@@ -4,6 +4,7 @@ pub mod answer;
 mod audit;
 pub mod auth;
 mod body;
+pub mod clock;
 pub mod control;
 mod descriptor;
 pub mod exec;

@@ -11,7 +11,9 @@ use std::{
 
 use anyhow::{Context, bail};
 use boxd::{
-    FileWorkers, serve,
+    FileWorkers,
+    clock::SystemClock,
+    serve,
     workload::{Links, Workloads},
 };
 use cobox_protocol::control::{BoxdConfig, Workload};
@@ -108,7 +110,8 @@ fn run() -> anyhow::Result<()> {
             let _ = init_ended.await;
             stop.cancel();
         });
-        serve(config, Arc::new(workloads), files, listener(clients)?, listener(control)?, shutdown).await
+        let doors = (listener(clients)?, listener(control)?);
+        serve(config, Arc::new(workloads), files, doors, Arc::new(SystemClock), shutdown).await
     });
     runtime.shutdown_background();
     // Init, and all that runs below it, ends with this process. The lock is let go of last, by the kernel.

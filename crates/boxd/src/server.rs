@@ -18,6 +18,7 @@ use crate::{
     FileWorkers, answer,
     audit::AuditTrail,
     auth::Authority,
+    clock::Clock,
     control, exec,
     files::{self, FileStore},
     fs,
@@ -67,11 +68,11 @@ pub async fn serve(
     config: BoxdConfig,
     programs: Arc<dyn Spawn>,
     files: FileWorkers,
-    clients: UnixListener,
-    control: UnixListener,
+    (clients, control): (UnixListener, UnixListener),
+    clock: Arc<dyn Clock>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let authority = Authority::new(config.sandbox_id.clone(), &config.state).map_err(anyhow::Error::msg);
+    let authority = Authority::new(config.sandbox_id.clone(), &config.state, clock).map_err(anyhow::Error::msg);
     let authority = Arc::new(authority.context("the keys boxd was started with")?);
     let server = Arc::new(Server {
         authority: authority.clone(),

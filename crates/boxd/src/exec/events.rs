@@ -5,10 +5,9 @@ use std::{sync::Arc, time::Duration};
 use axum::{body::Body, response::Response};
 use bytes::Bytes;
 use cobox_protocol::{
-    ApiError, ErrorCode, Timestamp,
+    ApiError,
     frame::{ExecReady, ExecStart, ServerFrame},
 };
-use cobox_token::{Claims, TokenError};
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, header};
 use tokio::sync::mpsc;
@@ -92,13 +91,13 @@ impl<S: Script> Events<S> {
         }
         caller.stream.ends_connection(connection);
         let (events, waiting) = mpsc::channel(WAITING_EVENTS);
-        let shutdown = server.shutdown.clone();
+        let (authority, shutdown) = (server.authority.clone(), server.shutdown.clone());
         server.tasks.spawn(async move {
             let mut viewer = viewer;
             let cut_off = tokio::select! {
                 () = tell(&mut viewer, &mut script, &events) => None,
                 why = caller.stream.revoked() => Some(CutOff::Refused(why)),
-                why = expired(&claims) => Some(CutOff::Refused(why)),
+                why = authority.expired(&claims) => Some(CutOff::Refused(why)),
                 () = shutdown.cancelled() => Some(CutOff::Shutdown),
             };
             if let Some(event) = cut_off.and_then(|why| script.cut_off(why, viewer.positions())) {
@@ -173,12 +172,6 @@ impl Script for Frames {
             CutOff::Shutdown => None,
         }
     }
-}
-
-async fn expired(claims: &Claims) -> ApiError {
-    let left = Timestamp::from_unix(claims.exp).saturating_since(Timestamp::now());
-    tokio::time::sleep(left).await;
-    ApiError::new(ErrorCode::TokenExpired, TokenError::Expired.to_string())
 }
 
 /// One event, with where both streams go on after it.

@@ -4,10 +4,10 @@ use std::{marker::PhantomData, pin::pin, sync::Arc, time::Duration};
 
 use axum::extract::ws::Message;
 use cobox_protocol::{
-    ApiError, ErrorCode, RequestId, Timestamp,
+    ApiError, ErrorCode, RequestId,
     frame::{ServerFrame, close},
 };
-use cobox_token::{Claims, TokenError};
+use cobox_token::Claims;
 use futures_util::{SinkExt, StreamExt};
 use serde::Serialize;
 use tokio::sync::{mpsc, watch};
@@ -20,8 +20,6 @@ use crate::{answer::RequestRecord, auth::OpenStream, server::Server};
 
 /// Frames between a conversation and a slow socket; beyond it the conversation waits.
 const OUT_FRAMES: usize = 4;
-/// The token's end is in wall-clock time and sleeping is not, so the clock is looked at again at least this often.
-const CLOCK_CHECK: Duration = Duration::from_secs(30);
 /// For the last output and the exit code to reach a slow client.
 const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 
@@ -181,12 +179,9 @@ pub async fn converse<C: Conversation>(
 async fn over(server: &Server, token: &watch::Sender<Arc<Claims>>, open: &OpenStream) -> End {
     let mut token = token.subscribe();
     loop {
-        let left = Timestamp::from_unix(token.borrow_and_update().exp).saturating_since(Timestamp::now());
-        if left.is_zero() {
-            return ApiError::new(ErrorCode::TokenExpired, TokenError::Expired.to_string()).into();
-        }
+        let claims = token.borrow_and_update().clone();
         tokio::select! {
-            () = tokio::time::sleep(left.min(CLOCK_CHECK)) => {}
+            why = server.authority.expired(&claims) => return why.into(),
             _ = token.changed() => {}
             why = open.revoked() => return why.into(),
             () = server.shutdown.cancelled() => return End::plain(close::GOING_AWAY),

@@ -27,6 +27,7 @@ use self::{journal::Next, tree::frame, watcher::Reader};
 use crate::{
     answer::{Failure, RequestRecord},
     auth::{Caller, FsRead, OpenStream},
+    clock::{Clock, until},
     files::{SandboxPath, query_values},
     listen::Connection,
     principal_slots::PrincipalSlot,
@@ -88,6 +89,7 @@ pub async fn watch(
         is_ready: false,
         is_over: false,
         ends_at: Timestamp::from_unix(caller.claims.exp),
+        clock: server.authority.clock.clone(),
         open: caller.stream,
         record,
         _slot: slot,
@@ -106,6 +108,7 @@ struct Events {
     is_ready: bool,
     is_over: bool,
     ends_at: Timestamp,
+    clock: Arc<dyn Clock>,
     open: OpenStream,
     record: Arc<RequestRecord>,
     _slot: PrincipalSlot,
@@ -143,13 +146,12 @@ impl Events {
                 Next::Over => return None,
                 Next::Nothing => {}
             }
-            let left = self.ends_at.saturating_since(Timestamp::now());
             tokio::select! {
                 biased;
                 why = self.open.revoked() => return Some(self.end(&why)),
                 // The journal lives as long as this reader does.
                 _ = changed.changed() => {}
-                () = tokio::time::sleep(left), if left < HEARTBEAT => {
+                () = until(&*self.clock, self.ends_at) => {
                     return Some(self.end(&ApiError::new(ErrorCode::TokenExpired, "the token has expired; come back with a fresh one and the last event's id")));
                 }
                 () = tokio::time::sleep(HEARTBEAT) => return Some(Bytes::from_static(b":\n\n")),

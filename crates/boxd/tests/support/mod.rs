@@ -10,11 +10,14 @@ pub mod viewer;
 use std::{
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
-use boxd::FileWorkers;
+use boxd::{FileWorkers, clock::Clock};
 use bytes::Bytes;
 use cobox_protocol::{
     CapabilitySet, SandboxId, Secret, Timestamp, TokenId,
@@ -72,6 +75,35 @@ pub struct TestBoxd {
     pub state: ControlState,
     pub shutdown: CancellationToken,
     pub served: Option<JoinHandle<anyhow::Result<()>>>,
+    pub clock: Arc<ManualClock>,
+}
+
+/// The machine's clock, until it is set.
+#[derive(Default)]
+pub struct ManualClock {
+    moved: AtomicI64,
+    looks: AtomicUsize,
+}
+
+impl ManualClock {
+    pub fn advance(&self, seconds: i64) {
+        self.moved.fetch_add(seconds, Ordering::SeqCst);
+    }
+
+    /// How often something that sleeps has looked at it.
+    pub fn looks(&self) -> usize {
+        self.looks.load(Ordering::SeqCst)
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_unix(Timestamp::now().unix() + self.moved.load(Ordering::SeqCst))
+    }
+    fn look_again(&self) -> Duration {
+        self.looks.fetch_add(1, Ordering::SeqCst);
+        Duration::from_millis(10)
+    }
 }
 
 impl TestBoxd {
@@ -144,8 +176,9 @@ impl TestBoxd {
         let clients = UnixListener::bind(directory.path().join("clients")).unwrap();
         let control = UnixListener::bind(directory.path().join("control")).unwrap();
         let shutdown = CancellationToken::new();
-        let served = Some(tokio::spawn(boxd::serve(config, programs, files, clients, control, shutdown.clone())));
-        Self { directory, sandbox_id, key, state, shutdown, served }
+        let clock = Arc::new(ManualClock::default());
+        let served = Some(tokio::spawn(boxd::serve(config, programs, files, (clients, control), clock.clone(), shutdown.clone())));
+        Self { directory, sandbox_id, key, state, shutdown, served, clock }
     }
 
     /// A path of the sandbox as the host sees it.
@@ -160,7 +193,7 @@ impl TestBoxd {
     }
 
     pub fn claims(&self, scope: &str) -> Claims {
-        let now = Timestamp::now().unix();
+        let now = self.clock.now().unix();
         Claims {
             iss: "cobox".into(),
             sub: "ada".into(),

@@ -1,0 +1,36 @@
+//! What time it is, as something tests can set.
+
+use std::time::Duration;
+
+use cobox_protocol::Timestamp;
+
+/// A clock may be set while something sleeps until a time on it, so the sleeper looks at it again at least this often.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
+pub trait Clock: Send + Sync + 'static {
+    fn now(&self) -> Timestamp;
+
+    /// How long a sleeper may sleep before it looks again.
+    fn look_again(&self) -> Duration {
+        LOOK_AGAIN
+    }
+}
+
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::now()
+    }
+}
+
+/// Resolves at a time, also where the clock is set meanwhile.
+pub async fn until(clock: &dyn Clock, time: Timestamp) {
+    loop {
+        let left = time.saturating_since(clock.now());
+        if left.is_zero() {
+            return;
+        }
+        tokio::time::sleep(left.min(clock.look_again())).await;
+    }
+}
