@@ -112,7 +112,7 @@ async fn burst(count: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_of_ensures_all_succeed() {
-    burst(100).await;
+    burst(200).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
