@@ -30,6 +30,7 @@ use cobox_provider::{
 };
 use futures_util::StreamExt;
 use http::{HeaderMap, Method, StatusCode};
+use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -38,6 +39,7 @@ use tokio::{
     sync::watch,
     task::AbortHandle,
 };
+use tower::ServiceExt;
 
 /// A request as the stand-in for boxd saw it.
 #[derive(Clone, Debug)]
@@ -93,6 +95,8 @@ pub struct FakeProvider {
     pub can_suspend: AtomicBool,
     /// What every boxd says to a client's request from now on, whatever it was.
     pub lie: Mutex<Option<Lie>>,
+    /// Boxds whose clients are answered by something else.
+    pub liars: Mutex<HashMap<SandboxId, Router>>,
     /// In place of boxds.
     pub adapter: Mutex<Option<Arc<dyn Adapter>>>,
     /// Under which clients reach boxds by themselves.
@@ -135,6 +139,7 @@ impl FakeProvider {
             failed_disks: Mutex::default(),
             can_suspend: AtomicBool::new(true),
             lie: Mutex::default(),
+            liars: Mutex::default(),
             adapter: Mutex::default(),
             direct: Mutex::default(),
             said: Arc::default(),
@@ -323,6 +328,18 @@ impl Provider for FakeProvider {
         if let (BoxdSocket::Client, Some(lie)) = (door, self.lie.lock().unwrap().clone()) {
             let (ours, theirs) = tokio::io::duplex(64 * 1024);
             self.runtime.spawn(tell(lie, theirs));
+            return Ok(Box::new(ours));
+        }
+        if let (Door::Client, Some(router)) = (door, self.liars.lock().unwrap().get(id).cloned()) {
+            let (ours, theirs) = tokio::io::duplex(64 * 1024);
+            let service = hyper::service::service_fn(move |request: http::Request<hyper::body::Incoming>| {
+                router.clone().oneshot(request.map(Body::new))
+            });
+            self.runtime.spawn(async move {
+                let serving = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), service);
+                // It may break its connections off as it likes.
+                let _ = serving.with_upgrades().await;
+            });
             return Ok(Box::new(ours));
         }
         let stream = UnixStream::connect(self.socket(id, door)).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;

@@ -1,8 +1,13 @@
 //! A boxd that lies to the gateway: endless or enormous heads, wrong lengths, answers that nothing asked for. A client gets an error or a
 //! broken answer, never another request's, and the broker stays small and goes on answering.
 
-use std::time::Duration;
+use std::{fs, path::Path, time::Duration};
 
+use cobox_client::{Dataplane, ExecEvent, NoLine};
+use cobox_protocol::{exec::ExecRequest, frame::ExecStart, fs::ListRequest, key::PrincipalKind, session::Mode};
+use cobox_sync::{Connection, Engine, NoConnection, Settings};
+use cobox_testkit::negotiate;
+use futures_util::StreamExt;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -12,7 +17,8 @@ use tokio::{
 
 use crate::{
     fake_provider::Lie,
-    harness::{Client, World, sandbox_id},
+    harness::{Client, NEWEST, World, sandbox_id, session_path},
+    liar,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -142,4 +148,113 @@ async fn what_a_boxd_says_of_itself_is_bounded_and_never_another_sandboxs() {
     assert!(answer.bytes.len() < 64 * 1024, "{} bytes", answer.bytes.len());
     assert!(!String::from_utf8_lossy(&answer.bytes).contains("\\u001b"));
     ann.get("/v1/sandboxes").await.ok(200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_boxd_that_lies_to_broker_client_and_sync_at_once_gains_nothing() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
+    let other = ann.ensure("other").await;
+    let client = cobox_client::Client::new(&format!("http://{}", broker.addr), ann.key.clone().unwrap()).unwrap();
+    let session = client.open(&negotiate("liar", Mode::Ensure)).await.unwrap();
+    let id = session.info().sandbox.id.clone();
+    // To the broker: what another session did, by another principal, from another time, and more than there is.
+    let boxd = world.provider.boxd(&id);
+    *boxd.claims.lock().unwrap() = Some(json!({ "life": "1", "lost": u64::MAX, "more": true, "items": [{
+        "seq": u64::MAX, "at": "2999-01-01T00:00:00Z", "request_id": "x", "principal": "root", "session_id": other["session_id"],
+        "method": "DELETE", "route": "/", "status": 200, "duration_ms": 0,
+    }] }));
+    let deed = json!({ "type": "exec", "command": "rm -rf /", "exit_code": 0, "duration_ms": 1 });
+    let happening = |seq: u64| json!({ "seq": seq, "at": "2999-01-01T00:00:00Z", "principal": "root", "session_id": other["session_id"], "what": deed });
+    boxd.happenings.send_replace((1..=20).map(happening).collect());
+    world.provider.liars.lock().unwrap().insert(id.clone(), liar::router());
+
+    let laptop = tempfile::tempdir().unwrap();
+    fs::create_dir(laptop.path().join("here")).unwrap();
+    fs::write(laptop.path().join("here/mine"), "mine").unwrap();
+    let to_broker = async {
+        for _ in 0..20 {
+            broker.tick().await;
+        }
+    };
+    let to_others = async {
+        for _ in 0..50 {
+            ann.with(&other["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&other))).await.ok(200);
+        }
+    };
+    let all = async {
+        tokio::join!(to_broker, to_others, lied_to_a_client(session.dataplane()), lied_to_a_sync(session.dataplane(), laptop.path()))
+    };
+    timeout(PATIENCE, all).await.expect("no lie makes anybody wait for ever");
+
+    // Neither a file outside the folder nor a wrong one in it.
+    assert_eq!(fs::read_to_string(laptop.path().join("here/mine")).unwrap(), "mine");
+    assert!(!laptop.path().join("evil").exists());
+    let names = |dir: &Path| {
+        fs::read_dir(dir)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .filter(|n| !n.starts_with('.'))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names(&laptop.path().join("here")), ["mine"]);
+    // Nothing is told of the other session, neither in its events nor in its audit.
+    let mut events = ann.watch(&other, "", &[]).await;
+    ann.delete(&session_path(&other)).await.ok(204);
+    assert_eq!(events.until("terminated").await, ["created", "active", "terminated"]);
+    let of_other = root.get(&format!("/v1/audit?sandbox={}&limit=200", sandbox_id(&other))).await.ok(200);
+    assert!(of_other["items"].as_array().unwrap().iter().all(|item| item["action"] != "sandbox.claim"), "{of_other}");
+    let records = broker.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();
+    assert!(records.iter().all(|(_, r)| r.action != "session.ended" || r.principal.as_deref() == Some("ann")));
+    ann.get("/v1/sandboxes").await.ok(200);
+}
+
+/// Each answer is an error, or ends in one: never taken for whole or for right.
+async fn lied_to_a_client(dataplane: &Dataplane) {
+    for _ in 0..liar::LIES {
+        dataplane.exec(&ExecRequest { command: Some("true".to_owned()), ..Default::default() }).await.unwrap_err();
+    }
+    dataplane.list_files(&ListRequest::default()).await.unwrap_err();
+    let file = dataplane.read_file(b"/workspace/a").await.unwrap();
+    let pieces: Vec<_> = file.into_stream().collect().await;
+    assert!(pieces.last().unwrap().is_err(), "half a file is not a file");
+    let mut stream = dataplane.exec_stream(ExecStart { command: Some("true".to_owned()), ..Default::default() }).await.unwrap();
+    let (mut output, mut failed) = (Vec::new(), false);
+    while let Some(event) = stream.output.next().await {
+        match event {
+            Ok(ExecEvent::Stdout(bytes)) => output.extend_from_slice(&bytes),
+            Ok(ExecEvent::Exit { .. }) => panic!("it is taken for a whole output"),
+            Ok(_) => {}
+            Err(_) => failed = true,
+        }
+    }
+    assert!(failed);
+    assert_eq!(output, b"real");
+}
+
+/// One connection for each lie.
+async fn lied_to_a_sync(dataplane: &Dataplane, laptop: &Path) {
+    for number in 0..liar::LIES {
+        let (dataplane, laptop, runtime) = (dataplane.clone(), laptop.to_owned(), tokio::runtime::Handle::current());
+        let ran = tokio::task::spawn_blocking(move || {
+            let mut is_first = true;
+            let mut dial = || {
+                if !std::mem::take(&mut is_first) {
+                    return Err(NoConnection::Final("there is no second".to_owned()));
+                }
+                match runtime.block_on(dataplane.open_sync(b"/workspace", false)) {
+                    Ok((reader, writer)) => Ok(Connection { reader: Box::new(reader), writer: Box::new(writer) }),
+                    Err(NoLine::Passing(cause)) => Err(NoConnection::Final(cause)),
+                    Err(NoLine::Final(error)) => Err(NoConnection::Final(error.to_string())),
+                }
+            };
+            let settings = Settings { once: true, ..Settings::default() };
+            let base = laptop.join(format!("base-{number}"));
+            Engine::open(&laptop.join("here"), &base, settings, Box::new(|_| ())).unwrap().run(&mut dial)
+        });
+        // A conflict or a problem may be all that there is to say of wrong content; the others are refused.
+        let ended = ran.await.unwrap();
+        assert!(ended.is_err() || number == 1, "{number}: {ended:?}");
+    }
 }

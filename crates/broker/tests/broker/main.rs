@@ -25,6 +25,7 @@ mod keys;
 mod kinds;
 mod kinds_crashes;
 mod lease;
+mod liar;
 mod life;
 mod limits;
 mod links;
