@@ -1,9 +1,16 @@
-//! An older database that is put back: newer sandboxes keep their files, and come back with the database that knows them.
+//! An older database that is put back: newer sandboxes, snapshots and volumes keep their files, and come back with the database that knows
+//! them.
 
 use std::{fs, path::Path};
 
+use cobox_protocol::{
+    making::{CreateVolume, MountWish},
+    sandbox::CreateSandbox,
+};
 use cobox_testkit::{TestBroker, ensure, eventually, sh};
 use serde_json::Value;
+
+use crate::kinds;
 
 /// Replaces the database's files in one directory by those in another.
 fn copy_database(from: &Path, to: &Path) {
@@ -54,6 +61,12 @@ async fn restore_older_database(is_mark_old: bool) {
     let session = ensure(&broker.client(), "new").await;
     sh(session.dataplane(), "echo kept > f").await;
     let id = session.info().sandbox.id.clone();
+    let client = broker.client();
+    let volume = client.create_volume(&CreateVolume { name: "data".into(), size_bytes: 64 << 20, access: None }).await.unwrap();
+    let mounts = vec![MountWish { volume: "data".into(), path: "/data".into(), read_only: false }];
+    let (user, on_volume) = kinds::made(&client, CreateSandbox { mounts, ..CreateSandbox::default() }).await;
+    kinds::said(&on_volume, "echo in volume > /data/f; echo in snapshot > g").await;
+    let snapshot = kinds::snapshot(&client, &user, "base").await;
     let created = broker.cobox().args(["keys", "create", "bot", "--kind", "agent", "--json"]).output().unwrap();
     let key: Value = serde_json::from_slice(&created.stdout).unwrap();
     let heads = broker.cobox().args(["audit", "head"]).output().unwrap();
@@ -77,7 +90,13 @@ async fn restore_older_database(is_mark_old: bool) {
     copy_database(older.path(), &data);
     broker.launch().await;
     let report = doctor(&broker);
-    assert_eq!(report["quarantine"][0]["sandbox_id"], id.as_str(), "{report}");
+    let quarantined = |kind: &str| {
+        let items = report["quarantine"].as_array().unwrap().iter();
+        items.filter_map(|item| item[kind].as_str()).collect::<Vec<_>>()
+    };
+    assert_eq!(quarantined("sandbox_id"), [id.as_str(), user.id.as_str()], "{report}");
+    assert_eq!(quarantined("snapshot_id"), [snapshot.id.as_str()], "{report}");
+    assert_eq!(quarantined("volume_id"), [volume.id.as_str()], "{report}");
     let lost = &report["restored"]["lost"][0];
     assert_eq!(lost["action"], "key.created", "{report}");
     assert!(lost["detail"].as_str().unwrap().contains(key["id"].as_str().unwrap()), "{report}");
@@ -92,4 +111,9 @@ async fn restore_older_database(is_mark_old: bool) {
     assert!(report["quarantine"].as_array().unwrap().is_empty() && report["restored"].is_null(), "{report}");
     let session = ensure(&broker.client(), "new").await;
     assert_eq!(sh(session.dataplane(), "cat f").await.stdout, "kept\n");
+    let client = broker.client();
+    let on_volume = ensure(&client, &format!("of {}", user.id)).await;
+    assert_eq!(kinds::said(&on_volume, "cat /data/f").await, "in volume");
+    let (_, of_snapshot) = kinds::made(&client, kinds::from(&snapshot)).await;
+    assert_eq!(kinds::said(&of_snapshot, "cat g").await, "in snapshot");
 }

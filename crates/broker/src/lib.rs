@@ -259,7 +259,6 @@ impl Broker {
         store.count_running(&deployment.node, deployment.now(), Counting::START).await?;
         reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
         let kinds = Arc::new(Kinds::new(deployment.clone(), lifecycle.clone()));
-        kinds.reconcile().await.map_err(StartError::Reconcile)?;
 
         let sessions = Arc::new(Sessions { deployment: deployment.clone(), lifecycle: lifecycle.clone() });
         Ok(Self {

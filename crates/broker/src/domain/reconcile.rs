@@ -17,7 +17,8 @@ use super::{
 };
 
 /// Returns when no sandbox is left that could get traffic without the state it missed. Starts go on behind it.
-pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<(), ApiError> {
+/// Answers with how many items are new in quarantine.
+pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<usize, ApiError> {
     let d = &lifecycle.deployment;
     let unreachable = |e: cobox_provider::ProviderError| ApiError::new(e.code(), format!("the provider can't say what it has: {e}"));
     let found: HashMap<SandboxId, bool> = d.provider.list().await.map_err(unreachable)?.into_iter().map(|f| (f.id, f.is_running)).collect();
@@ -33,8 +34,8 @@ pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<(), ApiError> {
     }
 
     let known_ids: HashSet<&SandboxId> = known.iter().map(|s| &s.id).collect();
-    let unknown: HashSet<SandboxId> = found.keys().filter(|id| !known_ids.contains(id)).cloned().collect();
-    quarantine_unknown(d, &unknown, &found).await;
+    let unknown = found.iter().filter(|(id, _)| !known_ids.contains(id)).map(|(id, is_running)| (id.clone(), *is_running)).collect();
+    let quarantined = quarantine_unknown(d, &unknown).await?;
 
     let found = &found;
     stream::iter(&known)
@@ -44,7 +45,7 @@ pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<(), ApiError> {
             }
         })
         .await;
-    Ok(())
+    Ok(quarantined)
 }
 
 /// `is_running` is `None` when the provider has nothing of it.

@@ -21,7 +21,7 @@ Exit code: 0 when sandboxes can run here, also where something is weaker; 1 when
 pub struct Args {
     #[command(flatten)]
     _no_broker: NoBroker,
-    /// The broker's data directory, to look for sandboxes in quarantine [default: ~/.local/share/cobox]
+    /// The broker's data directory, to look for what is in quarantine [default: ~/.local/share/cobox]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 }
@@ -67,14 +67,25 @@ fn restored_check(restored: &Restored) -> Check {
 }
 
 fn quarantine_check(data_dir: &Path, quarantine: &[Quarantined]) -> Check {
-    let each: Vec<String> = quarantine.iter().map(|q| format!("{} until {}", q.sandbox_id, q.until)).collect();
-    let files = data_dir.join("sandboxes").join("ID");
+    let each: Vec<String> = quarantine.iter().map(|q| format!("{} until {}", q.item, q.until)).collect();
+    let dir = data_dir.display();
     let mend = format!(
-        "to get one back, stop the broker, restore the database that has it, and start the broker; its files are in {0}/disk.img (mount -o ro,loop) or {0}/data/upper; to remove one early: rm -r {0}",
-        files.display()
+        "to get them back, stop the broker, restore the database that has them, and start the broker; the files are in {dir}/sandboxes/ID (disk.img, which \
+         mount -o ro,loop opens, or data/upper), {dir}/snapshots/ID and {dir}/volumes/ID; to remove one early, remove its directory"
     );
-    let detail = format!("the database does not know {} sandboxes, whose files are kept: {}", quarantine.len(), each.join(", "));
+    let detail = format!("the database does not know {}, whose files are kept: {}", counted(quarantine), each.join(", "));
     Check { name: "quarantine".to_owned(), status: Status::Weaker, detail, mend: Some(mend) }
+}
+
+/// As in `2 sandboxes and 1 volume`.
+fn counted(quarantine: &[Quarantined]) -> String {
+    let kinds = ["sandbox", "snapshot", "volume"].map(|kind| (kind, quarantine.iter().filter(|q| q.item.kind() == kind).count()));
+    let words = kinds.iter().filter(|(_, count)| *count > 0).map(|(kind, count)| match (*count, *kind) {
+        (1, kind) => format!("1 {kind}"),
+        (count, "sandbox") => format!("{count} sandboxes"),
+        (count, kind) => format!("{count} {kind}s"),
+    });
+    words.collect::<Vec<_>>().join(" and ")
 }
 
 const fn word(status: Status) -> &'static str {
