@@ -255,8 +255,9 @@ impl Broker {
         });
         let activity = Arc::new(Activity::default());
         let lifecycle = Arc::new(Lifecycle::new(deployment.clone(), activity.clone()));
-        // The time until now, in which no broker ran, is no running time.
+        // The time until now, in which no broker ran, is no running time, and uses up nothing of what files are kept for.
         store.count_running(&deployment.node, deployment.now(), Counting::START).await?;
+        deployment.count_downtime(deployment.now(), Counting::START).await?;
         reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
         let kinds = Arc::new(Kinds::new(deployment.clone(), lifecycle.clone()));
 

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     data_dir::write_whole,
-    store::{Note, Stored},
+    store::{Counting, Note, Stored},
 };
 
 /// In the data directory: it must not be in the database, which may be replaced by an older one.
@@ -78,8 +78,27 @@ pub struct Quarantined {
     #[serde(flatten)]
     pub item: Item,
     pub since: Timestamp,
-    /// When its files are removed.
+    /// When its files are removed, if a broker runs until then.
     pub until: Timestamp,
+    /// For how long a broker ran beside it, which is what counts.
+    #[serde(default)]
+    counted_seconds: u64,
+    #[serde(default)]
+    counted_until: Option<Timestamp>,
+}
+
+impl Quarantined {
+    fn new(item: Item, now: Timestamp, keep: Duration) -> Self {
+        Self { item, since: now, until: now.plus(keep), counted_seconds: 0, counted_until: Some(now) }
+    }
+
+    /// Counts the time since this was last done, but no more than `max_gap` of it.
+    fn count(&mut self, now: Timestamp, max_gap: Duration, keep: Duration) {
+        let gap = self.counted_until.map_or(Duration::ZERO, |at| now.saturating_since(at));
+        self.counted_seconds += gap.min(max_gap).as_secs();
+        self.counted_until = Some(now);
+        self.until = now.plus(keep.saturating_sub(Duration::from_secs(self.counted_seconds)));
+    }
 }
 
 /// What is in quarantine, in a file of the data directory.
@@ -131,11 +150,14 @@ impl Quarantine {
         let before: HashMap<Item, Quarantined> = listed.drain(..).map(|q| (q.item.clone(), q)).collect();
         let mut added = Vec::new();
         for item in unknown {
-            let since = before.get(item).map_or(now, |q| q.since);
-            let entry = Quarantined { item: item.clone(), since, until: since.plus(self.keep) };
-            if !before.contains_key(item) {
-                added.push(entry.clone());
-            }
+            let entry = match before.get(item) {
+                Some(entry) => entry.clone(),
+                None => {
+                    let entry = Quarantined::new(item.clone(), now, self.keep);
+                    added.push(entry.clone());
+                    entry
+                }
+            };
             listed.push(entry);
         }
         listed.sort_by(|a, b| a.item.cmp(&b.item));
@@ -160,14 +182,24 @@ impl Quarantine {
         self.save(&listed);
     }
 
-    fn expired(&self, now: Timestamp) -> Vec<Quarantined> {
-        self.listed().iter().filter(|q| q.until <= now).cloned().collect()
+    fn expired(&self) -> Vec<Quarantined> {
+        self.listed().iter().filter(|q| q.counted_seconds >= self.keep.as_secs()).cloned().collect()
+    }
+
+    /// Counts the time for which a broker ran beside what is listed.
+    pub fn count(&self, now: Timestamp, counting: Counting) {
+        let mut listed = self.listed();
+        let is_due = |q: &Quarantined| q.counted_until.is_none_or(|at| at.is_due(counting.every, now));
+        if listed.iter().any(is_due) {
+            listed.iter_mut().for_each(|q| q.count(now, counting.max_gap, self.keep));
+            self.save(&listed);
+        }
     }
 
     /// Whether it is time to look at them again; if so it counts as done now.
     fn is_due(&self, now: Timestamp) -> bool {
         let mut looked_at = self.looked_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = looked_at.is_none_or(|at| now.saturating_since(at) >= LOOK_EVERY);
+        let is_due = looked_at.is_none_or(|at| at.is_due(LOOK_EVERY, now));
         if is_due {
             *looked_at = Some(now);
         }
@@ -230,7 +262,7 @@ pub async fn tick(d: &Deployment, now: Timestamp) {
         tracing::info!(kind = item.kind(), id = item.id(), "the files of an item in quarantine are gone");
         d.quarantine.remove(&item);
     }
-    for Quarantined { item, since, .. } in d.quarantine.expired(now) {
+    for Quarantined { item, since, .. } in d.quarantine.expired() {
         let (kind, id) = (item.kind(), item.id());
         match is_known(d, &item).await {
             Ok(false) => {}
@@ -297,18 +329,36 @@ mod tests {
     fn a_listed_item_keeps_its_time_over_restarts_and_leaves_when_it_is_known() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (Item::Sandbox(SandboxId::new()), Item::Volume(VolumeId::new()));
-        let (first, later) = (Timestamp::from_unix(1000), Timestamp::from_unix(5000));
-        let keep = Duration::from_secs(10_000);
-        let (added, left) = Quarantine::open(dir.path(), keep).set(&HashSet::from([a.clone()]), first);
+        let (first, later) = (Timestamp::from_unix(1000), Timestamp::from_unix(1060));
+        let keep = Duration::from_secs(60);
+        let quarantine = Quarantine::open(dir.path(), keep);
+        let (added, left) = quarantine.set(&HashSet::from([a.clone()]), first);
         assert_eq!((added.len(), left.len()), (1, 0));
+        quarantine.count(later, Counting::REGULAR);
         let again = Quarantine::open(dir.path(), keep);
         let (added, _) = again.set(&HashSet::from([a.clone(), b.clone()]), later);
         assert_eq!(added.iter().map(|q| &q.item).collect::<Vec<_>>(), [&b]);
-        assert_eq!(again.expired(Timestamp::from_unix(11_000)).iter().map(|q| &q.item).collect::<Vec<_>>(), [&a]);
+        assert_eq!(again.expired().iter().map(|q| &q.item).collect::<Vec<_>>(), [&a]);
         let (_, left) = again.set(&HashSet::from([b]), later);
         assert_eq!(left, [a]);
         assert_eq!(read(dir.path()).unwrap().len(), 1);
         std::fs::write(dir.path().join(FILE), "half").unwrap();
         assert_eq!(Quarantine::open(dir.path(), keep).counts(), QuarantinedCounts::default());
+    }
+
+    #[test]
+    fn time_without_a_broker_and_jumps_of_the_clock_do_not_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let keep = Duration::from_secs(100);
+        let at = Timestamp::from_unix;
+        Quarantine::open(dir.path(), keep).set(&HashSet::from([Item::Sandbox(SandboxId::new())]), at(0));
+        let quarantine = Quarantine::open(dir.path(), keep);
+        quarantine.count(at(1_000_000), Counting::START);
+        quarantine.count(at(1_000_000 + 86_400), Counting::REGULAR);
+        quarantine.count(at(500_000), Counting::REGULAR);
+        assert!(quarantine.expired().is_empty());
+        assert_eq!(read(dir.path()).unwrap()[0].until, at(500_000 + 40));
+        quarantine.count(at(500_040), Counting::REGULAR);
+        assert_eq!(quarantine.expired().len(), 1);
     }
 }
