@@ -26,8 +26,8 @@ fn copy_database(from: &Path, to: &Path) {
     }
 }
 
-fn doctor(broker: &TestBroker) -> Value {
-    let output = broker.cobox().args(["doctor", "--json", "--data-dir"]).arg(broker.data_dir()).output().unwrap();
+fn doctor(broker: &TestBroker, arguments: &[&str]) -> Value {
+    let output = broker.cobox().args(["doctor", "--json", "--data-dir"]).arg(broker.data_dir()).args(arguments).output().unwrap();
     serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
 }
 
@@ -44,6 +44,53 @@ async fn a_restored_database_keeps_newer_sandboxes_and_names_lost_keys() {
 #[tokio::test]
 async fn a_restored_database_is_noticed_although_a_crash_came_before_the_mark_was_written() {
     restore_older_database(true).await;
+}
+
+#[tokio::test]
+async fn a_backup_from_before_the_first_sandbox_keeps_that_sandbox_after_a_stop() {
+    restore_empty_database(true).await;
+}
+
+#[tokio::test]
+async fn a_backup_from_before_the_first_sandbox_keeps_that_sandbox_after_a_crash() {
+    restore_empty_database(false).await;
+}
+
+/// The backup is seconds old, as in a quick test of restoring.
+async fn restore_empty_database(is_stopped: bool) {
+    let mut broker = TestBroker::start().await;
+    let data = broker.data_dir();
+    let (older, newer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    broker.interrupt();
+    copy_database(&data, older.path());
+
+    broker.launch().await;
+    let session = ensure(&broker.client(), "new").await;
+    sh(session.dataplane(), "echo kept > f").await;
+    let id = session.info().sandbox.id.clone();
+    if is_stopped {
+        broker.interrupt();
+    } else {
+        broker.kill();
+    }
+    copy_database(&data, newer.path());
+
+    copy_database(older.path(), &data);
+    broker.launch().await;
+    let report = doctor(&broker, &[]);
+    assert_eq!(report["quarantine"][0]["sandbox_id"], id.as_str(), "{report}");
+    assert!(broker.log().contains("the database does not know this sandbox"), "{}", broker.log());
+    let other = ensure(&broker.client(), "other").await.info().sandbox.id.clone();
+    assert_ne!(other, id);
+    broker.interrupt();
+
+    copy_database(newer.path(), &data);
+    broker.launch().await;
+    let report = doctor(&broker, &[]);
+    assert_eq!(report["quarantine"].as_array().unwrap().len(), 1, "{report}");
+    assert_eq!(report["quarantine"][0]["sandbox_id"], other.as_str(), "what was made with the older database is kept too");
+    let session = ensure(&broker.client(), "new").await;
+    assert_eq!((&session.info().sandbox.id, sh(session.dataplane(), "cat f").await.stdout.as_str()), (&id, "kept\n"));
 }
 
 /// With a crash between the last marked record and the mark, the mark is still the one before it.
@@ -89,7 +136,7 @@ async fn restore_older_database(is_mark_old: bool) {
 
     copy_database(older.path(), &data);
     broker.launch().await;
-    let report = doctor(&broker);
+    let report = doctor(&broker, &[]);
     let quarantined = |kind: &str| {
         let items = report["quarantine"].as_array().unwrap().iter();
         items.filter_map(|item| item[kind].as_str()).collect::<Vec<_>>()
@@ -107,7 +154,7 @@ async fn restore_older_database(is_mark_old: bool) {
 
     copy_database(newer.path(), &data);
     broker.launch().await;
-    let report = doctor(&broker);
+    let report = doctor(&broker, &[]);
     assert!(report["quarantine"].as_array().unwrap().is_empty() && report["restored"].is_null(), "{report}");
     let session = ensure(&broker.client(), "new").await;
     assert_eq!(sh(session.dataplane(), "cat f").await.stdout, "kept\n");
