@@ -31,6 +31,12 @@ fn doctor(broker: &TestBroker, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
 }
 
+/// How far the audit had come by the mark, zero without one.
+fn marked_number(data: &Path) -> u64 {
+    let mark = fs::read(data.join("audit-mark.json")).unwrap_or_default();
+    serde_json::from_slice::<Value>(&mark).ok().and_then(|mark| mark["number"].as_u64()).unwrap_or(0)
+}
+
 fn verify(broker: &TestBroker, arguments: &[&str]) -> String {
     let output = broker.cobox().args(["audit", "verify"]).args(arguments).output().unwrap();
     String::from_utf8(output.stdout).unwrap()
@@ -56,6 +62,28 @@ async fn a_backup_from_before_the_first_sandbox_keeps_that_sandbox_after_a_crash
     restore_empty_database(false).await;
 }
 
+#[tokio::test]
+async fn a_backup_of_a_moment_ago_is_noticed_after_a_stop() {
+    let mut broker = TestBroker::start().await;
+    let (data, older) = (broker.data_dir(), tempfile::tempdir().unwrap());
+    ensure(&broker.client(), "old").await;
+    broker.interrupt();
+    copy_database(&data, older.path());
+    broker.launch().await;
+    ensure(&broker.client(), "old").await;
+    broker.interrupt();
+    copy_database(older.path(), &data);
+    broker.launch().await;
+    let report = doctor(&broker, &[]);
+    assert!(report["quarantine"].as_array().unwrap().is_empty(), "{report}");
+    assert!(report["restored"]["database_at"].is_string(), "{report}");
+    // And a stop alone is none.
+    broker.interrupt();
+    fs::remove_file(data.join("restored.json")).unwrap();
+    broker.launch().await;
+    assert!(doctor(&broker, &[])["restored"].is_null());
+}
+
 /// The backup is seconds old, as in a quick test of restoring.
 async fn restore_empty_database(is_stopped: bool) {
     let mut broker = TestBroker::start().await;
@@ -63,11 +91,17 @@ async fn restore_empty_database(is_stopped: bool) {
     let (older, newer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     broker.interrupt();
     copy_database(&data, older.path());
+    let old_number = marked_number(&data);
 
     broker.launch().await;
     let session = ensure(&broker.client(), "new").await;
     sh(session.dataplane(), "echo kept > f").await;
     let id = session.info().sandbox.id.clone();
+    eventually("the sandbox is marked", || {
+        let is_marked = marked_number(&data) > old_number;
+        async move { is_marked.then_some(()) }
+    })
+    .await;
     if is_stopped {
         broker.interrupt();
     } else {
@@ -79,6 +113,8 @@ async fn restore_empty_database(is_stopped: bool) {
     broker.launch().await;
     let report = doctor(&broker, &[]);
     assert_eq!(report["quarantine"][0]["sandbox_id"], id.as_str(), "{report}");
+    assert!(report["restored"]["database_at"].is_string(), "{report}");
+    assert!(broker.log().contains("a backup was restored"), "{}", broker.log());
     assert!(broker.log().contains("the database does not know this sandbox"), "{}", broker.log());
     let other = ensure(&broker.client(), "other").await.info().sandbox.id.clone();
     assert_ne!(other, id);
