@@ -186,6 +186,12 @@ async fn restore_older_database(is_mark_old: bool) {
     assert!(broker.log().contains("a backup was restored"), "{}", broker.log());
     assert!(!broker.sandbox_pids().iter().any(|(running, _)| *running == id.as_str()), "its processes are ended");
     assert!(verify(&broker, &["--head", &head]).contains("broken: "));
+    let advice = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "database").unwrap()["mend"].to_string();
+    assert!(advice.contains("--acknowledge-restore"), "{advice}");
+    assert!(doctor(&broker, &["--acknowledge-restore"])["restored"].is_null());
+    assert!(doctor(&broker, &[])["restored"].is_null());
+    let again = broker.cobox().args(["doctor", "--acknowledge-restore", "--data-dir"]).arg(&data).output().unwrap();
+    assert_eq!(again.status.code(), Some(1), "{again:?}");
     broker.interrupt();
 
     copy_database(newer.path(), &data);

@@ -72,7 +72,7 @@ use domain::{
     webhook::{MIN_SECRET_BYTES, Webhook},
 };
 pub use domain::{
-    audit_mark::{Restored, read_restored},
+    audit_mark::{Restored, acknowledge_restored, read_restored},
     quarantine::{Quarantined, read as read_quarantine},
 };
 #[doc(hidden)]

@@ -65,6 +65,9 @@ pub struct Restored {
     last_hash: String,
     /// The lost records that are about keys and revocations.
     pub lost: Vec<MarkedRecord>,
+    /// When an operator confirmed to have dealt with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acknowledged_at: Option<Timestamp>,
 }
 
 /// A database that lacks little, which alone doesn't show that a backup was restored.
@@ -77,6 +80,15 @@ pub struct SmallLoss {
 /// What was found at the last start with an older database, for a reader that is not its broker.
 pub fn read_restored(data_dir: &Path) -> io::Result<Option<Restored>> {
     read_json(&data_dir.join(RESTORED_FILE))
+}
+
+/// Confirms that an operator dealt with a restored database. Returns whether there was one that nobody had acknowledged. The file stays: by it
+/// the database that was in use before is recognized.
+pub fn acknowledge_restored(data_dir: &Path, now: Timestamp) -> io::Result<bool> {
+    let Some(restored) = read_restored(data_dir)?.filter(|r| r.acknowledged_at.is_none()) else { return Ok(false) };
+    let text = serde_json::to_vec_pretty(&Restored { acknowledged_at: Some(now), ..restored })?;
+    write_whole(&data_dir.join(RESTORED_FILE), &text)?;
+    Ok(true)
 }
 
 /// Writes the mark of one data directory.
@@ -150,6 +162,7 @@ impl AuditMark {
             last_lost: mark.number,
             last_hash: mark.hash.clone(),
             lost,
+            acknowledged_at: None,
         };
         Ok(Some((restored, mark.is_on_disk)))
     }
