@@ -1,9 +1,16 @@
-//! An older database that is put back: newer sandboxes keep their files, and come back with the database that knows them.
+//! An older database that is put back: newer sandboxes, snapshots and volumes keep their files, and come back with the database that knows
+//! them.
 
 use std::{fs, path::Path};
 
+use cobox_protocol::{
+    making::{CreateVolume, MountWish},
+    sandbox::CreateSandbox,
+};
 use cobox_testkit::{TestBroker, ensure, eventually, sh};
 use serde_json::Value;
+
+use crate::kinds;
 
 /// Replaces the database's files in one directory by those in another.
 fn copy_database(from: &Path, to: &Path) {
@@ -19,9 +26,15 @@ fn copy_database(from: &Path, to: &Path) {
     }
 }
 
-fn doctor(broker: &TestBroker) -> Value {
-    let output = broker.cobox().args(["doctor", "--json", "--data-dir"]).arg(broker.data_dir()).output().unwrap();
+fn doctor(broker: &TestBroker, arguments: &[&str]) -> Value {
+    let output = broker.cobox().args(["doctor", "--json", "--data-dir"]).arg(broker.data_dir()).args(arguments).output().unwrap();
     serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
+}
+
+/// How far the audit had come by the mark, zero without one.
+fn marked_number(data: &Path) -> u64 {
+    let mark = fs::read(data.join("audit-mark.json")).unwrap_or_default();
+    serde_json::from_slice::<Value>(&mark).ok().and_then(|mark| mark["number"].as_u64()).unwrap_or(0)
 }
 
 fn verify(broker: &TestBroker, arguments: &[&str]) -> String {
@@ -39,6 +52,83 @@ async fn a_restored_database_is_noticed_although_a_crash_came_before_the_mark_wa
     restore_older_database(true).await;
 }
 
+#[tokio::test]
+async fn a_backup_from_before_the_first_sandbox_keeps_that_sandbox_after_a_stop() {
+    restore_empty_database(true).await;
+}
+
+#[tokio::test]
+async fn a_backup_from_before_the_first_sandbox_keeps_that_sandbox_after_a_crash() {
+    restore_empty_database(false).await;
+}
+
+#[tokio::test]
+async fn a_backup_of_a_moment_ago_is_noticed_after_a_stop() {
+    let mut broker = TestBroker::start().await;
+    let (data, older) = (broker.data_dir(), tempfile::tempdir().unwrap());
+    ensure(&broker.client(), "old").await;
+    broker.interrupt();
+    copy_database(&data, older.path());
+    broker.launch().await;
+    ensure(&broker.client(), "old").await;
+    broker.interrupt();
+    copy_database(older.path(), &data);
+    broker.launch().await;
+    let report = doctor(&broker, &[]);
+    assert!(report["quarantine"].as_array().unwrap().is_empty(), "{report}");
+    assert!(report["restored"]["database_at"].is_string(), "{report}");
+    // And a stop alone is none.
+    broker.interrupt();
+    fs::remove_file(data.join("restored.json")).unwrap();
+    broker.launch().await;
+    assert!(doctor(&broker, &[])["restored"].is_null());
+}
+
+/// The backup is seconds old, as in a quick test of restoring.
+async fn restore_empty_database(is_stopped: bool) {
+    let mut broker = TestBroker::start().await;
+    let data = broker.data_dir();
+    let (older, newer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    broker.interrupt();
+    copy_database(&data, older.path());
+    let old_number = marked_number(&data);
+
+    broker.launch().await;
+    let session = ensure(&broker.client(), "new").await;
+    sh(session.dataplane(), "echo kept > f").await;
+    let id = session.info().sandbox.id.clone();
+    eventually("the sandbox is marked", || {
+        let is_marked = marked_number(&data) > old_number;
+        async move { is_marked.then_some(()) }
+    })
+    .await;
+    if is_stopped {
+        broker.interrupt();
+    } else {
+        broker.kill();
+    }
+    copy_database(&data, newer.path());
+
+    copy_database(older.path(), &data);
+    broker.launch().await;
+    let report = doctor(&broker, &[]);
+    assert_eq!(report["quarantine"][0]["sandbox_id"], id.as_str(), "{report}");
+    assert!(report["restored"]["database_at"].is_string(), "{report}");
+    assert!(broker.log().contains("a backup was restored"), "{}", broker.log());
+    assert!(broker.log().contains("the database does not know this sandbox"), "{}", broker.log());
+    let other = ensure(&broker.client(), "other").await.info().sandbox.id.clone();
+    assert_ne!(other, id);
+    broker.interrupt();
+
+    copy_database(newer.path(), &data);
+    broker.launch().await;
+    let report = doctor(&broker, &[]);
+    assert_eq!(report["quarantine"].as_array().unwrap().len(), 1, "{report}");
+    assert_eq!(report["quarantine"][0]["sandbox_id"], other.as_str(), "what was made with the older database is kept too");
+    let session = ensure(&broker.client(), "new").await;
+    assert_eq!((&session.info().sandbox.id, sh(session.dataplane(), "cat f").await.stdout.as_str()), (&id, "kept\n"));
+}
+
 /// With a crash between the last marked record and the mark, the mark is still the one before it.
 async fn restore_older_database(is_mark_old: bool) {
     let mut broker = TestBroker::start().await;
@@ -54,6 +144,12 @@ async fn restore_older_database(is_mark_old: bool) {
     let session = ensure(&broker.client(), "new").await;
     sh(session.dataplane(), "echo kept > f").await;
     let id = session.info().sandbox.id.clone();
+    let client = broker.client();
+    let volume = client.create_volume(&CreateVolume { name: "data".into(), size_bytes: 64 << 20, access: None }).await.unwrap();
+    let mounts = vec![MountWish { volume: "data".into(), path: "/data".into(), read_only: false }];
+    let (user, on_volume) = kinds::made(&client, CreateSandbox { mounts, ..CreateSandbox::default() }).await;
+    kinds::said(&on_volume, "echo in volume > /data/f; echo in snapshot > g").await;
+    let snapshot = kinds::snapshot(&client, &user, "base").await;
     let created = broker.cobox().args(["keys", "create", "bot", "--kind", "agent", "--json"]).output().unwrap();
     let key: Value = serde_json::from_slice(&created.stdout).unwrap();
     let heads = broker.cobox().args(["audit", "head"]).output().unwrap();
@@ -76,20 +172,37 @@ async fn restore_older_database(is_mark_old: bool) {
 
     copy_database(older.path(), &data);
     broker.launch().await;
-    let report = doctor(&broker);
-    assert_eq!(report["quarantine"][0]["sandbox_id"], id.as_str(), "{report}");
+    let report = doctor(&broker, &[]);
+    let quarantined = |kind: &str| {
+        let items = report["quarantine"].as_array().unwrap().iter();
+        items.filter_map(|item| item[kind].as_str()).collect::<Vec<_>>()
+    };
+    assert_eq!(quarantined("sandbox_id"), [id.as_str(), user.id.as_str()], "{report}");
+    assert_eq!(quarantined("snapshot_id"), [snapshot.id.as_str()], "{report}");
+    assert_eq!(quarantined("volume_id"), [volume.id.as_str()], "{report}");
     let lost = &report["restored"]["lost"][0];
     assert_eq!(lost["action"], "key.created", "{report}");
     assert!(lost["detail"].as_str().unwrap().contains(key["id"].as_str().unwrap()), "{report}");
     assert!(broker.log().contains("a backup was restored"), "{}", broker.log());
     assert!(!broker.sandbox_pids().iter().any(|(running, _)| *running == id.as_str()), "its processes are ended");
     assert!(verify(&broker, &["--head", &head]).contains("broken: "));
+    let advice = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "database").unwrap()["mend"].to_string();
+    assert!(advice.contains("--acknowledge-restore"), "{advice}");
+    assert!(doctor(&broker, &["--acknowledge-restore"])["restored"].is_null());
+    assert!(doctor(&broker, &[])["restored"].is_null());
+    let again = broker.cobox().args(["doctor", "--acknowledge-restore", "--data-dir"]).arg(&data).output().unwrap();
+    assert_eq!(again.status.code(), Some(1), "{again:?}");
     broker.interrupt();
 
     copy_database(newer.path(), &data);
     broker.launch().await;
-    let report = doctor(&broker);
+    let report = doctor(&broker, &[]);
     assert!(report["quarantine"].as_array().unwrap().is_empty() && report["restored"].is_null(), "{report}");
     let session = ensure(&broker.client(), "new").await;
     assert_eq!(sh(session.dataplane(), "cat f").await.stdout, "kept\n");
+    let client = broker.client();
+    let on_volume = ensure(&client, &format!("of {}", user.id)).await;
+    assert_eq!(kinds::said(&on_volume, "cat /data/f").await, "in volume");
+    let (_, of_snapshot) = kinds::made(&client, kinds::from(&snapshot)).await;
+    assert_eq!(kinds::said(&of_snapshot, "cat g").await, "in snapshot");
 }

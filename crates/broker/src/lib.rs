@@ -72,7 +72,7 @@ use domain::{
     webhook::{MIN_SECRET_BYTES, Webhook},
 };
 pub use domain::{
-    audit_mark::{Restored, read_restored},
+    audit_mark::{Restored, acknowledge_restored, read_restored},
     quarantine::{Quarantined, read as read_quarantine},
 };
 #[doc(hidden)]
@@ -221,7 +221,7 @@ impl Broker {
             return Err(StartError::Exposed(exposed));
         }
         let audit_mark = AuditMark::new(&config.data_dir);
-        audit_mark.compare(&*store, &node, clock.now()).await?;
+        let small_loss = audit_mark.compare(&*store, &node, clock.now()).await?;
         let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
         nodes
             .take(&*store, &*clock, data_dir.is_same_place()?)
@@ -255,11 +255,14 @@ impl Broker {
         });
         let activity = Arc::new(Activity::default());
         let lifecycle = Arc::new(Lifecycle::new(deployment.clone(), activity.clone()));
-        // The time until now, in which no broker ran, is no running time.
+        // The time until now, in which no broker ran, is no running time, and uses up nothing of what files are kept for.
         store.count_running(&deployment.node, deployment.now(), Counting::START).await?;
-        reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
+        deployment.count_downtime(deployment.now(), Counting::START).await?;
+        let quarantined = reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
+        if let Some(loss) = small_loss {
+            deployment.audit_mark.settle(loss, quarantined);
+        }
         let kinds = Arc::new(Kinds::new(deployment.clone(), lifecycle.clone()));
-        kinds.reconcile().await.map_err(StartError::Reconcile)?;
 
         let sessions = Arc::new(Sessions { deployment: deployment.clone(), lifecycle: lifecycle.clone() });
         Ok(Self {
@@ -383,10 +386,12 @@ impl Broker {
             task.abort();
         }
         self.audit.flush().await;
-        self.deployment.audit_mark.save(&*self.deployment.store, self.deployment.now()).await;
+        let d = &self.deployment;
         if stopped.is_node_taken.load(Ordering::SeqCst) {
-            return Err(StopError::NodeTaken(self.deployment.config.data_dir.clone()));
+            d.audit_mark.save(&*d.store, d.now()).await;
+            return Err(StopError::NodeTaken(d.config.data_dir.clone()));
         }
+        d.audit_mark.close(&*d.store, d.now()).await;
         if stopped.is_key_replaced.load(Ordering::SeqCst) { Err(StopError::KeyReplaced(self.data_dir.master_key_path())) } else { Ok(()) }
     }
 

@@ -102,8 +102,8 @@ pub struct Gauges<'a> {
     pub is_store_up: bool,
     /// Records that could not be written.
     pub audit_lost: u64,
-    /// Sandboxes of this broker's node that no record knows.
-    pub quarantined: usize,
+    /// Of this broker's node, what no record knows.
+    pub quarantined: crate::domain::quarantine::QuarantinedCounts,
     pub peers: crate::domain::nodes::PeerCounts,
     pub clock_skew: Duration,
     /// How long requests waited for a connection to the database.
@@ -202,8 +202,15 @@ impl Metrics {
             head(out, "cobox_store_commit_duration_seconds", "histogram", "Commits of the database.")?;
             commits.write(out, "cobox_store_commit_duration_seconds", "")?;
         }
-        head(out, "cobox_quarantined_sandboxes", "gauge", "Sandboxes of this broker that its database does not know.")?;
-        writeln!(out, "cobox_quarantined_sandboxes {}", gauges.quarantined)?;
+        let quarantined = gauges.quarantined;
+        for (name, about, count) in [
+            ("cobox_quarantined_sandboxes", "Sandboxes of this broker that its database does not know.", quarantined.sandboxes),
+            ("cobox_quarantined_snapshots", "Snapshots of this broker that its database does not know.", quarantined.snapshots),
+            ("cobox_quarantined_volumes", "Volumes of this broker that its database does not know.", quarantined.volumes),
+        ] {
+            head(out, name, "gauge", about)?;
+            writeln!(out, "{name} {count}")?;
+        }
         head(out, "cobox_audit_records_lost_total", "counter", "Audit records that could not be written.")?;
         writeln!(out, "cobox_audit_records_lost_total {}", gauges.audit_lost)?;
         head(out, "cobox_store_up", "gauge", "Whether the database took a change just now.")?;

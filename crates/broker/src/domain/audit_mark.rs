@@ -31,8 +31,11 @@ const MAX_RECORDS_BYTES: u64 = 1 << 20;
 const RESTORED_FILE: &str = "restored.json";
 /// How often the mark is written while only uses are recorded; records about keys and revocations are kept at the next tick.
 const MARK_EVERY: Duration = Duration::from_secs(10);
-/// A database that lacks no more than this, and nothing that is marked, lost it in a power cut: not every commit waits for the disk.
+/// A database that lacks no more than this after a crash, and nothing that is marked, lost it in a power cut: not every commit waits for the
+/// disk.
 const POWER_CUT: Duration = Duration::from_secs(60);
+/// How long a stop waits for a database that may be away.
+const SYNC_WITHIN: Duration = Duration::from_secs(5);
 /// Lost records that a start writes to its log; all of them are in the file.
 const MAX_LOGGED: usize = 100;
 
@@ -42,6 +45,9 @@ struct Mark {
     number: u64,
     hash: String,
     at: Timestamp,
+    /// All of it is on the disk, as after a stop: no power cut takes it back.
+    #[serde(default)]
+    is_on_disk: bool,
 }
 
 /// A database that was older than its data directory.
@@ -59,11 +65,30 @@ pub struct Restored {
     last_hash: String,
     /// The lost records that are about keys and revocations.
     pub lost: Vec<MarkedRecord>,
+    /// When an operator confirmed to have dealt with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acknowledged_at: Option<Timestamp>,
+}
+
+/// A database that lacks little, which alone doesn't show that a backup was restored.
+pub struct SmallLoss {
+    restored: Restored,
+    /// It is the database that was in use before the last restore.
+    is_back: bool,
 }
 
 /// What was found at the last start with an older database, for a reader that is not its broker.
 pub fn read_restored(data_dir: &Path) -> io::Result<Option<Restored>> {
     read_json(&data_dir.join(RESTORED_FILE))
+}
+
+/// Confirms that an operator dealt with a restored database. Returns whether there was one that nobody had acknowledged. The file stays: by it
+/// the database that was in use before is recognized.
+pub fn acknowledge_restored(data_dir: &Path, now: Timestamp) -> io::Result<bool> {
+    let Some(restored) = read_restored(data_dir)?.filter(|r| r.acknowledged_at.is_none()) else { return Ok(false) };
+    let text = serde_json::to_vec_pretty(&Restored { acknowledged_at: Some(now), ..restored })?;
+    write_whole(&data_dir.join(RESTORED_FILE), &text)?;
+    Ok(true)
 }
 
 /// Writes the mark of one data directory.
@@ -77,20 +102,53 @@ impl AuditMark {
         Self { dir: dir.to_owned(), written: Mutex::default() }
     }
 
-    /// Compares the database with the mark, before anything is written to the chain.
-    pub async fn compare(&self, store: &dyn Store, writer: &str, now: Timestamp) -> Stored<()> {
-        if let Some(restored) = self.read::<Restored>(RESTORED_FILE)
-            && hash_of(store, writer, restored.last_lost).await? == Some(restored.last_hash)
-        {
-            tracing::info!("the database that was in use before the last restore is back");
-            self.remove(RESTORED_FILE);
+    /// Compares the database with the mark, before anything is written to the chain. A small loss is for [`AuditMark::settle`].
+    pub async fn compare(&self, store: &dyn Store, writer: &str, now: Timestamp) -> Stored<Option<SmallLoss>> {
+        let is_back = match self.read::<Restored>(RESTORED_FILE) {
+            Some(before) => hash_of(store, writer, before.last_lost).await? == Some(before.last_hash),
+            None => false,
+        };
+        let Some((restored, is_on_disk)) = self.loss(store, writer, now).await? else {
+            if is_back {
+                self.forget_restore();
+            }
+            return Ok(None);
+        };
+        let is_recent = restored.database_at.is_some_and(|at| restored.seen_at.saturating_since(at) <= POWER_CUT);
+        if restored.lost.is_empty() && (is_back || is_recent && !is_on_disk) {
+            return Ok(Some(SmallLoss { restored, is_back }));
         }
-        let Some(mark) = self.newest() else { return Ok(()) };
+        self.report(&restored);
+        Ok(None)
+    }
+
+    /// Decides what a small loss is, after it is known how many items are new in quarantine: those show that a backup was restored.
+    pub fn settle(&self, loss: SmallLoss, quarantined: usize) {
+        let SmallLoss { restored, is_back } = loss;
+        if quarantined > 0 {
+            self.report(&restored);
+        } else if is_back {
+            self.forget_restore();
+        } else {
+            let Restored { first_lost, last_lost, .. } = restored;
+            tracing::warn!("the last audit records before a crash had not reached the disk: {first_lost} to {last_lost}");
+        }
+    }
+
+    /// What was marked meanwhile is of the other database.
+    fn forget_restore(&self) {
+        tracing::info!("the database that was in use before the last restore is back");
+        [MARK_FILE, RECORDS_FILE, RESTORED_FILE].into_iter().for_each(|file| self.remove(file));
+    }
+
+    /// What the database lacks, and whether it was all on the disk.
+    async fn loss(&self, store: &dyn Store, writer: &str, now: Timestamp) -> Stored<Option<(Restored, bool)>> {
+        let Some(mark) = self.newest() else { return Ok(None) };
         let head = store.audit_heads().await?.into_iter().find(|h| h.writer == writer);
         let (end, kept_after) = head.map_or((0, 0), |h| (h.number, h.kept_after));
         let is_there = mark.number <= kept_after || hash_of(store, writer, mark.number).await?.as_ref() == Some(&mark.hash);
         if is_there {
-            return Ok(());
+            return Ok(None);
         }
         // A database that was restored and written to since has other records of the same numbers.
         let mut shared = end.min(mark.number.saturating_sub(1));
@@ -104,20 +162,15 @@ impl AuditMark {
             last_lost: mark.number,
             last_hash: mark.hash.clone(),
             lost,
+            acknowledged_at: None,
         };
-        let is_power_cut = restored.lost.is_empty() && restored.database_at.is_some_and(|at| mark.at.saturating_since(at) <= POWER_CUT);
-        if is_power_cut {
-            tracing::warn!("the last audit records before a crash had not reached the disk: {} to {}", shared + 1, mark.number);
-        } else {
-            self.report(&restored);
-        }
-        Ok(())
+        Ok(Some((restored, mark.is_on_disk)))
     }
 
     /// The mark, or the last marked record where a crash came before the mark was written.
     fn newest(&self) -> Option<Mark> {
-        let record = self.records().pop().map(|r| Mark { number: r.number, hash: r.hash, at: r.at });
-        self.read::<Mark>(MARK_FILE).into_iter().chain(record).max_by_key(|mark| mark.number)
+        let record = self.records().pop().map(|r| Mark { number: r.number, hash: r.hash, at: r.at, is_on_disk: false });
+        record.into_iter().chain(self.read::<Mark>(MARK_FILE)).max_by_key(|mark| mark.number)
     }
 
     /// The marked records that the database doesn't have; `shared` becomes the last number that both have, as far as can be told.
@@ -157,21 +210,49 @@ impl AuditMark {
 
     /// Writes down how far the chain has come.
     pub async fn save(&self, store: &dyn Store, now: Timestamp) {
-        let AuditProgress { head, records } = store.audit_progress().await;
-        let is_new = !records.is_empty();
-        if is_new && let Err(error) = self.append(&records) {
-            tracing::warn!(%error, "{RECORDS_FILE} could not be written");
-        }
+        let (head, is_new) = self.append_new(store).await;
         let Some((number, hash)) = head else { return };
         let written = *self.written.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = written.is_none_or(|(last, at)| last != number && (is_new || now.saturating_since(at) >= MARK_EVERY));
         if !is_due {
             return;
         }
-        let mark = Mark { number, hash: hex(&hash), at: now };
-        let text = serde_json::to_vec(&mark).map_err(io::Error::from);
+        self.write(&Mark { number, hash: hex(&hash), at: now, is_on_disk: false });
+    }
+
+    /// As [`AuditMark::save`], at a stop, with all that was recorded so far on the disk.
+    pub async fn close(&self, store: &dyn Store, now: Timestamp) {
+        let mark = match self.append_new(store).await.0 {
+            Some((number, hash)) => Mark { number, hash: hex(&hash), at: now, is_on_disk: true },
+            // Nothing was recorded since the start.
+            None => match self.newest() {
+                Some(mark) => Mark { is_on_disk: true, ..mark },
+                None => return,
+            },
+        };
+        // With it everything before it reaches the disk.
+        match tokio::time::timeout(SYNC_WITHIN, store.probe_write(now)).await {
+            Ok(Ok(())) => self.write(&mark),
+            Ok(Err(error)) => tracing::warn!(%error, "the last changes could not be synced to the disk"),
+            Err(_) => tracing::warn!("the last changes could not be synced to the disk in time"),
+        }
+    }
+
+    /// Marks the new records about keys and revocations. Returns where the chain ends, and whether there were any.
+    async fn append_new(&self, store: &dyn Store) -> (Option<(u64, [u8; 32])>, bool) {
+        let AuditProgress { head, records } = store.audit_progress().await;
+        if !records.is_empty()
+            && let Err(error) = self.append(&records)
+        {
+            tracing::warn!(%error, "{RECORDS_FILE} could not be written");
+        }
+        (head, !records.is_empty())
+    }
+
+    fn write(&self, mark: &Mark) {
+        let text = serde_json::to_vec(mark).map_err(io::Error::from);
         match text.and_then(|text| write_whole(&self.dir.join(MARK_FILE), &text)) {
-            Ok(()) => *self.written.lock().unwrap_or_else(PoisonError::into_inner) = Some((number, now)),
+            Ok(()) => *self.written.lock().unwrap_or_else(PoisonError::into_inner) = Some((mark.number, mark.at)),
             Err(error) => tracing::warn!(%error, "{MARK_FILE} could not be written"),
         }
     }

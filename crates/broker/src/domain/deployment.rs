@@ -22,7 +22,7 @@ use crate::{
     metrics::{DiskSpace, Metrics},
     oidc::Oidc,
     policy::{HardEnd, Lifetimes, Policy, PolicySource, Subject},
-    store::{Ending, Room, Store, StoreError},
+    store::{Counting, Ending, Room, Store, StoreError, Stored},
     thread_authority::ThreadAuthority,
 };
 
@@ -121,6 +121,21 @@ impl Deployment {
     pub fn keep_suspended(&self, sandbox: &Sandbox) -> Duration {
         let given = self.config.keep_suspended();
         sandbox.own_keep.map_or(given, |own| own.min(given))
+    }
+
+    /// Excludes time in which no broker ran on this node from how long suspended, deleted and quarantined items are kept. Before anything is
+    /// removed because its time is over.
+    pub async fn count_downtime(&self, now: Timestamp, counting: Counting) -> Stored<()> {
+        let downtime = self.store.count_downtime(&self.node, now, counting).await?;
+        self.quarantine.count(now, counting);
+        if !downtime.is_zero() {
+            let seconds = downtime.as_secs();
+            tracing::info!(
+                seconds,
+                "no broker ran on this node, or its clock was set forward: suspended and deleted sandboxes are kept that much longer"
+            );
+        }
+        Ok(())
     }
 
     pub fn lease_end(&self, sandbox: &Sandbox) -> Timestamp {

@@ -91,7 +91,8 @@ impl Lifecycle {
         Ok(true)
     }
 
-    /// What time does to a sandbox whose broker is dead: the rules of its lease, as far as the store can follow them.
+    /// What time does to a sandbox whose broker is dead: the rules of its lease, as far as the store can follow them. It is suspended, but never
+    /// ended: time in which its node does not run does not count.
     pub async fn look_after_orphan(&self, sandbox: &Sandbox) -> Result<(), ApiError> {
         let d = &self.deployment;
         let now = d.now();
@@ -107,12 +108,6 @@ impl Lifecycle {
             let suspended = Sandbox { suspended_at: Some(now), ..sandbox.suspended(d.lease_end(sandbox), REASON) };
             let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.suspended", REASON);
             d.store.replace_sandbox(sandbox, &suspended, Some(&audit)).await.map_err(internal)?;
-        } else if sandbox.state == State::Suspended
-            && now.saturating_since(sandbox.suspended_at.unwrap_or(sandbox.last_active_at)) >= d.keep_suspended(sandbox)
-        {
-            const REASON: &str = "its node died and it was suspended for too long";
-            let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.ended", REASON);
-            d.store.end_sandbox(&sandbox.id, State::Terminated, &d.restorable_ending(sandbox, REASON, audit)).await.map_err(internal)?;
         }
         Ok(())
     }

@@ -109,10 +109,10 @@ impl Foreseen {
 pub const HARD_END: &str = "its hard end was reached";
 /// Why a session ended whose deleted sandbox was restored. Stored with the session: its scope's next session gets the same sandbox.
 pub const SANDBOX_RESTORED: &str = "its sandbox was deleted, and restored later";
-/// How often the running time of a node's sandboxes is added to their rows.
+/// How often the running time of a node's sandboxes is added to their rows, and that of the node to what it keeps.
 pub const COUNT_RUNNING_EVERY: Duration = Duration::from_secs(30);
 /// The most running time that counts between two such writes. A longer gap means that the machine slept, its clock was set, or no broker
-/// ran, and none of these uses up a hard end. Twice the interval, so that a slow round loses nothing.
+/// ran, and none of these uses up a hard end or the time for which files are kept. Twice the interval, so that a slow round loses nothing.
 pub const MAX_COUNTED_GAP: Duration = Duration::from_secs(60);
 
 /// What is about to be asked of the provider.
@@ -170,6 +170,8 @@ pub struct Sandbox {
     /// Time spent running.
     pub active: Duration,
     pub suspended_at: Option<Timestamp>,
+    /// Time since then in which no broker ran on its node, which does not count.
+    pub downtime: Duration,
     pub ended_at: Option<Timestamp>,
     /// Set while it is deleted and its files are kept: it can be restored until then.
     pub restore_until: Option<Timestamp>,
@@ -206,6 +208,11 @@ impl Sandbox {
     /// All the time it ran, which is what a hard end counts.
     pub fn active_until(&self, now: Timestamp) -> Duration {
         self.active + self.counted_until.map_or(Duration::ZERO, |counted| now.saturating_since(counted).min(MAX_COUNTED_GAP))
+    }
+
+    /// How long it has been suspended, without time in which no broker ran on its node.
+    pub fn kept_for(&self, now: Timestamp) -> Duration {
+        now.saturating_since(self.suspended_at.unwrap_or(self.last_active_at)).saturating_sub(self.downtime)
     }
 
     pub fn with_intent(&self, intent: Intent) -> Self {

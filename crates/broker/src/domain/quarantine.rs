@@ -1,39 +1,107 @@
-//! Sandboxes that the provider has and no record knows. A record is written before a sandbox is made, so an unknown sandbox means that an
-//! older database was restored, or that its directory came from elsewhere. Its processes are ended and its files are kept: until the
-//! database that knows it comes back, or until its time in quarantine is over.
+//! Sandboxes, snapshots and volumes that the provider has and no record knows. A record is written before its files are made, so files
+//! without a record mean that an older database was restored, or that they came from elsewhere. Processes are ended and files are kept:
+//! until the database that knows them comes back, or until their time in quarantine is over.
 
 use std::{
     collections::{HashMap, HashSet},
-    io,
+    fmt, io,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
-use cobox_protocol::{SandboxId, Timestamp};
+use cobox_protocol::{ApiError, SandboxId, SnapshotId, Timestamp, VolumeId};
+use cobox_provider::ProviderError;
 use serde::{Deserialize, Serialize};
 
-use super::{audit::AuditRecord, deployment::Deployment};
+use super::{
+    audit::AuditRecord,
+    deployment::{Deployment, internal},
+    model::Sandbox,
+};
 use crate::{
     data_dir::write_whole,
-    store::{Note, Stored},
+    store::{Counting, Note, Stored},
 };
 
 /// In the data directory: it must not be in the database, which may be replaced by an older one.
 const FILE: &str = "quarantine.json";
-/// How often the listed sandboxes are compared with what the provider has.
+/// How often the list is compared with what the provider has.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// A sandbox in quarantine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Quarantined {
-    pub sandbox_id: SandboxId,
-    pub since: Timestamp,
-    /// When its files are removed.
-    pub until: Timestamp,
+/// What can be in quarantine. In JSON the id is in a field that is named by its kind.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Item {
+    #[serde(rename = "sandbox_id")]
+    Sandbox(SandboxId),
+    #[serde(rename = "snapshot_id")]
+    Snapshot(SnapshotId),
+    #[serde(rename = "volume_id")]
+    Volume(VolumeId),
 }
 
-/// The sandboxes in quarantine, in a file of the data directory.
+impl Item {
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Sandbox(_) => "sandbox",
+            Self::Snapshot(_) => "snapshot",
+            Self::Volume(_) => "volume",
+        }
+    }
+
+    pub fn id(&self) -> &str {
+        match self {
+            Self::Sandbox(id) => id.as_str(),
+            Self::Snapshot(id) => id.as_str(),
+            Self::Volume(id) => id.as_str(),
+        }
+    }
+}
+
+impl fmt::Display for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind(), self.id())
+    }
+}
+
+/// How many there are in quarantine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QuarantinedCounts {
+    pub sandboxes: usize,
+    pub snapshots: usize,
+    pub volumes: usize,
+}
+
+/// A sandbox, snapshot or volume in quarantine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quarantined {
+    #[serde(flatten)]
+    pub item: Item,
+    pub since: Timestamp,
+    /// When its files are removed, if a broker runs until then.
+    pub until: Timestamp,
+    /// For how long a broker ran beside it, which is what counts.
+    #[serde(default)]
+    counted_seconds: u64,
+    #[serde(default)]
+    counted_until: Option<Timestamp>,
+}
+
+impl Quarantined {
+    fn new(item: Item, now: Timestamp, keep: Duration) -> Self {
+        Self { item, since: now, until: now.plus(keep), counted_seconds: 0, counted_until: Some(now) }
+    }
+
+    /// Counts the time since this was last done, but no more than `max_gap` of it.
+    fn count(&mut self, now: Timestamp, max_gap: Duration, keep: Duration) {
+        let gap = self.counted_until.map_or(Duration::ZERO, |at| now.saturating_since(at));
+        self.counted_seconds += gap.min(max_gap).as_secs();
+        self.counted_until = Some(now);
+        self.until = now.plus(keep.saturating_sub(Duration::from_secs(self.counted_seconds)));
+    }
+}
+
+/// What is in quarantine, in a file of the data directory.
 pub struct Quarantine {
     path: PathBuf,
     keep: Duration,
@@ -54,35 +122,46 @@ impl Quarantine {
     pub fn open(data_dir: &Path, keep: Duration) -> Self {
         let listed = read(data_dir).unwrap_or_else(|error| {
             // Everything in it begins its time again, which loses nothing.
-            tracing::error!(%error, "{FILE} can't be read; sandboxes in quarantine are kept for their whole time again");
+            tracing::error!(%error, "{FILE} can't be read; what is in quarantine is kept for their whole time again");
             Vec::new()
         });
         Self { path: data_dir.join(FILE), keep, listed: Mutex::new(listed), looked_at: Mutex::default() }
     }
 
-    pub fn count(&self) -> usize {
-        self.listed().len()
+    pub fn counts(&self) -> QuarantinedCounts {
+        let mut counts = QuarantinedCounts::default();
+        for quarantined in &*self.listed() {
+            *match quarantined.item {
+                Item::Sandbox(_) => &mut counts.sandboxes,
+                Item::Snapshot(_) => &mut counts.snapshots,
+                Item::Volume(_) => &mut counts.volumes,
+            } += 1;
+        }
+        counts
     }
 
     fn listed(&self) -> std::sync::MutexGuard<'_, Vec<Quarantined>> {
         self.listed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the list; one that is in it already keeps its time. Returns those that are new, and those that left it.
-    fn set(&self, unknown: &HashSet<SandboxId>, now: Timestamp) -> (Vec<Quarantined>, Vec<SandboxId>) {
+    /// Replaces the list; an item that is in it already keeps its time. Returns those that are new, and those that left it.
+    fn set(&self, unknown: &HashSet<Item>, now: Timestamp) -> (Vec<Quarantined>, Vec<Item>) {
         let mut listed = self.listed();
-        let before: HashMap<SandboxId, Quarantined> = listed.drain(..).map(|q| (q.sandbox_id.clone(), q)).collect();
+        let before: HashMap<Item, Quarantined> = listed.drain(..).map(|q| (q.item.clone(), q)).collect();
         let mut added = Vec::new();
-        for id in unknown {
-            let since = before.get(id).map_or(now, |q| q.since);
-            let entry = Quarantined { sandbox_id: id.clone(), since, until: since.plus(self.keep) };
-            if !before.contains_key(id) {
-                added.push(entry.clone());
-            }
+        for item in unknown {
+            let entry = match before.get(item) {
+                Some(entry) => entry.clone(),
+                None => {
+                    let entry = Quarantined::new(item.clone(), now, self.keep);
+                    added.push(entry.clone());
+                    entry
+                }
+            };
             listed.push(entry);
         }
-        listed.sort_by(|a, b| a.sandbox_id.cmp(&b.sandbox_id));
-        let left: Vec<SandboxId> = before.into_keys().filter(|id| !unknown.contains(id)).collect();
+        listed.sort_by(|a, b| a.item.cmp(&b.item));
+        let left: Vec<Item> = before.into_keys().filter(|item| !unknown.contains(item)).collect();
         if !listed.is_empty() || !left.is_empty() {
             self.save(&listed);
         }
@@ -97,20 +176,30 @@ impl Quarantine {
         }
     }
 
-    fn remove(&self, id: &SandboxId) {
+    fn remove(&self, item: &Item) {
         let mut listed = self.listed();
-        listed.retain(|q| q.sandbox_id != *id);
+        listed.retain(|q| q.item != *item);
         self.save(&listed);
     }
 
-    fn expired(&self, now: Timestamp) -> Vec<Quarantined> {
-        self.listed().iter().filter(|q| q.until <= now).cloned().collect()
+    fn expired(&self) -> Vec<Quarantined> {
+        self.listed().iter().filter(|q| q.counted_seconds >= self.keep.as_secs()).cloned().collect()
+    }
+
+    /// Counts the time for which a broker ran beside what is listed.
+    pub fn count(&self, now: Timestamp, counting: Counting) {
+        let mut listed = self.listed();
+        let is_due = |q: &Quarantined| q.counted_until.is_none_or(|at| at.is_due(counting.every, now));
+        if listed.iter().any(is_due) {
+            listed.iter_mut().for_each(|q| q.count(now, counting.max_gap, self.keep));
+            self.save(&listed);
+        }
     }
 
     /// Whether it is time to look at them again; if so it counts as done now.
     fn is_due(&self, now: Timestamp) -> bool {
         let mut looked_at = self.looked_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = looked_at.is_none_or(|at| now.saturating_since(at) >= LOOK_EVERY);
+        let is_due = looked_at.is_none_or(|at| at.is_due(LOOK_EVERY, now));
         if is_due {
             *looked_at = Some(now);
         }
@@ -118,26 +207,40 @@ impl Quarantine {
     }
 }
 
-/// Puts sandboxes that no record knows into quarantine, and takes out those that are known again. `found` says which of them run.
-pub async fn quarantine_unknown(d: &Deployment, unknown: &HashSet<SandboxId>, found: &HashMap<SandboxId, bool>) {
-    let (added, left) = d.quarantine.set(unknown, d.now());
-    for id in left {
-        tracing::info!(sandbox = %id, "a sandbox has left quarantine: the database knows it, or its files are gone");
+/// At start: puts what no record knows into quarantine, and takes out what is known again. `sandboxes` are those that no record knows, and
+/// whether they run. Returns how many items are new.
+pub async fn quarantine_unknown(d: &Deployment, sandboxes: &HashMap<SandboxId, bool>) -> Result<usize, ApiError> {
+    let unreachable = |e: ProviderError| ApiError::new(e.code(), format!("the provider can't say what it has: {e}"));
+    let mut unknown: HashSet<Item> = sandboxes.keys().cloned().map(Item::Sandbox).collect();
+    for item in stored_files(d).await.map_err(unreachable)? {
+        if !is_known(d, &item).await.map_err(internal)? {
+            unknown.insert(item);
+        }
     }
-    for id in unknown.iter().filter(|id| found.get(*id).copied().unwrap_or(false)) {
+    let (added, left) = d.quarantine.set(&unknown, d.now());
+    for item in left {
+        tracing::info!(kind = item.kind(), id = item.id(), "released from quarantine: the database knows it again, or its files are gone");
+    }
+    for id in sandboxes.iter().filter_map(|(id, is_running)| is_running.then_some(id)) {
         if !d.provider.can_suspend() {
             tracing::warn!(sandbox = %id, "a sandbox in quarantine goes on running: its provider can't suspend");
         } else if let Err(error) = d.provider.suspend(id).await {
             tracing::error!(sandbox = %id, %error, "the processes of a sandbox in quarantine could not be ended; the next start tries again");
         }
     }
-    for Quarantined { sandbox_id, until, .. } in &added {
+    for Quarantined { item, until, .. } in &added {
         tracing::error!(
-            sandbox = %sandbox_id, %until,
-            "the database does not know this sandbox: its processes are ended and its files are kept until then; `cobox doctor` says how to get it back"
+            kind = item.kind(), id = item.id(), %until,
+            "the database does not know this {}: its files are kept until then; `cobox doctor` explains how to get it back", item.kind()
         );
-        record(d, "sandbox.quarantined", sandbox_id, format!("no record knows it; its files are kept until {until}")).await;
+        let action = match item {
+            Item::Sandbox(_) => "sandbox.quarantined",
+            Item::Snapshot(_) => "snapshot.quarantined",
+            Item::Volume(_) => "volume.quarantined",
+        };
+        record(d, action, item, format!("no record knows it; its files are kept until {until}")).await;
     }
+    Ok(added.len())
 }
 
 /// Removes what was in quarantine for long enough, unless a record knows it by now.
@@ -145,48 +248,76 @@ pub async fn tick(d: &Deployment, now: Timestamp) {
     if !d.quarantine.is_due(now) {
         return;
     }
-    match d.provider.list().await {
-        Ok(found) => {
-            let present: HashSet<SandboxId> = found.into_iter().map(|f| f.id).collect();
-            let gone: Vec<_> = d.quarantine.listed().iter().filter(|q| !present.contains(&q.sandbox_id)).cloned().collect();
-            for Quarantined { sandbox_id, .. } in gone {
-                tracing::info!(sandbox = %sandbox_id, "the files of a sandbox in quarantine are gone");
-                d.quarantine.remove(&sandbox_id);
-            }
-        }
-        Err(error) => return tracing::warn!(%error, "the provider can't say what it has; quarantine is looked at again"),
+    let found = async {
+        let mut found: HashSet<Item> = stored_files(d).await?.into_iter().collect();
+        found.extend(d.provider.list().await?.into_iter().map(|f| Item::Sandbox(f.id)));
+        Ok::<_, ProviderError>(found)
+    };
+    let present = match found.await {
+        Ok(found) => found,
+        Err(error) => return tracing::warn!(%error, "the provider can't say what it has; quarantine is checked again later"),
+    };
+    let gone: Vec<_> = d.quarantine.listed().iter().filter(|q| !present.contains(&q.item)).cloned().collect();
+    for Quarantined { item, .. } in gone {
+        tracing::info!(kind = item.kind(), id = item.id(), "the files of an item in quarantine are gone");
+        d.quarantine.remove(&item);
     }
-    for Quarantined { sandbox_id, since, .. } in d.quarantine.expired(now) {
-        match is_known(d, &sandbox_id).await {
+    for Quarantined { item, since, .. } in d.quarantine.expired() {
+        let (kind, id) = (item.kind(), item.id());
+        match is_known(d, &item).await {
             Ok(false) => {}
             Ok(true) => {
-                tracing::warn!(sandbox = %sandbox_id, "a record knows a sandbox in quarantine by now; it is adopted at the next start");
+                tracing::warn!(kind, id, "the database knows an item in quarantine again; it is adopted at the next start");
                 continue;
             }
             Err(error) => {
-                tracing::warn!(sandbox = %sandbox_id, %error, "whether a sandbox in quarantine can go could not be read; tried again");
+                tracing::warn!(kind, id, %error, "the record of an item in quarantine could not be read; retrying");
                 continue;
             }
         }
-        if let Err(error) = d.provider.destroy(&sandbox_id).await {
-            tracing::error!(sandbox = %sandbox_id, %error, "a sandbox in quarantine could not be removed; tried again");
+        let (removed, action) = match &item {
+            Item::Sandbox(id) => (d.provider.destroy(id).await, "sandbox.destroyed"),
+            Item::Snapshot(id) => (d.provider.remove_snapshot(id).await, "snapshot.deleted"),
+            Item::Volume(id) => (d.provider.remove_volume(id).await, "volume.deleted"),
+        };
+        if let Err(error) = removed {
+            tracing::error!(kind, id, %error, "an item in quarantine could not be removed; retrying");
             continue;
         }
-        d.quarantine.remove(&sandbox_id);
-        tracing::warn!(sandbox = %sandbox_id, %since, "a sandbox was in quarantine for its whole time and is removed");
-        record(d, "sandbox.destroyed", &sandbox_id, format!("no record knew it; it was in quarantine since {since}")).await;
+        d.quarantine.remove(&item);
+        tracing::warn!(kind, id, %since, "removed: its time in quarantine is over");
+        record(d, action, &item, format!("no record knew it; it was in quarantine since {since}")).await;
     }
 }
 
-async fn is_known(d: &Deployment, id: &SandboxId) -> Stored<bool> {
-    Ok(d.store.sandbox(id).await?.is_some_and(|sandbox| sandbox.ended_at.is_none() || sandbox.intent.is_some()))
+/// The snapshots and volumes that the provider has.
+async fn stored_files(d: &Deployment) -> Result<Vec<Item>, ProviderError> {
+    let (snapshots, volumes) = (d.provider.snapshots().await?, d.provider.volumes().await?);
+    Ok(snapshots.into_iter().map(Item::Snapshot).chain(volumes.into_iter().map(Item::Volume)).collect())
 }
 
-async fn record(d: &Deployment, action: &'static str, id: &SandboxId, detail: String) {
-    let mut audit = AuditRecord::new(d.now(), &d.config.workspace, action).detail(detail);
-    audit.sandbox = Some(id.clone());
+async fn is_known(d: &Deployment, item: &Item) -> Stored<bool> {
+    Ok(match item {
+        Item::Sandbox(id) => {
+            let has_files = |s: &Sandbox| s.ended_at.is_none() || s.intent.is_some() || s.restore_until.is_some();
+            d.store.sandbox(id).await?.as_ref().is_some_and(has_files)
+        }
+        Item::Snapshot(id) => d.store.snapshot(id).await?.is_some(),
+        Item::Volume(id) => d.store.volume(id).await?.is_some(),
+    })
+}
+
+async fn record(d: &Deployment, action: &'static str, item: &Item, detail: String) {
+    let mut audit = AuditRecord::new(d.now(), &d.config.workspace, action);
+    audit.detail = match item {
+        Item::Sandbox(id) => {
+            audit.sandbox = Some(id.clone());
+            Some(detail)
+        }
+        Item::Snapshot(_) | Item::Volume(_) => Some(format!("{}: {detail}", item.id())),
+    };
     if let Err(error) = d.store.note(&Note { audit: vec![audit], ..Note::default() }).await {
-        tracing::error!(sandbox = %id, %error, action, "an audit record could not be written");
+        tracing::error!(%item, %error, action, "an audit record could not be written");
     }
 }
 
@@ -195,21 +326,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listed_sandbox_keeps_its_time_over_restarts_and_leaves_when_it_is_known() {
+    fn a_listed_item_keeps_its_time_over_restarts_and_leaves_when_it_is_known() {
         let dir = tempfile::tempdir().unwrap();
-        let (a, b) = (SandboxId::new(), SandboxId::new());
-        let (first, later) = (Timestamp::from_unix(1000), Timestamp::from_unix(5000));
-        let keep = Duration::from_secs(10_000);
-        let (added, left) = Quarantine::open(dir.path(), keep).set(&HashSet::from([a.clone()]), first);
+        let (a, b) = (Item::Sandbox(SandboxId::new()), Item::Volume(VolumeId::new()));
+        let (first, later) = (Timestamp::from_unix(1000), Timestamp::from_unix(1060));
+        let keep = Duration::from_secs(60);
+        let quarantine = Quarantine::open(dir.path(), keep);
+        let (added, left) = quarantine.set(&HashSet::from([a.clone()]), first);
         assert_eq!((added.len(), left.len()), (1, 0));
+        quarantine.count(later, Counting::REGULAR);
         let again = Quarantine::open(dir.path(), keep);
         let (added, _) = again.set(&HashSet::from([a.clone(), b.clone()]), later);
-        assert_eq!(added.iter().map(|q| &q.sandbox_id).collect::<Vec<_>>(), [&b]);
-        assert_eq!(again.expired(Timestamp::from_unix(11_000)).iter().map(|q| &q.sandbox_id).collect::<Vec<_>>(), [&a]);
+        assert_eq!(added.iter().map(|q| &q.item).collect::<Vec<_>>(), [&b]);
+        assert_eq!(again.expired().iter().map(|q| &q.item).collect::<Vec<_>>(), [&a]);
         let (_, left) = again.set(&HashSet::from([b]), later);
         assert_eq!(left, [a]);
         assert_eq!(read(dir.path()).unwrap().len(), 1);
         std::fs::write(dir.path().join(FILE), "half").unwrap();
-        assert_eq!(Quarantine::open(dir.path(), keep).count(), 0);
+        assert_eq!(Quarantine::open(dir.path(), keep).counts(), QuarantinedCounts::default());
+    }
+
+    #[test]
+    fn time_without_a_broker_and_jumps_of_the_clock_do_not_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let keep = Duration::from_secs(100);
+        let at = Timestamp::from_unix;
+        Quarantine::open(dir.path(), keep).set(&HashSet::from([Item::Sandbox(SandboxId::new())]), at(0));
+        let quarantine = Quarantine::open(dir.path(), keep);
+        quarantine.count(at(1_000_000), Counting::START);
+        quarantine.count(at(1_000_000 + 86_400), Counting::REGULAR);
+        quarantine.count(at(500_000), Counting::REGULAR);
+        assert!(quarantine.expired().is_empty());
+        assert_eq!(read(dir.path()).unwrap()[0].until, at(500_000 + 40));
+        quarantine.count(at(500_040), Counting::REGULAR);
+        assert_eq!(quarantine.expired().len(), 1);
     }
 }

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     policy::{HardEnd, Lifetimes},
-    store::{Counting, DueBy, Ending, Horizon},
+    store::{Counting, DueBy, Ending, Horizon, Stored},
 };
 
 /// How often boxd is asked for its open streams; always before a sandbox is called idle or suspended.
@@ -56,6 +56,7 @@ pub struct Reaper {
     kinds: Arc<Kinds>,
     seen: Mutex<HashMap<SandboxId, Seen>>,
     pruned: Mutex<Option<Timestamp>>,
+    counted_downtime: Mutex<Option<Timestamp>>,
     looked_for_failed: Mutex<Option<Timestamp>>,
 }
 
@@ -73,7 +74,15 @@ struct Seen {
 
 impl Reaper {
     pub fn new(lifecycle: Arc<Lifecycle>, sessions: Arc<Sessions>, kinds: Arc<Kinds>) -> Self {
-        Self { lifecycle, sessions, kinds, seen: Mutex::default(), pruned: Mutex::default(), looked_for_failed: Mutex::default() }
+        Self {
+            lifecycle,
+            sessions,
+            kinds,
+            seen: Mutex::default(),
+            pruned: Mutex::default(),
+            counted_downtime: Mutex::default(),
+            looked_for_failed: Mutex::default(),
+        }
     }
 
     /// One look at everything. Failures are logged and met again at the next.
@@ -85,6 +94,10 @@ impl Reaper {
         }
         if let Err(error) = d.nodes.beat(&*d.store, &*d.clock).await {
             tracing::error!(%error, "the other brokers could not be told that this one lives");
+        }
+        if let Err(error) = self.count_downtime(now).await {
+            // What is due depends on it.
+            return tracing::error!(%error, "how long sandboxes are kept could not be written; retrying in the next round");
         }
         let due_by = DueBy {
             now,
@@ -117,16 +130,25 @@ impl Reaper {
         self.kinds.tick().await;
         self.collect_claims(&sandboxes, now).await;
         for node in d.nodes.dead(now) {
-            self.look_after_orphans(&node, due_by).await;
+            self.look_after_orphans(&node).await;
         }
         quarantine::tick(d, now).await;
         d.audit_mark.save(&*d.store, now).await;
         self.prune(now).await;
     }
 
+    async fn count_downtime(&self, now: Timestamp) -> Stored<()> {
+        let counted = *self.counted_downtime.lock().unwrap_or_else(PoisonError::into_inner);
+        if counted.is_none_or(|at| at.is_due(COUNT_RUNNING_EVERY, now)) {
+            self.lifecycle.deployment.count_downtime(now, Counting::REGULAR).await?;
+            *self.counted_downtime.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+        }
+        Ok(())
+    }
+
     /// What is due of a dead node's sandboxes. Every broker does this; each change is made once.
-    async fn look_after_orphans(&self, node: &str, due_by: DueBy) {
-        let orphans = match self.lifecycle.deployment.store.sandboxes_due(node, due_by).await {
+    async fn look_after_orphans(&self, node: &str) {
+        let orphans = match self.lifecycle.deployment.store.sandboxes_due(node, DueBy::NOTHING).await {
             Ok(orphans) => orphans,
             Err(error) => return tracing::error!(%error, node, "the sandboxes of a dead node could not be read"),
         };
@@ -148,7 +170,11 @@ impl Reaper {
         match sandbox.state {
             State::Active | State::Idle => self.look_at_running(sandbox, now).await,
             State::Suspended => self.look_at_suspended(sandbox, now).await,
-            State::Terminated if sandbox.restore_until.is_some() => self.lifecycle.purge(sandbox).await,
+            State::Terminated if sandbox.restore_until.is_some() => {
+                let reason = sandbox.reason.as_deref().unwrap_or_default();
+                tracing::info!(sandbox = %sandbox.id, reason, "removing the files of a deleted sandbox: its time to be restored is over, or the disk is full");
+                self.lifecycle.purge(sandbox).await
+            }
             State::Provisioning | State::Terminated | State::Failed => Ok(()),
         }
     }
@@ -341,11 +367,12 @@ impl Reaper {
     async fn look_at_suspended(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
         // Its next boxd counts anew.
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).entry(sandbox.id.clone()).or_default().requests = None;
-        let since = sandbox.suspended_at.unwrap_or(sandbox.last_active_at);
-        if now.saturating_since(since) < self.lifecycle.deployment.keep_suspended(sandbox) {
+        let keep = self.lifecycle.deployment.keep_suspended(sandbox);
+        if sandbox.kept_for(now) < keep {
             return Ok(());
         }
         const REASON: &str = "it was suspended for too long";
+        tracing::warn!(sandbox = %sandbox.id, keep_seconds = keep.as_secs(), "ending a sandbox: {REASON}");
         let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.ended", REASON);
         self.lifecycle.terminate(sandbox, REASON, audit).await
     }

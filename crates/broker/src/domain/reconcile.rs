@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use cobox_protocol::{ApiError, ErrorCode, SandboxId, session::State};
+use cobox_protocol::{ApiError, SandboxId, session::State};
 use futures_util::{StreamExt, stream};
 
 use super::{
@@ -17,24 +17,15 @@ use super::{
 };
 
 /// Returns when no sandbox is left that could get traffic without the state it missed. Starts go on behind it.
-pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<(), ApiError> {
+/// Answers with how many items are new in quarantine.
+pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<usize, ApiError> {
     let d = &lifecycle.deployment;
     let unreachable = |e: cobox_provider::ProviderError| ApiError::new(e.code(), format!("the provider can't say what it has: {e}"));
     let found: HashMap<SandboxId, bool> = d.provider.list().await.map_err(unreachable)?.into_iter().map(|f| (f.id, f.is_running)).collect();
     let known = d.store.sandboxes_of_node(&d.node).await.map_err(internal)?;
-    // A record is written before a sandbox is made: sandboxes without any record mean that the records are gone, and
-    // removing what nobody knows would then remove everybody's files.
-    if !found.is_empty() && !d.store.has_sandboxes(Some(&d.node)).await.map_err(internal)? {
-        let message = format!(
-            "the database knows no sandbox of this node, but {} are there with their files; put the database back, or remove the `sandboxes` directory if they can go",
-            found.len()
-        );
-        return Err(ApiError::new(ErrorCode::Internal, message));
-    }
-
     let known_ids: HashSet<&SandboxId> = known.iter().map(|s| &s.id).collect();
-    let unknown: HashSet<SandboxId> = found.keys().filter(|id| !known_ids.contains(id)).cloned().collect();
-    quarantine_unknown(d, &unknown, &found).await;
+    let unknown = found.iter().filter(|(id, _)| !known_ids.contains(id)).map(|(id, is_running)| (id.clone(), *is_running)).collect();
+    let quarantined = quarantine_unknown(d, &unknown).await?;
 
     let found = &found;
     stream::iter(&known)
@@ -44,7 +35,7 @@ pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<(), ApiError> {
             }
         })
         .await;
-    Ok(())
+    Ok(quarantined)
 }
 
 /// `is_running` is `None` when the provider has nothing of it.

@@ -199,6 +199,7 @@ pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access
         counted_until: None,
         active: Duration::ZERO,
         suspended_at: None,
+        downtime: Duration::ZERO,
         ended_at: None,
         restore_until: None,
         making: SandboxSpec::default(),

@@ -69,7 +69,7 @@ async fn metrics(State(api): State<Api>, request: Request) -> Result<impl IntoRe
         commits: store.commit_times(),
         is_store_up: counts.is_some() && api.health.checks().await.store,
         audit_lost: api.audit.lost(),
-        quarantined: api.deployment.quarantine.count(),
+        quarantined: api.deployment.quarantine.counts(),
         peers: nodes.counts(api.deployment.now()),
         clock_skew: nodes.skew.largest(),
         store_waits: store.wait_times(),

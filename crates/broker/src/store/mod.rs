@@ -4,7 +4,7 @@ mod kinds;
 pub mod sql;
 mod words;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use cobox_protocol::{
@@ -116,6 +116,9 @@ pub trait Store: KindStore + Send + Sync {
     async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool>;
     /// Adds the time since it was last counted to the running time of each running sandbox of a node that is due for it.
     async fn count_running(&self, node: &str, now: Timestamp, counting: Counting) -> Stored<()>;
+    /// Excludes time in which the node's broker did not run from how long its suspended and deleted sandboxes are kept. Returns how much that
+    /// was since the last call. Before [`Store::sandboxes_due`].
+    async fn count_downtime(&self, node: &str, now: Timestamp, counting: Counting) -> Stored<Duration>;
     /// Counts a suspended sandbox's running time anew, unless a session counts on it.
     async fn renew_sandbox(&self, id: &SandboxId) -> Stored<()>;
     /// Ends a sandbox (`terminated` or `failed`) with its sessions, leaving the intent to destroy it. `None` when it has ended already.

@@ -99,10 +99,10 @@ pub enum Ensured {
     MadeOfGone(String),
 }
 
-/// How running time is counted.
+/// How time is counted in which a node's broker runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Counting {
-    /// A sandbox is due when it was last counted this long ago.
+    /// A sandbox or a node is due when it was last counted this long ago.
     pub every: Duration,
     /// The most that counts at once.
     pub max_gap: Duration,
@@ -167,6 +167,14 @@ pub struct DueBy {
     pub suspended: Timestamp,
     /// Deleted, with files that are kept until then at most.
     pub restorable: Timestamp,
+}
+
+impl DueBy {
+    /// None beside the running and unfinished ones.
+    pub const NOTHING: Self = {
+        let never = Timestamp::from_unix(0);
+        Self { now: never, suspended: never, restorable: never }
+    };
 }
 
 /// Whose sandboxes are as many as may be.

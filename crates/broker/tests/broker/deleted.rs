@@ -1,7 +1,8 @@
 //! Deleted sandboxes: they can be restored for a while, count against the quotas, and make room for new ones. And what `ensure` says
 //! about options that an existing session can't have.
 
-use cobox_protocol::{SandboxId, key::PrincipalKind};
+use cobox_broker::Clock;
+use cobox_protocol::{SandboxId, Timestamp, key::PrincipalKind};
 use cobox_provider::HostDisk;
 use http::Method;
 use serde_json::{Value, json};
@@ -69,7 +70,8 @@ async fn an_hour_after_its_deletion_a_sandbox_is_gone_for_good() {
     let made = ann.ensure("t").await;
     let id = sandbox_id(&made);
     ann.delete(&format!("/v1/sandboxes/{id}")).await.ok(204);
-    world.clock.advance(3600);
+    broker.run_for(&world.clock, 3570).await;
+    world.clock.advance(30);
     // Also before the files are gone.
     assert_eq!(ann.post(&format!("/v1/sandboxes/{id}/restore"), json!({})).await.error(404), "SANDBOX_NOT_FOUND");
     broker.tick().await;
@@ -77,6 +79,32 @@ async fn an_hour_after_its_deletion_a_sandbox_is_gone_for_good() {
     assert!(deleted(&ann).await.is_empty());
     broker.tick().await;
     assert_eq!(destroyed(&world).len(), 1);
+}
+
+#[tokio::test]
+async fn a_deleted_sandbox_can_be_restored_after_a_month_without_a_broker() {
+    let world = world();
+    let mut broker = world.start().await;
+    let mut ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let id = sandbox_id(&made);
+    release(&ann, &made).await;
+    broker.run_for(&world.clock, 600).await;
+    let until = |list: &[Value]| serde_json::from_value::<Timestamp>(list[0]["restore_until"].clone()).unwrap().unix();
+    let left = until(&deleted(&ann).await) - world.clock.now().unix();
+    assert_eq!(left, 3000);
+    broker.kill().await;
+    world.clock.advance(40 * 86_400);
+    broker = world.start().await;
+    ann = ann.at(&broker);
+    broker.tick().await;
+    let left = until(&deleted(&ann).await) - world.clock.now().unix();
+    assert!((3000..=3060).contains(&left), "{left}");
+    world.clock.advance(86_400);
+    broker.tick().await;
+    restore(&ann, &id).await;
+    assert_eq!(sandbox_id(&ann.ensure("t").await), id);
+    assert!(destroyed(&world).is_empty());
 }
 
 #[tokio::test]
@@ -209,14 +237,14 @@ async fn a_restart_keeps_what_was_deleted_and_stops_what_still_runs() {
 
 #[tokio::test]
 async fn a_sandbox_that_was_suspended_for_too_long_can_be_restored_too() {
-    let world = world();
+    let mut world = world();
+    world.config.keep_suspended_seconds = 600;
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let id = sandbox_id(&ann.ensure("t").await);
     world.clock.advance(3600);
     broker.tick().await;
-    world.clock.advance(7 * 24 * 3600);
-    broker.tick().await;
+    broker.run_for(&world.clock, 600).await;
     assert_eq!(ann.state(&id).await, "gone");
     restore(&ann, &id).await;
     assert_eq!(sandbox_id(&ann.ensure("t").await), id);

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use cobox_broker::domain::kinds::TemplateSpec;
 use cobox_protocol::{
-    SandboxId, SnapshotId,
+    SandboxId, SnapshotId, VolumeId,
     key::PrincipalKind,
     resources::{Cpus, Env, Resources},
 };
@@ -338,7 +338,7 @@ async fn who_was_given_a_part_takes_no_snapshot_of_the_whole() {
 }
 
 #[tokio::test]
-async fn a_snapshot_that_a_crash_interrupted_is_finished_and_strange_files_are_removed() {
+async fn a_snapshot_that_a_crash_interrupted_is_finished() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -347,10 +347,8 @@ async fn a_snapshot_that_a_crash_interrupted_is_finished_and_strange_files_are_r
     let snapshot = taken(&ann, &sandbox, "s").await;
     assert_eq!(ann.post("/v1/sandboxes", json!({ "snapshot": "s" })).await.error(423), "SANDBOX_STARTING");
     broker.kill().await;
-    world.provider.snapshots.lock().unwrap().insert(SnapshotId::new());
     let broker = world.start().await;
     let ann = ann.at(&broker);
-    assert!(world.provider.snapshots.lock().unwrap().is_empty(), "what no record knows is gone");
     world.provider.may_copy.send_replace(true);
     broker.tick().await;
     becomes(&ann, &snapshot, "ready").await;
@@ -361,6 +359,50 @@ async fn a_snapshot_that_a_crash_interrupted_is_finished_and_strange_files_are_r
     world.provider.may_copy.send_replace(true);
     becomes(&ann, &lost, "failed").await;
     assert_eq!(world.provider.snapshots.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn snapshots_and_volumes_no_record_knows_are_quarantined_and_removed_when_their_time_is_over() {
+    let mut world = World::new();
+    world.config.quarantine_keep_seconds = 600;
+    let broker = world.start().await;
+    let root = broker.key("root", PrincipalKind::Operator).await;
+    broker.kill().await;
+    let (snapshot, volume) = (SnapshotId::new(), VolumeId::new());
+    world.provider.snapshots.lock().unwrap().insert(snapshot.clone());
+    world.provider.volumes.lock().unwrap().insert(volume.clone());
+    let kept = || (world.provider.snapshots.lock().unwrap().len(), world.provider.volumes.lock().unwrap().len());
+
+    let broker = world.start().await;
+    let root = root.at(&broker);
+    assert_eq!(kept(), (1, 1));
+    let listed = cobox_broker::read_quarantine(&world.config.data_dir).unwrap();
+    assert_eq!(listed.iter().map(|q| q.item.id()).collect::<Vec<_>>(), [snapshot.as_str(), volume.as_str()]);
+    let metrics = root.get("/metrics").await;
+    let metrics = String::from_utf8_lossy(&metrics.bytes);
+    assert!(metrics.contains("\ncobox_quarantined_snapshots 1\n") && metrics.contains("\ncobox_quarantined_volumes 1\n"), "{metrics}");
+    let audit = async || {
+        let page = root.get("/v1/audit").await.ok(200);
+        let records = page["items"].as_array().unwrap().iter();
+        records.map(|r| format!("{} {}", r["action"].as_str().unwrap(), r["detail"].as_str().unwrap_or_default())).collect::<Vec<_>>()
+    };
+    let has = |records: &[String], action: &str, id: &str| records.iter().any(|r| r.starts_with(action) && r.contains(id));
+    let records = audit().await;
+    assert!(
+        has(&records, "snapshot.quarantined", snapshot.as_str()) && has(&records, "volume.quarantined", volume.as_str()),
+        "{records:?}"
+    );
+
+    broker.run_for(&world.clock, 540).await;
+    assert_eq!(kept(), (1, 1), "their time is not over");
+    broker.run_for(&world.clock, 120).await;
+    eventually("both are removed", || async {
+        let records = audit().await;
+        has(&records, "snapshot.deleted", snapshot.as_str()) && has(&records, "volume.deleted", volume.as_str())
+    })
+    .await;
+    assert_eq!(kept(), (0, 0));
+    assert!(cobox_broker::read_quarantine(&world.config.data_dir).unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -8,9 +8,14 @@ use serde_json::json;
 
 use crate::harness::{World, eventually, sandbox_id, session_path};
 
+/// Few enough rounds of the reaper, of which each counts a minute at most.
+const KEEP_SUSPENDED: u64 = 1800;
+const MONTH: i64 = 30 * 24 * 3600;
+
 #[tokio::test]
 async fn silence_makes_it_idle_then_suspended_then_terminated() {
-    let world = World::new();
+    let mut world = World::new();
+    world.config.keep_suspended_seconds = KEEP_SUSPENDED;
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
@@ -32,8 +37,9 @@ async fn silence_makes_it_idle_then_suspended_then_terminated() {
     assert_eq!(ann.state(&id).await, "active");
     world.clock.advance(3600);
     broker.tick().await;
-    world.clock.advance(7 * 24 * 3600);
-    broker.tick().await;
+    broker.run_for(&world.clock, KEEP_SUSPENDED as i64 - 1).await;
+    assert_eq!(ann.state(&id).await, "suspended");
+    broker.run_for(&world.clock, 1).await;
     assert_eq!(ann.state(&id).await, "gone");
     assert_eq!(ann.get(&session_path(&made)).await.error(410), "SESSION_EXPIRED");
     assert_eq!(*world.provider.destroyed.lock().unwrap(), [id]);
@@ -149,6 +155,68 @@ async fn a_machine_that_sleeps_for_long_loses_no_files() {
     assert!(world.provider.destroyed.lock().unwrap().is_empty());
     let again = ann.ensure("t").await;
     assert_eq!((&again["session_id"], sandbox_id(&again)), (&made["session_id"], sandbox_id(&made)));
+}
+
+#[tokio::test]
+async fn a_suspended_sandbox_is_not_ended_by_time_without_a_broker_or_by_a_clock_set_forward() {
+    let mut world = World::new();
+    world.config.keep_suspended_seconds = KEEP_SUSPENDED;
+    let mut broker = world.start().await;
+    let mut ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let id = sandbox_id(&made);
+    broker.run_for(&world.clock, 3600).await;
+    assert_eq!(ann.state(&id).await, "suspended");
+    broker.run_for(&world.clock, 600).await;
+    for _ in 0..2 {
+        broker.kill().await;
+        world.clock.advance(MONTH);
+        broker = world.start().await;
+        ann = ann.at(&broker);
+        broker.tick().await;
+        assert_eq!(ann.state(&id).await, "suspended", "off for a month");
+        world.clock.advance(MONTH);
+        broker.tick().await;
+        assert_eq!(ann.state(&id).await, "suspended", "a clock set forward");
+    }
+    // What counted before is not forgotten.
+    broker.run_for(&world.clock, KEEP_SUSPENDED as i64 - 600).await;
+    assert_eq!(ann.state(&id).await, "gone");
+    assert_eq!(*world.provider.destroyed.lock().unwrap(), [id]);
+}
+
+#[tokio::test]
+async fn a_backup_with_old_records_ends_nothing() {
+    let mut world = World::with_sqlite();
+    world.config.keep_suspended_seconds = KEEP_SUSPENDED;
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let id = sandbox_id(&ann.ensure("t").await);
+    broker.run_for(&world.clock, 3600).await;
+    broker.kill().await;
+    let data = &world.config.data_dir;
+    let backup = tempfile::tempdir().unwrap();
+    copy_database(data, backup.path());
+
+    let broker = world.start().await;
+    ann.at(&broker).ensure("t").await;
+    broker.run_for(&world.clock, 2 * KEEP_SUSPENDED as i64).await;
+    broker.kill().await;
+    copy_database(backup.path(), data);
+    let broker = world.start().await;
+    broker.tick().await;
+    assert_eq!(ann.at(&broker).state(&id).await, "suspended");
+}
+
+fn copy_database(from: &std::path::Path, to: &std::path::Path) {
+    let files = |dir: &std::path::Path| {
+        let all = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap());
+        all.filter(|e| e.file_name().to_string_lossy().starts_with("broker.db")).map(|e| e.path()).collect::<Vec<_>>()
+    };
+    files(to).iter().for_each(|old| std::fs::remove_file(old).unwrap());
+    for file in files(from) {
+        std::fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
+    }
 }
 
 #[tokio::test]

@@ -13,9 +13,10 @@ use crate::harness::{Client, World, eventually, sandbox_id};
 
 const IDLE: i64 = 900;
 const LEASE: i64 = 3600;
-const KEEP_SUSPENDED: i64 = 7 * 24 * 3600;
 /// A few rounds of the reaper, as each counts a minute at most.
+const KEEP_SUSPENDED: i64 = 150;
 const HARD_TTL: i64 = 300;
+const WEEK: i64 = 7 * 24 * 3600;
 const MAX_COUNTED_GAP: i64 = 60;
 const COUNT_EVERY: i64 = 30;
 const THREADS: u8 = 3;
@@ -55,7 +56,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..THREADS).prop_map(Step::Release),
         1 => Just(Step::DeleteNamed),
         2 => (0..THREADS).prop_map(Step::Crash),
-        6 => prop_oneof![Just(10), Just(899), Just(IDLE), Just(3000), Just(LEASE), Just(9000), Just(28_800), Just(KEEP_SUSPENDED), Just(45)].prop_map(Step::Time),
+        6 => prop_oneof![Just(10), Just(899), Just(IDLE), Just(3000), Just(LEASE), Just(9000), Just(28_800), Just(WEEK), Just(45)].prop_map(Step::Time),
         1 => Just(Step::BrokerDies),
     ]
 }
@@ -79,6 +80,8 @@ struct Expected {
     counted_until: Option<i64>,
     active: i64,
     suspended_at: i64,
+    /// Time since then that does not count.
+    downtime: i64,
 }
 
 impl Expected {
@@ -97,7 +100,7 @@ impl Expected {
     fn suspend(&mut self, now: i64) {
         if self.is_running() {
             self.active = self.active_until(now);
-            (self.state, self.counted_until, self.suspended_at) = (State::Suspended, None, now);
+            (self.state, self.counted_until, self.suspended_at, self.downtime) = (State::Suspended, None, now, 0);
         }
     }
 }
@@ -116,6 +119,8 @@ struct Model {
     /// The sandboxes of threads whose last session ended at its hard end.
     left: BTreeMap<u8, SandboxId>,
     seen: HashMap<SandboxId, State>,
+    /// Up to when the broker counted how long it keeps what is suspended.
+    counted_until: i64,
 }
 
 impl Model {
@@ -146,15 +151,27 @@ impl Model {
         self.sandboxes.remove(id);
     }
 
+    /// Excludes what is more than `max_gap` since this was last done.
+    fn count_downtime(&mut self, now: i64, max_gap: i64) {
+        let from = self.counted_until + max_gap;
+        for sandbox in self.sandboxes.values_mut().filter(|s| s.state == State::Suspended) {
+            sandbox.downtime += (now - from.max(sandbox.suspended_at)).max(0);
+        }
+        self.counted_until = now;
+    }
+
     /// One look of the reaper.
     fn tick(&mut self, now: i64) {
+        if now - self.counted_until >= COUNT_EVERY {
+            self.count_downtime(now, MAX_COUNTED_GAP);
+        }
         for sandbox in self.sandboxes.values_mut().filter(|s| s.counted_until.is_some_and(|counted| now - counted >= COUNT_EVERY)) {
             (sandbox.active, sandbox.counted_until) = (sandbox.active_until(now), Some(now));
         }
         for id in self.sandboxes.keys().cloned().collect::<Vec<_>>() {
             let sandbox = self.sandboxes[&id].clone();
             if sandbox.state == State::Suspended {
-                if now - sandbox.suspended_at >= KEEP_SUSPENDED {
+                if now - sandbox.suspended_at - sandbox.downtime >= KEEP_SUSPENDED {
                     self.end_sandbox(&id);
                 }
                 continue;
@@ -187,9 +204,10 @@ impl Model {
 async fn run(steps: Vec<Step>) {
     let mut world = World::new();
     world.config.hard_ttl_seconds = HARD_TTL as u64;
+    world.config.keep_suspended_seconds = KEEP_SUSPENDED as u64;
     let mut broker = world.start().await;
     let mut ann = broker.human("ann").await;
-    let mut model = Model::default();
+    let mut model = Model { counted_until: world.clock.now().unix(), ..Model::default() };
     for step in steps {
         let now = world.clock.now().unix();
         match step {
@@ -253,6 +271,7 @@ async fn run(steps: Vec<Step>) {
                 broker.kill().await;
                 broker = world.start().await;
                 ann = broker.human("ann").await;
+                model.count_downtime(now, 0);
                 // The time since it was last counted may have been without a broker.
                 model.sandboxes.values_mut().for_each(|s| s.counted_until = s.counted_until.map(|_| now));
             }
@@ -304,7 +323,8 @@ impl Model {
         let expected = if home == Home::Named { self.named() } else { left };
         let is_known = self.sandboxes.contains_key(&id).then(|| id.clone());
         assert_eq!(is_known, expected, "only a name or a hard end leads to a sandbox that is there");
-        let fresh = Expected { state: State::Provisioning, home, last_active: now, counted_until: None, active: 0, suspended_at: 0 };
+        let fresh =
+            Expected { state: State::Provisioning, home, last_active: now, counted_until: None, active: 0, suspended_at: 0, downtime: 0 };
         let sandbox = self.sandboxes.entry(id.clone()).or_insert(fresh);
         let base = sandbox.active_until(now);
         sandbox.touch(now);

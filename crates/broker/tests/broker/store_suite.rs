@@ -85,6 +85,7 @@ pub fn sandbox(name: Option<&str>) -> Sandbox {
         counted_until: None,
         active: Duration::ZERO,
         suspended_at: None,
+        downtime: Duration::ZERO,
         restore_until: None,
         ended_at: None,
         making: Default::default(),

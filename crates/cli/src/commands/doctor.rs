@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use cobox_broker::{Quarantined, Restored, read_quarantine, read_restored};
+use cobox_broker::{Quarantined, Restored, acknowledge_restored, read_quarantine, read_restored};
+use cobox_protocol::Timestamp;
 use cobox_provider::local::{Check, CheckStatus};
 use serde_json::json;
 
@@ -21,20 +22,26 @@ Exit code: 0 when sandboxes can run here, also where something is weaker; 1 when
 pub struct Args {
     #[command(flatten)]
     _no_broker: NoBroker,
-    /// The broker's data directory, to look for sandboxes in quarantine [default: ~/.local/share/cobox]
+    /// The broker's data directory, to look for what is in quarantine [default: ~/.local/share/cobox]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
+    /// Confirm that you dealt with what a restored database lacks, so that it is no longer reported
+    #[arg(long)]
+    acknowledge_restore: bool,
 }
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
     let mut checks = tokio::task::spawn_blocking(cobox_provider::local::doctor).await.map_err(anyhow::Error::from)?;
     checks.push(check_boxd()?);
     let data_dir = args.data_dir.or_else(|| default_data_dir(&|name| std::env::var_os(name)));
+    if args.acknowledge_restore {
+        acknowledge(data_dir.as_deref())?;
+    }
     let (quarantine, restored) = match &data_dir {
         Some(dir) => look_at(dir)?,
         None => (Vec::new(), None),
     };
-    checks.extend(restored.as_ref().map(restored_check));
+    checks.extend(data_dir.as_deref().zip(restored.as_ref()).map(|(dir, restored)| restored_check(dir, restored)));
     checks.extend(data_dir.filter(|_| !quarantine.is_empty()).map(|dir| quarantine_check(&dir, &quarantine)));
     let is_missing = checks.iter().any(|c| c.status == CheckStatus::Missing);
     let items: Vec<_> =
@@ -44,15 +51,28 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     Ok(if is_missing { OWN_ERROR } else { 0 })
 }
 
-/// What the data directory has in quarantine, and whether its database was restored from a backup.
-fn look_at(data_dir: &Path) -> Result<(Vec<Quarantined>, Option<Restored>), Failure> {
-    let failed = |e: std::io::Error| {
-        Failure::new(format!("looking into {}: {e}", data_dir.display())).advise("run it as the user who runs the broker")
-    };
-    Ok((read_quarantine(data_dir).map_err(failed)?, read_restored(data_dir).map_err(failed)?))
+fn acknowledge(data_dir: Option<&Path>) -> Result<(), Failure> {
+    let nothing =
+        |place: String| Failure::new(format!("{place} has no restored database to acknowledge")).advise("name it with --data-dir");
+    let Some(dir) = data_dir else { return Err(nothing("the default data directory".to_owned())) };
+    match acknowledge_restored(dir, Timestamp::now()).map_err(|e| unreadable(dir, &e))? {
+        true => Ok(()),
+        false => Err(nothing(dir.display().to_string())),
+    }
 }
 
-fn restored_check(restored: &Restored) -> Check {
+/// What the data directory has in quarantine, and whether its database was restored from a backup that no operator acknowledged.
+fn look_at(data_dir: &Path) -> Result<(Vec<Quarantined>, Option<Restored>), Failure> {
+    let failed = |e| unreadable(data_dir, &e);
+    let restored = read_restored(data_dir).map_err(failed)?.filter(|r| r.acknowledged_at.is_none());
+    Ok((read_quarantine(data_dir).map_err(failed)?, restored))
+}
+
+fn unreadable(data_dir: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(format!("looking into {}: {error}", data_dir.display())).advise("run it as the user who runs the broker")
+}
+
+fn restored_check(data_dir: &Path, restored: &Restored) -> Check {
     let from = restored.database_at.map_or_else(|| "before its first record".to_owned(), |at| format!("from {at}"));
     let mut detail = format!(
         "it was restored from a backup {from}, and was in use until {}: {} audit records are lost",
@@ -62,19 +82,34 @@ fn restored_check(restored: &Restored) -> Check {
     for record in &restored.lost {
         detail += &format!("; lost: {}", visible(&record.to_string()));
     }
-    let mend = "make lost keys and revocations again where they still matter, or stop the broker and restore the newer database";
-    Check { name: "database".to_owned(), status: CheckStatus::Weaker, detail, fix: Some(mend.to_owned()) }
+    let mend = format!(
+        "make lost keys and revocations again where they still matter, then run `cobox doctor --acknowledge-restore --data-dir {}`; or stop the \
+         broker and restore the newer database",
+        data_dir.display()
+    );
+    Check { name: "database".to_owned(), status: CheckStatus::Weaker, detail, fix: Some(mend) }
 }
 
 fn quarantine_check(data_dir: &Path, quarantine: &[Quarantined]) -> Check {
-    let each: Vec<String> = quarantine.iter().map(|q| format!("{} until {}", q.sandbox_id, q.until)).collect();
-    let files = data_dir.join("sandboxes").join("ID");
+    let each: Vec<String> = quarantine.iter().map(|q| format!("{} until {}", q.item, q.until)).collect();
+    let dir = data_dir.display();
     let mend = format!(
-        "to get one back, stop the broker, restore the database that has it, and start the broker; its files are in {0}/disk.img (mount -o ro,loop) or {0}/data/upper; to remove one early: rm -r {0}",
-        files.display()
+        "to get them back, stop the broker, restore the database that has them, and start the broker; the files are in {dir}/sandboxes/ID (disk.img, which \
+         mount -o ro,loop opens, or data/upper), {dir}/snapshots/ID and {dir}/volumes/ID; to remove one early, remove its directory"
     );
-    let detail = format!("the database does not know {} sandboxes, whose files are kept: {}", quarantine.len(), each.join(", "));
+    let detail = format!("the database does not know {}, whose files are kept: {}", counted(quarantine), each.join(", "));
     Check { name: "quarantine".to_owned(), status: CheckStatus::Weaker, detail, fix: Some(mend) }
+}
+
+/// As in `2 sandboxes and 1 volume`.
+fn counted(quarantine: &[Quarantined]) -> String {
+    let kinds = ["sandbox", "snapshot", "volume"].map(|kind| (kind, quarantine.iter().filter(|q| q.item.kind() == kind).count()));
+    let words = kinds.iter().filter(|(_, count)| *count > 0).map(|(kind, count)| match (*count, *kind) {
+        (1, kind) => format!("1 {kind}"),
+        (count, "sandbox") => format!("{count} sandboxes"),
+        (count, kind) => format!("{count} {kind}s"),
+    });
+    words.collect::<Vec<_>>().join(" and ")
 }
 
 const fn word(status: CheckStatus) -> &'static str {

@@ -71,13 +71,14 @@ pub async fn restore(
         active: std::time::Duration::ZERO,
         last_active_at: now,
         suspended_at: Some(now),
+        downtime: std::time::Duration::ZERO,
         ended_at: None,
         restore_until: None,
         ..deleted
     };
     sqlx::query(
         "UPDATE sandboxes SET name = $2, state = $3, reason = $4, generation = $5, old_keys_from = NULL, old_keys_until = NULL,
-                              active_seconds = 0, last_active_at = $6, suspended_at = $6, ended_at = NULL, restore_until = NULL
+                              active_seconds = 0, last_active_at = $6, suspended_at = $6, downtime_seconds = 0, ended_at = NULL, restore_until = NULL
          WHERE id = $1",
     )
     .bind(id.as_str())

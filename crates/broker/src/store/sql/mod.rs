@@ -11,6 +11,7 @@
 mod chain;
 mod counts;
 mod deleted;
+mod downtime;
 mod errors;
 mod events;
 mod group;
@@ -45,7 +46,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
@@ -423,6 +424,12 @@ impl Store for SqlStore {
         let mut tx = self.base.begin_unsynced().await?;
         sandboxes::count_running(&mut tx, node, now, counting).await?;
         self.base.commit(tx).await
+    }
+    async fn count_downtime(&self, node: &str, now: Timestamp, counting: Counting) -> Stored<Duration> {
+        let mut tx = self.base.begin_unsynced().await?;
+        let downtime = downtime::count(&mut tx, node, now, counting).await?;
+        self.base.commit(tx).await?;
+        Ok(downtime)
     }
     async fn renew_sandbox(&self, id: &SandboxId) -> Stored<()> {
         let mut tx = self.base.begin().await?;

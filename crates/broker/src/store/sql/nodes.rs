@@ -67,8 +67,14 @@ pub async fn clock_millis(db: &mut AnyConnection) -> Stored<i64> {
 pub async fn forget(tx: &mut AnyConnection, silent_since: Timestamp) -> Stored<()> {
     sqlx::query("DELETE FROM nodes WHERE seen_at < $1 AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE node_id = nodes.id)")
         .bind(silent_since.unix())
-        .execute(tx)
+        .execute(&mut *tx)
         .await?;
+    sqlx::query(
+        "DELETE FROM node_clocks WHERE counted_until < $1 AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE node_id = node_clocks.node_id)",
+    )
+    .bind(silent_since.unix())
+    .execute(tx)
+    .await?;
     Ok(())
 }
 

@@ -339,13 +339,14 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon, sealing: Option<&[
             // The last of each thread on a sandbox that lives says who may use what the thread left in it.
             "DELETE FROM sessions WHERE ended_at < $1 AND (
                  scope_type <> 'thread'
-                 OR EXISTS (SELECT 1 FROM sandboxes WHERE sandboxes.id = sessions.sandbox_id AND sandboxes.ended_at IS NOT NULL)
+                 OR EXISTS (SELECT 1 FROM sandboxes WHERE sandboxes.id = sessions.sandbox_id AND sandboxes.ended_at IS NOT NULL
+                            AND sandboxes.restore_until IS NULL)
                  OR EXISTS (SELECT 1 FROM sessions AS later WHERE later.sandbox_id = sessions.sandbox_id
                             AND later.scope_type = 'thread' AND later.scope_id = sessions.scope_id AND later.id > sessions.id))",
             horizon.ended_before,
         ),
         (
-            "DELETE FROM sandboxes WHERE ended_at < $1 AND intent IS NULL
+            "DELETE FROM sandboxes WHERE ended_at < $1 AND intent IS NULL AND restore_until IS NULL
               AND NOT EXISTS (SELECT 1 FROM sessions WHERE sandbox_id = sandboxes.id)",
             horizon.ended_before,
         ),

@@ -45,6 +45,7 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
         counted_until: maybe_time(row, "running_since")?,
         active: seconds(row, "active_seconds")?,
         suspended_at: maybe_time(row, "suspended_at")?,
+        downtime: seconds(row, "downtime_seconds")?,
         ended_at: maybe_time(row, "ended_at")?,
         restore_until: maybe_time(row, "restore_until")?,
         making: making(row)?,

@@ -221,10 +221,10 @@ pub async fn due(db: &mut AnyConnection, node: &str, by: DueBy) -> Stored<Vec<Sa
     sqlx::query(
         "SELECT * FROM sandboxes WHERE node_id = $1 AND (state IN ('active', 'idle') OR intent IS NOT NULL)
          UNION ALL
-         SELECT * FROM sandboxes WHERE node_id = $1 AND state = 'suspended' AND intent IS NULL AND suspended_at <= $2
+         SELECT * FROM sandboxes WHERE node_id = $1 AND state = 'suspended' AND intent IS NULL AND suspended_at + downtime_seconds <= $2
          UNION ALL
          SELECT * FROM sandboxes WHERE node_id = $1 AND state = 'suspended' AND keep_suspended_seconds IS NOT NULL AND intent IS NULL
-                                   AND suspended_at > $2 AND suspended_at <= $3 - keep_suspended_seconds
+                                   AND suspended_at + downtime_seconds > $2 AND suspended_at + downtime_seconds <= $3 - keep_suspended_seconds
          UNION ALL
          SELECT * FROM sandboxes WHERE node_id = $1 AND restore_until IS NOT NULL AND restore_until <= $4 AND intent IS NULL",
     )
@@ -259,14 +259,16 @@ pub async fn any(db: &mut AnyConnection, node: Option<&str>) -> Stored<bool> {
 }
 
 /// Only the fields that change in a sandbox's life, and only while nobody else changed its state or intent. While it goes on running,
-/// its running time is left to `count_running`, which may have written since `old` was read.
+/// its running time is left to `count_running`, which may have written since `old` was read; so is to `downtime` what it wrote.
 pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> Stored<bool> {
     let event = events::of_change(old, new);
     if event.is_some() {
         lock::workspace(tx, &new.workspace).await?;
     }
     let done = sqlx::query(
-        "UPDATE sandboxes SET state = $2, intent = $3, reason = $4, suspended_at = $8, ended_at = $9, restore_until = $12,
+        "UPDATE sandboxes SET state = $2, intent = $3, reason = $4, suspended_at = $8, ended_at = $9,
+                              downtime_seconds = CASE WHEN suspended_at IS NOT DISTINCT FROM $8 THEN downtime_seconds ELSE 0 END,
+                              restore_until = CASE WHEN restore_until IS NOT NULL AND $12 IS NOT NULL THEN restore_until ELSE $12 END,
                               last_active_at = CASE WHEN last_active_at < $5 THEN $5 ELSE last_active_at END,
                               active_seconds = CASE WHEN running_since IS NOT NULL AND $6 IS NOT NULL THEN active_seconds ELSE $7 END,
                               running_since = CASE WHEN running_since IS NOT NULL AND $6 IS NOT NULL THEN running_since ELSE $6 END

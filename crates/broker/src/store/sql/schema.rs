@@ -27,6 +27,7 @@ macro_rules! steps {
             (12, "node instances", include_str!(concat!("../../../migrations/", $database, "/0012_node_instances.sql"))),
             (13, "beats", include_str!(concat!("../../../migrations/", $database, "/0013_beats.sql"))),
             (14, "deleted sandboxes", include_str!(concat!("../../../migrations/", $database, "/0014_deleted_sandboxes.sql"))),
+            (15, "downtime", include_str!(concat!("../../../migrations/", $database, "/0015_downtime.sql"))),
         ]
     };
 }

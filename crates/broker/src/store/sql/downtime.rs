@@ -1,0 +1,54 @@
+//! How long a node's suspended and deleted sandboxes are kept, which does not include time in which its broker did not run.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use cobox_protocol::Timestamp;
+use sqlx::{AnyConnection, Row};
+
+use super::{lock, rows};
+use crate::store::{Counting, Stored};
+
+/// Adds what does not count of the time since this was last done. Returns how much that is.
+pub async fn count(tx: &mut AnyConnection, node: &str, now: Timestamp, counting: Counting) -> Stored<Duration> {
+    let found = sqlx::query("SELECT counted_until FROM node_clocks WHERE node_id = $1").bind(node).fetch_optional(&mut *tx).await?;
+    let counted_until = found.map(|row| rows::time(&row, "counted_until")).transpose()?;
+    if counted_until.is_some_and(|at| !at.is_due(counting.every, now)) {
+        return Ok(Duration::ZERO);
+    }
+    sqlx::query(
+        "INSERT INTO node_clocks (node_id, counted_until) VALUES ($1, $2)
+         ON CONFLICT (node_id) DO UPDATE SET counted_until = excluded.counted_until",
+    )
+    .bind(node)
+    .bind(now.unix())
+    .execute(&mut *tx)
+    .await?;
+    // A clock that was set back, and a node's first start, add nothing.
+    let gap = counted_until.map_or(Duration::ZERO, |at| now.saturating_since(at));
+    let downtime = gap.saturating_sub(counting.max_gap);
+    if !downtime.is_zero() {
+        add(tx, node, now, now.unix().saturating_sub(rows::stored_seconds(downtime))).await?;
+    }
+    Ok(downtime)
+}
+
+/// Adds the time from `from` to `now`, or what of it came after the suspension or deletion.
+async fn add(tx: &mut AnyConnection, node: &str, now: Timestamp, from: i64) -> Stored<()> {
+    let kept = sqlx::query(
+        "SELECT id FROM sandboxes WHERE node_id = $1 AND state = 'suspended' AND suspended_at < $2
+         UNION ALL
+         SELECT id FROM sandboxes WHERE node_id = $1 AND restore_until IS NOT NULL AND ended_at < $2",
+    );
+    let kept = kept.bind(node).bind(now.unix()).fetch_all(&mut *tx).await?;
+    let ids = kept.iter().map(|row| row.try_get("id")).collect::<Result<BTreeSet<&str>, _>>()?;
+    lock::sandboxes(tx, ids).await?;
+    for sql in [
+        "UPDATE sandboxes SET downtime_seconds = downtime_seconds + $2 - CASE WHEN suspended_at > $3 THEN suspended_at ELSE $3 END
+         WHERE node_id = $1 AND state = 'suspended' AND suspended_at < $2",
+        "UPDATE sandboxes SET restore_until = restore_until + $2 - CASE WHEN ended_at > $3 THEN ended_at ELSE $3 END
+         WHERE node_id = $1 AND restore_until IS NOT NULL AND ended_at < $2",
+    ] {
+        sqlx::query(sql).bind(node).bind(now.unix()).bind(from).execute(&mut *tx).await?;
+    }
+    Ok(())
+}
