@@ -1,4 +1,4 @@
-//! A real `langgraph dev` with the example, for one test.
+//! Starts a real `langgraph dev` with the example deployment for one test.
 
 use std::{
     fs,
@@ -14,9 +14,9 @@ use cobox_testkit::TestBroker;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// For the server to come up: it imports all of LangChain first.
+/// Time limit for the server to start: it imports all of LangChain first.
 const START_WITHIN: Duration = Duration::from_secs(90);
-/// Whom the example knows, by what they log in with.
+/// A credential of a user that the example knows.
 pub const ANN: &str = "ann-secret";
 
 pub struct Example {
@@ -26,7 +26,7 @@ pub struct Example {
 }
 
 impl Example {
-    /// Works in sandboxes of this broker.
+    /// Starts a deployment that uses sandboxes of this broker.
     pub async fn start(broker: &TestBroker) -> Self {
         let programs = PathBuf::from(std::env::var_os("COBOX_LANGGRAPH_BIN").expect("scripts/check-langgraph says where langgraph is"));
         let folder = tempfile::Builder::new().prefix("cobox-chat-").tempdir().expect("a folder");
@@ -82,7 +82,7 @@ impl Drop for Example {
                 eprintln!("the deployment's last words:\n{}", self.log());
             }
         }
-        // It ends what it started itself; gone already is as good.
+        // SIGINT, so that the server ends its own child processes. It may have ended already.
         if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
             let _ = kill_process(pid, Signal::INT);
         }

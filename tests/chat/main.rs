@@ -1,6 +1,8 @@
-//! `cobox chat` and the LangGraph client with a real `langgraph dev` that serves the example, a real broker and real sandboxes.
+//! `cobox chat` and the LangGraph client with a real `langgraph dev` that serves the example, a real broker and real
+//! sandboxes.
 //!
-//! Ignored unless asked for, because they need what `scripts/setup langgraph` installs; `scripts/check-langgraph` runs them.
+//! Ignored by default, because the tests need the programs that `scripts/setup langgraph` installs;
+//! `scripts/check-langgraph` runs them.
 
 mod deployment;
 mod plain;

@@ -1,4 +1,4 @@
-//! `cobox chat --no-tui`: lines in, lines out, as a script or a screen reader has it.
+//! `cobox chat --no-tui`: input and output as lines, as scripts and screen readers use it.
 
 use std::{
     io::Write,
@@ -36,7 +36,7 @@ async fn a_script_talks_with_an_agent_and_decides_what_it_may_do() {
     let broker = TestBroker::start().await;
     let example = Example::start(&broker).await;
 
-    // The agent's words on stdout, all else on stderr.
+    // The agent's text is on stdout, everything else on stderr.
     let output = told(
         chat(&broker, &example, &["chat", "--no-tui", "--sandbox"]),
         "write /workspace/a.txt hello-$((1+1))\nread /workspace/a.txt\n/sandbox list\n",
@@ -56,7 +56,7 @@ async fn a_script_talks_with_an_agent_and_decides_what_it_may_do() {
         assert!(beside.contains(line), "{line} in\n{beside}");
     }
 
-    // Everything as objects, a line each; a question is answered by the next line.
+    // With --json, everything is one object per line; the next input line answers a question.
     let flags = &["--json", "chat", "--sandbox=shared"];
     let output =
         told(chat(&broker, &example, flags), "write /workspace/b.txt x\ndelete /workspace/b.txt\nno keep it\nrun ls /workspace\n").await;
@@ -69,20 +69,20 @@ async fn a_script_talks_with_an_agent_and_decides_what_it_may_do() {
     assert!(of("text").last().unwrap()["text"].as_str().unwrap().contains("b.txt"), "it is still there: {lines:?}");
     assert_eq!(of("tool_result").len(), 3);
 
-    // The sandbox has the name that was asked for, and both of them work in it.
+    // The sandbox has the requested name, and user and agent share it.
     let sandbox = broker.client().get_sandbox("shared").await.unwrap();
     assert_eq!(of("sandbox")[0]["sandbox_id"], sandbox.id.to_string());
     let thread = of("thread")[0]["thread_id"].as_str().unwrap();
     assert!(sandbox.threads.iter().any(|t| t == thread));
 
-    // Whoever is logged in to the deployment needs no broker of their own.
+    // A user with a login at the deployment needs no broker of their own.
     let mut command = chat(&broker, &example, &["chat", "--no-tui", "--sandbox"]);
     command.env_remove("COBOX_URL").env_remove("COBOX_API_KEY").env("XDG_CONFIG_HOME", "/nonexistent");
     let output = told(command, "run echo through-$((40+2))\n").await;
     let (said, beside) = (text(&output.stdout), text(&output.stderr));
     assert!(said.contains("through-42") && beside.contains("sandbox sb_"), "{said}{beside}");
 
-    // A question that nobody answers is a failure that says how to go on.
+    // An unanswered question is a failure whose message explains how to continue.
     let output = told(chat(&broker, &example, &["chat", "--no-tui"]), "delete /workspace/none\n").await;
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("cobox chat --thread"), "{}", text(&output.stderr));

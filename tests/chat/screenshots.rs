@@ -1,5 +1,5 @@
-//! Draws `docs/images/*.svg` from the real TUI: a person and an agent at work, as a terminal shows it; or, unless it is to draw, tells
-//! whether those there are still look like it.
+//! Draws `docs/images/*.svg` from the real TUI with a user and an agent at work; by default, only checks that the
+//! existing images are still up to date.
 
 use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf, sync::LazyLock};
 
@@ -14,12 +14,12 @@ use crate::{
 
 /// Columns and rows.
 const SIZE: (u16, u16) = (130, 36);
-/// Of one cell, in pixels, and the room around all of them.
+/// Size of a cell in pixels; the margin surrounds all cells.
 const CELL: (f32, f32) = (8.4, 18.0);
 const MARGIN: f32 = 12.0;
 const INK: &str = "#d8dee9";
 const PAPER: &str = "#1b1f27";
-/// The first sixteen colours, on dark paper.
+/// The sixteen base colours for a dark background.
 const PALETTE: [&str; 16] = [
     "#3b4252", "#e06c75", "#98c379", "#e5c07b", "#61afef", "#c678dd", "#56b6c2", "#d8dee9", "#6b7383", "#e06c75", "#98c379", "#e5c07b",
     "#61afef", "#c678dd", "#56b6c2", "#ffffff",
@@ -52,7 +52,7 @@ async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
     ann.press(&alt('2'));
     ann.wait_for("┏ terminal").await;
     ann.press("ls; python3 test_leap.py\r");
-    // The conversation to the left has the same words.
+    // The conversation to the left contains the same text.
     let is_right_of_it = |words: &str| ann.screen_text().lines().any(|line| line.chars().skip(66).collect::<String>().contains(words));
     let prompts = || ann.screen_text().lines().filter(|line| line.chars().skip(66).collect::<String>().contains("user@")).count();
     let all = || std::future::ready((is_right_of_it("OK") && is_right_of_it("→ exit 0") && prompts() == 2).then_some(()));
@@ -72,8 +72,8 @@ async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
     save("question.svg", &ann);
 }
 
-/// What of a picture is the same at every sitting: its rows with the panes' borders and titles, and what stands in each half of all the
-/// others, in any order, because what happens in the same moment is told in any.
+/// The parts of an image that are the same in every run: the rows with borders and titles in order, and the halves of
+/// all other rows in any order, because simultaneous events may be reported in any order.
 fn looks_of(svg: &str) -> (Vec<String>, Vec<String>) {
     static VARIES: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r"thread \S+ |\d\d:\d\d:\d\d|in \d+\.\d+s|\(\+\d+ lines\)").expect("a pattern"));
@@ -87,7 +87,7 @@ fn looks_of(svg: &str) -> (Vec<String>, Vec<String>) {
     (frames.iter().map(|(_, row)| same(row)).collect(), halves)
 }
 
-/// The text of a picture, by how far down each row is.
+/// The text of an image, keyed by the vertical position of each row.
 fn rows_of(svg: &str) -> BTreeMap<u32, Vec<char>> {
     static TEXT: LazyLock<Regex> = LazyLock::new(|| Regex::new(r#"<text x="([^"]*)" y="(\d+)"[^>]*>([^<]*)</text>"#).expect("a pattern"));
     let mut rows: BTreeMap<u32, Vec<char>> = BTreeMap::new();
@@ -101,7 +101,7 @@ fn rows_of(svg: &str) -> BTreeMap<u32, Vec<char>> {
     rows
 }
 
-/// A screen as a picture, a row of text each, runs of one style together.
+/// Renders a screen as SVG: one text row per screen row, adjacent cells of the same style combined.
 fn svg(screen: &Screen) -> String {
     let (rows, cols) = screen.size();
     let (width, height) = (f32::from(cols) * CELL.0 + 2.0 * MARGIN, f32::from(rows) * CELL.1 + 2.0 * MARGIN);

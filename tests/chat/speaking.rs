@@ -1,4 +1,5 @@
-//! The LangGraph client with a real server: assistants, threads, runs, what they ask, their end, and a network that breaks.
+//! The LangGraph client with a real server: assistants, threads, runs, interrupts, cancellation, and an unreliable
+//! network.
 
 use std::time::Duration;
 
@@ -8,12 +9,12 @@ use cobox_testkit::{CutPolicy, CuttingProxy, TestBroker};
 use crate::deployment::{Example, deployment};
 
 fn say(text: &str) -> RunRequest {
-    // One that comes again takes the place of the first.
+    // The server replaces a message that has the same id.
     let id = format!("said-{}", cobox_protocol::ShellId::new());
     RunRequest { assistant: "agent".into(), input: RunInput::Message { id, text: text.into() }, sandbox: None }
 }
 
-/// Follows a run to its end: what was told, and the conversation it made.
+/// Follows a run to its end. Returns its events and applies its messages to the transcript.
 async fn follow(deployment: &Deployment, thread: &str, request: &RunRequest, transcript: &mut Transcript) -> Vec<RunEvent> {
     let mut run = deployment.run(thread, request).await.expect("a run");
     let mut told = Vec::new();
@@ -46,7 +47,7 @@ async fn a_conversation_is_had_kept_and_found_again() {
     assert!(assistants.iter().any(|a| a.is_named("agent")), "{assistants:?}");
     let thread = ann.create_thread().await.unwrap().id;
 
-    // What is told in pieces and again as a whole makes each call and each answer once.
+    // Text that arrives in pieces and then as a whole results in one entry per call and per answer.
     let mut transcript = Transcript::default();
     let request = say("write /workspace/hello.txt hi");
     let RunInput::Message { id, text } = &request.input else { unreachable!() };
@@ -67,7 +68,7 @@ async fn a_conversation_is_had_kept_and_found_again() {
     let found = ann.threads(10).await.unwrap();
     assert_eq!((found[0].id.as_str(), found[0].title.as_deref()), (thread.as_str(), Some("hello")));
 
-    // Before it removes anything it asks; what it is told counts.
+    // Before it deletes a file the agent asks, and the answer takes effect.
     for (decision, is_left) in [(Decision::Reject("keep it".into()), true), (Decision::Approve, false)] {
         let told = follow(&ann, &thread, &say("delete /workspace/hello.txt"), &mut transcript).await;
         let asked =

@@ -1,4 +1,4 @@
-//! The TUI in a real terminal: a person talks with an agent, sees what it does as it does it, and types in the same sandbox.
+//! The TUI in a real terminal: a user talks with an agent, watches its actions live, and types in the same sandbox.
 
 use std::process::{Command, Stdio};
 
@@ -13,7 +13,7 @@ pub fn sit(broker: &TestBroker, example: &Example, size: (u16, u16), flags: &[&s
     TestTerminal::start("ann", &command, size)
 }
 
-/// Alt with a key.
+/// The input for Alt with a key.
 pub fn alt(key: char) -> String {
     format!("\x1b{key}")
 }
@@ -25,13 +25,13 @@ async fn a_person_and_an_agent_work_on_one_screen() {
     let example = Example::start(&broker).await;
     let mut ann = sit(&broker, &example, (140, 44), &["--sandbox=together"]);
 
-    // The sandbox is there before anything is said.
+    // The sandbox exists before the first message.
     ann.wait_for("sb_").await;
     ann.wait_for("user@").await;
     let sandbox = broker.client().get_sandbox("together").await.unwrap();
     ann.wait_for(sandbox.id.as_str()).await;
 
-    // What the agent does is seen three times: in the conversation, in the feed, in the files.
+    // The agent's action is visible in three places: the conversation, the feed and the files.
     ann.press("write /workspace/from-agent.txt hello-ann\r");
     ann.wait_for("write_file /workspace/from-agent.txt").await;
     ann.wait_for("wrote /workspace/from-agent.txt").await;
@@ -40,7 +40,7 @@ async fn a_person_and_an_agent_work_on_one_screen() {
     ann.press("\r");
     ann.wait_for("+ hello-ann").await;
 
-    // The terminal beside it is the same sandbox.
+    // The terminal pane is attached to the same sandbox.
     ann.press(&alt('2'));
     ann.wait_for("you type").await;
     ann.press("cat from-agent.txt; echo from-ann-$((6*7)) > from-ann.txt\r");
@@ -55,12 +55,12 @@ async fn a_person_and_an_agent_work_on_one_screen() {
     ann.press("\x1d");
     ann.wait_for("Enter").await;
 
-    // And the agent reads what she wrote there.
+    // The agent reads the file that the user wrote there.
     ann.press("read /workspace/from-ann.txt\r");
     ann.wait_for("from-ann-42").await;
     eventually("the run's end", || std::future::ready((!ann.screen_text().contains("at work")).then_some(()))).await;
 
-    // It asks before it removes something.
+    // The agent asks before it deletes a file.
     ann.press("delete /workspace/from-ann.txt\r");
     ann.wait_for("may the agent use delete?").await;
     ann.press("y\r");
@@ -68,7 +68,7 @@ async fn a_person_and_an_agent_work_on_one_screen() {
     let box_ = broker.client().sandbox_at(&sandbox);
     eventually("the file to be gone", || async { (sh(&box_, "ls /workspace").await.stdout == "from-agent.txt\n").then_some(()) }).await;
 
-    // Smaller, and too small; then as it was.
+    // Smaller, then too small, then the original size.
     ann.resize(80, 24);
     ann.wait_for(" 2 terminal ").await;
     ann.resize(60, 20);
@@ -79,7 +79,7 @@ async fn a_person_and_an_agent_work_on_one_screen() {
     ann.press("/sandbox list\r");
     ann.wait_for("binds this thread").await;
     ann.press("\x1b");
-    // An escape and what follows it at once would be one key.
+    // Escape followed immediately by another key would be read as one key.
     eventually("the list to close", || std::future::ready((!ann.screen_text().contains("binds this thread")).then_some(()))).await;
     ann.press("/quit\r");
     assert!(ann.ended().await.success());
@@ -112,7 +112,7 @@ async fn a_terminal_that_a_killed_one_left_behind_is_drawn_over_and_given_back()
     ensure(&broker.client(), "default").await;
     let cobox = broker.cobox();
     let mut after = Command::new("/bin/sh");
-    // As SIGKILL leaves it: on the other screen, with all that was on it.
+    // The state that SIGKILL leaves: the alternate screen with its content.
     let left = r"stty raw -echo; printf '\033[?1049h\033[H'; yes LEFT-BEHIND | head -2000 | tr '\n' ' '";
     after.args(["-c", &format!("{left}; exec {}", cobox.get_program().display())]).env_clear();
     after.envs(cobox.get_envs().filter_map(|(name, value)| Some((name, value?))));

@@ -1,4 +1,4 @@
-//! Who may see and use what: workspaces, owners, keys.
+//! Access control between workspaces, owners and keys.
 
 use cobox_protocol::{
     ErrorCode,
@@ -26,7 +26,7 @@ async fn a_principal_of_another_workspace_finds_nothing() {
     let through_the_gateway = eve.sandbox(&info.sandbox.id).exec(&Default::default()).await.unwrap_err();
     assert!(through_the_gateway.is(ErrorCode::SandboxNotFound), "{through_the_gateway}");
 
-    // Their own thread of that name is another thread.
+    // A thread of the same name in another workspace is a different thread.
     let own = ensure(&eve, "secret-thread").await;
     assert_ne!(own.info().sandbox.id, info.sandbox.id);
 }

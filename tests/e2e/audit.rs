@@ -1,4 +1,4 @@
-//! The audit's chain with a real broker that is killed in the middle of everything.
+//! The audit chain of a real broker that is killed at arbitrary moments.
 
 use std::{process::Output, time::Duration};
 
@@ -22,11 +22,11 @@ async fn a_broker_killed_in_the_middle_leaves_a_whole_chain_and_a_cut_one_is_fou
         let load: Vec<_> = (0..16)
             .map(|n| {
                 let client = client.clone();
-                // Until the broker is gone.
+                // Until the broker is killed.
                 tokio::spawn(async move { while client.negotiate(&negotiate(&format!("t{}", n % 2), Mode::Ensure)).await.is_ok() {} })
             })
             .collect();
-        // Anywhere: the moment of the crash is what varies.
+        // At a random time, so that each round crashes at a different point.
         tokio::time::sleep(Duration::from_millis(200 + dice.below(400))).await;
         broker.kill();
         load.iter().for_each(|task| task.abort());
@@ -45,7 +45,7 @@ async fn a_broker_killed_in_the_middle_leaves_a_whole_chain_and_a_cut_one_is_fou
     let verified = cobox(&broker, &["audit", "verify", "--head", &head]);
     assert!(verified.status.success(), "{}", words(&verified));
 
-    // Another head of that number, and one that isn't there any more.
+    // A head with that number but another hash, and a head that is missing.
     let (start, hash) = head.trim().rsplit_once(':').unwrap();
     let other = format!("{start}:{}", hash.chars().rev().collect::<String>());
     let broken = cobox(&broker, &["audit", "verify", "--head", &other]);

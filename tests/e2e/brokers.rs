@@ -1,5 +1,5 @@
-//! Three brokers, as `cobox serve` runs them, on one PostgreSQL: clients that race on a thread agree on its session, also when
-//! one of the brokers is killed meanwhile.
+//! Three `cobox serve` brokers on one PostgreSQL: clients that race on a thread agree on its session, even if one of
+//! the brokers is killed in the meantime.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -11,13 +11,13 @@ use cobox_testkit::{
 use futures_util::future::join_all;
 
 const CLIENTS: usize = 64;
-/// Short, so that the test needn't wait long for a dead broker to be known as one.
+/// Short, so that a dead broker is detected soon.
 const CONFIG: &str = "node_timeout_seconds = 4\n";
 
-/// Session and sandbox.
+/// Session id and sandbox id.
 type Answer = (String, String);
 
-/// Asks until somebody answers. Nothing when all there is to say is that the sandbox's node is dead.
+/// Retries until a broker answers. `None` if the answer is that the sandbox's node is dead.
 async fn ensure_somewhere(clients: Vec<Client>, first: usize, thread: String) -> Option<Answer> {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     for attempt in first.. {
@@ -49,7 +49,7 @@ async fn races(rounds: usize, seed: u64) {
         let thread = format!("race-{round}");
         let racing: Vec<_> = (0..CLIENTS).map(|n| tokio::spawn(ensure_somewhere(clients.clone(), n, thread.clone()))).collect();
         if is_deadly {
-            // Anywhere within what an ensure takes: the moment of the crash is what varies.
+            // At a random time within the duration of an ensure, so that each round crashes at a different point.
             tokio::time::sleep(Duration::from_micros(dice.below(60_000))).await;
             brokers[0].kill();
         }
@@ -84,7 +84,8 @@ async fn races(rounds: usize, seed: u64) {
     })
     .await;
     for (n, broker) in brokers.iter().enumerate() {
-        // A node that removed no sandbox since its start still has the directory for the groups of the next: each gets one to remove.
+        // A node that has removed no sandbox since its start still has the cgroup directory prepared for the next one,
+        // so each removes one here.
         let last = at(broker).negotiate(&negotiate(&format!("last-{n}"), Mode::Ensure)).await.expect("it makes one more");
         at(broker).release(&last.session_id).await.expect("it is released");
         assert!(!broker.log().contains(DATABASE_PASSWORD), "the password of the database is in a log");

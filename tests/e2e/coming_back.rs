@@ -1,4 +1,4 @@
-//! The command line from one run to the next: it finds the sandbox again that a thread had, the broker that was chosen and its key.
+//! State that the command line keeps between runs: the sandbox of a thread, the chosen broker and its key.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ fn json(output: &Output) -> serde_json::Value {
     serde_json::from_str(&said(output)).expect("JSON")
 }
 
-/// As [`run`], with something on standard input.
+/// Like [`run`], with input on stdin.
 fn run_with(mut command: Command, input: &str) -> Output {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
@@ -40,7 +40,7 @@ async fn a_thread_whose_session_ended_comes_back_to_the_sandbox_that_was_kept() 
     said(&run(&broker, &["session", "ensure", "t", "--keep"]));
     said(&run(&broker, &["exec", "-t", "t", "--", "sh", "-c", "echo mine > left"]));
     let before = sandbox_of(&broker, "t");
-    // Ended elsewhere: this command line knows nothing of it.
+    // Released by another client: this command line's cache is outdated.
     let session = json(&run(&broker, &["--json", "session", "list"]))["items"][0]["session_id"].as_str().unwrap().to_owned();
     broker.client().release(&session.parse().unwrap()).await.unwrap();
     assert_eq!(said(&run(&broker, &["exec", "-t", "t", "--", "cat", "left"])), "mine\n");
@@ -117,7 +117,7 @@ async fn several_brokers_are_used_by_name_each_with_its_own_key() {
     assert!(listed.contains("only-in-two") && listed.contains("ann") && !listed.contains("only-in-one"), "{listed}");
     let by_name = said(&cobox(&["session", "list"]).env("COBOX_CONTEXT", "one").output().unwrap());
     assert!(by_name.contains("only-in-one"), "{by_name}");
-    // The key of one broker is not shown to the other.
+    // The key of one broker is not sent to the other.
     let stranger = cobox(&["--url", one.url(), "session", "list"]).output().unwrap();
     assert!(String::from_utf8_lossy(&stranger.stderr).contains("no API key is given for"), "{stranger:?}");
 
@@ -126,7 +126,7 @@ async fn several_brokers_are_used_by_name_each_with_its_own_key() {
         assert_eq!(config.join(file).metadata().unwrap().permissions().mode() & 0o777, 0o600, "{file}");
     }
     assert!(!fs::read_to_string(config.join("config.toml")).unwrap().contains("cbx_"));
-    // A key that others can read is made private, and somebody is told.
+    // A key file that others can read is made private, with a warning.
     fs::set_permissions(config.join("keys/two"), fs::Permissions::from_mode(0o644)).unwrap();
     let output = cobox(&["session", "list"]).output().unwrap();
     assert!(output.status.success() && String::from_utf8_lossy(&output.stderr).contains("could read the API key"), "{output:?}");

@@ -1,4 +1,4 @@
-//! The command line as people use it: the real binary against a real broker.
+//! The command line as users run it: the real binary with a real broker.
 
 use std::{
     fs,
@@ -10,7 +10,8 @@ use std::{
 use cobox_testkit::{TestBroker, TestTerminal, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// For a program to end that was told to: longer than it gives itself to end its command and to write what is left.
+/// Time limit for a program to react to a signal: longer than the time it allows itself to end its command and to
+/// write the rest.
 const HEARS_WITHIN: Duration = Duration::from_secs(20);
 
 fn run(broker: &TestBroker, args: &[&str]) -> Output {
@@ -30,7 +31,7 @@ async fn exec_passes_output_and_exit_code_through() {
     assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (b"out\n".as_slice(), b"err\n".as_slice()));
 }
 
-/// Starts an `exec` whose input and output are pipes.
+/// Starts an `exec` with pipes for its input and output.
 fn streaming(broker: &TestBroker, script: &str) -> (Child, BufReader<ChildStdout>) {
     let mut command = broker.cobox();
     command.args(["exec", "-t", "t", "--", "sh", "-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -95,7 +96,7 @@ async fn exec_leaves_an_input_it_is_not_to_read_to_whoever_comes_after() {
     input.write_all(b"for somebody else\n").unwrap();
     input.rewind().unwrap();
     let mut command = broker.cobox();
-    // Long enough for a read of the input to have happened.
+    // Long enough for the input to be read, if it were read.
     command.args(["exec", "-n", "-t", "t", "--", "sh", "-c", "sleep 0.2; cat; echo done"]).stdin(input.try_clone().unwrap());
     assert_eq!(said(&command.output().unwrap()), "done\n");
     assert_eq!(input.stream_position().unwrap(), 0);
@@ -121,7 +122,7 @@ async fn exec_hears_a_signal_while_nobody_reads_its_output() {
     let broker = TestBroker::start().await;
     let (mut child, mut output) = streaming(&broker, "exec yes");
     assert_eq!(line(&mut output), "y\n");
-    // A pipe that takes nothing for so many looks at a flood is full, and whoever writes into it waits.
+    // A pipe whose fill level stays the same for so many checks is full, so that its writer is blocked.
     let (mut before, mut looks) = (0, 0);
     eventually("the pipe to be full", || {
         let waiting = rustix::io::ioctl_fionread(output.get_ref()).unwrap();
@@ -195,7 +196,7 @@ async fn a_folder_named_by_a_dot_is_copied_by_what_is_in_it() {
     let broker = TestBroker::start().await;
     let here = tempfile::tempdir().unwrap();
     fs::write(here.path().join("a.txt"), "a").unwrap();
-    // Onto a folder that is there and onto one that is not, as cp -r does.
+    // To a folder that exists and to one that does not, like cp -r.
     for to in ["t:/workspace", "t:/workspace/new"] {
         said(&broker.cobox().current_dir(&here).args(["cp", "-r", ".", to]).output().unwrap());
     }
@@ -219,7 +220,7 @@ async fn a_file_is_copied_from_standard_input_and_to_standard_output() {
     assert_eq!(said(&copy(&["t:/workspace/in.bin", "-"], b"")), "some words");
     let refused = copy(&["-", "t:/workspace"], b"");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("is a folder"), "{refused:?}");
-    // It says that it is empty.
+    // A file in /proc reports a size of 0.
     said(&copy(&["/proc/version", "t:/workspace/version"], b""));
     assert_eq!(copy(&["t:/workspace/version", "-"], b"").stdout, fs::read("/proc/version").unwrap());
 }
@@ -238,7 +239,7 @@ async fn a_word_that_is_no_thread_s_but_a_sandbox_s_name_means_the_sandbox() {
     let watched = run(&broker, &["watch", "build"]);
     assert!(String::from_utf8_lossy(&watched.stderr).contains("no thread uses sandbox build"), "{watched:?}");
     assert_eq!(json(&["--json", "sandbox", "list"])["items"].as_array().unwrap().len(), 1, "none was made");
-    // A thread that there is wins.
+    // An existing thread takes precedence.
     said(&run(&broker, &["exec", "-t", "build", "--", "sh", "-c", "echo theirs > who.txt"]));
     assert_eq!(said(&run(&broker, &["cp", "build:who.txt", "-"])), "theirs\n");
     let elsewhere = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Commands in a real sandbox: what they start goes with them whatever it did to get away, and a hostile one leaves boxd answering.
+//! Commands in a real sandbox: all their descendants end with them, however they try to escape, and a hostile one
+//! can't block boxd.
 
 use cobox_protocol::{
     exec::ExecRequest,
@@ -13,7 +14,7 @@ use tokio_tungstenite::{
     tungstenite::{Message, client::IntoClientRequest},
 };
 
-/// Ignores being asked to end, as its child does; its daemon has left its session and its parents by two forks.
+/// Ignores SIGTERM, as its child does; its daemon has left the session and its parents by a double fork.
 const STUBBORN: &str = r#"trap "" TERM
 sleep 1001 &
 setsid sh -c 'trap "" TERM; (setsid sh -c "trap \"\" TERM; touch up; sleep 1002 & wait" &) ; exit 0' > /dev/null 2>&1 < /dev/null
@@ -34,7 +35,7 @@ impl Cell {
         Self { broker, session, info }
     }
 
-    /// Whether the program, its child or its daemon runs.
+    /// Whether the program, its child or its daemon is running.
     async fn is_stubborn_there(&self) -> bool {
         let found = sh(self.session.dataplane(), "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 100[12]'").await;
         found.stdout.trim() != "0"
@@ -154,7 +155,7 @@ async fn during_a_fork_bomb_boxd_answers_and_cancelling_ends_it() {
 async fn a_print_loop_that_nobody_reads_leaves_boxd_answering_in_bounded_memory() {
     let cell = Cell::start().await;
     let start = ExecStart { command: Some("exec yes a line of some length that is printed for ever".into()), ..Default::default() };
-    // Connected and not reading, and not connected at all.
+    // One client that is connected without reading, and one that has disconnected.
     let _stuck = cell.exec_socket(ExecStart { command_id: Some("stuck".into()), ..start.clone() }).await;
     drop(cell.exec_socket(ExecStart { command_id: Some("alone".into()), ..start }).await);
     let pid = cell.broker.sandbox_pids()[0].1;
@@ -171,7 +172,7 @@ async fn after_many_commands_at_once_no_more_processes_wait_than_before() {
     let cell = Cell::start().await;
     let dataplane = cell.session.dataplane();
     let boxd = cell.broker.sandbox_pids()[0].1;
-    // Init, the starter, and those who wait to become programs.
+    // Init, the spawner, and the standby processes.
     let count = || std::fs::read_to_string(format!("/proc/{boxd}/task/{boxd}/children")).unwrap().split_whitespace().count();
     let is_settled = || async { (count() == 4).then_some(()) };
     for round in 0..3 {

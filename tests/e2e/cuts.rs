@@ -1,4 +1,5 @@
-//! Connections cut at random moments, in the middle of frames: every byte of a command and of a shell still comes exactly once.
+//! Connections cut at random moments, in the middle of frames: every byte of a command and of a shell still arrives
+//! exactly once.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -11,17 +12,17 @@ use cobox_testkit::{CutPolicy, CuttingProxy, TestBroker, ensure, sh};
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
-/// At least: the output goes on until the last cut was made.
+/// A minimum: the output continues until the last cut.
 const EXEC_BYTES: u64 = 64 << 20;
 const STDIN_BYTES: usize = 8 << 20;
-/// Longer than any pause between two events while a machine is busy with other tests.
+/// Longer than any pause between two events on a machine that is busy with other tests.
 const STALLED: Duration = Duration::from_secs(60);
 
-/// The sandbox of a thread as it is seen through a network that cuts.
+/// A thread's sandbox, reached through a proxy that cuts connections.
 async fn through(proxy: &CuttingProxy, broker: &TestBroker, thread: &str) -> (cobox_client::Session, Dataplane) {
     let session = ensure(&broker.client(), thread).await;
     let client = Client::new(&proxy.url(), broker.key().clone()).unwrap();
-    // Quicker than for people, so that a thousand cuts take minutes.
+    // Shorter than the default for users, so that a thousand cuts take minutes.
     let reconnect = Reconnect { first_wait: Duration::from_millis(10), ..Reconnect::default() };
     let cut = client.sandbox(&session.info().sandbox.id).with_reconnect(reconnect);
     (session, cut)
@@ -31,13 +32,14 @@ fn hex(digest: impl AsRef<[u8]>) -> String {
     digest.as_ref().iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// All the cuts, and how many bytes came over them.
+/// Runs an exec through `cuts` cuts and returns the number of bytes received.
 async fn exec_through(cuts: u64, seed: u64) -> u64 {
     let broker = TestBroker::start().await;
     let plan = CutPolicy { count: cuts, within_bytes: EXEC_BYTES * 3 / 2 / cuts, within: Duration::from_secs(10) };
     let proxy = CuttingProxy::in_front_of(broker.url(), plan, seed).await;
     let (session, cut) = through(&proxy, &broker, "t").await;
-    // What comes after that is slow enough not to outrun what boxd keeps while the connection is away more often than not.
+    // Further output is slow enough that it doesn't exceed boxd's buffer while the connection is down, which is most
+    // of the time.
     let command = format!(
         "head -c {EXEC_BYTES} /dev/urandom | tee out; \
          until test -e enough; do head -c 16384 /dev/urandom | tee -a out; sleep 0.02; done; echo 'all of it' >&2; exit 7"
@@ -68,7 +70,7 @@ async fn exec_through(cuts: u64, seed: u64) -> u64 {
     bytes
 }
 
-/// What is typed into a command arrives once, in order, and whole: all the cuts, and how many bytes went over them.
+/// Input of a command arrives once, in order and complete, through `cuts` cuts; returns the number of bytes sent.
 async fn stdin_through(cuts: u64, seed: u64) -> u64 {
     let broker = TestBroker::start().await;
     let plan = CutPolicy { count: cuts, within_bytes: STDIN_BYTES as u64 * 4 / cuts, within: Duration::from_secs(10) };
@@ -102,14 +104,14 @@ async fn stdin_through(cuts: u64, seed: u64) -> u64 {
     given
 }
 
-/// Collects a shell's bytes up to and with a text.
+/// Collects a shell's output up to and including a text.
 async fn bytes_until(output: &mut ShellOutput, text: &str) -> Vec<u8> {
     let mut bytes: Vec<u8> = Vec::new();
-    // The last of what else happened, to be shown where it doesn't come.
+    // The last other events, for the failure message.
     let mut beside: VecDeque<String> = VecDeque::new();
     loop {
         if let Some(at) = bytes.windows(text.len()).position(|w| w == text.as_bytes()) {
-            // How much came with it in one frame is chance.
+            // How much more output arrives in the same frame is random.
             bytes.truncate(at + text.len());
             return bytes;
         }
@@ -135,22 +137,22 @@ async fn shell_through(cuts: u64, seed: u64) {
     let proxy = CuttingProxy::in_front_of(broker.url(), plan, seed).await;
     let (session, cut) = through(&proxy, &broker, "t").await;
     let made = session.dataplane().create_shell(&ShellCreate { name: Some("cut".into()), ..Default::default() }).await.unwrap();
-    // Both from the first byte on: even who is cut before the first answer knows what to ask for.
+    // Both start at the first byte, so that even a client that is cut before the first answer can resume.
     let shell = || ShellStart { shell: Some("cut".into()), epoch: Some(made.id.to_string()), from: Some(0), ..Default::default() };
     let mut through = loop {
         match cut.shell(shell()).await {
             Ok(shell) => break shell,
-            // Cut before the first answer, which is one of the cuts.
+            // Cut before the first answer; this counts as one of the cuts.
             Err(e) => assert!(proxy.cuts() > 0, "{e}"),
         }
     };
-    // The record of somebody whose connection is never cut.
+    // The reference: a client whose connection is never cut.
     let mut beside = session.dataplane().shell(ShellStart { observe: true, ..shell() }).await.unwrap();
     let recording = tokio::spawn(async move { bytes_until(&mut beside.output, "all-42-lines\r\n").await });
     let input = through.input.clone();
     let proxied = async {
         let mut typed = 0;
-        // For as long as there are cuts to come: each line is typed once and must be there once.
+        // Until all cuts are made: each line is typed once and must appear once.
         while proxy.cuts() < cuts || typed < 20 {
             typed += 1;
             input.stdin(format!("echo {typed} >> typed; echo line-{typed} $((6*7))\r").as_bytes()).await.unwrap();
@@ -167,7 +169,7 @@ async fn shell_through(cuts: u64, seed: u64) {
     assert!(proxy.cuts() >= cuts, "seed {seed}: only {} cuts", proxy.cuts());
 }
 
-/// A terminal fed by a shell's events.
+/// A terminal emulator fed with a shell's events.
 struct Watching {
     output: ShellOutput,
     parser: vt100::Parser,
@@ -222,7 +224,7 @@ async fn after_an_outage_longer_than_a_shell_remembers_the_screen_is_the_same() 
     proxy.set_down(false);
     away.until("finished\n").await;
     assert!(away.keyframes > before, "more was printed than is kept");
-    // The prompt may still be on its way to one of them.
+    // The prompt may not have reached both of them yet.
     let picture = |w: &Watching| (w.parser.screen().contents_formatted(), w.parser.screen().cursor_position());
     while picture(&away) != picture(&beside) {
         tokio::select! {

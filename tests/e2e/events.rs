@@ -1,4 +1,4 @@
-//! What is done in a real sandbox reaches whoever watches its session, over lost connections too.
+//! Events of a real sandbox reach clients that follow its session, also across lost connections.
 
 use std::{io::BufRead, process::Stdio, time::Duration};
 
@@ -46,7 +46,7 @@ async fn a_person_sees_what_the_agent_does() {
     let EventKind::FileWritten(file) = written.kind else { panic!("{written:?}") };
     assert_eq!((file.path.as_str(), file.size), ("/workspace/main.py", Some(8)));
 
-    // The command line tells the same, and ends when the session does.
+    // The command line reports the same events, and ends with the session.
     let mut follow = broker.cobox().args(["--json", "session", "events", "t"]).stdout(Stdio::piped()).spawn().unwrap();
     let lines = std::io::BufReader::new(follow.stdout.take().unwrap()).lines();
     let (has_begun, begins) = tokio::sync::oneshot::channel();
@@ -56,7 +56,7 @@ async fn a_person_sees_what_the_agent_does() {
         has_begun.send(()).unwrap();
         first.into_iter().chain(types).collect::<Vec<_>>()
     });
-    // Afterwards there is no session of the thread that it could find.
+    // Released only after the follower has started: afterwards the thread has no session to find.
     tokio::time::timeout(PATIENCE, begins).await.unwrap().unwrap();
     ann.release(&session.info().session_id).await.unwrap();
     let types = tokio::time::timeout(PATIENCE, types).await.unwrap().unwrap();
@@ -78,7 +78,7 @@ async fn every_event_comes_once_through_a_network_that_cuts() {
     let mut events = watcher.events(&session.info().session_id, EventsFrom::Start);
     let mut commands = Vec::new();
     while commands.len() < COMMANDS {
-        // Two at a time, so that some happen while nobody is connected and others while somebody is.
+        // In pairs, so that some happen without a connection and others with one.
         for n in commands.len()..commands.len() + 2 {
             sh(session.dataplane(), &format!("echo {n}")).await;
         }
@@ -93,7 +93,7 @@ async fn every_event_comes_once_through_a_network_that_cuts() {
     assert!(proxy.cuts() > 0, "nothing was cut");
 }
 
-/// The lines of a command that goes on, as they come.
+/// The output lines of a running command.
 struct Watching {
     child: std::process::Child,
     lines: tokio::sync::mpsc::Receiver<String>,
@@ -157,7 +157,7 @@ async fn somebody_who_watches_a_thread_sees_every_session_of_it_in_words() {
     drop(session);
     drop(watching);
 
-    // One who comes later sees what is new, or all of it, or all after what they saw.
+    // A client that starts later gets new events, the whole history, or everything after a given event.
     let mut command = broker.cobox();
     command.args(["--json", "watch", "t", "--history"]);
     let mut watching = Watching::start(command);

@@ -1,4 +1,4 @@
-//! Crashes at random moments: the broker and boxd are killed in the middle of everything, and nothing is lost or left.
+//! Crashes at random moments: the broker and boxd are killed at any point, and nothing is lost or left behind.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,12 +7,13 @@ use cobox_protocol::{ErrorCode, exec::ExecRequest, session::Mode};
 use cobox_testkit::{Leftovers, SeededRng, TestBroker, ensure, negotiate, sh};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What the user was told is so. A crash may not take it back.
+/// State that was acknowledged to the user: a crash must not undo it.
 #[derive(Default)]
 struct Told {
     /// Thread to session, for every `ensure` that was answered and not released since.
     sessions: BTreeMap<String, String>,
-    /// Thread to what its file may hold: the last write that was answered, then those since whose answer was lost.
+    /// Thread to the possible contents of its file: the last acknowledged write, then later writes whose answer was
+    /// lost.
     files: BTreeMap<String, Vec<String>>,
 }
 
@@ -35,7 +36,7 @@ async fn work(client: Client, thread: String, round: u32, kind: u64) -> (String,
                 let info = client.negotiate(&negotiate(&thread, Mode::Get)).await.ok()?;
                 match client.release(&info.session_id).await {
                     Ok(()) => Some(Change::Released),
-                    // It may have been carried out without our hearing of it.
+                    // It may have been executed although the answer was lost.
                     Err(_) => Some(Change::MaybeReleased),
                 }
             }
@@ -65,12 +66,12 @@ async fn crashes(rounds: u32, seed: u64) {
                 tokio::spawn(work(client.clone(), format!("thread-{i}"), round, kind))
             })
             .collect();
-        // Anywhere within what an ensure takes: the moment of the crash is what varies.
+        // At a random time within the duration of an ensure, so that each round crashes at a different point.
         tokio::time::sleep(Duration::from_micros(dice.below(60_000))).await;
         let kills_boxd = dice.below(3) == 0;
         if kills_boxd {
             for (_, pid) in broker.sandbox_pids() {
-                // It may have ended by itself in the meantime.
+                // It may have ended in the meantime.
                 let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
             }
         } else {
@@ -113,7 +114,7 @@ async fn crashes(rounds: u32, seed: u64) {
     Leftovers::wait_for_none(&broker).await;
 }
 
-/// Everything that was acknowledged is still so, and no sandbox runs that nobody knows.
+/// Checks that all acknowledged state still holds, and that no unknown sandbox is running.
 async fn check(broker: &TestBroker, told: &Told, round: u32, seed: u64) {
     let client = broker.client();
     for (thread, id) in &told.sessions {
@@ -127,7 +128,8 @@ async fn check(broker: &TestBroker, told: &Told, round: u32, seed: u64) {
         let session = ensure(&client, thread).await;
         let answer = sh(session.dataplane(), "cat told").await;
         let holds = answer.stdout.trim();
-        // Emptied and not yet filled is what `>` does when it is cut short; only an unanswered write may be seen so.
+        // `>` truncates before it writes, so an interrupted write leaves an empty file; only an unacknowledged write
+        // may do that.
         let is_whole = possible.iter().any(|text| text == holds) || (possible.len() > 1 && holds.is_empty());
         assert!(is_whole, "round {round}, seed {seed}: {thread} holds {holds:?}, not one of {possible:?}: {}", answer.stderr);
     }

@@ -1,4 +1,4 @@
-//! What is handed on, against a real boxd: delegated and opaque tokens, links for browsers, and shares from the command line.
+//! Delegation with a real boxd: delegated and opaque tokens, links for browsers, and shares from the command line.
 
 use cobox_protocol::{
     key::PrincipalKind,
@@ -46,11 +46,11 @@ async fn an_opaque_token_works_through_the_gateway_and_is_in_no_log() {
     };
     let token = client.delegate(&info.session_id, &wish).await.unwrap().token;
     assert!(token.expose().starts_with("cbo_"));
-    // Twice: the second time boxd knows the gateway's token.
+    // Twice: the second time boxd has cached the gateway's token.
     for _ in 0..2 {
         assert_eq!(exec(base, token.expose()).await, 200);
     }
-    // In a frame too, as a browser has to.
+    // Also in an auth frame, which browsers need.
     let url = format!("{}/exec/ws", info.sandbox.ws_base_url);
     let tcp = TcpStream::connect(broker.url().strip_prefix("http://").unwrap()).await.unwrap();
     let (mut socket, _) = tokio_tungstenite::client_async(url.into_client_request().unwrap(), tcp).await.unwrap();
@@ -142,7 +142,7 @@ async fn the_master_key_is_replaced_from_the_command_line_under_a_running_sandbo
     let (is_done, said) = rotate(&broker, &[]);
     assert!(is_done && said.contains("good until"), "{said}");
     broker.launch().await;
-    // The address is another one now.
+    // The broker's address has changed.
     let base = |broker: &TestBroker| format!("{}/dp/{}/v1", broker.url(), info.sandbox.id);
     assert_eq!(exec(&base(&broker), info.token.expose()).await, 200, "a token of before lives out its time");
     let fresh = broker.client().negotiate(&negotiate("t", Mode::Get)).await.unwrap();

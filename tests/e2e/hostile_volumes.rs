@@ -1,4 +1,5 @@
-//! A volume in two sandboxes, one of which is hostile: what it puts there gives it nothing of the other sandbox, and blocks nothing there.
+//! A volume in two sandboxes, one of them hostile: its files give it no access to the other sandbox, and block nothing
+//! there.
 
 use std::time::Duration;
 
@@ -14,10 +15,10 @@ use futures_util::TryStreamExt;
 
 use crate::kinds::{from, made, said as output, snapshot, ways};
 
-/// Far longer than a listing takes: a request that waits for a writer of a fifo would never end.
+/// Far longer than a listing takes: a request that waits for a fifo's writer would never end.
 const PROMPT: Duration = Duration::from_secs(60);
 
-/// Planted as the hostile sandbox's user. Perl is in every Debian system.
+/// Run as the hostile sandbox's user. Perl is in every Debian system.
 const PLANT: &str = r#"
 set -e
 cd /data
@@ -60,7 +61,7 @@ async fn a_hostile_sandbox_gains_nothing_of_another_by_a_shared_volume() {
         assert_eq!(output(victim, "/data/set_id -u; /data/set_id -g").await, ids);
         assert_eq!(output(hostile, "/data/set_id -u; /data/set_id -g").await, output(hostile, "id -u; id -g").await);
 
-        // What isn't a regular file is refused at once; links lead nowhere outside of the sandbox that follows them.
+        // Anything but a regular file is refused at once; a link is resolved within the sandbox that follows it.
         for path in ["/data/fifo", "/data/sock", "/data/loop", "/data/environ", "/data/shadow", "/data/proc_root/etc/shadow"] {
             let error = read(victim, path).await.expect_err(path);
             assert!(!error.is(ErrorCode::Internal) && !error.is(ErrorCode::ProviderUnavailable), "{path}: {error}");
@@ -69,7 +70,7 @@ async fn a_hostile_sandbox_gains_nothing_of_another_by_a_shared_volume() {
         let missing = read(hostile, "/data/up/workspace/secret").await.expect_err("it is the victim's own file");
         assert!(missing.is(ErrorCode::FileNotFound), "{missing}");
 
-        // Walks end, whatever lies there.
+        // Recursive requests end, regardless of the files there.
         let request = ListRequest { path: Some("/data".into()), recursive: true, ..ListRequest::default() };
         let listed = tokio::time::timeout(PROMPT, victim.dataplane().list_files(&request)).await.expect("an answer comes").expect("a list");
         assert_eq!(listed.stopped_by, Some(StoppedBy::Depth), "{} entries", listed.entries.len());
@@ -89,7 +90,7 @@ async fn a_hostile_sandbox_gains_nothing_of_another_by_a_shared_volume() {
             output(victim, "dd if=/dev/zero of=/workspace/own bs=1M count=2 2>/dev/null; rm /workspace/own").await;
         }
 
-        // A snapshot of the victim has none of it.
+        // A snapshot of the victim contains nothing of the volume.
         let taken = snapshot(&client, &victims_sandbox, "copy").await;
         let (_, copy) = made(&client, from(&taken)).await;
         assert_eq!(output(&copy, "cat secret; ls -A /data 2>/dev/null | wc -l").await, "confidential\n0");

@@ -1,5 +1,5 @@
-//! What real sandboxes are made of: templates, snapshots of running ones, volumes in several at once; by root with hard and soft disks,
-//! and by an ordinary user.
+//! Resources of real sandboxes: templates, snapshots of running ones, and volumes in several at once; as root with
+//! hard and soft disk limits, and as an ordinary user.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use cobox_protocol::{
 use cobox_testkit::{BrokerOptions, TestBroker, eventually, negotiate, sh};
 use futures_util::TryStreamExt;
 
-/// The ways a sandbox's files can lie on the disk.
+/// The ways in which a sandbox's files can be stored on disk.
 pub fn ways() -> Vec<BrokerOptions> {
     assert!(rustix::process::geteuid().is_root(), "this test changes users and needs root");
     let soft = BrokerOptions { config: "[local]\ndisk = \"soft\"\n".to_owned(), ..BrokerOptions::default() };
@@ -76,7 +76,7 @@ async fn a_template_gives_its_sandboxes_their_root_limits_and_variables() {
     let request = cobox_protocol::exec::ExecRequest { argv: Some(vec!["tool".into(), "--version".into()]), ..Default::default() };
     assert!(tool.dataplane().exec(&request).await.unwrap().stdout.starts_with("boxd "));
     assert!(tool.dataplane().read_file(b"/usr/bin/env").await.is_err(), "nothing of the host's is here");
-    // The same after a suspension, whatever the settings say by then.
+    // The same after a suspension, independent of the settings at that time.
     small.dataplane().write_file(b"/workspace/f", None, cobox_client::Upload::from_bytes("x")).await.unwrap();
     drop((small, tool));
     broker.interrupt();
@@ -94,7 +94,7 @@ async fn a_template_gives_its_sandboxes_their_root_limits_and_variables() {
     assert!(refused.contains("resources.cpus"), "{refused}");
 }
 
-/// What is in a file that its image has.
+/// The content of a file in the sandbox's image.
 async fn marker(session: &Session) -> Vec<u8> {
     let file = session.dataplane().read_file(b"/marker").await.expect("the image's file");
     file.into_stream().try_collect::<Vec<_>>().await.expect("its content").concat()
@@ -117,7 +117,7 @@ async fn a_sandbox_and_its_snapshots_keep_the_root_their_image_stood_for() {
     let mut broker = TestBroker::start_with(BrokerOptions { config, ..BrokerOptions::default() }).await;
     let client = broker.client();
     let by = |template: &str| CreateSandbox { template: Some(template.to_owned()), ..CreateSandbox::default() };
-    // Two names of one archive that nobody has unpacked yet.
+    // Two templates of the same archive, which is not unpacked yet.
     let ((first, session), (_, same)) = tokio::join!(made(&client, by("marked")), made(&client, by("same")));
     assert_eq!((marker(&session).await, marker(&same).await), (b"one".to_vec(), b"one".to_vec()));
     session.dataplane().write_file(b"/workspace/f", None, cobox_client::Upload::from_bytes("x")).await.unwrap();
@@ -128,7 +128,7 @@ async fn a_sandbox_and_its_snapshots_keep_the_root_their_image_stood_for() {
     assert_eq!((marker(&second).await, marker(&third).await), (b"two".to_vec(), b"one".to_vec()));
     drop((session, same, second, third));
     broker.interrupt();
-    // Nobody knows the image any more.
+    // The image is no longer configured.
     fs::write(broker.data_dir().join("config.toml"), "").unwrap();
     fs::remove_file(&archive).unwrap();
     broker.launch().await;
@@ -179,19 +179,19 @@ async fn a_running_sandboxs_files_are_what_others_start_from() {
         said(&session, "echo '#!/bin/sh\necho run' > prog; chmod 755 prog; (while :; do date > busy; done) >/dev/null 2>&1 &").await;
         let below = snapshot(&client, &first, "below").await;
         assert!(below.size_bytes.unwrap() > 0);
-        // What is written afterwards isn't in it, and what one from it writes isn't seen by others.
+        // Later writes are not in the snapshot, and writes of a sandbox created from it are not visible to others.
         said(&session, "echo later > later").await;
         let (second, session) = made(&client, from(&below)).await;
         assert_eq!(said(&session, "cat deep/er/f link/hidden; ./prog; ls later 2>&1 | wc -l; stat -c %U prog deep").await, {
             let user = said(&session, "id -un").await;
             format!("one\nhidden\nrun\n1\n{user}\n{user}")
         });
-        // Names that are gone, and a directory that was made anew, stay so in what is taken of it.
+        // Deleted names and a recreated directory stay so in a further snapshot.
         said(&session, "rm gone; rm -r deep; mkdir deep; echo two > deep/two; echo more >> prog").await;
         let above = snapshot(&client, &second, "above").await;
         let (third, session) = made(&client, from(&above)).await;
         assert_eq!(said(&session, "ls; ls deep; tail -1 prog").await, "busy\ndeep\nlink\npipe\nprog\ntwo\nmore", "{options:?}");
-        // It is as it was after a crash of everything, and without the sandboxes it came from.
+        // The files survive a crash of everything, and the deletion of the sandboxes they came from.
         client.delete_sandbox(first.id.as_str()).await.unwrap();
         client.delete_sandbox(second.id.as_str()).await.unwrap();
         client.delete_snapshot("below").await.unwrap();

@@ -1,5 +1,5 @@
-//! After everything was used, and misused, no key or token is found where it must not be: logs, events, audit, errors, database
-//! files, boxd's memory, what programs in a sandbox can see.
+//! After every feature was used and misused, no key or token is found where it must not be: logs, events, audit,
+//! errors, database files, boxd's memory, data visible to programs in a sandbox.
 
 use std::{
     fs,
@@ -23,15 +23,15 @@ use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
 
-/// Larger files are a sandbox's disk, which is looked through from inside.
+/// Larger files are a sandbox's disk, which is searched from inside.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// What must not be found, under a name that may be said.
+/// Secrets that must not be found, each under a name for failure messages.
 #[derive(Clone, Default)]
 struct Needles(Vec<(String, Vec<u8>)>);
 
 impl Needles {
-    /// As it is, in hexadecimal, and in base64 at each of the three places it may begin within a group.
+    /// Adds the secret as it is, in hexadecimal, and in base64 at each of the three alignments within a group.
     fn add(&mut self, name: &str, secret: &[u8]) {
         let hex: String = secret.iter().map(|b| format!("{b:02x}")).collect();
         let mut forms = vec![secret.to_vec(), hex.to_uppercase().into_bytes(), hex.into_bytes()];
@@ -45,19 +45,19 @@ impl Needles {
     }
 
     fn add_key(&mut self, name: &str, key: &Secret) {
-        // Its id may be known to everybody.
+        // The id part of a key is public.
         let secret = &key.expose()[key.expose().len() - 43..];
         self.add(name, secret.as_bytes());
         self.add(&format!("{name}, decoded"), &URL_SAFE_NO_PAD.decode(secret).unwrap());
     }
 
     fn add_token(&mut self, name: &str, token: &Secret) {
-        // What it says is no secret; that it is signed is.
+        // A token's claims are public; only its signature is secret.
         self.add(name, token.expose().rsplit('.').next().unwrap().as_bytes());
     }
 
     fn found_in(&self, text: &[u8]) -> Option<&str> {
-        // Most pairs of bytes begin none of them.
+        // Fast path: most pairs of bytes begin no secret.
         let pair = |bytes: &[u8]| usize::from(bytes[0]) << 8 | usize::from(bytes[1]);
         let mut begins = vec![false; 1 << 16];
         self.0.iter().for_each(|(_, needle)| begins[pair(needle)] = true);
@@ -74,7 +74,7 @@ impl Needles {
         }
     }
 
-    /// Every file beneath a directory but those.
+    /// Searches every file below a directory, except those.
     fn must_not_be_beneath(&self, directory: &Path, except: &[PathBuf]) -> usize {
         let mut count = 0;
         let mut left = vec![directory.to_owned()];
@@ -93,7 +93,7 @@ impl Needles {
     }
 }
 
-/// All of a process's memory that can be read.
+/// All readable and writable memory of a process.
 fn memory_of(pid: i32) -> Vec<u8> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("its maps");
     let mut memory = fs::File::open(format!("/proc/{pid}/mem")).expect("its memory");
@@ -102,7 +102,7 @@ fn memory_of(pid: i32) -> Vec<u8> {
         let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
         let (from, to) = (u64::from_str_radix(from, 16).unwrap(), u64::from_str_radix(to, 16).unwrap());
         let mut region = vec![0; usize::try_from(to - from).unwrap()];
-        // Some pages of a region can't be read, and nothing is in them.
+        // Some pages of a region can't be read; they contain no data.
         if memory.seek(SeekFrom::Start(from)).is_ok() && memory.read_exact(&mut region).is_ok() {
             all.extend(region);
         }
@@ -139,7 +139,7 @@ fn a_planted_secret_is_found_in_every_form() {
     assert!(looked.is_err());
 }
 
-/// A request as anybody could send it; what comes back is kept to be looked through.
+/// Sends requests as any client could, and keeps the responses to search them.
 struct Prober {
     http: reqwest::Client,
     answers: Vec<u8>,
@@ -157,7 +157,7 @@ impl Prober {
     }
 }
 
-/// Puts a credential wherever somebody might by mistake.
+/// Puts a credential everywhere a user might put it by mistake.
 async fn misuse(prober: &mut Prober, url: &str, info: &NegotiateResponse, secret: &str, api_key: &str) {
     let (session, sandbox) = (&info.session_id, &info.sandbox.id);
     for path in [
@@ -221,7 +221,8 @@ async fn misuse(prober: &mut Prober, url: &str, info: &NegotiateResponse, secret
     }
 }
 
-/// The same in what is for the sandbox itself, which gets it as it is: nobody can tell it from a file's name.
+/// The same for requests to the sandbox itself, which forwards the value unchanged: a token can't be distinguished
+/// from a file name.
 async fn misuse_inside(prober: &mut Prober, base: &str, token: &str, api_key: &str) {
     for path in [format!("files/workspace/{token}"), format!("files/workspace/x?token={token}"), token.to_owned()] {
         let status = prober.send(prober.http.get(format!("{base}/{path}")).bearer_auth(api_key)).await;
@@ -237,7 +238,7 @@ async fn misuse_inside(prober: &mut Prober, base: &str, token: &str, api_key: &s
     }
 }
 
-/// Shells and commands over WebSockets, the token in the first frame.
+/// Shells and commands over WebSockets, with the token in the first frame.
 async fn sockets(info: &NegotiateResponse, token: &Secret) {
     let url = format!("{}/shell/ws", info.sandbox.ws_base_url);
     let address = url.trim_start_matches("ws://").split('/').next().unwrap();
@@ -260,7 +261,7 @@ async fn sockets(info: &NegotiateResponse, token: &Secret) {
 async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&TestDatabase>) {
     let broker = TestBroker::start_with(options).await;
     let url = broker.url().to_owned();
-    // First, because it chooses the process's TLS.
+    // First, because it chooses the process's TLS provider.
     let operator = broker.client();
     let mut prober = Prober { http: reqwest::Client::builder().no_proxy().build().unwrap(), answers: Vec::new() };
     let mut keys = Needles::default();
@@ -292,7 +293,7 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
         let token = told.get("token").or(told.pointer("/services/sandbox/token")).and_then(Value::as_str);
         tokens.push(Secret::new(token.expect("a token")));
     }
-    // Tokens made from others, opaque ones, and links.
+    // Delegated tokens, opaque ones, and links.
     let own = format!("/v1/sandbox/sessions/{}", mine.session_id);
     let ask = async |path: &str, body: Value| -> Value {
         let asked = prober.http.post(format!("{url}{path}")).bearer_auth(ann_key.api_key.expose()).body(body.to_string());
@@ -310,7 +311,7 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
     all.add("a file link", &link.as_bytes()[link.len() - 40..]);
     tokens.iter().enumerate().for_each(|(n, token)| all.add_token(&format!("token {n}"), token));
 
-    // The same by the LangSmith API.
+    // The same through the LangSmith API.
     let made = ask("/v2/sandboxes/boxes", json!({ "name": "box", "labels": { "a": "b" } })).await;
     let download = ask("/v2/sandboxes/boxes/box/download-url", json!({ "path": "/workspace/f" })).await;
     let download = download["token"].as_str().expect("a link").to_owned();
@@ -324,7 +325,7 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
         assert_eq!(prober.send(request.header("x-api-key", ann_key.api_key.expose())).await, 200);
     }
 
-    // Work through the gateway, by key and by token.
+    // Requests through the gateway, with a key and with a token.
     let session = ann.open(&negotiate("t", Mode::Ensure)).await.unwrap();
     all.add_token("the session's token", &session.info().token);
     sh(session.dataplane(), "echo hello").await;
@@ -345,7 +346,7 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
         let get = prober.http.get(format!("{url}/internal/tokens/{}", token.expose())).bearer_auth(broker.key().expose());
         assert_eq!(prober.send(get).await, 200);
     }
-    // What else is in the head of a request that is let through.
+    // Other headers of a request that the gateway forwards.
     let with_everything = prober.http.get(format!("{}/files/workspace/a.txt", mine.sandbox.http_base_url)).bearer_auth(tokens[1].expose());
     let with_everything = with_everything.header("cookie", format!("k={}", ann_key.api_key.expose()));
     assert_eq!(prober.send(with_everything).await, 200);
@@ -358,7 +359,7 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
     assert!(gone.heartbeat(&mine.session_id).await.unwrap_err().is(ErrorCode::Unauthenticated));
     prober.send(prober.http.post(format!("{}/exec", mine.sandbox.http_base_url)).bearer_auth(tokens[2].expose()).body("{}")).await;
 
-    // What a program in the sandbox can see.
+    // Everything that a program in the sandbox can see.
     let look = "env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null; \
                 find / -xdev -type f -size -1024k -exec cat {} + 2>/dev/null; cat /workspace/a.txt; true";
     let seen = sh(session.dataplane(), look).await;
@@ -369,7 +370,7 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
         &STANDARD_NO_PAD.decode(seen.stdout_b64.unwrap_or_default().trim_end_matches('=')).unwrap_or_default(),
     );
 
-    // boxd must know tokens to check them, but never a key.
+    // boxd must know tokens to verify them, but never a key.
     let (_, pid) = broker.sandbox_pids().into_iter().find(|(id, _)| *id == mine.sandbox.id.as_str()).expect("it runs");
     let memory = memory_of(pid);
     let mut known = Needles::default();
@@ -377,7 +378,7 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
     assert!(known.found_in(&memory).is_some(), "boxd's memory was not read");
     keys.must_not_be_in("boxd's memory", &memory);
 
-    // Everything that was said and written.
+    // All recorded output.
     let mut events = Vec::new();
     let mut stream = ann.events(&mine.session_id, EventsFrom::Start);
     ann.release(&mine.session_id).await.unwrap();
@@ -398,7 +399,7 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
     assert!(log.contains("request") && log.lines().count() > 200, "it should log everything");
     all.must_not_be_in("the log", log.as_bytes());
     let data = broker.data_dir();
-    // What only the broker's own user may read, and whose business is to hold one.
+    // Files that contain a key on purpose; only the broker's user may read them.
     let own = ["master.key", "api_key"].map(|name| data.join(name));
     for file in &own {
         assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600, "{}", file.display());

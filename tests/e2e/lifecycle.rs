@@ -1,4 +1,4 @@
-//! Sandboxes outlive brokers, and their files outlive them both.
+//! Sandboxes survive a broker's restart, and their files survive the end of both.
 
 use cobox_protocol::{
     ErrorCode,
@@ -56,14 +56,14 @@ async fn after_a_reboot_a_sandbox_is_suspended_and_starts_again_over_its_files()
     let before = session.info().clone();
     sh(session.dataplane(), "echo kept > /workspace/f; sync").await;
     drop(session);
-    // All a power cut leaves: the data directory. Processes, sockets and control groups are gone.
+    // Only the data directory remains, as after a power failure: no processes, sockets or cgroups.
     broker.kill();
     let pids = broker.sandbox_pids();
     pids.iter().for_each(|(_, pid)| kill(*pid));
     for (id, pid) in pids {
         eventually("its end", || async { (!std::path::Path::new(&format!("/proc/{pid}")).exists()).then_some(()) }).await;
         let record = broker.data_dir().join("sandboxes").join(id).join("run.json");
-        // The same pid may well be somebody else's after a boot.
+        // After a reboot, the same pid may belong to another process.
         let other = r#"{"pid": 1, "start_time": 1, "boot_id": "another"}"#;
         std::fs::write(record, other).unwrap();
     }
@@ -82,7 +82,7 @@ async fn a_killed_boxd_is_a_suspension_and_traffic_resumes_it() {
     sh(session.dataplane(), "echo kept > f").await;
     let (_, pid) = broker.sandbox_pids().remove(0);
     kill(pid);
-    // The old token still counts: same session, same sandbox, same key.
+    // The old token is still valid: same session, same sandbox, same key.
     let answer = eventually("the sandbox to come back", || async {
         session.dataplane().exec(&cobox_protocol::exec::ExecRequest { command: Some("cat f".into()), ..Default::default() }).await.ok()
     })
@@ -144,7 +144,7 @@ async fn a_lost_database_never_costs_the_files() {
     drop(session);
     broker.kill();
     for name in ["broker.db", "broker.db-wal", "broker.db-shm"] {
-        // The last two come and go.
+        // The last two don't always exist.
         let _ = std::fs::remove_file(broker.data_dir().join(name));
     }
     let output = broker.cobox().args(["up", "--listen", "127.0.0.1:0", "--data-dir"]).arg(broker.data_dir()).output().unwrap();

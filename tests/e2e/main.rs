@@ -1,4 +1,4 @@
-//! The whole stack with real processes: broker, gateway, launcher, boxd, command line.
+//! Tests of the whole stack with real processes: broker, gateway, launcher, boxd, command line.
 
 mod access;
 mod audit;

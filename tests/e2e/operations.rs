@@ -1,4 +1,4 @@
-//! A broker as a team runs it: TLS with a certificate of its own authority, and logs that a program reads.
+//! A broker in a team setup: TLS with a certificate from its own authority, and logs in JSON.
 
 use std::{collections::HashSet, process::Command};
 
@@ -22,7 +22,7 @@ async fn over_tls_commands_streams_and_the_command_line_work_as_without() {
     assert!(session.info().sandbox.ws_base_url.starts_with("wss://"));
     assert_eq!(sh(session.dataplane(), "echo over TLS").await.stdout, "over TLS\n");
 
-    // Its exec is a WebSocket.
+    // Exec uses a WebSocket.
     let exec = ["exec", "-t", "demo", "--", "sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"];
     let trusting = said(broker.cobox().arg("--ca-file").arg(authority.certificate()).args(exec)).await;
     assert!(trusting.0 && trusting.1.len() == 3_000_000, "{} bytes, {}", trusting.1.len(), trusting.2);

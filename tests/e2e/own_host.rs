@@ -1,4 +1,4 @@
-//! A sandbox under a host name of its own, as a browser uses it: without headers on its WebSockets.
+//! A sandbox under its own host name, as a browser uses it: without headers on its WebSockets.
 
 use cobox_client::AuditFilter;
 use cobox_protocol::session::Mode;
@@ -17,7 +17,7 @@ async fn say(socket: &mut Socket, frame: Value) {
     socket.send(Message::text(frame.to_string())).await.unwrap();
 }
 
-/// The next frame of a kind; others are skipped.
+/// Returns the next frame of this type and skips others.
 async fn hear(socket: &mut Socket, kind: &str) -> Value {
     loop {
         let message = socket.next().await.expect("the connection is open").unwrap();
@@ -38,13 +38,13 @@ async fn a_browser_opens_a_shell_by_its_sandboxs_host_name_and_leaves_a_record()
     let port = address.rsplit(':').next().unwrap();
     assert_eq!(info.sandbox.ws_base_url, format!("ws://{}.box.test:{port}/v1", info.sandbox.id));
     let request = format!("{}/shell/ws", info.sandbox.ws_base_url).into_client_request().unwrap();
-    // The name is in no DNS here.
+    // Connects to the address, because no DNS knows the name.
     let (mut socket, _) = tokio_tungstenite::client_async(request, TcpStream::connect(address).await.unwrap()).await.unwrap();
     say(&mut socket, json!({ "type": "auth", "token": info.token.expose() })).await;
     assert_eq!(hear(&mut socket, "auth_ok").await["session_id"], json!(info.session_id));
     say(&mut socket, json!({ "type": "start", "command": "cat" })).await;
     hear(&mut socket, "ready").await;
-    // A fresh token, and a key: what the sandbox gets is a token each time.
+    // A new token, then an API key: the gateway passes a token to the sandbox in both cases.
     let fresh = client.refresh(&info.session_id, &Default::default()).await.unwrap();
     for shown in [fresh.token.expose(), broker.key().expose()] {
         say(&mut socket, json!({ "type": "auth", "token": shown })).await;

@@ -1,14 +1,15 @@
-//! Attacks by path that need a real sandbox: what the kernel says through /proc, /sys and /dev, through every route that takes a path.
+//! Path attacks that need a real sandbox: what the kernel exposes in /proc, /sys and /dev, through every route that
+//! takes a path.
 
 use std::time::Duration;
 
 use cobox_testkit::{TestBroker, ensure, sh};
 use serde_json::{Value, json};
 
-/// Longer than any answer takes here: one that waits for a fifo or a device never comes.
+/// Longer than any answer takes here; a request that waits for a fifo or a device would never be answered.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Paths that must never give anything of the kernel's or of boxd's own.
+/// Paths that must never return data of the kernel or of boxd.
 const OUT_OF_BOUNDS: &[&str] = &[
     "/proc/self/mem",
     "/proc/self/environ",
@@ -73,7 +74,7 @@ async fn no_route_reads_writes_or_waits_for_what_is_the_kernels() {
         let is_refused = |what: &str, status: u16| {
             assert!(matches!(status, 400 | 403 | 404), "{what} {path}: {status}");
         };
-        // `..` and the like are kept as they are: the URL type would tidy them away.
+        // The path is sent unchanged: the URL type would normalize `..` and the like.
         let (status, _) = send(http.get(format!("{base}/files{path}")), format!("GET {path}")).await;
         is_refused("GET", status);
         let (status, _) = send(http.put(format!("{base}/files{path}")).body("x"), format!("PUT {path}")).await;
@@ -97,7 +98,7 @@ async fn no_route_reads_writes_or_waits_for_what_is_the_kernels() {
         let (status, _) = send(http.get(format!("{base}/watch?path={path}")), format!("watch {path}")).await;
         is_refused("watch", status);
     }
-    // A search and an archive over everything neither wait nor wander.
+    // A search and an archive of everything neither block nor leave the sandbox.
     let everything = json!({ "path": "/", "pattern": "no such text anywhere", "timeout_seconds": 15 });
     let (status, text) = send(http.post(format!("{base}/fs/grep")).json(&everything), "grep /".into()).await;
     assert_eq!(status, 200, "{text:?}");

@@ -1,4 +1,4 @@
-//! A policy under a broker as it is run in production: read again when it is told to, and never broken by what it reads.
+//! The policy of a production broker: reloaded on request, and never replaced by an invalid one.
 
 use cobox_protocol::session::Mode;
 use cobox_testkit::{BrokerOptions, TestBroker, TestDatabase, eventually, negotiate};
@@ -23,7 +23,7 @@ async fn a_hangup_makes_a_broker_read_its_policy_again() {
         made.credentials.granted_capabilities.names().join(" ")
     };
     assert_eq!(granted().await, "fs_read fs_write exec shell");
-    // Under another name first: it must never be seen half-written.
+    // Written under another name and renamed, so that the broker never reads a partial file.
     let write = |text: &str| {
         std::fs::write(file.with_extension("new"), text).unwrap();
         std::fs::rename(file.with_extension("new"), &file).unwrap();

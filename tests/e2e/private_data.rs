@@ -1,4 +1,5 @@
-//! The data directory is closed to other local users, also one that was open to all of them or made by an older version.
+//! The data directory is closed to other local users, even if it was open to all before or was created by an older
+//! version.
 
 use std::{
     fs,
@@ -10,14 +11,14 @@ use std::{
 
 use cobox_testkit::{BrokerOptions, TestBroker, ensure, sh};
 
-/// Another local user: an account that does not exist.
+/// Another local user: a uid without an account.
 const OTHER_UID: u32 = 61_236;
 
 fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// The directory and everything in it that a path can name, sandboxes' files included.
+/// The directory and every path below it, including the sandboxes' files.
 fn everything_in(dir: &Path) -> Vec<PathBuf> {
     let mut found = vec![dir.to_owned()];
     let mut at = 0;
@@ -29,7 +30,7 @@ fn everything_in(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The paths that another user can read, list, write to or run.
+/// The paths that another user can read, list, write or execute.
 fn reachable_by_another_user(paths: &[PathBuf]) -> String {
     let script = r#"while IFS= read -r path; do
         if [ -r "$path" ] || [ -w "$path" ] || [ -x "$path" ]; then echo "$path"; fi
@@ -46,7 +47,7 @@ fn reachable_by_another_user(paths: &[PathBuf]) -> String {
 
 async fn is_closed_and_works(uid: Option<u32>) {
     assert!(rustix::process::geteuid().is_root(), "this test changes users and needs root");
-    // The test kit makes the directory with mode 0755.
+    // The test kit creates the directory with mode 0755.
     let mut broker = TestBroker::start_with(BrokerOptions { uid, ..BrokerOptions::default() }).await;
     let data = broker.data_dir();
     set_mode(data.parent().unwrap(), 0o755);
@@ -55,7 +56,7 @@ async fn is_closed_and_works(uid: Option<u32>) {
     assert_eq!(reachable_by_another_user(&everything_in(&data)), "DONE\n", "of a new data directory");
 
     broker.interrupt();
-    // As an older version left it, and an operator who shares too much.
+    // With open modes, as from an older version or from a careless operator.
     for dir in ["", "base", "sandboxes", "snapshots", "volumes", "trash"] {
         set_mode(&data.join(dir), 0o777);
     }

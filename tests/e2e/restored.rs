@@ -4,7 +4,7 @@
 use std::{fs, path::Path};
 
 use cobox_protocol::{
-    making::{CreateVolume, MountWish},
+    resources::{CreateVolume, VolumeMountParams},
     sandbox::CreateSandbox,
 };
 use cobox_testkit::{TestBroker, ensure, eventually, sh};

@@ -1,4 +1,4 @@
-//! Taking back while somebody is at it: a revocation ends what is open in a real sandbox, whatever it came through.
+//! Revocation during use: it ends all open connections to a real sandbox, of every kind.
 
 use std::time::{Duration, Instant};
 
@@ -57,14 +57,14 @@ impl Cell {
         response
     }
 
-    /// One of each kind of what lasts, open and answering; each task returns when its own has ended.
+    /// Opens one connection of each long-lived kind; each task returns when its connection has ended.
     async fn open(&self, token: &str) -> Vec<(&'static str, JoinHandle<Instant>)> {
         let (http, base) = (reqwest::Client::new(), &self.info.sandbox.http_base_url);
         let shell = self.socket("/shell/ws", token, json!({ "type": "start", "cols": 80, "rows": 24 })).await;
         let command = self.socket("/exec/ws", token, json!({ "type": "start", "command": "while :; do echo x; sleep 0.1; done" })).await;
         let watch = self.stream(http.get(format!("{base}/watch?path=/workspace")), token).await;
         let exec = self.stream(http.post(format!("{base}/exec")).json(&json!({ "command": "echo on; sleep 1000" })), token).await;
-        // By the key itself: the token is the gateway's own, and nobody else has ever seen it.
+        // With the API key: the token is then the gateway's own, which no client has seen.
         let gateway = self.socket("/exec/ws", self.key.expose(), json!({ "type": "start", "command": "sleep 1000" })).await;
         vec![
             ("an open shell", tokio::spawn(until_closed(shell))),
@@ -92,7 +92,7 @@ async fn until_over(response: reqwest::Response) -> Instant {
     Instant::now()
 }
 
-/// How long after the revocation was asked for each of them had ended.
+/// The time from the request to revoke until each connection ended.
 async fn ended(open: Vec<(&'static str, JoinHandle<Instant>)>, asked: Instant) -> Vec<(&'static str, Duration)> {
     let each = open.into_iter().map(|(name, task)| async move {
         let at = tokio::time::timeout(PATIENCE, task).await.unwrap_or_else(|_| panic!("{name} goes on")).unwrap();
@@ -127,7 +127,7 @@ async fn revoking_cuts_shells_commands_event_streams_and_gateway_connections() {
             by(|r| r.sandbox = Some(sandbox.to_string())),
         ];
         for request in all {
-            // In a second of its own: what was issued in the second of the last revocation ended with it.
+            // Issued in a later second: a revocation also covers tokens issued in its own second.
             let token = cobox_testkit::eventually("a token that counts", || async {
                 let token = cell.ada.negotiate(&negotiate("t", Mode::Get)).await.unwrap().token;
                 (status(&cell, token.expose()).await.0 == 200).then_some(token)
@@ -182,7 +182,7 @@ async fn a_graceful_rotation_cuts_nobody_and_a_taken_back_share_only_who_came_by
     assert!(open.iter().all(|(_, task)| !task.is_finished()), "nobody else noticed");
 }
 
-/// Reported, never asserted: machines differ.
+/// Only reported, never asserted, because machines differ.
 #[tokio::test]
 #[ignore = "run by make bench-broker"]
 async fn bench_revocation() {

@@ -1,4 +1,4 @@
-//! Sandboxes over a root filesystem instead of the host's programs: a directory, and a tar of it.
+//! Sandboxes on a root file system instead of the host's programs: a directory, and a tar of it.
 
 use std::{fs, path::Path, process::Command};
 
@@ -6,7 +6,7 @@ use cobox_client::{Session, Upload};
 use cobox_protocol::exec::ExecRequest;
 use cobox_testkit::{BrokerOptions, TestBroker, ensure};
 
-/// A root with one static program and nothing else: not even the directories boxd needs.
+/// A root with one static program and nothing else, not even the directories that boxd needs.
 fn bare_root(dir: &Path) {
     fs::create_dir(dir.join("bin")).unwrap();
     let boxd = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("boxd");

@@ -1,4 +1,4 @@
-//! A human and an agent in one sandbox: each sees what the other does.
+//! A human and an agent in one sandbox: each sees the other's actions.
 
 use cobox_client::{ArchiveFormat, ArchiveLinks, ShellEvent, Upload};
 use cobox_protocol::{ErrorCode, exec::ExecRequest, frame::ShellStart, key::PrincipalKind, session::Mode};
@@ -107,7 +107,7 @@ async fn files_and_folders_go_in_and_out_unchanged() {
 
     d.delete_file(b"/workspace/deep/er/big.bin").await.unwrap();
     assert!(d.read_file(b"/workspace/deep/er/big.bin").await.is_err_and(|e| e.is(ErrorCode::FileNotFound)));
-    // The host's programs stay as they are: the files API has the workload's rights and no more.
+    // The host's programs can't be changed: the files API has only the workload's permissions.
     let e = d.write_file(b"/usr/bin/env", None, Upload::from_bytes("")).await.unwrap_err();
     assert!(e.is(ErrorCode::Forbidden), "{e}");
 }

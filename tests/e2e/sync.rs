@@ -1,4 +1,4 @@
-//! `cobox sync` with the real programs: a folder here and one in a sandbox stay the same, whoever is killed and whenever.
+//! `cobox sync` with the real programs: a local folder and one in a sandbox stay identical, regardless of crashes.
 
 mod asked;
 mod large;
@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 const THREAD: &str = "t";
-/// The same run each time, but for what the machine adds.
+/// The same sequence in each run, except for effects of timing.
 const SEED: u64 = 20;
 
 struct Desk {
@@ -87,12 +87,12 @@ impl Desk {
         self.sandbox().write_file(format!("/workspace/{path}").as_bytes(), None, Upload::from_bytes(text.to_owned())).await.unwrap();
     }
 
-    /// A sync that runs, told to end when this is dropped.
+    /// Starts a live sync; dropping it ends the sync.
     fn live(&self, more: &[&str]) -> Live {
         let mut child = self.cobox(&["--json", "sync"]).args(more).args([".", "t:"]).stdout(Stdio::piped()).spawn().unwrap();
         let (told, output) = mpsc::channel();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // Taken as they come, looked at or not: a sync waits for whoever reads what it tells.
+        // Always read, even if the test ignores it: a sync blocks when its output is not read.
         thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| told.send(line)));
         Live { child, output }
     }
@@ -104,7 +104,7 @@ struct Live {
 }
 
 impl Live {
-    /// Reads on until something is told.
+    /// Reads events until one matches.
     fn until(&mut self, is_it: impl Fn(&Value) -> bool) -> Value {
         loop {
             let line = self.output.recv().expect("it goes on");
@@ -202,7 +202,7 @@ async fn an_emptied_folder_halts_and_deletes_nothing_until_it_is_confirmed() {
     }
     let mut live = desk.live(&[]);
     live.until_phase("watching");
-    // All at once, as it sees them.
+    // In one step from the sync's point of view.
     desk.said(&["sync", "pause"]);
     assert_eq!(sh(desk.sandbox(), "rm -f /workspace/f*").await.exit_code, 0);
     desk.said(&["sync", "resume"]);
@@ -215,7 +215,7 @@ async fn an_emptied_folder_halts_and_deletes_nothing_until_it_is_confirmed() {
     assert!(!desk.here("f0").exists());
 }
 
-/// Whole versions of one file: what is neither is half of something.
+/// Whether the text is one complete version: a mixture means a partial write.
 fn is_whole(text: &str) -> bool {
     let first = text.lines().next().unwrap_or_default();
     let lines: usize = first.rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
@@ -226,12 +226,12 @@ fn version(point: usize, side: &str, lines: usize) -> String {
     format!("{side} {point} of {lines}\n").repeat(lines)
 }
 
-/// Some are large, so that deltas are used too.
+/// Some are large enough that deltas are used.
 const LINES: [usize; 6] = [9000, 50, 50, 9000, 50, 50];
-/// Points after which both sides are let come to rest, and each file becomes the other side's.
+/// Number of points after which both sides settle and each file's writer changes sides.
 const TURN: usize = 10;
 
-/// A folder, a sandbox, and what was saved last in each file, by whichever side has it for now.
+/// A folder, a sandbox, and the last saved content of each file, which one side at a time writes.
 struct Crashes {
     desk: Desk,
     dice: SeededRng,
@@ -241,7 +241,7 @@ struct Crashes {
 impl Crashes {
     async fn new() -> Self {
         let desk = Desk::new().await;
-        // One that nobody touches: a folder that is suddenly empty is another matter.
+        // A file that never changes, because a suddenly empty folder is handled differently.
         fs::write(desk.here("kept"), "").unwrap();
         Self { desk, dice: SeededRng::new(SEED), last: Default::default() }
     }
@@ -257,7 +257,7 @@ impl Crashes {
                 (None, true) => drop(fs::remove_file(self.desk.here(&path))),
                 (None, false) => assert_eq!(sh(self.desk.sandbox(), &format!("rm -f /workspace/{path}")).await.exit_code, 0),
                 (Some(text), true) => {
-                    // As editors do: a file that is killed half way through is its writer's own doing.
+                    // Like an editor, with a rename: a partial write in place would be the writer's own fault.
                     fs::write(self.desk.here("beside.tmp"), text).unwrap();
                     fs::rename(self.desk.here("beside.tmp"), self.desk.here(&path)).unwrap();
                 }
@@ -269,14 +269,14 @@ impl Crashes {
 
     async fn kill_one(&mut self) {
         let mut live = self.desk.live(&[]);
-        // Somewhere while it starts, or while it looks and places what came.
+        // Killed during its start, or while it scans and applies changes.
         if self.dice.below(3) > 0 {
             live.until_phase("scanning");
         }
         std::thread::sleep(Duration::from_millis(self.dice.below(60)));
         if self.dice.below(3) == 0 {
             for (_, pid) in self.desk.broker.sandbox_pids() {
-                // It may have ended by itself.
+                // It may have ended already.
                 let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
             }
         }
@@ -290,7 +290,7 @@ impl Crashes {
         }
     }
 
-    /// A run that is left alone makes both sides what was saved last, and has nothing to ask.
+    /// Checks that an undisturbed run brings the last saved contents to both sides, without a conflict.
     async fn settle(&self) {
         let done = self.desk.run(&["sync", "--until-synced", ".", "t:"]);
         assert!(done.status.success(), "{done:?}");
@@ -331,14 +331,14 @@ async fn soak_sync_killed_at_500_moments() {
     );
 }
 
-/// What one side's writer has done: its own files as they are now, and what it last wrote to the one that both write.
+/// The state of one side's writer: the current contents of its own files, and its last write to the shared file.
 #[derive(Default)]
 struct Written {
     own: std::collections::BTreeMap<String, String>,
     shared: String,
 }
 
-/// What a writer does next.
+/// The next action of a writer.
 enum Step {
     Write(String, String),
     Rename(String, String),
@@ -347,7 +347,7 @@ enum Step {
 
 impl Written {
     fn next(&mut self, side: &str, round: usize, dice: &mut SeededRng) -> Step {
-        // Folders are both sides', names are one's own.
+        // Both sides share the directories; each has its own file names.
         let name = format!("d{}/{side}-{}", dice.below(4), dice.below(12));
         match dice.below(10) {
             0 => {
@@ -369,8 +369,8 @@ impl Written {
     }
 }
 
-/// Both sides write at the same time: in the end each has all that either wrote last, and the one file that both wrote is the same on both
-/// sides or a conflict in which each kept its own.
+/// Both sides write at the same time: at the end each has the last version of every file, and the file that both wrote
+/// is either identical on both sides or a conflict in which each side keeps its own version.
 async fn writers_on_both_sides(rounds: usize) {
     let desk = Desk::new().await;
     for number in 0..4 {
@@ -440,7 +440,7 @@ async fn a_sync_that_is_to_end_does_so_though_something_can_not_be_synced() {
     assert_eq!(done.status.code(), Some(1), "{done:?}");
     let words = String::from_utf8(done.stdout).unwrap();
     assert!(words.contains("1 conflict") && words.contains("cobox sync resolve"), "{words}");
-    // A folder that the workload may not write in.
+    // A directory in which the workload may not write.
     fs::remove_file(desk.here("x")).unwrap();
     assert_eq!(sh(desk.sandbox(), "rm x; mkdir closed; chmod 555 closed").await.exit_code, 0);
     let done = desk.run(&["sync", "--until-synced", ".", "t:"]);

@@ -1,4 +1,4 @@
-//! Tokens at the real gateway and boxd: each kind of wrong one is refused with its own code.
+//! Tokens at the real gateway and boxd: each kind of invalid one is refused with its own code.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use cobox_protocol::{
@@ -14,7 +14,7 @@ struct Forge {
     claims: Claims,
 }
 
-/// A good token's claims, and the deployment's key to sign variations of them.
+/// The claims of a valid token and the broker's master key, to sign variations of them.
 fn forge(broker: &TestBroker, info: &NegotiateResponse) -> Forge {
     let bytes = std::fs::read(broker.data_dir().join("master.key")).expect("the master key");
     let bytes: [u8; 32] = match bytes.len() {
@@ -150,7 +150,7 @@ async fn hs256_works_behind_the_same_interface() {
 async fn neither_keys_nor_tokens_reach_logs_or_the_sandbox() {
     let broker = TestBroker::start().await;
     let info = broker.client().negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
-    // By API key: the gateway swaps it.
+    // With an API key, which the gateway replaces by a token.
     let answer = reqwest::Client::new()
         .post(format!("{}/exec", info.sandbox.http_base_url))
         .header("X-Api-Key", broker.key().expose())

@@ -1,4 +1,4 @@
-//! Commands that try to outlive their end, in a real sandbox: those not yet begun, those that can't be looked into, those that look ended.
+//! Commands that try to outlive their end, in a real sandbox: not started yet, not inspectable, or seemingly ended.
 
 use cobox_protocol::exec::{ExecRequest, ExecResponse};
 use cobox_testkit::{BrokerOptions, TestBroker, ensure, eventually, sh};
@@ -28,7 +28,7 @@ fn argv(words: &[&str]) -> ExecRequest {
     ExecRequest { argv: Some(words.iter().map(|&word| word.to_owned()).collect()), ..Default::default() }
 }
 
-/// So many directories to look into that the program is still being looked for when its time is over.
+/// A PATH with so many directories that the search for the program is still running when the time limit expires.
 fn long_way_to_a_program() -> String {
     "/n:".repeat(40_000) + "/usr/bin:/bin"
 }
@@ -52,14 +52,14 @@ async fn a_command_whose_time_is_over_before_it_runs_never_runs() {
 async fn a_program_that_may_be_run_but_not_read_is_ended_like_any_other() {
     let cell = Cell::start().await;
     cell.sh("cp $(readlink -f $(command -v sleep)) closed; cp $(readlink -f $(command -v bash)) shell; chmod 111 closed shell").await;
-    // It can't be seen in /proc by its like, so it is seen by what it does.
+    // It can't be identified in /proc, so it is detected by its effect.
     let command = "./shell -c 'while :; do echo > beat; ./closed 0.05; done' & wait".to_owned();
     let done = cell.exec(ExecRequest { command: Some(command), timeout_seconds: Some(1.0), ..Default::default() }).await;
     assert!(done.timed_out, "{done:?}");
     assert_eq!(cell.sh("rm beat; sleep 0.5; ls").await, "closed\nshell\n");
 }
 
-/// Its first thread ends, and the others go on.
+/// The first thread ends, and the others continue.
 const HEADLESS: &str = "
 import ctypes, threading, time
 def go():
@@ -93,7 +93,7 @@ async fn a_long_name_in_many_places_costs_no_more_than_looking() {
 #[tokio::test]
 async fn what_is_stopped_before_it_runs_is_ended_and_told() {
     let cell = Cell::start().await;
-    // Whatever starts meanwhile is stopped wherever it is.
+    // Stops every process that starts in the meantime, at any point of its start.
     let stopper = "import os, time
 end = time.time() + 20
 while time.time() < end:
@@ -107,7 +107,7 @@ while time.time() < end:
     let starts = async { futures_util::future::join_all((0..30).map(start)).await };
     let (stopped, answers) = tokio::join!(cell.exec(stopping), starts);
     assert!(stopped.timed_out);
-    // Each was stopped as a program and ran out of its time, or before that and says so.
+    // Each program was stopped and timed out, or was stopped before it ran, which the error reports.
     for answer in answers {
         match answer {
             Ok(done) => assert!(done.timed_out || done.exit_code == 0, "{done:?}"),
@@ -117,7 +117,7 @@ while time.time() < end:
     assert_eq!(cell.sh("echo still here").await, "still here\n");
 }
 
-/// Each child is given to whoever started this program.
+/// Each child is reparented to the process that started this program.
 const GIVEN_AWAY: &str = "
 import ctypes, os
 libc = ctypes.CDLL(None)
@@ -146,7 +146,7 @@ async fn children_that_a_program_gives_away_are_waited_for_and_ended_with_it() {
 async fn programs_start_with_every_signal_as_it_is_by_default() {
     let cell = Cell::start().await;
     let ignored = cell.sh("grep SigIgn /proc/self/status | cut -f 2; grep SigBlk /proc/self/status | cut -f 2").await;
-    // But for the one of a file grown too large.
+    // Except SIGXFSZ, which is ignored.
     assert_eq!(ignored, "0000000001000000\n0000000000000000\n");
 }
 

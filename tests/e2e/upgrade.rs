@@ -1,4 +1,5 @@
-//! A broker of an older build leaves its data directory, its database and a running boxd, and this build takes them over.
+//! Upgrade test: an older build leaves its data directory, its database and a running boxd, which this build takes
+//! over.
 
 use std::path::PathBuf;
 
@@ -10,7 +11,7 @@ use cobox_protocol::{
 };
 use cobox_testkit::{BrokerOptions, PATIENCE, TestBroker, TestDatabase, ensure, eventually, negotiate, sh};
 
-/// Where `scripts/older-build` puts the programs of the oldest build that brokers are upgraded from.
+/// The directory where `scripts/older-build` puts the programs of the oldest supported build.
 fn older_programs() -> PathBuf {
     let top = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let programs = top.join("target/older/programs");
@@ -56,7 +57,7 @@ async fn is_taken_over(database: Option<&TestDatabase>) {
     eventually("the background job to go on", || async { (sh(session.dataplane(), "cat alive").await.stdout != first).then_some(()) })
         .await;
 
-    // What the older boxd reports about itself still arrives: events at once, its own audit records a little later.
+    // Reports of the older boxd still arrive: events at once, its own audit records slightly later.
     let mut events = client.events(&before.session_id, EventsFrom::Start);
     sh(session.dataplane(), "exit 7").await;
     assert_eq!(exit_of(&mut events, "exit 7").await, Some(7));
@@ -66,11 +67,11 @@ async fn is_taken_over(database: Option<&TestDatabase>) {
         String::from_utf8_lossy(&shown.stdout).contains("sandbox.claim").then_some(())
     })
     .await;
-    // Records of both builds are one chain.
+    // The records of both builds form one chain.
     let verified = broker.cobox().args(["audit", "verify"]).output().unwrap();
     assert!(verified.status.success(), "{verified:?}");
 
-    // Suspended, started again with this build's boxd, over the same files.
+    // Suspended, then restarted with this build's boxd on the same files.
     broker.interrupt();
     broker.launch().await;
     let client = Client::new(broker.url(), ann).unwrap();

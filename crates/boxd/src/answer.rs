@@ -1,4 +1,4 @@
-//! What every answer has in common: a request id, errors in the caller's dialect, and one line in the audit.
+//! Common parts of all responses: the request id, errors in the format of the caller's API, and an audit record.
 
 use std::{
     sync::{
@@ -30,10 +30,10 @@ use serde_json::json;
 use crate::{audit::AuditTrail, body::UnwantedBody, server::Server};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// What the audit says of a request whose client left before it was answered, as the gateway's does.
+/// Status recorded if the client disconnected before the response; the gateway uses the same.
 const CLIENT_WENT_AWAY: u16 = 499;
 
-/// An error on its way out; it gets its body where the request's id and dialect are known.
+/// An error response. Its body is rendered where the request's id and error format are known.
 #[derive(Debug)]
 pub struct Failure(pub ApiError);
 
@@ -43,7 +43,7 @@ impl From<ApiError> for Failure {
     }
 }
 
-/// The same, as it waits in a response's extensions.
+/// The error, stored in the response's extensions until then.
 #[derive(Clone)]
 struct Unrendered(ApiError);
 
@@ -55,12 +55,12 @@ impl IntoResponse for Failure {
     }
 }
 
-/// What becomes known of a request on its way, for its line in the audit.
+/// Facts about a request, collected for its audit record.
 pub struct RequestRecord {
     pub request_id: RequestId,
     started: Instant,
     method: Method,
-    /// The pattern, not the path: a path is the client's business, and unbounded.
+    /// The route's pattern, not the path, because a path is client data and unbounded.
     route: String,
     capability: OnceLock<Capability>,
     claims: OnceLock<Arc<Claims>>,
@@ -83,19 +83,20 @@ impl RequestRecord {
         }
     }
 
-    // A second value can only come from a stream that was authorised again; the first is what the request began as.
+    // Only a stream that was authorized again sets a second value. The first one, from the start of the request, is
+    // kept.
     pub fn needs(&self, capability: Capability) {
         let _ = self.capability.set(capability);
     }
     pub fn came_from(&self, claims: Arc<Claims>) {
         let _ = self.claims.set(claims);
     }
-    /// The file, command, shell or process the request is about.
+    /// Sets the file, command, shell or process that the request is about.
     pub fn aims_at(&self, target: &str) {
         let _ = self.target.set(claim_text(&redact(target)));
     }
 
-    /// Leaves the request's one line, the first time this is called.
+    /// Adds the request's audit record on the first call.
     pub fn tell(&self, trail: &AuditTrail, status: u16, error: Option<ErrorCode>) {
         if self.is_told.swap(true, Ordering::Relaxed) {
             return;
@@ -120,7 +121,7 @@ impl RequestRecord {
     }
 }
 
-/// The outermost layer of the clients' routes: every request leaves a line.
+/// The outermost layer of the client routes: every request leaves an audit record.
 pub async fn wrap_client(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
     let record = Arc::new(RequestRecord::new(&request));
     let mut underway = Underway { record, target: target_in(request.uri()), server, status: CLIENT_WENT_AWAY, error: None };
@@ -131,10 +132,11 @@ pub async fn wrap_client(State(server): State<Arc<Server>>, request: Request, ne
     response
 }
 
-/// A request of a client's. It leaves its line when it is dropped: behind its answer, or where its connection ends before there is one.
+/// A client request. Dropping it adds its audit record: after the response, or when its connection ends before there is
+/// one.
 struct Underway {
     record: Arc<RequestRecord>,
-    /// What its URL says it is about.
+    /// The target according to the URL.
     target: Option<String>,
     server: Arc<Server>,
     status: u16,
@@ -143,7 +145,8 @@ struct Underway {
 
 impl Drop for Underway {
     fn drop(&mut self) {
-        // A health check is nobody's, and a stream tells when it is admitted or refused, which may be by its first frame.
+        // A health check has no caller. A stream adds its record when it is admitted or refused, which may be after its
+        // first frame.
         if self.record.capability.get().is_none() || self.status == StatusCode::SWITCHING_PROTOCOLS {
             return;
         }
@@ -154,7 +157,7 @@ impl Drop for Underway {
     }
 }
 
-/// The outermost layer of the broker's own routes.
+/// The outermost layer of the control routes.
 pub async fn wrap(request: Request, next: Next) -> Response {
     let record = Arc::new(RequestRecord::new(&request));
     wrap_any(request, next, &record).await.0
@@ -188,11 +191,11 @@ async fn wrap_any(mut request: Request, next: Next, record: &Arc<RequestRecord>)
     (response, refused)
 }
 
-/// Refuses unknown query parameters of the clients' routes. The control routes are not in that table: only the broker calls them, and a
-/// newer broker may send more to an older boxd.
+/// Rejects unknown query parameters of the client routes. The control routes are not in that table: only the broker
+/// calls them, and a newer broker may send more to an older boxd.
 fn check_query(request: &Request) -> Result<(), ApiError> {
     let Some(route) = route_of(request) else { return Ok(()) };
-    // Without a token a request is refused for that first; a WebSocket may show its token later.
+    // Without a token, the missing token is the first error; a WebSocket may send its token later.
     let headers = request.headers();
     let has_token = headers.contains_key(header::AUTHORIZATION) || headers.contains_key(header::UPGRADE);
     if has_token || route.needs.is_empty() { route.check_query(request.uri().query()) } else { Ok(()) }
@@ -210,7 +213,7 @@ fn route_of(request: &Request) -> Option<&'static Route> {
     route::find(method.as_str(), path).or_else(|| route::find("GET", path).filter(|_| *method == Method::HEAD))
 }
 
-/// What the URL itself says a request is about: the rest of a file's route, or `path` in the query.
+/// The target of a request according to its URL: the rest of a file's route, or `path` in the query.
 fn target_in(uri: &Uri) -> Option<String> {
     let decoded = |raw: &str| percent_decode_str(raw).decode_utf8_lossy().into_owned();
     if let Some(id) = ["/v1/shells/", "/v1/processes/"].into_iter().find_map(|prefix| uri.path().strip_prefix(prefix)) {
@@ -226,7 +229,7 @@ fn render(error: &ApiError, route: &str, request_id: &RequestId) -> Response {
     if error.code == ErrorCode::Internal {
         tracing::error!(%request_id, message = error.message, "request failed");
     }
-    // A credential in a path or a name is somebody's mistake, and not to be shown around.
+    // A credential in a path or name was put there by mistake and must not appear in error messages.
     let error = ApiError { message: redact(&error.message).into_owned(), ..error.clone() };
     let body = match langsmith::operation(route) {
         Some(operation) => langsmith::error_body(&error, operation, request_id),

@@ -1,4 +1,4 @@
-//! One line a request, kept until the broker has fetched it: who did what with which token, and how it ended.
+//! The audit trail: one record per request, with principal, token and result, kept until the broker has fetched it.
 
 use std::{
     collections::VecDeque,
@@ -12,7 +12,8 @@ use cobox_protocol::{
 };
 use serde::Deserialize;
 
-/// Some minutes of a busy sandbox whose broker is away, and at most 2 MiB. Past it the oldest go, counted.
+/// Some minutes of a busy sandbox whose broker is unreachable, at most 2 MiB. Beyond it the oldest records are dropped
+/// and counted.
 const MAX_WAITING: usize = 2048;
 
 pub struct AuditTrail {
@@ -35,16 +36,16 @@ impl Default for AuditTrail {
 
 #[derive(Deserialize)]
 pub struct After {
-    /// Everything up to this one is taken and need not be kept.
+    /// Records up to this number were stored and can be dropped.
     #[serde(default)]
     after: u64,
-    /// Whose count that is; of another life it means nothing.
+    /// The run of boxd that the number is from. A number from another run is ignored.
     #[serde(default)]
     life: String,
 }
 
 impl AuditTrail {
-    /// Adds a line; its number and time are filled in here.
+    /// Adds a record and fills in its number and time.
     pub fn add(&self, claim: SandboxClaim) {
         let mut lines = self.lines();
         lines.last += 1;
@@ -56,7 +57,7 @@ impl AuditTrail {
         }
     }
 
-    /// The oldest lines after those already taken, which are forgotten.
+    /// The oldest records after those acknowledged, which are dropped.
     pub fn fetch(&self, Query(taken): Query<After>) -> ClaimBatch {
         let mut lines = self.lines();
         if taken.life == self.life {
@@ -69,7 +70,7 @@ impl AuditTrail {
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
-        // Each change is done before anything can panic.
+        // No change can panic halfway, so the state is consistent.
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

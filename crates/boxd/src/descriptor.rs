@@ -1,4 +1,4 @@
-//! Reading and writing the non-blocking descriptors of programs without holding a thread.
+//! Reads and writes the non-blocking descriptors of programs without occupying a thread.
 
 use std::{
     io,
@@ -16,24 +16,24 @@ impl Descriptor {
         Ok(Self(cobox_kernel::register_fd(fd, interest)?))
     }
 
-    /// Waits until there is something to read and reads it; 0 is the end.
+    /// Waits for data and reads it; 0 means end-of-file.
     pub async fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
         self.0.async_io(Interest::READABLE, |fd| read_now(fd, buf)).await
     }
 
-    /// Reads what is there without waiting; `WouldBlock` when nothing is.
+    /// Reads available data without waiting; `WouldBlock` if there is none.
     pub fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
         read_now(self.0.get_ref(), buf)
     }
 
-    /// Waits until some of it can be written and says how much was.
+    /// Waits until it can write, and returns the number of bytes written.
     pub async fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.0.async_io(Interest::WRITABLE, |fd| Ok(rustix::io::retry_on_intr(|| rustix::io::write(fd, bytes))?)).await
     }
 }
 
 impl Descriptor {
-    /// Writes what can be written without waiting; `WouldBlock` when nothing can.
+    /// Writes without waiting; `WouldBlock` if nothing can be written.
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         Ok(rustix::io::retry_on_intr(|| rustix::io::write(self.0.get_ref(), bytes))?)
     }
@@ -45,10 +45,10 @@ impl AsFd for Descriptor {
     }
 }
 
-/// Reads what is there without waiting; `WouldBlock` when nothing is.
+/// Reads available data without waiting; `WouldBlock` if there is none.
 pub fn read_now(fd: impl AsFd, buf: &mut [u8]) -> io::Result<usize> {
     match rustix::io::retry_on_intr(|| rustix::io::read(&fd, &mut *buf)) {
-        // A terminal whose last program has gone reads as an error, not as an end.
+        // A terminal that no program has open any more returns an error instead of end-of-file.
         Err(Errno::IO) => Ok(0),
         other => Ok(other?),
     }

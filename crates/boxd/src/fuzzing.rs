@@ -1,4 +1,4 @@
-//! What the fuzz targets reach inside boxd: each of its readers of strangers' bytes, as one call.
+//! Entry points for the fuzz targets: one function for each parser of untrusted bytes in boxd.
 
 use std::{cell::Cell, os::fd::OwnedFd, sync::Arc};
 
@@ -30,7 +30,7 @@ use crate::{
     watch,
 };
 
-/// A text frame of a client, and what it is told where it can't be read.
+/// Parses a client's text frame; an error is the message sent for an unreadable one.
 pub fn frame<S: DeserializeOwned + Send>(text: &str) -> Result<Option<ClientFrame<S>>, String> {
     match receive::<ClientFrame<S>>(Some(Ok(Message::Text(Utf8Bytes::from(text))))) {
         Ok(Received::Frame(frame)) => Ok(Some(frame)),
@@ -42,7 +42,7 @@ pub fn frame<S: DeserializeOwned + Send>(text: &str) -> Result<Option<ClientFram
     }
 }
 
-/// A path as boxd has it: its bytes, as a message shows it, and as JSON carries it.
+/// A parsed path: its bytes, as displayed in messages, and in its JSON form.
 pub struct ReadPath {
     pub bytes: Vec<u8>,
     pub shown: String,
@@ -51,7 +51,7 @@ pub struct ReadPath {
 
 impl From<SandboxPath> for ReadPath {
     fn from(path: SandboxPath) -> Self {
-        // What the file operations do with it first.
+        // The first step of most file operations.
         let _ = path::split(path.bytes());
         Self { bytes: path.bytes().to_vec(), shown: path.to_string(), json: path.in_json() }
     }
@@ -70,7 +70,7 @@ pub fn path_in_json(text: Option<&str>, b64: Option<&str>) -> Result<Option<Read
     SandboxPath::from_json("path", text, b64).map(|path| path.map(Into::into))
 }
 
-/// Which bytes of a file of this size a request gets: where from and how many, or `None` where it gets none.
+/// The part of a file of this size that a request gets, as start and length; `None` if it gets none.
 pub fn range(headers: &HeaderMap, size: u64, etag: &str) -> Option<(u64, u64)> {
     match read::wanted(headers, size, etag) {
         read::Wanted::Whole => Some((0, size)),
@@ -79,7 +79,7 @@ pub fn range(headers: &HeaderMap, size: u64, etag: &str) -> Option<(u64, u64)> {
     }
 }
 
-/// Whether a change and a read of a file with this ETag go ahead.
+/// Whether a change and a read of a file with this ETag are allowed.
 pub fn conditions(headers: &HeaderMap, etag: Option<&str>) -> Result<(bool, bool), ApiError> {
     let conditions = Conditions::of(headers)?;
     let _ = files::mode(headers);
@@ -87,7 +87,8 @@ pub fn conditions(headers: &HeaderMap, etag: Option<&str>) -> Result<(bool, bool
     Ok((conditions.check_change(etag, "f").is_ok(), reads))
 }
 
-/// Unpacks an archive into a directory of a root. At most `steps` pieces and entries are taken, so that a bomb stays small.
+/// Unpacks an archive into a directory of a root. Handles at most `steps` pieces and entries, so that an archive bomb
+/// stays small.
 pub fn unpack(root: OwnedFd, directory: &str, archive: &[u8], is_zstd: bool, claims: &Claims, steps: u32) -> Result<u64, ApiError> {
     let path = SandboxPath::new(directory.as_bytes().to_vec())?;
     let (sender, incoming) = pipe::incoming();
@@ -101,7 +102,7 @@ pub fn unpack(root: OwnedFd, directory: &str, archive: &[u8], is_zstd: bool, cla
     };
     let author = files::Author::new(Arc::default(), claims);
     let format = if is_zstd { Format::TarZstd } else { Format::Tar };
-    // All links: those that lead out are what nothing may be written through.
+    // Accepts all links: the test is that nothing is written through those that point outside.
     let terms = Terms { links: Links::Any, writes: &WriteLog::default(), author: &author, is_full: &is_full };
     unpack::unpack(&Root::new(root), &path, format, incoming, terms).map(|done| done.entries)
 }
@@ -110,7 +111,7 @@ pub fn list_page(root: OwnedFd, request: &ListRequest) -> Result<ListResponse, A
     list::list(&Root::new(root), &SandboxPath::new(b"/".to_vec())?, request, &WriteLog::default(), &Stop::new(None))
 }
 
-/// The paths that a pattern finds.
+/// The paths that a pattern matches.
 pub fn find(root: OwnedFd, request: &GlobRequest) -> Result<Vec<String>, ApiError> {
     let plan = glob::Plan::new(request, SandboxPath::new(b"/".to_vec())?)?;
     let found = glob::search(&Root::new(root), &plan, request, 100, Stop::new(None), &WriteLog::default())?;
@@ -121,7 +122,7 @@ pub fn search(file: OwnedFd, request: &GrepRequest) -> Result<GrepResponse, ApiE
     Ok(grep::Plan::new(request, SandboxPath::new(b"/f".to_vec())?, Stop::new(None))?.search_one(file))
 }
 
-/// The `Last-Event-ID` of a command's event stream.
+/// Parses the `Last-Event-ID` of a command's event stream.
 pub fn exec_cursor(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ApiError> {
     exec::events::last_event(headers)
 }

@@ -1,5 +1,5 @@
-//! What was done through boxd that people watch for: files written, commands ended. Kept in memory until the broker, which waits
-//! for it here, has taken it.
+//! The activity feed: files written and commands ended through boxd. Kept in memory until the broker, which polls for
+//! it, has fetched it.
 
 use std::{
     collections::VecDeque,
@@ -17,11 +17,13 @@ use tokio::{sync::Notify, time::timeout};
 
 use crate::{files::SandboxPath, processes::Ended};
 
-/// Some seconds of a busy sandbox whose broker is away, and at most 2 MiB. Past it the oldest go: the numbers tell how many.
+/// Some seconds of a busy sandbox whose broker is unreachable, at most 2 MiB. Beyond it the oldest entries are dropped;
+/// the sequence numbers show how many.
 const MAX_WAITING: usize = 1024;
-/// Those of a moment are handed over together, so that a busy sandbox wakes its broker a few times a second and not with every request.
+/// Entries within this time are delivered together, so that a busy sandbox wakes its broker a few times per second and
+/// not with every request.
 const GATHER: Duration = Duration::from_millis(50);
-/// Longest the broker may have boxd wait for something to tell, in seconds: below what it waits for an answer.
+/// Maximum seconds for which the broker may wait for entries: below its timeout for a response.
 const MAX_WAIT_SECONDS: u64 = 30;
 
 pub struct HappeningLog {
@@ -45,13 +47,13 @@ impl Default for HappeningLog {
 
 #[derive(Clone, Deserialize)]
 pub struct Wish {
-    /// Everything up to this one is taken and need not be kept.
+    /// Entries up to this number were stored and can be dropped.
     #[serde(default)]
     after: u64,
-    /// Whose count that is; of another life it means nothing.
+    /// The run of boxd that the number is from. A number from another run is ignored.
     #[serde(default)]
     life: String,
-    /// How many seconds to wait where there is nothing.
+    /// Seconds to wait if there are no entries.
     #[serde(default)]
     wait: u64,
 }
@@ -61,7 +63,7 @@ impl HappeningLog {
         self.add(claims, Action::FileWritten(FileChange { size: Some(size), ..named(path) }));
     }
 
-    /// Several at once, beneath a directory.
+    /// Records several changed entries below a directory as one.
     pub fn written_beneath(&self, claims: &Claims, path: &SandboxPath, entries: u64) {
         self.add(claims, Action::FileWritten(FileChange { entries: Some(entries), ..named(path) }));
     }
@@ -96,13 +98,14 @@ impl HappeningLog {
                 lines.waiting.pop_front();
             }
         }
-        // Costs nothing but where the broker waits, which after this it doesn't until the moment is gathered.
+        // Only has an effect while the broker waits. After it, the broker doesn't wait again before the batch is
+        // delivered.
         self.arrived.notify_waiters();
     }
 
-    /// The oldest after those already taken, which are forgotten; waits for some where there are none.
+    /// The oldest entries after those acknowledged, which are dropped. Waits if there are none.
     pub async fn fetch(&self, wish: &Wish) -> ActivityBatch {
-        // Before looking, so that nothing falls between.
+        // Registers before checking, so that no entry is missed in between.
         let mut arrived = std::pin::pin!(self.arrived.notified());
         arrived.as_mut().enable();
         let there = self.take(wish);
@@ -115,7 +118,7 @@ impl HappeningLog {
         self.take(wish)
     }
 
-    /// What is there now.
+    /// The entries available now.
     pub fn take(&self, wish: &Wish) -> ActivityBatch {
         let mut lines = self.lines();
         if wish.life == self.life {
@@ -127,14 +130,14 @@ impl HappeningLog {
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
-        // Each change is done before anything can panic.
+        // No change can panic halfway, so the state is consistent.
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A command as it was asked for, as much of it as can be told.
+/// A command as requested, up to the maximum length.
 pub fn in_words(command: Option<&str>, argv: Option<&[String]>) -> String {
-    // A little more than that: what is longer is then seen to be.
+    // Slightly more than the maximum, so that truncation is detected.
     let most = MAX_EVENT_TEXT_BYTES + char::MAX.len_utf8();
     let mut words = String::new();
     for word in command.into_iter().chain(argv.unwrap_or_default().iter().map(String::as_str)) {

@@ -1,4 +1,5 @@
-//! boxd, the daemon inside a sandbox: it verifies tokens alone, runs commands and terminals, and serves files to whoever may have them.
+//! boxd, the daemon inside a sandbox: it verifies tokens offline, runs commands and shells, and serves files to
+//! authorized clients.
 
 pub mod answer;
 mod audit;

@@ -1,23 +1,24 @@
-//! boxd's log on the host: what an operator reads when a sandbox misbehaves, and what no client may fill the host's disk with.
+//! boxd's log on the host, for operators of a misbehaving sandbox. Its size is limited, so that no client can fill the
+//! host's disk with it.
 
 use std::{
     io::{self, Write},
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// Warnings of one life of a sandbox; the file begins anew with each start. Enough to see what began it.
+/// Maximum size per start of a sandbox; each start truncates the file. Enough to see how a problem began.
 const MAX_LOG_BYTES: usize = 4 * 1024 * 1024;
 
 static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Logs warnings and panics to standard error, which the launcher made the log file.
+/// Logs warnings and panics to standard error, which the launcher has opened as the log file.
 pub fn start() {
     tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false).with_writer(|| Bounded(io::stderr())).init();
-    // The usual hook writes past the bound.
+    // The default hook would bypass the limit.
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
 }
 
-/// Drops what would go past the bound: a lost warning is better than a full disk.
+/// Drops output beyond the limit: a lost warning is better than a full disk.
 struct Bounded<W>(W);
 
 impl<W: Write> Write for Bounded<W> {

@@ -1,5 +1,5 @@
-//! A JSON answer with long texts in it, encoded as its client takes it: encoded at once it could be six times as large as what was
-//! captured, for as long as a client likes to leave it unread.
+//! A JSON response with long texts, encoded as the client reads it. Encoded at once it could be six times as large as
+//! the captured output, for as long as the client leaves it unread.
 
 use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Duration};
 
@@ -15,18 +15,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{body::STALL, exec::Memory, listen::Connection};
 
-/// Of a text, encoded in one go: a multiple of three for base64, and six times this is still little.
+/// Bytes of a text encoded at once: a multiple of three for base64, and six times this is still small.
 const PIECE_BYTES: usize = 48 * 1024;
 
-/// What is behind a name in the answer.
+/// A text field of the response.
 pub enum Text {
-    /// As text; what is no UTF-8 as replacement characters.
+    /// As text, with replacement characters for invalid UTF-8.
     Shown(Bytes),
     Base64(Bytes),
 }
 
-/// An object of the fields of `value`, which is one itself, and these texts in the place of those of the same names. `memory` is held
-/// until all of it is sent; where nothing of it goes for too long, the connection ends.
+/// Builds an object of the fields of `value`, in which these texts replace fields of the same names. `memory` is held
+/// until everything is sent. If the client doesn't read for too long, the connection is closed.
 pub fn answer(
     value: &impl Serialize,
     texts: Vec<(&'static str, Text)>,
@@ -56,7 +56,7 @@ fn parts(value: &impl Serialize, texts: Vec<(&'static str, Text)>) -> Result<Vec
         fields.retain(|name, _| texts.iter().all(|(other, _)| other != name));
     }
     let mut before = serde_json::to_string(&fields)?;
-    // The closing brace comes behind the texts.
+    // The closing brace follows after the texts.
     before.pop();
     let mut parts = VecDeque::new();
     for (name, text) in texts {
@@ -95,19 +95,19 @@ impl Pieces {
     }
 }
 
-/// Takes some of the text, up to where a character begins.
+/// Consumes a part of the text that ends at a character boundary.
 fn show(bytes: &mut Bytes, out: &mut Vec<u8>) {
     let is_all = bytes.len() <= PIECE_BYTES;
     let window = &bytes[..bytes.len().min(PIECE_BYTES)];
     let mut taken = 0;
     for chunk in window.utf8_chunks() {
-        // A string always serialises, with a quote at either end.
+        // Serializing a string doesn't fail. The quotes around it are removed.
         let quoted = serde_json::to_vec(chunk.valid()).unwrap_or_default();
         out.extend_from_slice(quoted.get(1..quoted.len().saturating_sub(1)).unwrap_or_default());
         taken += chunk.valid().len();
         let has_more_behind = taken + chunk.invalid().len() < window.len() || is_all;
         if !chunk.invalid().is_empty() {
-            // What seems wrong at the end of a piece may be the beginning of a character: the next piece begins with it.
+            // Invalid bytes at the end of a piece may be the start of a character, so the next piece starts with them.
             if !has_more_behind && taken > 0 {
                 break;
             }
@@ -118,13 +118,13 @@ fn show(bytes: &mut Bytes, out: &mut Vec<u8>) {
     bytes.advance(taken);
 }
 
-/// Held by an answer and by each piece of it on its way.
+/// Held by a response and by each of its pieces until they are sent.
 struct Guard {
     _memory: Memory,
     went: watch::Sender<()>,
 }
 
-/// A piece that is on its way until it is dropped.
+/// A piece; dropped when it was sent.
 struct Sent {
     piece: Vec<u8>,
     guard: Arc<Guard>,
@@ -148,7 +148,7 @@ fn guard(memory: Memory, connection: CancellationToken, stall: Duration) -> Arc<
         loop {
             match tokio::time::timeout(stall, seen.changed()).await {
                 Ok(Ok(())) => {}
-                // All of it went, or nobody is there any more.
+                // Everything was sent, or the client has disconnected.
                 Ok(Err(_)) => return,
                 Err(_) => return connection.cancel(),
             }

@@ -1,4 +1,5 @@
-//! boxd: takes over the descriptors its launcher left, puts the workloads' namespaces below its own, gives up its powers, and serves.
+//! The boxd binary: takes over the descriptors from its launcher, creates the workload namespaces, drops its
+//! privileges, and serves.
 #![allow(unsafe_code, reason = "inherited descriptors are taken over by their numbers")]
 
 use std::{
@@ -25,21 +26,22 @@ use rustix::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// The numbers the launcher puts them at; 0, 1 and 2 are /dev/null and the log.
+/// Descriptor numbers used by the launcher. 0, 1 and 2 are /dev/null and the log.
 mod descriptor {
     pub const CLIENTS: i32 = 3;
     pub const CONTROL: i32 = 4;
     pub const CONFIG: i32 = 5;
     pub const LAUNCHER: i32 = 6;
     pub const ALIVE: i32 = 7;
-    /// 8 was this program. Then come the control groups to move to.
+    /// Number 8 was the boxd executable. From here on come the control groups to move to.
     pub const FIRST_GROUP: i32 = 9;
 }
 
-/// Tasks that have their turn before the sockets are looked at again: who types comes before most of those who watch.
+/// Number of tasks that run between polls of the sockets. Small, so that a shell's controller is served before most of
+/// its observers.
 const TURNS_BETWEEN_LOOKS: u32 = 8;
-/// What boxd may have of its own, so that no request can make it grow without end. Twice the 512 MiB that its buffers stay well below: it
-/// is address space that counts, and half of a buffer that doubles may be empty.
+/// Limit on boxd's own memory, so that no request can make it grow without bound. Twice the 512 MiB that its buffers
+/// stay well below, because the limit counts address space, and half of a growing buffer may be unused.
 const MAX_DATA_BYTES: u64 = 1 << 30;
 /// The configuration is a few kilobytes and a revocation list.
 const MAX_CONFIG_BYTES: u64 = 16 * 1024 * 1024;
@@ -51,7 +53,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            // The log, when there is one, is where an operator looks.
+            // Standard error is the log if there is one.
             let _ = writeln!(io::stderr(), "boxd: {e:#}");
             ExitCode::FAILURE
         }
@@ -63,13 +65,13 @@ fn usage() -> ExitCode {
         "boxd {}: the daemon inside a Cobox sandbox.\nIt is started by the broker, which passes it listeners and a configuration; there is nothing to run by hand.\n",
         env!("CARGO_PKG_VERSION")
     );
-    // Nobody listening is not an error.
+    // A closed standard output is not an error.
     let _ = io::stdout().write_all(text.as_bytes());
     ExitCode::from(u8::from(!matches!(std::env::args().nth(1).as_deref(), Some("--help" | "-h" | "--version" | "-V"))))
 }
 
 fn run() -> anyhow::Result<()> {
-    // Nobody reads boxd's memory, whatever uid they have.
+    // Prevents processes of any uid from reading boxd's memory.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let [clients, control, config, launcher, alive] =
         [descriptor::CLIENTS, descriptor::CONTROL, descriptor::CONFIG, descriptor::LAUNCHER, descriptor::ALIVE].map(|number| {
@@ -84,7 +86,7 @@ fn run() -> anyhow::Result<()> {
     let links = match prepare(&config) {
         Ok(links) => links,
         Err(e) => {
-            // The launcher passes it on to whoever asked for the sandbox.
+            // The launcher forwards it to the caller that requested the sandbox.
             let _ = write!(launcher, "!{e:#}");
             return Err(e);
         }
@@ -106,7 +108,8 @@ fn run() -> anyhow::Result<()> {
         let shutdown = CancellationToken::new();
         let stop = shutdown.clone();
         tokio::spawn(async move {
-            // Without init and the starter nothing can be started: end, and be started anew with the next use.
+            // Without init or the spawner no program can be started, so boxd exits, and the next use of the sandbox
+            // starts it again.
             let _ = init_ended.await;
             stop.cancel();
         });
@@ -114,28 +117,28 @@ fn run() -> anyhow::Result<()> {
         serve(config, Arc::new(workloads), files, doors, Arc::new(SystemClock), shutdown).await
     });
     runtime.shutdown_background();
-    // Init, and all that runs below it, ends with this process. The lock is let go of last, by the kernel.
+    // Init and everything below it end with this process. The kernel releases the lock last.
     drop(alive);
     result
 }
 
-/// Everything that needs power, then no power: returns the links to those who serve it in the workloads' namespaces.
+/// Does everything that needs privileges, then drops them. Returns the links to init and the spawner.
 fn prepare(config: &BoxdConfig) -> anyhow::Result<Links> {
     boxd::log::start();
     let links = boxd::workload::start(config)?;
-    // What is made for a client gets the mode it asked for, in one step.
+    // Files created for a client get the requested mode in one step.
     umask(Mode::empty());
     take_all_descriptors()?;
     bound_own_memory()?;
     leave_the_workloads_groups(config.groups).context("moving to boxd's control groups")?;
-    // Clients' paths are resolved in this mount namespace: what isn't here can't be reached through the files API, and
-    // the place where it was takes no files either.
+    // The files API resolves paths in this mount namespace, so this makes /proc unreachable through it. The tmpfs over
+    // it accepts no files either.
     unmount("/proc", UnmountFlags::DETACH).context("taking /proc away")?;
     let nothing = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("none", "/proc", "tmpfs", nothing, Some(c"size=4k,mode=0555")).context("covering /proc")?;
     set_no_new_privs(true)?;
     if config.workload.uid_count > 1 {
-        // An id that no workload has, with the one power to judge file accesses as theirs.
+        // An id that no workload has, with only the capabilities to access files as a workload.
         let (uid, gid) = (Uid::from_raw(config.workload.uid_count - 1), Gid::from_raw(config.workload.uid_count - 1));
         set_keep_capabilities(true)?;
         set_thread_res_gid(gid, gid, gid)?;
@@ -144,26 +147,28 @@ fn prepare(config: &BoxdConfig) -> anyhow::Result<Links> {
     } else {
         cobox_kernel::drop_all_capabilities()?;
     }
-    // Changing ids makes the kernel forget this.
+    // Changing ids resets this in the kernel.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     Ok(links)
 }
 
-/// The usual limit of 1024 is less than the connections that are let in, and an accept that fails is a client that waits. Init has
-/// set the workloads' own limit.
+/// Raises the usual limit of 1024 descriptors, which is below the number of admitted connections: a failing accept
+/// would leave clients waiting. Init has already set the workloads' own limit.
 fn take_all_descriptors() -> io::Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
-/// The limit of boxd's control group, where there is one, counts the pages of clients' files too.
+/// A separate limit, because that of boxd's control group, if there is one, also counts the page cache of clients'
+/// files.
 fn bound_own_memory() -> io::Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Data);
     let bound = Some(maximum.map_or(MAX_DATA_BYTES, |most| most.min(MAX_DATA_BYTES)));
     Ok(setrlimit(Resource::Data, Rlimit { current: bound, maximum: bound })?)
 }
 
-/// Init is among the workloads and stays; boxd is charged apart. Before there is a second thread, which would stay behind.
+/// Moves boxd to its own control groups, so that it is accounted separately; init remains with the workloads. Must run
+/// before there is a second thread, which would not be moved.
 fn leave_the_workloads_groups(count: u32) -> io::Result<()> {
     for number in (descriptor::FIRST_GROUP..).take(count as usize) {
         // SAFETY: the launcher put it there; nothing has taken it over yet.
@@ -173,7 +178,7 @@ fn leave_the_workloads_groups(count: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Whom file accesses are judged as, in boxd's user namespace: with a single id the workload's is 0 there.
+/// The ids for file accesses, in boxd's user namespace: with a single id, that of the workload is 0 there.
 fn file_ids(workload: &Workload) -> (u32, u32) {
     if workload.uid_count > 1 { (workload.uid, workload.gid) } else { (0, 0) }
 }

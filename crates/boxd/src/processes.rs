@@ -1,4 +1,5 @@
-//! What boxd has started: the list, the signals and the way to end one. Commands and shells put themselves in.
+//! The commands and shells that boxd has started: listing, signalling and cancelling them. Commands and shells register
+//! themselves.
 
 use std::{
     collections::HashMap,
@@ -30,12 +31,12 @@ use crate::{
     workload::Exit,
 };
 
-/// Of a command's words, what the list shows: enough to know it by.
+/// Maximum number of a command's arguments in the list: enough to identify it.
 const MAX_SHOWN_WORDS: usize = 32;
 const MAX_SHOWN_WORD_CHARS: usize = 256;
-/// A signal's name and its braces.
+/// A signal's name within a JSON object.
 const MAX_SIGNAL_REQUEST_BYTES: usize = 1024;
-/// What a cancelled program gets to put its things in order before it is killed.
+/// Time for a cancelled program to clean up before it is killed.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
 const KILL: i32 = 9;
 const TERM: i32 = 15;
@@ -47,7 +48,7 @@ pub struct Ended {
     pub timed_out: bool,
 }
 
-/// Something boxd started for somebody.
+/// A command or shell that a client has started.
 pub struct Job {
     pub id: String,
     pub kind: ProcessKind,
@@ -78,12 +79,12 @@ impl Job {
     }
 
     pub fn end(&self, ended: Ended) {
-        // It ends once.
+        // An error means that it was already set; a job ends only once.
         let _ = self.took.set(self.began.elapsed());
         self.ended.send_replace(Some(ended));
     }
 
-    /// From its start to its end, or so far.
+    /// Run time: until its end, or so far.
     pub fn took(&self) -> Duration {
         self.took.get().copied().unwrap_or_else(|| self.began.elapsed())
     }
@@ -92,17 +93,17 @@ impl Job {
         *self.ended.borrow()
     }
 
-    /// Resolves when it has ended; may be called again.
+    /// Resolves when the job has ended. May be called repeatedly.
     pub async fn wait(&self) -> Ended {
         let mut ended = self.ended.subscribe();
-        // The sender is in `self`.
+        // Never an error, because `self` holds the sender.
         match ended.wait_for(Option::is_some).await.map(|ended| *ended) {
             Ok(Some(ended)) => ended,
             _ => std::future::pending().await,
         }
     }
 
-    /// KILL ends all it started; any other signal goes to its process group, as from a terminal.
+    /// KILL ends all descendants; any other signal goes to the process group, as from a terminal.
     pub async fn signal(&self, signal: i32) {
         match signal {
             KILL => self.program.kill_tree().await,
@@ -110,11 +111,11 @@ impl Job {
         }
     }
 
-    /// Asks all of it to end, and ends what is left of it when the time is over.
+    /// Sends TERM to the process tree, and after the grace period kills what remains.
     pub async fn cancel(&self) {
         if self.ended().is_none() {
             self.program.signal_tree(TERM);
-            // Whether it went by itself or not: what it started goes with it.
+            // Descendants are killed in both cases, whether the program has ended or not.
             let _ = tokio::time::timeout(CANCEL_GRACE, self.program.wait()).await;
         }
         self.program.kill_tree().await;
@@ -138,7 +139,7 @@ impl Job {
     }
 }
 
-/// A command's words as the list shows them.
+/// A command line in the form of the list.
 pub fn shown(argv: &[Vec<u8>]) -> Vec<String> {
     let word = |word: &Vec<u8>| {
         String::from_utf8_lossy(&word[..word.len().min(4 * MAX_SHOWN_WORD_CHARS)]).chars().take(MAX_SHOWN_WORD_CHARS).collect()
@@ -146,12 +147,12 @@ pub fn shown(argv: &[Vec<u8>]) -> Vec<String> {
     argv.iter().take(MAX_SHOWN_WORDS).map(word).collect()
 }
 
-/// Everything listed. As bounded as commands and shells are.
+/// All listed jobs. Bounded because commands and shells are.
 #[derive(Clone, Default)]
 pub struct Table(Arc<Mutex<HashMap<String, Arc<Job>>>>);
 
 impl Table {
-    /// Lists a job for as long as the answer lives.
+    /// Lists a job as long as the returned value lives.
     pub fn list(&self, job: Arc<Job>) -> Listed {
         self.jobs().insert(job.id.clone(), job.clone());
         Listed { table: self.clone(), job }
@@ -162,7 +163,7 @@ impl Table {
     }
 
     fn jobs(&self) -> MutexGuard<'_, HashMap<String, Arc<Job>>> {
-        // Each change is a single call, so a panic elsewhere can't have left it half done.
+        // Each change is a single call, so a panic elsewhere leaves the map consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -176,14 +177,14 @@ pub struct Listed {
 impl Drop for Listed {
     fn drop(&mut self) {
         let mut jobs = self.table.jobs();
-        // A later one of the same id is not this one's to take out.
+        // Keeps a later job of the same id in the list.
         if jobs.get(&self.job.id).is_some_and(|known| Arc::ptr_eq(known, &self.job)) {
             jobs.remove(&self.job.id);
         }
     }
 }
 
-/// `GET /v1/processes`: the oldest first.
+/// `GET /v1/processes`: oldest first.
 pub async fn list(State(server): State<Arc<Server>>, _caller: Caller<Exec>) -> Json<ProcessList> {
     let jobs: Vec<Arc<Job>> = server.processes.jobs().values().cloned().collect();
     let mut items: Vec<_> = jobs.iter().map(|job| job.info()).collect();
@@ -204,10 +205,10 @@ pub async fn signal(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `DELETE /v1/processes/{id}`: answers when it has ended with all it started.
+/// `DELETE /v1/processes/{id}`: answers when the process tree has ended.
 pub async fn cancel(State(server): State<Arc<Server>>, _caller: Caller<Exec>, Path(id): Path<String>) -> Result<StatusCode, Failure> {
     let job = find(&server, &id)?;
-    // Whoever asked may leave; what was begun is finished.
+    // In a task of its own, so that it completes even if the client disconnects.
     let cancelled = server.tasks.spawn(async move { job.cancel().await });
     cancelled.await.map_err(|e| ApiError::new(ErrorCode::Internal, e.to_string()))?;
     Ok(StatusCode::NO_CONTENT)

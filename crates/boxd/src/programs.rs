@@ -1,4 +1,4 @@
-//! Starting programs as the routes see it: a seam, so that they can be tested without namespaces.
+//! Traits for starting programs, which allow testing the routes without namespaces.
 
 use std::{io, os::fd::OwnedFd, sync::Arc};
 
@@ -8,22 +8,23 @@ use tokio_util::task::TaskTracker;
 
 use crate::workload::{Command, Exit, Process, Workloads};
 
-/// What can start a program.
+/// Starts programs.
 pub trait Spawn: Send + Sync + 'static {
-    /// Starts a program and waits until it runs, or says why it can't.
+    /// Starts a program and waits until it has been executed, or returns why it can't be.
     fn spawn(&self, command: Command) -> BoxFuture<'_, io::Result<Started>>;
-    /// Starts a program without waiting for it: one that can't run ends at once, and [`Program::start_failure`] says why.
-    /// Dropped before it is done, it has started nothing.
+    /// Starts a program without waiting for its execution. If that fails, the process ends at once and
+    /// [`Program::start_failure`] returns the reason. If the future is dropped before it completes, nothing was
+    /// started.
     fn launch(&self, command: Command) -> BoxFuture<'_, io::Result<Started>>;
-    /// Forbids every program to make files larger, or allows it again.
+    /// Forbids all programs to enlarge files, or allows it again.
     fn stop_writers(&self, stop: bool) -> BoxFuture<'_, io::Result<()>>;
-    /// The folder a program starts in unless told otherwise.
+    /// The default working directory of programs.
     fn work_dir(&self) -> &str;
-    /// Whom a program runs as.
+    /// The user that programs run as.
     fn user(&self) -> &str;
 }
 
-/// Starts a program for somebody who may leave meanwhile; then it is ended again, and not left running for nobody.
+/// Starts a program for a caller that may be cancelled. In that case the program is ended again and not left running.
 pub async fn start(programs: &Arc<dyn Spawn>, tasks: &TaskTracker, command: Command) -> io::Result<Started> {
     let (answer, answered) = oneshot::channel();
     let programs = programs.clone();
@@ -35,7 +36,7 @@ pub async fn start(programs: &Arc<dyn Spawn>, tasks: &TaskTracker, command: Comm
     answered.await.map_err(io::Error::other)?
 }
 
-/// A program under way and our ends of its pipes or terminal, all non-blocking.
+/// A started program, and boxd's ends of its pipes or terminal, all non-blocking.
 pub struct Started {
     pub program: Arc<dyn Program>,
     pub stdin: Option<OwnedFd>,
@@ -45,19 +46,20 @@ pub struct Started {
 }
 
 pub trait Program: Send + Sync + 'static {
-    /// Resolves when the program itself has ended; may be called again.
+    /// Resolves when the program itself has ended. May be called repeatedly.
     fn wait(&self) -> BoxFuture<'_, Exit>;
-    /// The program's number in the sandbox; `None` if it never ran.
+    /// The program's pid in the sandbox; `None` if it was never executed.
     fn pid(&self) -> Option<i32>;
-    /// Lets a launched program go on if somebody has stopped it before it began.
+    /// Continues a launched program if it was stopped before it was executed.
     fn nudge(&self);
-    /// Why a launched program, which has ended, never ran.
+    /// Why an ended program was never executed.
     fn start_failure(&self) -> Option<io::Error>;
     /// Signals the program's process group.
     fn signal(&self, signal: i32);
-    /// Signals the program and everything it started.
+    /// Signals the program and all its descendants.
     fn signal_tree(&self, signal: i32);
-    /// Ends the program and everything it started, daemons too, at once; also what it left behind when it ended by itself.
+    /// Ends the program and all its descendants, including daemons, at once. If the program has already ended, this
+    /// ends what it left behind.
     fn kill_tree(&self) -> BoxFuture<'_, ()>;
 }
 

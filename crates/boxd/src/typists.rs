@@ -1,11 +1,11 @@
-//! Whose numbered input was taken already: a client that lost its connection sends again what it has no answer for, and it counts once.
+//! Deduplicates numbered input: after a reconnect, a client resends input that was not acknowledged.
 
 use std::collections::VecDeque;
 
-/// Those of the last hours, at one command or shell.
+/// Maximum number of clients remembered per command or shell: those of the last hours.
 const MAX_TYPISTS: usize = 64;
 
-/// Who counts input. Another principal's client of the same name is another one.
+/// A client that numbers its input. The same client id under another principal is a different client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Typist {
     principal: String,
@@ -14,31 +14,31 @@ pub struct Typist {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Client {
-    /// Says who it is, so that its next connection goes on with its count.
+    /// Has a client id, so that its next connection continues the numbering.
     Named(String),
-    /// Counts for itself on each connection.
+    /// Without a client id, each connection has its own numbering.
     Connection(u64),
 }
 
 impl Typist {
-    /// `connection` tells those apart that don't say who they are.
+    /// `connection` distinguishes clients without an id.
     pub fn new(principal: &str, client: Option<&str>, connection: u64) -> Self {
         let client = client.map_or(Client::Connection(connection), |name| Client::Named(name.to_owned()));
         Self { principal: principal.to_owned(), client }
     }
 }
 
-/// The last number taken from each, the one heard last at the end.
+/// The last number accepted from each client, the most recently active at the end.
 #[derive(Default)]
 pub struct Typists(VecDeque<(Typist, u64)>);
 
 impl Typists {
-    /// Whether this was not taken from it yet. Numbers may begin anywhere.
+    /// Whether input with this number is new. Numbering may start anywhere.
     pub fn is_new(&self, typist: &Typist, seq: u64) -> bool {
         self.0.iter().find(|(known, _)| known == typist).is_none_or(|(_, last)| seq > *last)
     }
 
-    /// It was heard with this number, which is taken.
+    /// Records the number of accepted input.
     pub fn took(&mut self, typist: &Typist, seq: u64) {
         let known = self.0.iter().position(|(known, _)| known == typist);
         let last = known.and_then(|at| self.0.remove(at)).map_or(seq, |(_, last)| last.max(seq));

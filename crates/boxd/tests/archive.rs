@@ -1,4 +1,4 @@
-//! Directories as tars, in and out, and the archives people make to break out.
+//! Tests of directories as tar archives, in both directions, including archives made to escape the directory.
 
 mod support;
 
@@ -44,7 +44,7 @@ fn contents(tar: &[u8]) -> BTreeMap<String, Found> {
     read.collect()
 }
 
-/// An entry with its name as it is, however bad.
+/// An entry with an arbitrary raw name, valid or not.
 fn entry(tar: &mut tar::Builder<Vec<u8>>, kind: EntryType, name: &[u8], link: &[u8], data: &[u8]) {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
@@ -206,7 +206,7 @@ async fn no_entry_lands_outside_the_directory() {
         }
         assert!(!boxd.outside().join("slip").exists(), "{slip:?}");
     }
-    // Nor through a link that was asked for.
+    // Nor through a link that was explicitly allowed.
     for through in
         [vec![(Symlink, "new", "..", ""), (Regular, "new/slip", "", "x")], vec![(Symlink, "new", "/", ""), (Link, "slip", "new/f", "")]]
     {
@@ -243,7 +243,7 @@ async fn what_is_no_archive_or_half_of_one_is_refused_and_leaves_no_half_file() 
     put(TAR_ZSTD, whole.clone()).await.refused(400, "INVALID_REQUEST");
     put("application/zip", whole.clone()).await.refused(400, "INVALID_REQUEST");
     assert_eq!(std::fs::read_dir(boxd.host("/workspace")).unwrap().count(), 0);
-    // A name said to be a gigabyte long is not read into memory.
+    // A name that is announced as a gigabyte long is not read into memory.
     let mut bomb = Header::new_gnu();
     bomb.set_entry_type(EntryType::GNULongName);
     bomb.set_size(1 << 30);
@@ -269,7 +269,7 @@ async fn archives_beyond_the_workers_are_told_to_come_again() {
     assert_eq!(answer.header("retry-after"), "1");
     let status: BoxdStatus = boxd.control(http::Method::GET, "/control/status").send().await.json();
     assert_eq!(status.open_streams, 4);
-    // Files are served by others meanwhile.
+    // Other workers still serve files.
     boxd.put("/v1/files/workspace/a", "x").send().await.ok(201);
     for answer in held {
         answer.into_body().collect().await.unwrap();
@@ -297,7 +297,7 @@ async fn an_archive_with_second_names_and_holes_comes_out_as_it_was() {
     let gnu = made("gnu");
     assert!(gnu.len() < 1_000_000, "the holes are left out");
     for _ in 0..2 {
-        // Again over what is there.
+        // The second time over the existing files.
         unpack(&boxd, "/workspace/out", gnu.clone()).await.ok(200);
         let stat = |name: &str| std::fs::symlink_metadata(boxd.host(format!("/workspace/out/{name}"))).unwrap();
         assert_eq!((stat("a/first").ino(), stat("b/second").nlink()), (stat("b/second").ino(), 2));
@@ -305,7 +305,8 @@ async fn an_archive_with_second_names_and_holes_comes_out_as_it_was() {
         assert!(std::fs::read(boxd.host("/workspace/out/holes")).unwrap() == expected);
         assert_eq!(std::fs::read_dir(boxd.host("/workspace/out/b")).unwrap().count(), 1, "nothing is left over");
     }
-    // PAX puts a map of the holes into the bytes, under another name: taken for the file it would be wrong.
+    // The PAX form puts a map of the holes into the data, under another name. Unpacking it as a plain file would be
+    // wrong.
     let told = unpack(&boxd, "/workspace/pax", made("pax")).await.refused(400, "INVALID_REQUEST");
     assert!(told.contains("holes") && told.contains("--format=gnu"), "{told}");
     assert!(!boxd.host("/workspace/pax/holes").exists() && !boxd.host("/workspace/pax/GNUSparseFile.0").exists());
@@ -332,7 +333,7 @@ async fn an_archive_without_its_end_is_told_from_an_empty_one() {
     let boxd = TestBoxd::start();
     let whole = tar_of(&[(EntryType::Regular, "a", "", "1"), (EntryType::Regular, "b", "", "2")]);
     let put = |kind: &'static str, body: Bytes| boxd.put("/v1/archive?path=/workspace", body).header("content-type", kind).send();
-    // Between two entries, where each of them is whole.
+    // Truncated between two complete entries.
     let told = put(TAR, whole.slice(..1024)).await.refused(400, "INVALID_REQUEST");
     assert!(told.contains("after 1 entries") && told.contains("again"), "{told}");
     put(TAR, whole.slice(..2048)).await.refused(400, "INVALID_REQUEST");
@@ -379,7 +380,7 @@ async fn what_may_not_be_read_is_told_in_the_archive_and_the_rest_is_in_it() {
     names.sort();
     skipped.sort();
     assert_eq!((names, skipped), (vec!["a".to_owned(), "z".into()], vec!["closed%20%25%0A".to_owned(), "dir".into()]));
-    // Others read it as ever, and so does the way in.
+    // Standard tar still reads the archive, and so does boxd's own unpacker.
     let mut listing = std::process::Command::new("tar")
         .arg("-t")
         .stdin(std::process::Stdio::piped())

@@ -1,4 +1,5 @@
-//! Every request leaves one line, fetched by the broker; what people watch for is handed to it as it happens.
+//! Tests that every request leaves one audit record that the broker can fetch, and that the activity feed delivers
+//! entries promptly.
 
 mod support;
 
@@ -62,7 +63,7 @@ async fn files_that_were_written_and_commands_that_ended_are_told_once_with_who_
     boxd.post("/v1/fs/edit", json!({ "path": "/workspace/a.txt", "old": "hello", "new": "bye" }).to_string()).send().await.ok(200);
     boxd.post("/v1/fs/move", json!({ "from": "/workspace/a.txt", "to": "/workspace/b.txt" }).to_string()).send().await.ok(200);
     boxd.call(Method::DELETE, "/v1/files/workspace/b.txt").send().await.ok(204);
-    // What only looks, and what failed, is nothing that happened.
+    // Reads and failed requests add no entry.
     boxd.call(Method::GET, "/v1/files/workspace/b.txt").send().await.refused(404, "FILE_NOT_FOUND");
     boxd.call(Method::DELETE, "/v1/files/workspace/b.txt").send().await.refused(404, "FILE_NOT_FOUND");
 
@@ -77,7 +78,7 @@ async fn files_that_were_written_and_commands_that_ended_are_told_once_with_who_
     let ran = &first.items[1];
     assert_eq!((ran.principal.as_deref(), ran.session_id.as_deref(), ran.seq), (Some("ada"), Some("ssn_1"), 2));
     assert!(!serde_json::to_string(&first).unwrap().contains("hidden"));
-    // Kept until they are taken, and a stranger's count takes nothing.
+    // Entries are kept until they are acknowledged; a number from another run acknowledges nothing.
     assert_eq!(happenings(&boxd, "other", 7, 0).await.items.len(), 7);
     assert_eq!(happenings(&boxd, &first.life, 6, 0).await.items.len(), 1);
 }

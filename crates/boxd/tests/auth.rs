@@ -1,4 +1,4 @@
-//! Who gets in, who doesn't, and who is put out again.
+//! Tests of authentication: which tokens are accepted, which are refused, and how revocation ends access.
 
 mod support;
 
@@ -145,6 +145,6 @@ async fn unknown_routes_and_methods_are_told_in_the_envelope_with_a_request_id()
     assert_eq!(answer.header("x-request-id"), given);
     let answer = boxd.get("/healthz").header("x-request-id", "not one of ours").send().await;
     assert!(answer.header("x-request-id").starts_with("req_"));
-    // The clients' door has no way to the broker's routes.
+    // The clients' socket doesn't serve the control routes.
     boxd.get("/control/status").send().await.refused(404, "ROUTE_NOT_FOUND");
 }

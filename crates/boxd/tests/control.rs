@@ -1,4 +1,4 @@
-//! The broker's channel: pushes, status, the end.
+//! Tests of the control channel: pushes, status and shutdown.
 
 mod support;
 
@@ -70,7 +70,7 @@ async fn a_lease_that_a_push_has_ended_is_given_its_grace() {
     let mut boxd = TestBoxd::start();
     boxd.state.lease_expires_at = Timestamp::from_unix(Timestamp::now().unix() - 3600);
     assert_eq!(boxd.push().await.state_version, 2);
-    // The broker has just spoken, so it is there to decide.
+    // The broker has just sent a push, so it is reachable and decides.
     boxd.get("/healthz").send().await.ok(200);
     assert!(tokio::time::timeout(Duration::from_millis(50), boxd.shutdown.cancelled()).await.is_err());
 }

@@ -1,4 +1,4 @@
-//! Commands from request to answer, with real processes.
+//! Tests of commands from request to response, with real processes.
 
 mod support;
 
@@ -55,7 +55,7 @@ async fn output_beyond_the_limit_is_dropped_and_the_program_goes_on() {
 #[tokio::test]
 async fn all_that_a_short_command_prints_and_all_that_a_long_one_prints_comes() {
     let boxd = TestBoxd::start();
-    // Over before anybody looks at its pipes; more than they hold; later than anybody waits.
+    // Cases: ended before its pipes are read; output larger than the pipes; output at the end of a long run.
     for (command, stdout, stderr) in [
         ("echo out; echo err >&2", 4, 4),
         ("head -c 60000 /dev/zero | tr '\\0' x; head -c 60000 /dev/zero | tr '\\0' y >&2", 60_000, 60_000),
@@ -172,7 +172,7 @@ async fn more_commands_at_once_than_allowed_are_told_to_come_again() {
     let boxd = TestBoxd::start();
     let fifo = boxd.host("/workspace/gate");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR, 0).unwrap();
-    // Each command waits at the gate until its other side is opened and closed.
+    // Each command waits at the fifo until its other side is opened and closed.
     let held: Vec<_> = (0..64).map(|_| Box::pin(exec(&boxd, json!({ "command": "touch at-gate.$$; read x < gate || true" })))).collect();
     let held = futures_util::future::join_all(held);
     let count = || std::fs::read_dir(boxd.host("/workspace")).unwrap().count();
@@ -180,7 +180,7 @@ async fn more_commands_at_once_than_allowed_are_told_to_come_again() {
         wait_for(|| count() == 1 + 64).await;
         let answer = boxd.post("/v1/exec", json!({ "command": "true" }).to_string()).send().await;
         assert!(answer.refused(429, "RATE_LIMITED").contains("64"));
-        // As often as it takes: a command that hasn't come to the gate yet isn't let through by this opening.
+        // Repeated, because an opening doesn't release a command that hasn't reached the fifo yet.
         loop {
             let _ = rustix::fs::open(&fifo, rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NONBLOCK, rustix::fs::Mode::empty());
             tokio::task::yield_now().await;

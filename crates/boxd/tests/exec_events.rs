@@ -1,4 +1,4 @@
-//! Commands as event streams, and the list of what runs.
+//! Tests of commands as event streams, and of the process list.
 
 mod support;
 
@@ -112,7 +112,7 @@ async fn a_command_is_told_as_events_and_goes_on_where_a_stream_broke_off() {
     assert_eq!((last.name.as_str(), last.data["exit_code"].as_i64(), last.id), ("exit", Some(0), format!("{}-4", stdout.len())));
     assert_eq!(stdout, (1..=100_000).map(|i| format!("{i}\n")).collect::<String>());
     assert_eq!(stderr, "err\n");
-    // By offsets in the request just as well, and for who has everything only the exit is left.
+    // Resuming by offsets in the request works equally. A client that has everything only gets the exit.
     let request = json!({"command_id": "told", "stdout_from": stdout.len(), "stderr_from": 4});
     let mut events = Events::open(&boxd, request, None).await;
     assert_eq!(events.next().await.unwrap().name, "ready");
@@ -185,7 +185,7 @@ async fn a_cancelled_command_goes_with_all_it_started_though_it_ignores_being_as
     boxd.delete("/v1/processes/stubborn").send().await.ok(204);
     assert!(!pids.iter().any(|pid| support::is_running(pid)));
     assert_eq!(client.exit().await.1, Some(9));
-    // What a command left behind when it ended by itself goes on, until it is told to go too.
+    // Descendants of a command that ended by itself continue until they are cancelled too.
     let mut client = ExecClient::start(&boxd, named("left", command("setsid sleep 1000 > /dev/null 2>&1 & echo $!"))).await;
     assert_eq!(client.exit().await.0, 0);
     let pid = String::from_utf8(client.stdout.clone()).unwrap();

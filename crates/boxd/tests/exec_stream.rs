@@ -1,4 +1,5 @@
-//! Commands over WebSockets: their input and output as frames, connections that are lost and come back, and clients that don't read.
+//! Tests of commands over WebSockets: input and output as frames, lost and resumed connections, and clients that don't
+//! read.
 
 mod support;
 
@@ -31,7 +32,7 @@ async fn output_comes_as_frames_and_the_exit_after_the_last() {
 #[tokio::test]
 async fn text_is_cut_between_characters() {
     let boxd = TestBoxd::start();
-    // Three bytes a character, which no frame's size is a multiple of.
+    // Three bytes per character, which no frame's size is a multiple of.
     let mut client = ExecClient::start(&boxd, command("yes € | tr -d '\\n' | head -c 3000000")).await;
     loop {
         match client.message().await.map(|m| serde_json::from_str::<ServerFrame>(m.to_text().unwrap()).unwrap()) {
@@ -68,7 +69,7 @@ async fn what_is_typed_reaches_the_program_once_however_often_it_is_sent() {
     client.read_until("1 2 3 ").await;
     let id = client.ready.command_id.clone();
     drop(client);
-    // On another connection of the same client it is still known what was taken.
+    // Another connection of the same client still knows which input was accepted.
     let mut client = ExecClient::start(&boxd, named(&id, ExecStart { client: Some("me".into()), ..Default::default() })).await;
     for seq in [3, 4] {
         client.send(ClientFrame::stdin(format!("{seq} ").as_bytes(), Some(seq))).await;
@@ -83,7 +84,8 @@ async fn input_is_counted_for_one_client_of_one_principal_from_whatever_number_o
     let boxd = TestBoxd::start();
     let start = ExecStart { stdin: Some(StdinStart::Open(true)), ..named("typed", command("cat")) };
     let mut first = ExecClient::start(&boxd, start).await;
-    // Two that don't say who they are, of one principal, and one of another who says to be the first's principal.
+    // Two connections without a client id of one principal, and one of another principal that uses the first
+    // principal's name as its client id.
     let mut second = ExecClient::start(&boxd, named("typed", ExecStart::default())).await;
     let mut claims = boxd.claims(EVERYTHING);
     claims.sub = "bob".into();
@@ -144,7 +146,7 @@ async fn a_terminal_has_a_size_that_can_be_changed_and_takes_what_is_typed() {
 #[tokio::test]
 async fn the_input_of_a_terminal_ends_also_in_the_middle_of_a_line() {
     let boxd = TestBoxd::start();
-    // The second one reads on: it got no end of its own.
+    // The second one continues to read: the end of input was not repeated for it.
     let twice = "cat; echo over; timeout --foreground 0.1 cat; echo $?";
     for typed in ["abc", "abc\n", "abc\r", "abc\u{4}", ""] {
         let start = ExecStart { pty: true, stdin: Some(StdinStart::Text(typed.into())), ..command(twice) };
@@ -162,7 +164,8 @@ async fn every_ping_is_answered_however_much_output_is_in_the_way() {
     let start = ExecStart { stdin: Some(StdinStart::Open(true)), ..command("seq 1 300000; cat") };
     let mut client = ExecClient::start(&boxd, start).await;
     client.read_until("1000\n").await;
-    // Nothing more is read meanwhile, so that answers and output wait for the same few places.
+    // The client reads nothing while it sends, so that responses and output compete for the few places in the send
+    // queue.
     for id in 0..PINGS {
         client.send(ClientFrame::Ping { id: Some(id.into()) }).await;
     }
@@ -185,7 +188,7 @@ async fn a_signal_reaches_the_program() {
     let start = ExecStart { kill_on_disconnect: true, ..command("trap 'exit 6' USR2; echo set; while :; do sleep 0.01; done") };
     let mut client = ExecClient::start(&boxd, start).await;
     client.read_until("set").await;
-    // By its number too, as everywhere else.
+    // A signal may also be given by its number.
     client.socket.send(tokio_tungstenite::tungstenite::Message::text(r#"{"type": "signal", "signal": 12}"#)).await.unwrap();
     assert_eq!(client.exit().await.0, 6);
 }
@@ -199,7 +202,7 @@ async fn racing_starts_of_one_id_run_it_once_and_all_see_all_of_it() {
         assert_eq!(client.exit().await.0, 0);
         assert!(client.stdout == numbers(20_000));
     }
-    // After its end too.
+    // The same after its end.
     let mut again = ExecClient::start(&boxd, start()).await;
     assert_eq!(again.exit().await.0, 0);
     assert!(again.stdout == numbers(20_000));
@@ -208,7 +211,7 @@ async fn racing_starts_of_one_id_run_it_once_and_all_see_all_of_it() {
     assert_eq!(std::fs::read_to_string(boxd.host("/workspace/runs")).unwrap(), "run\n");
 }
 
-/// A few bits of chance that are the same in every run.
+/// Pseudo-random numbers that are the same in every run.
 struct Dice(u64);
 
 impl Dice {
@@ -252,7 +255,7 @@ async fn a_connection_cut_again_and_again_loses_no_byte_and_doubles_none() {
         assert!(client.gaps.is_empty());
         stdout.append(&mut client.stdout);
         stderr.append(&mut client.stderr);
-        // Cut without a word, in the middle of whatever is on its way.
+        // Cuts the connection without closing it, in the middle of a transfer.
         drop(client);
         if let Some(code) = exit {
             assert_eq!(code, 0);
@@ -337,7 +340,8 @@ async fn more_commands_than_allowed_are_refused_and_a_started_one_can_still_be_j
 async fn a_client_that_never_reads_leaves_boxd_answering_and_the_program_waiting() {
     let boxd = TestBoxd::start();
     let mut stuck = ExecClient::start(&boxd, ExecStart { binary: true, ..named("stuck", command("exec yes")) }).await;
-    // It prints as fast as it can, and is held up where this client stopped reading. Another one isn't.
+    // The command prints as fast as it can and is blocked where this client stopped reading. Other commands are not
+    // affected.
     let mut other = ExecClient::start(&boxd, command("seq 1 100000")).await;
     assert_eq!(other.exit().await.0, 0);
     for _ in 0..20 {
@@ -357,7 +361,7 @@ async fn a_second_viewer_that_never_reads_holds_up_neither_the_program_nor_the_f
     let mut quick = ExecClient::start(&boxd, start).await;
     let mut stuck = ExecClient::start(&boxd, named("watched", ExecStart { binary: true, ..Default::default() })).await;
     quick.send(ClientFrame::stdin(b"\n", None)).await;
-    // Within the client's patience, which is shorter than that of a viewer that is waited for.
+    // Within the test client's timeout, which is shorter than the time for which boxd waits for a slow viewer.
     assert_eq!(quick.exit().await.0, 0);
     assert_eq!(quick.stdout.len(), BYTES);
     assert_eq!(stuck.exit().await.0, 0);

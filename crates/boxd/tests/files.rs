@@ -1,4 +1,4 @@
-//! Files as a client reads, writes and deletes them, and as an attacker tries to.
+//! Tests of reading, writing and deleting files, including attempts to reach files outside the root.
 
 mod support;
 
@@ -53,7 +53,7 @@ async fn an_empty_file_and_a_large_one_come_back_whole() {
     assert!(part.body == large[1_000_000..3_000_000]);
 }
 
-/// No two places of it are alike, nor are two with another seed.
+/// Content in which no two parts are alike. Another seed gives other content.
 fn varied(bytes: u32, seed: u32) -> Vec<u8> {
     (0..bytes).map(|i| ((i ^ seed).wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
@@ -65,7 +65,7 @@ async fn ask_for(boxd: &TestBoxd, paths: &[&str]) -> tokio::net::UnixStream {
     stream
 }
 
-/// What comes after the head of an answer, `expected` bytes or as many as there are.
+/// Reads past the head of a response and returns `expected` bytes of the body, or as many as there are.
 async fn body_of_next(stream: &mut tokio::net::UnixStream, expected: usize) -> Vec<u8> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -98,12 +98,12 @@ async fn a_file_that_is_cut_short_while_it_is_sent_is_not_taken_for_whole() {
     std::fs::write(boxd.host("/workspace/a"), &content).unwrap();
     let mut stream = ask_for(&boxd, &["/workspace/a"]).await;
     let first = body_of_next(&mut stream, 100_000).await;
-    // Not all of it is on its way: nobody holds more than a few pieces for a client that doesn't read.
+    // Part of the file was not sent yet: at most a few pieces are buffered for a client that doesn't read.
     std::fs::File::options().write(true).open(boxd.host("/workspace/a")).unwrap().set_len(left).unwrap();
     let mut rest = first;
     stream.read_to_end(&mut rest).await.unwrap();
-    // The connection ends before the length that was promised. How much comes before that depends on what was written to the socket when
-    // the end was found: the server drops what it still holds.
+    // The connection ends before the announced length. The number of received bytes depends on how much had been
+    // written to the socket when the truncation was found: the server drops what it still buffers.
     assert!(content[..left as usize].starts_with(&rest), "{} bytes came", rest.len());
 }
 
@@ -138,7 +138,7 @@ async fn a_write_or_delete_against_an_old_version_changes_nothing() {
     boxd.call(Method::DELETE, path).header("if-match", &first).send().await.refused(412, "FILE_CHANGED");
     boxd.put("/v1/files/workspace/none", "x").header("if-match", "*").send().await.refused(412, "FILE_CHANGED");
     assert_eq!(boxd.get(path).send().await.body, "two");
-    // A program of the sandbox writes too, and its write counts.
+    // A write by a program of the sandbox changes the version too.
     std::fs::write(boxd.host("/workspace/a"), "by hand").unwrap();
     boxd.put(path, "four").header("if-match", &second).send().await.refused(412, "FILE_CHANGED");
     assert_eq!(names(&boxd, "/workspace"), ["a"]);
@@ -176,7 +176,7 @@ async fn programs_that_watch_a_directory_are_told_when_a_new_file_is_complete() 
     let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
     inotify::add_watch(&watch, boxd.host("/workspace").as_path(), WatchFlags::CLOSE_WRITE).unwrap();
     boxd.put("/v1/files/workspace/new.txt?sync=false", "whole").send().await.ok(201);
-    // All of it has happened by the time of the answer.
+    // All events have happened by the time of the response.
     let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
     let mut events = Reader::new(&watch, &mut buffer);
     let mut closed = Vec::new();
@@ -200,7 +200,7 @@ async fn a_body_that_breaks_off_leaves_the_old_file_and_nothing_else() {
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.write_all(&[b'n'; 300_000]).await.unwrap();
     stream.shutdown().await.unwrap();
-    // The end of the connection is the end of the request.
+    // The end of the connection ends the request.
     let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut Vec::new())).await.unwrap();
     tokio::time::timeout(SOON, boxd.idle()).await.unwrap();
     assert_eq!(boxd.get("/v1/files/workspace/a").send().await.body, "old");
@@ -273,7 +273,7 @@ async fn no_path_leads_out_of_the_root() {
     std::fs::create_dir(boxd.host("/etc")).unwrap();
     std::fs::write(boxd.host("/etc/passwd"), "the sandbox's own").unwrap();
 
-    // A link's own `..` is the kernel's to resolve; one that a client sends is refused.
+    // The kernel resolves `..` in a link's target. A `..` sent by a client is refused.
     for inside in ["/v1/files//etc//passwd", "/v1/files/workspace/relative", "/v1/files/workspace/root/etc/passwd"] {
         assert_eq!(boxd.get(inside).send().await.ok(200).body, "the sandbox's own", "{inside}");
     }
@@ -293,7 +293,7 @@ async fn no_path_leads_out_of_the_root() {
     for nowhere in ["/v1/files/workspace/absolute", "/v1/files/up"] {
         boxd.get(nowhere).send().await.refused(404, "FILE_NOT_FOUND");
     }
-    // Writing through such links lands inside too, where the link leads from the sandbox's root.
+    // Writing through such links also stays inside, at the target as resolved from the sandbox's root.
     boxd.put("/v1/files/workspace/relative", "written").send().await.ok(200);
     assert_eq!(std::fs::read(boxd.host("/etc/passwd")).unwrap(), b"written");
     boxd.put("/v1/files/up", "written").send().await.ok(201);
@@ -346,7 +346,7 @@ async fn the_kernels_own_files_are_out_of_bounds() {
         }
     }
     boxd.get("/v1/files/proc/self/environ").send().await.refused(403, "FORBIDDEN");
-    // The kernel's magic links lead anywhere, so none is followed.
+    // The kernel's magic links may lead anywhere, so none is followed.
     for path in ["proc/self/root/etc/passwd", "proc/self/cwd/Cargo.toml", "proc/self/exe", "dev/stdin"] {
         let answer = boxd.get(&format!("/v1/files/{path}")).send().await;
         assert!(answer.status.is_client_error(), "{path}: {}", answer.status);

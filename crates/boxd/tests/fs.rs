@@ -1,4 +1,4 @@
-//! Listing, describing, making, moving, copying, removing and editing files as a client does.
+//! Tests of listing, describing, creating, moving, copying, removing and editing files.
 
 mod support;
 
@@ -113,7 +113,7 @@ async fn a_cursor_made_up_to_open_one_directory_many_times_is_refused() {
     boxd.put("/v1/files/workspace/a/b", "x").send().await.ok(201);
     let deep = "a/".repeat(200);
     for name in ["./././a", "a//b", "", "a/../a/b", deep.trim_end_matches('/')] {
-        // What a recursive list's own cursors look like.
+        // The format of a recursive list's own cursors.
         let bytes = [[8u8].as_slice(), &[0; 16], name.as_bytes()].concat();
         let cursor = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
         fs(&boxd, "list", json!({ "recursive": true, "cursor": cursor })).await.refused(400, "INVALID_REQUEST");
@@ -265,7 +265,7 @@ async fn writing_needs_the_capability_to_write() {
     for verb in ["mkdir", "move", "copy", "remove", "edit"] {
         boxd.post(&format!("/v1/fs/{verb}"), "{}").token(&reader).send().await.refused(403, "CAPABILITY_DENIED");
     }
-    // An edit tells whether a text is in the file, and a copy how much there is.
+    // An edit reveals whether a text is in the file, and a copy the amount of data.
     for verb in ["list", "stat", "glob", "grep", "edit", "copy"] {
         boxd.post(&format!("/v1/fs/{verb}"), "{}").token(&writer).send().await.refused(403, "CAPABILITY_DENIED");
     }

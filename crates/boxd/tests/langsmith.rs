@@ -1,4 +1,5 @@
-//! Commands in the LangSmith SDKs' own frames and events: every byte counted once, and nothing they would misread.
+//! Tests of commands in the frames and events of the LangSmith SDKs: every byte is delivered once, and nothing the SDKs
+//! would misread.
 
 mod support;
 
@@ -69,7 +70,7 @@ async fn a_known_command_is_joined_and_runs_once_however_often_it_is_asked_for()
 #[tokio::test]
 async fn whoever_lost_its_connection_gets_every_byte_once_and_no_character_in_two() {
     let boxd = TestBoxd::start();
-    // One, two, three and four bytes a character, and bytes that are none.
+    // Characters of one, two, three and four bytes, and invalid bytes.
     let command = r"for i in $(seq 1 20000); do printf '%s a\303\244\342\202\254\360\237\230\200\377\342\202\n' $i; done";
     let expected: String = (1..=20000).map(|i| format!("{i} aä€😀???\n")).collect();
     let mut client = SdkClient::run(&boxd, command, json!({ "command_id": "lost", "close_stdin": true })).await;
@@ -78,7 +79,7 @@ async fn whoever_lost_its_connection_gets_every_byte_once_and_no_character_in_tw
     let ended = loop {
         match client.step().await {
             Some(ended) => break ended,
-            // Cut after some of the frames.
+            // Cuts the connection after some of the frames.
             None if cuts < 50 => {
                 cuts += 1;
                 got.push_str(&client.stdout);
@@ -146,7 +147,7 @@ async fn a_command_that_takes_too_long_is_a_timeout_and_a_bare_shell_of_an_old_c
         assert_eq!(error_type(client.end().await), "CommandTimeout", "{spelled}");
         assert_eq!(client.stdout, "begun\n");
     }
-    // What it would be ended by is past when it answers.
+    // The timeout that would end it has passed when it responds.
     let mut shell = SdkClient::run(&boxd, "/bin/sh", json!({ "timeout": 0.1 })).await;
     shell.send(json!({ "type": "input", "data": "sleep 0.5; echo still here; exit\n" })).await;
     assert_eq!((shell.end().await, shell.stdout.as_str()), (Ended::Exit(0), "still here\n"));
@@ -177,7 +178,7 @@ async fn output_is_gone_when_its_time_is_over_and_unknown_commands_are_told_apar
     let mut brief = SdkClient::run(&boxd, "echo brief", json!({ "ttl_seconds": 0, "command_id": "brief" })).await;
     let mut kept = SdkClient::run(&boxd, "echo kept", json!({ "ttl_seconds": 600, "command_id": "kept" })).await;
     assert_eq!((brief.end().await, kept.end().await), (Ended::Exit(0), Ended::Exit(0)));
-    // Until whoever forgets it has been there.
+    // Until the expiry task has removed it.
     let gone = loop {
         match SdkClient::reconnect(&boxd, "brief", 0, 0).await {
             Ok(_) => tokio::task::yield_now().await,
@@ -200,7 +201,7 @@ async fn input_ends_where_it_is_closed_and_is_refused_where_there_is_none() {
     let mut client = SdkClient::run(&boxd, "sleep 1000", json!({ "close_stdin": true, "kill_on_disconnect": true })).await;
     client.send(json!({ "type": "input", "data": "x" })).await;
     assert_eq!(error_type(client.end().await), "CommandError");
-    // One that no longer reads is no error of its client's.
+    // A program that no longer reads its input is not an error of the client.
     let mut client = SdkClient::run(&boxd, "exec <&-; echo closed; sleep 0.2; exit 5", json!({})).await;
     client.read_until("closed").await;
     client.send(json!({ "type": "input", "data": "x" })).await;

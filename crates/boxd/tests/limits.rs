@@ -1,4 +1,4 @@
-//! What clients may have of boxd at once: past each limit they are told which it was, and everybody else goes on as before.
+//! Tests of boxd's limits on clients: at each limit the error names it, and all other clients are still served.
 
 mod support;
 
@@ -27,25 +27,25 @@ use tokio_tungstenite::{
 };
 
 const MIB: u64 = 1024 * 1024;
-/// What a refused stream's socket is closed with.
+/// Close code of a refused stream's socket.
 const TRY_AGAIN_LATER: u16 = 1013;
 
 type Socket = WebSocketStream<UnixStream>;
 
-/// Both ends of a thousand connections are in this process.
+/// Raises the descriptor limit, because both ends of a thousand connections are in this process.
 fn take_all_descriptors() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
 }
 
-/// What this process, which boxd is a part of here, has in memory.
+/// Resident memory of this process, which boxd is a part of here.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// A socket, or what was answered in its place.
+/// Opens a socket. An error is the HTTP status and body returned instead.
 async fn socket(boxd: &TestBoxd, path: &str, token: Option<&Secret>) -> Result<Socket, (u16, String)> {
     let mut request = format!("ws://boxd{path}").into_client_request().unwrap();
     if let Some(token) = token {
@@ -61,7 +61,7 @@ async fn socket(boxd: &TestBoxd, path: &str, token: Option<&Secret>) -> Result<S
     }
 }
 
-/// Everything a client needs still works, and soon.
+/// Checks that everything a client needs still works, and quickly.
 async fn still_answers(boxd: &TestBoxd) {
     let all = async {
         boxd.get("/healthz").without("authorization").send().await.ok(200);
@@ -74,7 +74,7 @@ async fn still_answers(boxd: &TestBoxd) {
     tokio::time::timeout(SOON, all).await.expect("boxd answers in time");
 }
 
-/// A request whose answer nobody reads.
+/// Sends a request whose response is not read.
 async fn unread(boxd: &TestBoxd, method: &str, path: &str, headers: &str, body: &str) -> UnixStream {
     let token = boxd.token(EVERYTHING);
     let head = format!(
@@ -118,7 +118,7 @@ async fn of_a_thousand_idle_sockets_those_over_the_limit_are_refused_and_the_oth
         let pong = tokio::time::timeout(SOON, socket.next()).await.unwrap().unwrap().unwrap();
         assert_eq!(pong.to_text().unwrap(), r#"{"type":"pong","id":1}"#);
     }
-    // One that goes makes room for another.
+    // Closing one makes capacity for another.
     drop(open.pop());
     let again = async { while socket(&boxd, "/v1/exec/ws", Some(&token)).await.is_err() {} };
     tokio::time::timeout(SOON, again).await.unwrap();
@@ -160,7 +160,7 @@ async fn a_hundred_clients_that_never_read_leave_it_answering() {
         clients.push(unread(&boxd, "GET", "/v1/watch", "", "").await);
         clients.push(unread(&boxd, "GET", "/v1/files/download?path=large&path=large", "", "").await);
     }
-    // What the watchers don't read.
+    // Events that the watchers don't read.
     for number in 0..500 {
         std::fs::write(boxd.host(format!("/workspace/{number}")), "x").unwrap();
     }
@@ -170,7 +170,7 @@ async fn a_hundred_clients_that_never_read_leave_it_answering() {
     let taken = resident().saturating_sub(before);
     assert!(taken < 256 * MIB, "{} MiB", taken / MIB);
     drop(clients);
-    // With the clients everything of theirs goes, but the commands, which may be come back to.
+    // Everything held for the clients is freed when they disconnect, except commands, which can be resumed.
     tokio::time::timeout(SOON, boxd.idle()).await.expect("nothing is held for those who left");
     let list: serde_json::Value = boxd.get("/v1/processes").send().await.json();
     for process in list["items"].as_array().unwrap() {
@@ -182,7 +182,8 @@ async fn a_hundred_clients_that_never_read_leave_it_answering() {
 async fn a_head_or_a_body_over_its_limit_is_refused() {
     let boxd = TestBoxd::start_limited(|limits| limits.request_bytes = 64 * 1024);
     let large = "x".repeat(100 * 1024);
-    // Little more than is taken: what is left unread when the connection is closed would reset it before the answer is seen.
+    // Only slightly above the limit: unread data at the close of the connection would reset it before the response is
+    // read.
     let header = format!("x-large: {}\r\n", "x".repeat(33 * 1024));
     let mut stream = unread(&boxd, "GET", "/v1/files/a", &header, "").await;
     let mut answer = String::new();
@@ -195,7 +196,7 @@ async fn a_head_or_a_body_over_its_limit_is_refused() {
     let list = json!({ "path": "x".repeat(300 * 1024) }).to_string();
     boxd.post("/v1/fs/list", list).send().await.refused(413, "TOO_LARGE");
     boxd.post("/v1/processes/x/signal", json!({ "signal": "x".repeat(2000) }).to_string()).send().await.refused(413, "TOO_LARGE");
-    // Announced and never sent: refused at once, not when it stalls.
+    // An announced body that is never sent is refused at once, not after a timeout.
     let mut stream = boxd.dial("clients").await;
     let head = format!(
         "PUT /v1/files/workspace/huge HTTP/1.1\r\nhost: boxd\r\nauthorization: Bearer {}\r\ncontent-length: 99999999999999\r\n\r\n",
@@ -207,7 +208,7 @@ async fn a_head_or_a_body_over_its_limit_is_refused() {
     assert_eq!(answer, b"HTTP/1.1 413");
     let mut socket = socket(&boxd, "/v1/exec/ws", Some(&boxd.token(EVERYTHING))).await.unwrap();
     let frame = json!({ "type": "start", "command": "x".repeat(2 * MIB as usize) }).to_string();
-    // It may close before all of it is sent.
+    // The server may close before everything is sent.
     let _ = socket.send(Message::text(frame)).await;
     let closed = async {
         loop {
@@ -229,7 +230,7 @@ async fn endless_output_that_nobody_reads_takes_no_more_than_its_room() {
     let endless = ExecStart { command: Some("yes".into()), command_id: Some("loud".into()), ..Default::default() };
     drop(ExecClient::start(&boxd, endless).await);
     let before = resident();
-    // Whoever comes back is told how much is gone by now.
+    // A client that resumes learns how much output was dropped.
     let gone = async {
         loop {
             let mut client = ExecClient::start(&boxd, named("loud", ExecStart::default())).await;
@@ -274,7 +275,7 @@ async fn each_limit_is_named_when_it_is_reached() {
     let start = ShellStart { shell: Some("another".into()), ..Default::default() };
     let (code, close) = Viewer::refused(&boxd, &boxd.token(EVERYTHING), start).await;
     assert_eq!((code.as_deref(), close), (Some("RATE_LIMITED"), TRY_AGAIN_LATER));
-    // Streams: two are the commands'.
+    // Streams: the two commands use two.
     let held = [boxd.get("/v1/watch").open().await, boxd.get("/v1/watch").open().await];
     assert!(held.iter().all(|answer| answer.status() == 200));
     refused(boxd.get("/v1/watch").send().await, "4 streams");
@@ -282,7 +283,7 @@ async fn each_limit_is_named_when_it_is_reached() {
     refused(events, "4 streams");
     let (status, body) = socket(&boxd, "/v1/shell/ws", Some(&boxd.token(EVERYTHING))).await.err().unwrap();
     assert!(status == 429 && body.contains("4 streams"), "{body}");
-    // One that says who it is only then is told in a frame.
+    // A connection that authenticates with its first frame gets the error in a frame.
     let mut late = socket(&boxd, "/v1/shell/ws", None).await.unwrap();
     let auth = ClientFrame::Auth { token: boxd.token(EVERYTHING) };
     late.send(Message::text(serde_json::to_string(&auth).unwrap())).await.unwrap();
@@ -295,7 +296,7 @@ async fn each_limit_is_named_when_it_is_reached() {
         }
     }
     assert!(told.iter().any(|frame| frame.contains("4 streams")), "{told:?}");
-    // Requests that don't stay are nobody's stream.
+    // Short requests don't count as streams.
     boxd.get("/healthz").send().await.ok(200);
     boxd.post("/v1/fs/list", "{}").send().await.ok(200);
     drop((running, held));
@@ -313,7 +314,7 @@ async fn commands_that_had_to_make_room_for_later_ones_take_no_memory() {
         let request = json!({ "command": command, "command_id": format!("c{number}"), "max_output_bytes": 10 });
         boxd.post("/v1/exec", request.to_string()).send().await.ok(200);
     }
-    // 160 MB were printed; of that 32 MiB are kept.
+    // 160 MB were printed, of which 32 MiB are kept.
     let taken = resident().saturating_sub(before);
     assert!(taken < 80 * MIB, "{} MiB", taken / MIB);
     let again = |id: &str| boxd.post("/v1/exec", json!({ "command_id": id }).to_string());
@@ -341,7 +342,7 @@ async fn a_command_that_has_ended_holds_no_terminal() {
 async fn answers_that_nobody_reads_take_no_more_than_what_was_printed() {
     let boxd = TestBoxd::start();
     let before = resident();
-    // As JSON each is six times as long.
+    // As JSON each output is six times as long.
     let command = "head -c 8000000 /dev/zero | tr '\\0' '\\1' | tee /dev/stderr; touch \"done$N\"";
     let mut clients = Vec::new();
     for number in 0..6 {
@@ -351,7 +352,7 @@ async fn answers_that_nobody_reads_take_no_more_than_what_was_printed() {
     for number in 0..6 {
         support::wait_for(|| boxd.host(format!("/workspace/done{number}")).exists()).await;
     }
-    // Each answers as far as a socket takes it.
+    // Each response is sent as far as the socket's buffer allows.
     for client in &mut clients {
         let mut begin = [0; 15];
         tokio::time::timeout(SOON, client.read_exact(&mut begin)).await.unwrap().unwrap();
@@ -360,7 +361,7 @@ async fn answers_that_nobody_reads_take_no_more_than_what_was_printed() {
     still_answers(&boxd).await;
     let taken = resident().saturating_sub(before);
     assert!(taken < 160 * MIB, "{} MiB", taken / MIB);
-    // Read to its end, it is all there.
+    // A response that is read completely contains all the output.
     let mut rest = Vec::new();
     tokio::time::timeout(3 * SOON, clients[0].read_to_end(&mut rest)).await.unwrap().unwrap();
     let text = String::from_utf8(rest).unwrap();
@@ -397,7 +398,7 @@ async fn ended_commands_are_kept_in_as_many_and_as_much_memory_as_is_set() {
     let run = async |id: &str, command: &str| exec(json!({ "command": command, "command_id": id })).await.ok(200);
     let kept = async |id: &str| exec(json!({ "command_id": id })).await.ok(200);
     let gone = async |id: &str| {
-        // The older go in the moment after the end of a new one is told.
+        // The oldest commands are removed just after the end of a new one is reported.
         let gone = async { while exec(json!({ "command_id": id })).await.status != 410 {} };
         tokio::time::timeout(SOON, gone).await.unwrap_or_else(|_| panic!("{id} goes"));
     };

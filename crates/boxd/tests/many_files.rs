@@ -1,4 +1,4 @@
-//! Many files in one request, and hashes of what is in them.
+//! Tests of many files in one request, and of content hashes.
 
 mod support;
 
@@ -24,7 +24,7 @@ async fn upload(boxd: &TestBoxd, query: &str, parts: &[(&str, &[u8])]) -> suppor
     boxd.post(&format!("/v1/files/upload{query}"), multipart(parts)).header("content-type", &content_type).send().await
 }
 
-/// Head and content of each part of a multipart answer.
+/// Head and content of each part of a multipart response.
 fn parts(answer: &support::Answer) -> Vec<(String, Vec<u8>)> {
     let boundary = format!("--{}", answer.header("content-type").split_once("boundary=").unwrap().1);
     let mut rest = answer.body.as_ref();
@@ -101,11 +101,11 @@ async fn a_part_is_not_taken_for_the_whole_file() {
     let told = boxd.put("/v1/files/workspace/a", "file").header("content-range", "bytes 10-13/14").send().await;
     assert!(told.refused(400, "INVALID_REQUEST").contains("Content-Range"));
     assert_eq!(boxd.get("/v1/files/workspace/a").send().await.body, "the whole file");
-    // A range is of GET alone (RFC 9110): HEAD tells of the whole.
+    // Ranges apply only to GET (RFC 9110): HEAD describes the whole file.
     let head = boxd.call(Method::HEAD, "/v1/files/workspace/a").header("range", "bytes=0-2").send().await.ok(200);
     assert_eq!((head.header("content-length"), head.headers.contains_key("content-range")), ("14", false));
     boxd.call(Method::HEAD, "/v1/files/workspace/a").header("range", "bytes=99-").send().await.ok(200);
-    // So that a change is only made over the very bytes that were read, a weak tag is none.
+    // A weak tag doesn't match, so that a change only replaces exactly the content that was read.
     let etag = head.header("etag").to_owned();
     let weak = format!("W/{etag}");
     boxd.put("/v1/files/workspace/a", "x").header("if-match", &weak).send().await.refused(412, "FILE_CHANGED");

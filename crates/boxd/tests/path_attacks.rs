@@ -1,4 +1,5 @@
-//! A table of attacks by path, each with the answer it must get. What needs a real sandbox's /proc, /sys and /dev is in `tests/e2e/paths.rs`.
+//! A table of path attacks, each with its required response. Attacks that need a real sandbox's /proc, /sys and /dev
+//! are in `tests/e2e/paths.rs`.
 
 mod support;
 
@@ -15,12 +16,12 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::{Value, json};
 use support::{Answer, SOON, TestBoxd};
 
-/// What an attack must get.
+/// The required response to an attack.
 #[derive(Clone, Copy, Debug)]
 enum Gets {
-    /// The sandbox's own file of that path.
+    /// The content of the sandbox's own file of that path.
     Inside(&'static str),
-    /// A refusal of the `..` in it, whatever is there.
+    /// An error about the `..`, whether or not the path exists.
     NoStepUp,
     Status(u16, &'static str),
 }
@@ -29,7 +30,7 @@ use Gets::{Inside, NoStepUp, Status};
 const NOT_FOUND: Gets = Status(404, "FILE_NOT_FOUND");
 const INVALID: Gets = Status(400, "INVALID_REQUEST");
 
-/// A sandbox beside a secret, with links and special files that a hostile program would leave.
+/// A sandbox next to a secret, with links and special files as a hostile program would leave them.
 fn a_trap() -> TestBoxd {
     let boxd = TestBoxd::start();
     std::fs::write(boxd.outside().join("secret"), "OUTSIDE").unwrap();
@@ -169,7 +170,8 @@ async fn the_same_names_in_json_and_queries_get_the_same_answers() {
         let name: Vec<u8> = percent_encoding::percent_decode_str(path.strip_prefix("/v1/files").unwrap()).collect();
         use base64::Engine;
         let b64 = base64::engine::general_purpose::STANDARD.encode(&name);
-        // Where the files route refuses something for not being a regular file, a look at it is fine; what is missing stays missing.
+        // Where the files route refuses something that is not a regular file, reading its metadata is allowed; a
+        // missing file is an error in both cases.
         let stat = boxd.post("/v1/fs/stat", json!({ "path_b64": b64, "follow": true }).to_string()).send().await;
         match gets {
             Inside(text) => assert_eq!(stat.json::<Value>()["size"], text.len(), "{path}"),
@@ -333,13 +335,13 @@ async fn names_that_would_fool_a_reader_are_carried_whole() {
     for name in ["new\nline", "\u{1b}[2J", "back\\slash", " space ", "...", "%2e%2e"] {
         assert!(names.contains(&name), "{name:?}");
     }
-    // A multipart head can't be forged by a name with a line end in it.
+    // A name with a line end must not inject a multipart header.
     let got = boxd.get("/v1/files/download?path=/workspace/new%0aline&path=/workspace/none%0d%0ax-evil:%20yes").send().await.ok(200);
     let text = String::from_utf8_lossy(&got.body).into_owned();
     assert!(text.contains("x-file-path: /workspace/new%0Aline") && !text.contains("\nx-evil"), "{text}");
 }
 
-/// What a file link's request looks like here: the gateway asks that no link be followed.
+/// A request through a file link as boxd receives it: the gateway requires that no symbolic link is followed.
 #[tokio::test]
 async fn a_file_that_was_replaced_by_a_symbolic_link_is_neither_read_nor_written_through_a_file_link() {
     let boxd = TestBoxd::start();
@@ -361,7 +363,7 @@ async fn a_file_that_was_replaced_by_a_symbolic_link_is_neither_read_nor_written
     }
     assert_eq!(std::fs::read(boxd.host("/workspace/private/key")).unwrap(), b"SECRET");
     assert!(!boxd.host("/workspace/private/new").exists());
-    // Whoever may read all files still follows it.
+    // A client that may read all files still follows it.
     assert_eq!(boxd.get(report).send().await.ok(200).body, "SECRET");
     boxd.get(report).header("x-file-follow", "maybe").send().await.refused(400, "INVALID_REQUEST");
 }

@@ -1,4 +1,4 @@
-//! Finding files by name and by what is in them.
+//! Tests of finding files by name and by content.
 
 mod support;
 
@@ -118,7 +118,7 @@ async fn grep_says_when_and_why_it_stopped_early() {
     let long: Value = fs(&boxd, "grep", json!({ "pattern": "needle", "max_line_bytes": 9 })).await.ok(200).json();
     assert_eq!((long["matches"][0]["text"].as_str(), long["matches"][0]["is_cut"].as_bool()), (Some("needleé"), Some(true)));
     std::fs::File::create(boxd.host("/workspace/huge")).unwrap().set_len(1 << 40).unwrap();
-    // All of it is NUL, so that it is binary from its first byte.
+    // The file consists of NULs, so it is detected as binary at its first byte.
     let huge: Value = fs(&boxd, "grep", json!({ "pattern": "match", "output": "files" })).await.ok(200).json();
     assert_eq!((huge["files_binary"].as_u64(), paths(&huge, "files")), (Some(1), vec!["many".to_owned(), "more".to_owned()]));
 }
@@ -169,7 +169,7 @@ async fn a_pattern_of_one_level_looks_at_one_level() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/a.toml", "").send().await.ok(201);
     boxd.put("/v1/files/workspace/x/b.toml", "").send().await.ok(201);
-    // Deeper than a walk goes, which is told by who went there.
+    // Deeper than a walk descends; entering it would be reported.
     let mut at: std::os::fd::OwnedFd = std::fs::File::open(boxd.host("/workspace/x")).unwrap().into();
     for _ in 0..300 {
         rustix::fs::mkdirat(&at, "d", rustix::fs::Mode::RWXU).unwrap();
@@ -201,7 +201,7 @@ async fn a_pattern_of_one_level_looks_at_one_level() {
 async fn what_a_search_may_not_read_is_counted_and_binary_files_take_nobodys_place() {
     use std::os::unix::fs::PermissionsExt;
     let boxd = TestBoxd::start_as_a_user();
-    // Text for longer than the searcher looks at once, and then a NUL.
+    // Text longer than the searcher's buffer, followed by a NUL.
     let late = [b"match\n".repeat(100_000).as_slice(), b"\0"].concat();
     std::fs::write(boxd.host("/workspace/binary"), late).unwrap();
     std::fs::write(boxd.host("/workspace/text"), "match\n").unwrap();

@@ -1,4 +1,4 @@
-//! Terminals over a WebSocket: real programs in a real pty, from the first frame to the close code.
+//! Tests of terminals over a WebSocket: real programs in a real pty, from the first frame to the close code.
 
 mod support;
 
@@ -62,7 +62,7 @@ impl Client {
         }
     }
 
-    /// Reads output until it holds a text; every frame must continue where the last ended.
+    /// Reads output until it contains a text. Every frame must continue where the last ended.
     async fn read_until(&mut self, text: &str) {
         while !String::from_utf8_lossy(&self.output).contains(text) {
             match self.next().await {
@@ -76,7 +76,7 @@ impl Client {
         }
     }
 
-    /// Skips output to the next frame of another kind.
+    /// Skips output and returns the next frame of another kind.
     async fn answer(&mut self) -> ServerFrame {
         loop {
             match self.next().await {
@@ -90,7 +90,7 @@ impl Client {
         }
     }
 
-    /// The code of an error frame, where there is one, and the close code.
+    /// The code of an error frame, if any, and the close code.
     async fn end(&mut self) -> (Option<String>, u16) {
         let mut told = None;
         loop {
@@ -225,7 +225,7 @@ async fn a_sandbox_that_ends_says_why_before_the_broker_goes_on() {
         let mut client = Client::started(&boxd, running("cat")).await;
         boxd.state.stop_reason = Some(ending);
         assert_eq!(boxd.push().await.open_streams, 0, "answered when everybody has been told");
-        // The frames are on their way already: boxd may be killed now.
+        // The frames were already sent: boxd may be killed now.
         boxd.served.take().unwrap().abort();
         assert_eq!(client.end().await, (Some(told.to_owned()), code));
     }
@@ -237,7 +237,7 @@ async fn a_client_that_takes_no_goodbye_does_not_hold_up_the_end() {
     let mut client = Client::started(&boxd, running("echo ready; yes")).await;
     client.read_until("ready").await;
     boxd.state.stop_reason = Some(StopReason::Ended);
-    // Nobody reads here any more, so whoever waited for this client would wait until it goes.
+    // The client reads nothing, so a server that waits for it would block until it disconnects.
     tokio::time::timeout(SOON, boxd.push()).await.expect("the broker is answered while the client is still there");
 }
 
@@ -330,7 +330,7 @@ async fn a_frame_too_large_is_refused() {
     let boxd = TestBoxd::start();
     let mut client = Client::started(&boxd, running("cat")).await;
     let frame = format!("{{\"type\":\"stdin\",\"data\":\"{}\"}}", "x".repeat(1024 * 1024));
-    // The other side may close before it has taken all of it.
+    // The server may close before it has received everything.
     let _ = client.socket.send(Message::text(frame)).await;
     assert_eq!(client.end().await, (Some("TOO_LARGE".to_owned()), close::TOO_BIG));
     assert!(client.output.is_empty(), "nothing of it reaches the program");

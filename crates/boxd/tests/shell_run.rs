@@ -1,4 +1,5 @@
-//! Commands run in a shell that somebody watches: typed at its prompt for all to see, or refused while it is busy.
+//! Tests of API commands in a shared shell: typed at its prompt, visible to all participants, or refused while the
+//! shell is busy.
 
 mod support;
 
@@ -11,7 +12,7 @@ use support::{
     viewer::{ClientFrame, ServerFrame, Viewer},
 };
 
-/// With a real bash, as most sandboxes have.
+/// With a real bash, as in most sandboxes.
 fn boxd_with_bash() -> TestBoxd {
     let boxd = TestBoxd::start();
     std::fs::create_dir_all(boxd.host("/bin")).unwrap();
@@ -146,7 +147,7 @@ async fn a_busy_shell_says_what_it_is_busy_with() {
     ada.frame(|frame| matches!(frame, ServerFrame::Pong { .. }).then_some(())).await;
     assert_eq!(run(&boxd, "echo free").await.output, "free\n");
 
-    // Keys typed before the terminal is the program's are the line editor's to lose.
+    // Keys that arrive before the program has taken over the terminal may be consumed by the line editor.
     ada.type_in("echo me\"ow\"; cat\n").await;
     ada.shows("\nmeow").await;
     ada.type_in("into the cat\n").await;
@@ -251,6 +252,6 @@ async fn an_agent_that_comes_first_makes_the_shell_where_everybody_meets() {
     assert_eq!(call.send().await.ok(200).json::<ShellRunResult>().output, "first\n");
     let mut ada = Viewer::attach(&boxd, &boxd.token(EVERYTHING), ShellStart::default()).await;
     ada.shows("first").await;
-    // Any other name is taken for a mistake.
+    // Any other name is treated as a mistake.
     boxd.post("/v1/shells/build/run", r#"{"command": "a"}"#).token(&agent).send().await.refused(404, "SHELL_NOT_FOUND");
 }

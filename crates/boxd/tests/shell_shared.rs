@@ -1,4 +1,5 @@
-//! Several at one shell: who may type, whose size counts, who sees what, and what a broken connection costs.
+//! Tests of shells with several participants: permission to type, the window size that applies, what each participant
+//! sees, and recovery from a broken connection.
 
 mod support;
 
@@ -157,7 +158,7 @@ async fn a_key_sent_again_after_a_broken_connection_is_typed_once() {
         first.send(ClientFrame::stdin(keys.as_bytes(), Some(seq))).await;
         first.frame(|frame| matches!(frame, ServerFrame::StdinAck { seq: s } if *s == seq).then_some(())).await;
     }
-    // A second connection of the same client stands in the first one's place, whose end it has not seen.
+    // A second connection of the same client replaces the first, whose end boxd has not detected.
     let mut second = Viewer::attach(&boxd, &ada, start()).await;
     assert_eq!(first.end().await, Some(close::TAKEN_OVER));
     assert_eq!(second.ready.controller.as_ref().unwrap().principal, "ada");
@@ -174,7 +175,7 @@ async fn a_key_sent_again_after_a_broken_connection_is_typed_once() {
 async fn a_connection_cut_at_random_loses_and_repeats_nothing() {
     let boxd = TestBoxd::start();
     let ada = human(&boxd, "ada");
-    // Paced by its input, so that each outage fits the ring.
+    // Paced by its input, so that the output of each outage fits into the ring buffer.
     let command = "stty -echo raw; echo go; i=0; while [ $i -lt 50 ]; do dd bs=1 count=1 >/dev/null 2>&1; j=0; while [ $j -lt 100 ]; do echo line-$i-$j; j=$((j+1)); done; i=$((i+1)); done";
     let client = || Some("tab".to_owned());
     let mut viewer = Viewer::attach(&boxd, &ada, ShellStart { client: client(), ..running(command) }).await;
@@ -184,11 +185,11 @@ async fn a_connection_cut_at_random_loses_and_repeats_nothing() {
     let mut seed = 0x2545_f491_4f6c_dd17_u64;
     let mut all = Vec::new();
     for round in 0..50u64 {
-        // What the broken connection may have lost is sent again, and counts once.
+        // Resends input that the broken connection may have lost. It counts once.
         for seq in [round.max(1), round + 1] {
             viewer.send(ClientFrame::stdin(b"x", Some(seq))).await;
         }
-        // Cut after a random number of frames, sometimes before anything came.
+        // Cuts after a random number of frames, sometimes before the first.
         seed ^= seed << 13;
         seed ^= seed >> 7;
         seed ^= seed << 17;
@@ -245,7 +246,7 @@ async fn after_a_longer_outage_the_screen_is_the_same() {
         assert_eq!(back.keyframes, 1);
         let (a, b) = (stays.screen.screen(), back.screen.screen());
         assert_eq!((a.contents_formatted(), a.alternate_screen()), (b.contents_formatted(), b.alternate_screen()));
-        // And what was below the program is there when it has gone.
+        // The screen below the full-screen program is restored when the program has ended.
         let (mut a, mut b) = (a.clone(), b.clone());
         for screen in [&mut a, &mut b] {
             let mut parser = vt100::Parser::new(24, 80, 0);
@@ -266,7 +267,7 @@ async fn a_watcher_that_does_not_read_slows_nobody_and_gets_the_screen_when_it_d
     ada.read_until("go").await;
     let mut stalled = Viewer::attach(&boxd, &watcher(&boxd), ShellStart::default()).await;
     ada.type_in("\n").await;
-    // 2 MB, far more than the ring and what sockets hold.
+    // 2 MB, far more than the ring buffer and the sockets hold.
     ada.shows("all-done").await;
     assert_eq!(ada.keyframes, 0, "whoever reads gets every byte");
     stalled.shows("all-done").await;

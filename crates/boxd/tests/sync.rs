@@ -1,4 +1,4 @@
-//! `WS /v1/sync/ws` from the outside: who may, what is kept within the folder, and that it ends with its token.
+//! Tests of `WS /v1/sync/ws`: required capabilities, confinement to the folder, and the end with the token.
 
 mod support;
 
@@ -41,7 +41,7 @@ impl Client {
         self.socket.send(Frame::Binary(message.encode().into())).await.unwrap();
     }
 
-    /// The next message but for news of changes; the close code where there is none.
+    /// The next message except change notifications. An error is the close code.
     async fn hear(&mut self) -> Result<Message, u16> {
         loop {
             let mut rest = self.bytes.as_slice();
@@ -61,7 +61,7 @@ impl Client {
         }
     }
 
-    /// What is there, by a scan.
+    /// The existing paths according to a scan.
     async fn scan(&mut self) -> Vec<String> {
         self.say(&Message::Scan { all: true }).await;
         let mut paths = Vec::new();

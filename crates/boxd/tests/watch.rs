@@ -1,4 +1,4 @@
-//! Watching files as a client does, over the kernel's real events.
+//! Tests of watching files, with the kernel's real events.
 
 mod support;
 
@@ -11,7 +11,7 @@ use support::{SOON, TestBoxd};
 
 struct Watch {
     body: Incoming,
-    /// What has come of a frame whose end has not.
+    /// The received part of an incomplete frame.
     text: String,
     frames: std::collections::VecDeque<String>,
     last_id: String,
@@ -77,7 +77,7 @@ impl Watch {
         self.frame().await.expect("the stream goes on")
     }
 
-    /// Everything up to an event of this path, which must come.
+    /// All events up to one of this path, which must arrive.
     async fn until(&mut self, path: &str) -> Vec<Event> {
         let mut all = Vec::new();
         loop {
@@ -91,7 +91,7 @@ impl Watch {
     }
 }
 
-/// A file made by a program of the sandbox, after which everything before has been told.
+/// Creates a file as a program would, and returns all events up to its own.
 async fn mark(boxd: &TestBoxd, watch: &mut Watch, name: &str) -> Vec<Event> {
     let path = format!("/workspace/{name}");
     std::fs::write(boxd.host(&path), "").unwrap();
@@ -193,7 +193,7 @@ async fn a_removal_through_boxd_is_told_once_to_each_who_watches() {
         let gone = watch.next().await;
         assert_eq!((gone.told(), &gone.data["by"]), (("removed", "/workspace/a"), &ada));
     }
-    // The same name again, made and removed by a program.
+    // The same name again, created and removed by a program.
     std::fs::write(boxd.host("/workspace/a"), "").unwrap();
     for watch in &mut watches {
         assert_eq!(watch.next().await.told(), ("created", "/workspace/a"));
@@ -204,7 +204,7 @@ async fn a_removal_through_boxd_is_told_once_to_each_who_watches() {
         let gone = watch.next().await;
         assert_eq!((gone.told(), &gone.data["by"]), (("removed", "/workspace/a"), &json!("process")));
     }
-    // Taken away and put back within one moment is told as one change; what follows is the program's.
+    // A removal and a creation within one window are reported as one change. What follows is the program's.
     let [watch, _] = &mut watches;
     std::fs::write(boxd.host("/workspace/b"), "").unwrap();
     watch.until("/workspace/b").await;
@@ -239,13 +239,13 @@ async fn a_removal_that_failed_is_nobodys() {
 async fn new_directories_are_watched_with_what_was_in_them_first() {
     let boxd = TestBoxd::start();
     let mut watch = Watch::open(&boxd, "?path=/workspace", None).await;
-    // Made elsewhere and moved in whole: no event tells of what is inside.
+    // Created elsewhere and moved in complete: there are no events for its content.
     std::fs::create_dir_all(boxd.host("/elsewhere/x/y")).unwrap();
     std::fs::write(boxd.host("/elsewhere/x/y/z"), "").unwrap();
     std::fs::rename(boxd.host("/elsewhere"), boxd.host("/workspace/in")).unwrap();
     let told: HashSet<String> = watch.until("/workspace/in/x/y/z").await.iter().map(|e| e.path().to_owned()).collect();
     assert!(["/workspace/in", "/workspace/in/x", "/workspace/in/x/y"].iter().all(|p| told.contains(*p)), "{told:?}");
-    // And from now on.
+    // Later changes are reported too.
     std::fs::write(boxd.host("/workspace/in/x/y/later"), "").unwrap();
     assert_eq!(watch.next().await.told(), ("created", "/workspace/in/x/y/later"));
     std::fs::rename(boxd.host("/workspace/in/x"), boxd.host("/workspace/up")).unwrap();
@@ -336,7 +336,7 @@ async fn a_storm_is_told_whole_or_its_loss_is() {
     }
     maker.join().unwrap();
     assert!(is_lost || seen.len() == FILES + 1, "{} of {FILES} without a word", seen.len());
-    // Who read nothing meanwhile gets all that is kept, or is told.
+    // A slow reader gets all events that are kept, or an overflow event.
     let late = slow.until("/workspace/last").await;
     assert!(late.iter().any(|e| e.name == "overflow") || late.len() > FILES);
 }

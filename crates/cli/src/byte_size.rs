@@ -1,8 +1,8 @@
-//! Sizes as people write and read them: a number and a unit of 1024.
+//! Parses and formats byte sizes with units of 1024, so that flags and messages use the same notation.
 
 const UNITS: [(&str, u64); 4] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)];
 
-/// `4GiB`, `500MiB`, `4g`, or a bare number of bytes.
+/// Parses `4GiB`, `500MiB`, `4g`, or a bare number of bytes.
 pub fn byte_size(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is not a size such as 500MiB or 4GiB");
     let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -17,7 +17,7 @@ pub fn byte_size(text: &str) -> Result<u64, String> {
     number.checked_mul(factor).ok_or_else(wrong)
 }
 
-/// In the largest unit that fits.
+/// Formats a size in the largest unit that fits.
 pub fn in_words(bytes: u64) -> String {
     match UNITS.iter().rev().find(|(_, factor)| bytes >= *factor) {
         Some((name, factor)) => format!("{:.1} {name}", bytes as f64 / *factor as f64),

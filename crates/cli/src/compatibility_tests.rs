@@ -1,10 +1,11 @@
-//! Flags and settings that scripts and configuration files depend on. A snapshot changes only when something is added on purpose.
+//! Flags and settings that scripts and configuration files depend on. A snapshot changes only by a deliberate
+//! addition.
 
 use std::fmt::Write as _;
 
 use crate::{help_tests::commands, settings};
 
-/// Tables of the settings file; the first is its top level.
+/// Tables of the settings file; the empty name is the top level.
 const TABLES: [&str; 14] = [
     "",
     "body_limits",
@@ -58,7 +59,7 @@ fn commands_keep_their_arguments() {
     check("arguments", &lines);
 }
 
-/// The reader names every key of a table when it meets one that it does not know.
+/// The parser lists every key of a table when it finds an unknown one.
 #[test]
 fn the_settings_file_keeps_its_keys() {
     let mut lines = String::new();

@@ -1,4 +1,5 @@
-//! Which broker a command talks to and with which key: flags, then environment, then a context of the config file.
+//! Resolves which broker a command uses and with which key: flags, then environment, then a context of the config
+//! file.
 
 use std::{
     ffi::OsString,
@@ -19,10 +20,10 @@ use crate::{
     thread_cache::ThreadCache,
 };
 
-/// Most that is read of a file of certificates, in bytes: a whole system's authorities are a quarter of it.
+/// Bytes read from a certificate file at most: all authorities of a system take a quarter of it.
 const MAX_CA_FILE: u64 = 1024 * 1024;
 
-/// The flags that choose a broker.
+/// The flags that select a broker.
 #[derive(Clone, Debug, Default)]
 pub struct Flags {
     pub context: Option<String>,
@@ -31,7 +32,7 @@ pub struct Flags {
     pub ca_file: Option<PathBuf>,
 }
 
-/// Reads the environment; a closure so that precedence can be tested without touching the process's own.
+/// Reads an environment variable. A closure, so that tests of precedence don't touch the process's environment.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 pub struct Context {
@@ -40,7 +41,7 @@ pub struct Context {
     reached: OnceLock<Reached>,
 }
 
-/// The broker of this run, looked up once.
+/// The broker of this run, resolved once.
 struct Reached {
     client: Client,
     key_source: String,
@@ -52,18 +53,19 @@ impl Context {
         Self { printer, flags, reached: OnceLock::new() }
     }
 
-    /// Where the broker is and what is shown to it.
+    /// The broker's address and the credentials for it.
     pub fn broker(&self) -> Result<Broker, Failure> {
         resolve(&self.flags, &|name| std::env::var_os(name))
     }
 
-    /// Certificates of authorities to trust beside the system's, whoever is spoken to: those that were named for it.
+    /// Certificates of additional authorities, from the flag or `COBOX_CA_FILE`, to trust for any server besides the
+    /// system's.
     pub fn authorities(&self) -> Result<Option<Vec<u8>>, Failure> {
         let named = self.flags.ca_file.clone().or_else(|| std::env::var_os("COBOX_CA_FILE").filter(|v| !v.is_empty()).map(PathBuf::from));
         named.as_deref().map(read_ca).transpose()
     }
 
-    /// A client of what speaks a broker's routes at another address.
+    /// A client for another server that implements the broker's routes.
     pub fn client_at(&self, url: &str, key: Secret) -> Result<Client, Failure> {
         Ok(match self.authorities()? {
             Some(pem) => Client::trusting(url, key, &pem)?,
@@ -91,12 +93,12 @@ impl Context {
         Ok(self.reached.get_or_init(|| Reached { client, key_source, cache }).client.clone())
     }
 
-    /// What is remembered of this broker's threads, once it is known which broker it is.
+    /// The thread cache of this broker; `None` until the broker is resolved.
     pub fn thread_cache(&self) -> Option<&ThreadCache> {
         self.reached.get()?.cache.as_ref()
     }
 
-    /// A refused key is named by where it came from: there are many places.
+    /// Adds the source of a refused key to the error, because there are several possible sources.
     pub fn explain(&self, failure: Failure) -> Failure {
         match self.reached.get() {
             Some(reached) if failure.api.as_ref().is_some_and(|a| a.code == ErrorCode::Unauthenticated.as_str()) => {
@@ -111,22 +113,22 @@ impl Context {
 pub struct Broker {
     pub url: String,
     pub api_key: Secret,
-    /// For people: the file, the variable or the context.
+    /// For messages: the file, the variable or the context.
     pub key_source: String,
-    /// Authorities to trust beside the system's.
+    /// Authorities to trust besides the system's.
     pub ca_file: Option<PathBuf>,
-    /// Worth telling, but no reason to stop.
+    /// A warning for the user that is no reason to stop.
     pub note: Option<String>,
 }
 
-/// A value, and for people where it came from.
+/// A value and, for messages, its source.
 #[derive(Clone, Debug)]
 pub struct Said<T> {
     pub value: T,
     pub from: String,
 }
 
-/// Where the API key would come from.
+/// The source of the API key.
 #[derive(Clone, Debug)]
 pub enum KeySource {
     /// `COBOX_API_KEY`.
@@ -135,14 +137,14 @@ pub enum KeySource {
     Context(Account, KeyPlace),
 }
 
-/// What flags, environment and config come to, before any key is read.
+/// The settings that flags, environment and config resolve to, before any key is read.
 #[derive(Clone, Debug)]
 pub struct Choice {
     pub config_path: Option<PathBuf>,
     pub context: Option<Said<String>>,
     pub url: Option<Said<String>>,
     pub key: Option<Said<KeySource>>,
-    /// There is a key, but it belongs to the broker at this URL.
+    /// Set when there is a key that belongs to the broker at this URL, which is not the selected one.
     pub withheld_from: Option<String>,
     pub ca_file: Option<Said<PathBuf>>,
 }
@@ -157,7 +159,7 @@ pub fn choose(flags: &Flags, env: Environment) -> Result<Choice, Failure> {
         .or_else(|| said("the config file", contexts.current().map(str::to_owned)));
     let entry = context.as_ref().map(|context| contexts.get(&context.value)).transpose()?;
     let by_context = context.as_ref().map(|context| format!("context `{}`", context.value)).unwrap_or_default();
-    // A context that was asked for by a flag counts as flags do: the environment doesn't come between.
+    // A context selected by a flag has a flag's precedence: environment variables don't override it.
     let variable = |name: &str| if flags.context.is_some() { None } else { said(name, text(name)) };
 
     let asked_url = said("--url", flags.url.clone()).or_else(|| variable("COBOX_URL"));
@@ -165,7 +167,7 @@ pub fn choose(flags: &Flags, env: Environment) -> Result<Choice, Failure> {
         check_url(&url.value)?;
     }
     let url = asked_url.or_else(|| said(&by_context, entry.map(|entry| entry.url.clone())));
-    // A context's key and trust are for its own broker: another one must not be shown them.
+    // A context's key and authorities are only for its own broker: no other server may receive the key.
     let is_its_own = |entry_url: &str| url.as_ref().is_some_and(|u| u.value.trim_end_matches('/') == entry_url.trim_end_matches('/'));
     let own = entry.filter(|entry| is_its_own(&entry.url));
 
@@ -225,14 +227,14 @@ pub fn config_path(env: Environment) -> Option<PathBuf> {
     Some(user_dir(env, "XDG_CONFIG_HOME", ".config")?.join("cobox/config.toml"))
 }
 
-/// `cobox` under the user's data directory, where `cobox up` keeps everything.
+/// `cobox` under the user's data directory, where `cobox up` stores its data.
 pub fn default_data_dir(env: Environment) -> Option<PathBuf> {
     Some(user_dir(env, "XDG_DATA_HOME", ".local/share")?.join("cobox"))
 }
 
-/// A directory of the user's by the XDG rules.
+/// A user directory according to the XDG rules.
 pub fn user_dir(env: Environment, variable: &str, in_home: &str) -> Option<PathBuf> {
-    // By those rules, too: a relative path there is to be ignored.
+    // The XDG rules require that relative paths are ignored.
     let named = env(variable).map(PathBuf::from).filter(|p| p.is_absolute());
     named.or_else(|| env("HOME").filter(|h| !h.is_empty()).map(|home| Path::new(&home).join(in_home)))
 }

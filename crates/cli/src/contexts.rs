@@ -1,4 +1,5 @@
-//! The client's config file: the brokers somebody uses, each a context with a name, and the one that commands go to.
+//! The client's config file: the brokers of a user, each as a named context, and the current context that commands
+//! use.
 
 use std::{
     collections::BTreeMap,
@@ -12,21 +13,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::{data_dir::replace, failure::Failure, printer::visible};
 
-/// The context that `cobox up` writes, at the top of the file, where it was before there were others.
+/// The context that `cobox up` writes. It is at the top of the file, for compatibility with files from before named
+/// contexts.
 pub const LOCAL: &str = "local";
-/// Longest name of a context, in bytes: it is also a file's.
+/// Longest name of a context, in bytes: it is also a file name.
 const MAX_NAME: usize = 64;
-/// What a file of ours begins with.
+/// First line of a file that cobox writes.
 const HEADER: &str = "# Brokers that cobox knows. `cobox config` writes this file, and keeps no comments.\n";
 
-/// Where a context's API key is.
+/// Where a context's API key is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyPlace {
     File(PathBuf),
     Keyring,
 }
 
-/// One broker and the way to it.
+/// One broker: its address, key and authorities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub url: String,
@@ -41,7 +43,7 @@ pub struct Contexts {
 }
 
 impl Contexts {
-    /// A file that isn't there has no contexts.
+    /// A missing file has no contexts.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
@@ -57,7 +59,7 @@ impl Contexts {
         written.try_into().map_err(wrong)
     }
 
-    /// Changes the file, or leaves it as it is where `change` fails. Two at once come one after the other.
+    /// Changes the file, or leaves it unchanged if `change` fails. A lock serializes concurrent changes.
     pub fn change<T>(path: &Path, change: impl FnOnce(&mut Self) -> Result<T, Failure>) -> Result<T, Failure> {
         let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(|| format!("making {}", folder.display()))?;
@@ -72,7 +74,7 @@ impl Contexts {
         Ok(outcome)
     }
 
-    /// The one that commands go to: the one chosen, else what `cobox up` wrote, else the only one.
+    /// The context that commands use: the chosen one, else the one from `cobox up`, else the only one.
     pub fn current(&self) -> Option<&str> {
         let only = || self.entries.keys().next().filter(|_| self.entries.len() == 1);
         let local = || self.entries.get_key_value(LOCAL).map(|(name, _)| name);
@@ -87,7 +89,7 @@ impl Contexts {
         self.entries.get(name)
     }
 
-    /// As [`Contexts::find`]; where there is none of this name, the error says which there are.
+    /// Like [`Contexts::find`], but the error for an unknown name lists the known ones.
     pub fn get(&self, name: &str) -> Result<&Entry, Failure> {
         self.entries.get(name).ok_or_else(|| {
             let names: Vec<&str> = self.entries.keys().map(String::as_str).collect();
@@ -116,7 +118,7 @@ impl Contexts {
     }
 }
 
-/// A context's name, as it is taken from a command line.
+/// Parses a context's name from a command line.
 pub fn name(text: &str) -> Result<String, String> {
     let is_plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
     let starts_well = text.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
@@ -134,7 +136,7 @@ fn lock(path: &Path) -> Result<File, Failure> {
     Ok(file)
 }
 
-/// The file as it is written: what `cobox up` wrote stands at the top, as it did before there were contexts.
+/// The file's format: the entry of `cobox up` is at the top, as before there were named contexts.
 #[derive(Default, Serialize, Deserialize)]
 struct Written {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -151,7 +153,7 @@ struct WrittenEntry {
     url: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     api_key_file: Option<PathBuf>,
-    /// The key is in the system's keyring.
+    /// The key is stored in the system's keyring.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     keyring: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! Pages of which origins may speak to a broker: flags, then the environment, then the config file.
+//! CORS settings: the origins whose pages may use a broker, from flags, then the environment, then the config file.
 
 use cobox_broker::Cors;
 
@@ -17,7 +17,7 @@ pub struct CorsArgs {
 }
 
 impl CorsArgs {
-    /// What is named here takes the place of what the file says.
+    /// Values from flags and environment replace those of the file.
     pub fn apply(self, cors: &mut Cors) {
         for (named, said) in [
             (self.cors_allow_origin, &mut cors.allow_origins),

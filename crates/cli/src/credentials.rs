@@ -1,4 +1,5 @@
-//! Where API keys are kept between runs: the system's keyring where there is one, else a file that its owner alone can read.
+//! Stores API keys between runs: in the system's keyring if one is available, else in a file that only its owner can
+//! read.
 
 use std::{
     fs::{DirBuilder, File, Permissions},
@@ -12,9 +13,9 @@ use cobox_protocol::Secret;
 
 use crate::{contexts::KeyPlace, data_dir::write_key, failure::Failure, keyring::Account};
 
-/// Longest key file read, in bytes: a key is 74 characters, and a wrong file need not be read whole.
+/// Longest key file read, in bytes: a key has 74 characters, and the bound keeps a wrong file from being read whole.
 const MAX_KEY_FILE: u64 = 4096;
-/// What anybody but a file's owner could do with it.
+/// Permission bits for users other than the file's owner.
 const FOR_OTHERS: u32 = 0o077;
 const OWNER_ALONE: u32 = 0o600;
 
@@ -27,23 +28,24 @@ pub enum Store {
     File,
 }
 
-/// Who named a key's file, which says what is done about one that others can read.
+/// Who named the key file; this decides how a file that other users can read is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamedBy {
-    /// The config, which is ours to keep safe: the file is made private, or not used.
+    /// The config, which cobox protects: the file is made private, or not used.
     Config,
-    /// A flag or the environment: some files, such as a container's secrets, can't be otherwise, and that is told.
+    /// A flag or the environment. Some files, such as a container's secrets, can't be private, so this is only a
+    /// warning.
     Caller,
 }
 
-/// A key, and what is worth telling about it.
+/// A key, and a warning about it for the user.
 #[derive(Debug)]
 pub struct Found {
     pub key: Secret,
     pub note: Option<String>,
 }
 
-/// Keeps a context's key. Says where, and why not in the keyring, if nobody asked for a file.
+/// Stores a context's key. Returns where, and why not in the keyring unless a file was requested.
 pub fn keep(account: &Account, config: &Path, key: &Secret, wish: Option<Store>) -> Result<(KeyPlace, Option<String>), Failure> {
     let refusal = match wish {
         Some(Store::File) => None,
@@ -63,7 +65,7 @@ pub fn keep(account: &Account, config: &Path, key: &Secret, wish: Option<Store>)
     Ok((KeyPlace::File(path), refusal))
 }
 
-/// A context's key from where it is kept.
+/// Reads a context's key from its storage.
 pub fn read(account: &Account, place: &KeyPlace) -> Result<Found, Failure> {
     match place {
         KeyPlace::File(path) => read_file(path, NamedBy::Config),
@@ -77,7 +79,7 @@ pub fn read(account: &Account, place: &KeyPlace) -> Result<Found, Failure> {
     }
 }
 
-/// Removes a key that [`keep`] put there; a file of somebody else's stays.
+/// Removes a key that [`keep`] stored; a file that the user named is kept.
 pub fn forget(account: &Account, config: &Path, place: &KeyPlace) -> Result<(), Failure> {
     match place {
         KeyPlace::Keyring => account
@@ -104,7 +106,7 @@ pub fn read_file(path: &Path, named_by: NamedBy) -> Result<Found, Failure> {
     Ok(Found { key: parse(&text).map_err(|why| Failure::new(format!("{} holds no API key: {why}", path.display())))?, note })
 }
 
-/// A key as somebody wrote, pasted or piped it.
+/// Parses a key that a user wrote, pasted or piped.
 pub fn parse(text: &str) -> Result<Secret, &'static str> {
     match text.trim() {
         "" => Err("it is empty"),
@@ -116,7 +118,7 @@ pub fn parse(text: &str) -> Result<Secret, &'static str> {
 fn keep_private(path: &Path, file: &File, named_by: NamedBy) -> Result<Option<String>, Failure> {
     let meta = file.metadata().with_context(|| format!("looking at {}", path.display()))?;
     let mode = meta.permissions().mode() & 0o777;
-    // A pipe, as of `<(…)`, is nobody else's.
+    // A pipe, for example from `<(…)`, is not accessible to other users.
     if mode & FOR_OTHERS == 0 || !meta.is_file() {
         return Ok(None);
     }

@@ -1,4 +1,5 @@
-//! What `cobox up` and `cobox serve` share: the local provider, the listening socket, logging, and the signals that end a broker.
+//! Shared parts of `cobox up` and `cobox serve`: the local provider, the listening socket, logging, and the signals
+//! that stop a broker.
 
 use std::{
     net::{SocketAddr, ToSocketAddrs},
@@ -15,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::failure::{Failure, INTERRUPTED, TERMINATED};
 
-/// Blocking work in a thread of its own: it prepares the sandboxes' root, which can take a second the first time.
+/// Runs on a blocking thread: it prepares the sandboxes' root file system, which can take a second the first time.
 pub async fn local_provider(data_dir: &Path, options: LocalOptions) -> Result<LocalProvider, Failure> {
     let (launcher, boxd) = programs()?;
     let config = LocalConfig { data_dir: data_dir.to_owned(), boxd, launcher, options };
@@ -23,14 +24,14 @@ pub async fn local_provider(data_dir: &Path, options: LocalOptions) -> Result<Lo
     made.map_err(|e| Failure::from(e).advise("`cobox doctor` checks what local sandboxes need"))
 }
 
-/// This program, and the daemon it puts into each sandbox.
+/// The paths of this program and of the daemon that runs in each sandbox.
 fn programs() -> Result<(PathBuf, PathBuf), Failure> {
     let launcher = std::env::current_exe().context("finding this program")?;
     let boxd = boxd(&launcher, std::env::var_os("COBOX_BOXD").map(PathBuf::from));
     Ok((launcher, boxd))
 }
 
-/// Whether the daemon is where a broker would take it from.
+/// Checks that boxd is where a broker would load it from.
 pub fn check_boxd() -> Result<Check, Failure> {
     Ok(boxd_at(&programs()?.1))
 }
@@ -50,19 +51,19 @@ fn boxd_at(path: &Path) -> Check {
     Check { name: "boxd".to_owned(), status, detail, fix }
 }
 
-/// Beside this program, unless `COBOX_BOXD` says where.
+/// Beside this program, unless `COBOX_BOXD` names another path.
 fn boxd(launcher: &Path, named: Option<PathBuf>) -> PathBuf {
     named.filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| launcher.with_file_name("boxd"))
 }
 
-/// Where to listen as people write it: `127.0.0.1:8421`, `localhost:8421`, or a port on this machine alone.
+/// Parses a listen address: `127.0.0.1:8421`, `localhost:8421`, or a port on the loopback address.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     if let Ok(port) = text.parse::<u16>() {
         return Ok(SocketAddr::from(([127, 0, 0, 1], port)));
     }
     let found: Vec<SocketAddr> =
         text.to_socket_addrs().map_err(|_| "it must look like 127.0.0.1:8421, localhost:8421 or 8421".to_owned())?.collect();
-    // A name may stand for both; local clients and URLs are plainest with the older one.
+    // A name may resolve to IPv4 and IPv6; IPv4 is the most compatible with local clients and URLs.
     found.iter().find(|a| a.is_ipv4()).or(found.first()).copied().ok_or_else(|| "it stands for no address".to_owned())
 }
 
@@ -78,7 +79,7 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
     })
 }
 
-/// How people and programs on this machine reach a broker bound to `address`.
+/// The URL under which clients on this machine reach a broker bound to `address`.
 pub fn local_url(scheme: &str, address: SocketAddr) -> String {
     let ip = match address.ip() {
         ip if !ip.is_unspecified() => ip,
@@ -88,20 +89,20 @@ pub fn local_url(scheme: &str, address: SocketAddr) -> String {
     format!("{scheme}://{}", SocketAddr::new(ip, address.port()))
 }
 
-/// Logs go to stderr; `COBOX_LOG` chooses what, as in `COBOX_LOG=cobox_broker=debug`.
+/// Logs to stderr, filtered by `COBOX_LOG`, for example `COBOX_LOG=cobox_broker=debug`.
 pub fn log(default: &str, json: bool) {
     let filter = EnvFilter::try_from_env("COBOX_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // A second call would fail; there is one per process.
+    // Fails only on a second call; each process calls it once.
     let _ = if json { builder.json().flatten_event(true).try_init() } else { builder.with_ansi(false).try_init() };
 }
 
-/// SIGHUP, by which a service is told to read its files again.
+/// SIGHUP, which asks a service to reload its files.
 pub fn hangups() -> Result<Signal, Failure> {
     Ok(signal(SignalKind::hangup())?)
 }
 
-/// Ctrl-C and SIGTERM.
+/// The signals that stop a broker: SIGINT (Ctrl-C) and SIGTERM.
 pub struct EndSignals {
     interrupt: Signal,
     terminate: Signal,
@@ -116,7 +117,7 @@ impl EndSignals {
         self.next_exit_code().await;
     }
 
-    /// With the shell's number for the one that came.
+    /// Waits for a signal and returns the shell's exit code for it.
     pub async fn next_exit_code(&mut self) -> u8 {
         tokio::select! {
             _ = self.interrupt.recv() => INTERRUPTED,

@@ -1,4 +1,5 @@
-//! The data directory of a broker that runs here: locked by one broker at a time, with the key and the note of where it listens.
+//! The data directory of a local broker: locked by one broker at a time, with its key and a file that says where it
+//! listens.
 
 use std::{
     fs::{File, OpenOptions},
@@ -15,16 +16,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
-/// Not the broker's own lock: this one is taken earlier, because preparing the provider already changes the directory.
+/// Separate from the broker's own lock and taken earlier, because preparing the provider already changes the
+/// directory.
 const LOCK: &str = "node.lock";
 
-/// Where a running broker is, for scripts: written when it is ready, removed when it ends.
+/// Address of a running broker, for scripts: written when it is ready, removed when it stops.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrokerNote {
     pub url: String,
     pub pid: u32,
     pub api_key_file: PathBuf,
-    /// An agent's key beside the person's, where one was made.
+    /// The agent's key file, if one was created besides the user's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_key_file: Option<PathBuf>,
 }
@@ -32,12 +34,12 @@ pub struct BrokerNote {
 #[derive(Debug)]
 pub struct DataDir {
     path: PathBuf,
-    /// Held for the process's life. Sandboxes don't inherit it: descriptors close when they are launched.
+    /// Held for the process's life. Sandboxes don't inherit it: their launch closes all descriptors.
     _lock: File,
 }
 
 impl DataDir {
-    /// Makes the directory if it is missing and takes it, or says who has it.
+    /// Creates the directory if it is missing and locks it; the error names the process that holds the lock.
     pub fn take(path: &Path) -> Result<Self, Failure> {
         private_data_dir(path).context("preparing the data directory")?;
         let path = path.canonicalize().with_context(|| format!("opening the data directory {}", path.display()))?;
@@ -74,7 +76,7 @@ impl DataDir {
         Ok(())
     }
 
-    /// A note that is left behind misleads scripts for a moment; it is no reason to fail an orderly end.
+    /// A note that stays behind misleads scripts only briefly, so this is no reason to fail an orderly shutdown.
     pub fn remove_note(&self) {
         if let Err(error) = std::fs::remove_file(self.note_file())
             && error.kind() != io::ErrorKind::NotFound
@@ -99,10 +101,10 @@ pub fn write_key(path: &Path, key: &Secret) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Readable by its owner alone; seen whole or not at all, also after a power cut.
+/// Replaces a file atomically and durably, also across a power failure. Only its owner can read it.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // A temporary file is made with mode 0600.
+    // A temporary file is created with mode 0600.
     let mut file = tempfile::NamedTempFile::new_in(folder).map_err(|e| io::Error::from(e.kind()))?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;

@@ -1,4 +1,5 @@
-//! How a broker is reached from other machines: with a certificate, or openly where somebody else takes care of that.
+//! How a broker is reached from other machines: with a TLS certificate, or in plain text behind a proxy that
+//! terminates TLS.
 
 use std::path::PathBuf;
 
@@ -21,7 +22,7 @@ pub struct ExposureArgs {
 }
 
 impl ExposureArgs {
-    /// What is named here takes the place of what the file says.
+    /// Values from flags and environment replace those of the file.
     pub fn apply(self, config: &mut Config) -> Result<(), Failure> {
         config.insecure_listen |= self.insecure_listen;
         config.tls = match (self.tls_cert, self.tls_key, config.tls.take()) {

@@ -1,15 +1,15 @@
-//! Why a command failed, as the person who typed it reads it: what happened, what to do, and the request's id.
+//! Errors as the user of a command reads them: what happened, what to do, and the request's id.
 
 use cobox_client::{ApiFailure, ClientError};
 use serde_json::json;
 
-/// `cobox` itself failed.
+/// Exit code when `cobox` itself fails.
 pub const OWN_ERROR: u8 = 1;
-/// `cobox exec` itself failed, and the command may not have run; the number docker uses for the same.
+/// Exit code when `cobox exec` itself fails and the command may not have run; docker uses the same number.
 pub const EXEC_ERROR: u8 = 125;
-/// Ended by Ctrl-C: the shell's number for it.
+/// Exit code after Ctrl-C, as in a shell.
 pub const INTERRUPTED: u8 = 130;
-/// Ended by SIGTERM, likewise.
+/// Exit code after SIGTERM, as in a shell.
 pub const TERMINATED: u8 = 143;
 
 #[derive(Debug)]
@@ -17,9 +17,9 @@ pub struct Failure {
     pub what: String,
     pub advice: Option<String>,
     pub request_id: Option<String>,
-    /// What the server said, when a server said no.
+    /// The server's error response, if the server refused the request.
     pub api: Option<Box<ApiFailure>>,
-    /// The same may succeed later without being changed.
+    /// The same request may succeed later.
     pub is_retryable: bool,
     pub exit_code: u8,
 }
@@ -38,7 +38,7 @@ impl Failure {
     }
     pub fn json(&self) -> serde_json::Value {
         let api = self.api.as_deref();
-        // The code has its own field here, and is not said again.
+        // The code has its own field, so the message omits it.
         let message = api.and_then(|a| self.what.strip_suffix(&format!(" ({})", a.code))).unwrap_or(&self.what);
         json!({"error": {
             "code": api.map(|a| &a.code),
@@ -68,7 +68,7 @@ impl From<ClientError> for Failure {
     }
 }
 
-/// A broker tells programs to ensure a session; people have the advice, which names the command.
+/// Removes the broker's hint for programs to ensure a session: the advice names the command for that.
 fn without_api_hint(message: &str) -> &str {
     match message.rsplit_once("; ") {
         Some((said, hint)) if hint.starts_with("ensure a new") => said,
@@ -76,7 +76,7 @@ fn without_api_hint(message: &str) -> &str {
     }
 }
 
-/// The whole chain of causes on one line. A client's error within it keeps its advice.
+/// Puts the whole chain of causes on one line. A client error within the chain keeps its advice.
 impl From<anyhow::Error> for Failure {
     fn from(e: anyhow::Error) -> Self {
         let what = format!("{e:#}");

@@ -1,4 +1,4 @@
-//! What happens to a session, told as it happens: a sentence an event for people, an object a line for programs.
+//! Prints a session's events as they arrive: one sentence per event for people, one JSON object per line for programs.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use crate::{
     printer::{Printer, Tone, visible},
 };
 
-/// Between two looks whether anybody still reads.
+/// Interval between two checks whether the reader of stdout is still there.
 const LOOK_FOR_READER: Duration = Duration::from_millis(250);
 
 /// Why a feed stopped.
 pub enum Stopped {
-    /// The session's last event was told.
+    /// The session's last event was printed.
     Over,
-    /// Nobody reads any more.
+    /// The reader of stdout has closed it.
     Unread,
     Failed(ClientError),
 }
 
-/// Tells each event as it comes, and keeps in `last` the id of the one that was told last, to go on from.
+/// Prints each event and stores its id in `last`, so that a later call can resume after it.
 pub async fn follow(printer: Printer, events: &mut EventStream, last: &mut Option<String>) -> Result<Stopped, Failure> {
     loop {
         let next = tokio::select! {
@@ -44,7 +44,8 @@ pub async fn follow(printer: Printer, events: &mut EventStream, last: &mut Optio
     }
 }
 
-/// Until whoever read what is told has gone, as `head` does: they need not wait for one more event for this to end.
+/// Resolves when the reader of stdout has closed it, as `head` does, so that the feed stops without waiting for
+/// another event.
 async fn unread() {
     loop {
         tokio::time::sleep(LOOK_FOR_READER).await;
@@ -67,7 +68,7 @@ fn line(printer: Printer, event: &SandboxEvent) -> String {
     format!("{}  {}", printer.paint(Tone::Faint, &printer.clock(event.at)), printer.paint(tone, &sentence(event)))
 }
 
-/// One event in words, fit for any terminal: what a sandbox says in it can't move the cursor.
+/// Formats one event as a sentence, with control characters escaped: text from a sandbox can't move the cursor.
 pub fn sentence(event: &SandboxEvent) -> String {
     let because = |reason: &str| if reason.is_empty() { String::new() } else { format!(": {reason}") };
     let who = match (&event.principal, &event.actor) {

@@ -1,10 +1,11 @@
-//! The command line's definition with its help as a terminal of any width shows it well: prose flows, examples stay as they are.
+//! The command-line definition with help texts that fit any terminal width: prose is reflowed, examples keep their
+//! layout.
 
 use clap::{Command, CommandFactory};
 
 use crate::Cli;
 
-/// What is parsed, shown as help, completed, and written as pages for `man`.
+/// The definition used for parsing, help, completions and manual pages.
 pub fn command() -> Command {
     flowing(Cli::command())
 }
@@ -17,8 +18,8 @@ fn flowing(command: Command) -> Command {
     command.mut_subcommands(flowing)
 }
 
-/// Joins the lines of a sentence, so that it is broken where the terminal ends and nowhere else. Examples and lists of keys are
-/// laid out by hand, which their spaces tell.
+/// Joins the lines of a sentence, so that only the terminal's width breaks it. Examples and key lists are laid out by
+/// hand; they are recognized by their double or leading spaces.
 fn flow(text: &str) -> String {
     let is_prose = |line: &str| !line.is_empty() && !line.contains("  ") && !line.starts_with(' ');
     let mut lines: Vec<String> = Vec::new();

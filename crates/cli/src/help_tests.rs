@@ -1,14 +1,14 @@
-//! Every command's help as a snapshot, made from the definitions themselves, so that none is forgotten; and for each a transcript of
-//! what it says.
+//! Snapshots of every command's help, generated from the definitions so that no command is missed; also requires a
+//! transcript of each command's output.
 
 use std::{collections::BTreeSet, path::PathBuf};
 
 use crate::help;
 
-/// Columns of the terminal that the snapshots are made for.
+/// Terminal width in columns of the snapshots.
 const WIDTH: usize = 100;
 
-/// Commands without a transcript among the snapshots, and what holds them instead.
+/// Commands without a transcript among the snapshots, and what tests them instead.
 const NO_TRANSCRIPT: &[(&str, &str)] = &[
     ("up", "runs until it is ended; tests/command_line.rs"),
     ("serve", "runs until it is ended; every end-to-end test with a database"),
@@ -24,7 +24,7 @@ const NO_TRANSCRIPT: &[(&str, &str)] = &[
     ("man", "is a page for man; tests/completions.rs"),
 ];
 
-/// Every command there is but `help`, by its name as it is typed, in one line.
+/// Every command except `help`, with its full name as typed.
 pub fn commands() -> Vec<(String, clap::Command)> {
     let mut cli = help::command().term_width(WIDTH).disable_help_subcommand(true);
     cli.build();
@@ -71,7 +71,7 @@ fn the_help_of_every_command_is_as_it_was() {
 fn every_command_has_a_transcript_or_a_reason_not_to() {
     let there = snapshots("output__");
     for (name, command) in commands() {
-        // Some do something by themselves too.
+        // Some commands with subcommands also do something on their own.
         let is_leaf = command.get_subcommands().next().is_none() || !command.is_subcommand_required_set();
         if name.is_empty() || !is_leaf {
             continue;

@@ -1,4 +1,4 @@
-//! An API key from whoever types the command: piped in, or typed where nobody sees it. Never an argument.
+//! Reads an API key from the user: piped in, or typed without echo. Never an argument, which other users could see.
 
 use std::io::{self, IsTerminal, Read};
 
@@ -11,7 +11,7 @@ use crate::{
     terminal::RawMode,
 };
 
-/// Most that is taken, in bytes: a key is 74 characters.
+/// Longest input, in bytes: a key has 74 characters.
 const MAX_KEY: usize = 4096;
 const CTRL_C: u8 = 3;
 const CTRL_D: u8 = 4;
@@ -32,9 +32,9 @@ fn piped() -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Raw, so that nothing is shown and Ctrl-C can't end us with the terminal still silent.
+/// Raw mode, so that nothing is echoed and Ctrl-C can't end the process with echo still disabled.
 fn typed(printer: Printer, prompt: &str) -> Result<String, Failure> {
-    // Before anybody is asked: what is typed at once must not be shown either.
+    // Before the prompt: text typed immediately must not be echoed either.
     let raw = RawMode::enter()?;
     printer.err(format!("{prompt}: ").as_bytes());
     let outcome = keys(io::stdin().lock());

@@ -5,19 +5,19 @@ use std::{collections::HashMap, time::Duration};
 use cobox_protocol::Secret;
 use secret_service::{EncryptionType, Error, SecretService};
 
-/// For everything, a person's password for a locked keyring among it.
+/// Time limit for one operation, including the user's entry of the password for a locked keyring.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// For the service to be there at all: a bus without one says so in milliseconds, one that hangs never does.
+/// Time limit to connect: a bus without the service reports that in milliseconds, one that hangs never does.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 const APPLICATION: &str = "cobox";
 const PLAIN_TEXT: &str = "text/plain";
-/// What a bus says of a name that nobody has and nobody can be started for.
+/// D-Bus error for a name that no service owns and that no service can be started for.
 const NO_SERVICE: &str = "org.freedesktop.DBus.Error.ServiceUnknown";
 
-/// Why the keyring didn't do it, in words.
+/// Why the keyring refused the operation, as text.
 pub type Refusal = String;
 
-/// One key in the keyring: that of a context for a broker. Another URL under the same name is another key.
+/// Identifies one key in the keyring: a context's key for one broker. Another URL under the same name is another key.
 #[derive(Clone, Debug)]
 pub struct Account {
     pub context: String,
@@ -39,7 +39,7 @@ impl Account {
         })
     }
 
-    /// `None` where the keyring has no such key.
+    /// `None` if the keyring has no such key.
     pub fn read(&self) -> Result<Option<Secret>, Refusal> {
         let account = self.clone();
         apart(move |service| {
@@ -78,7 +78,8 @@ impl Account {
 
 type Asking<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T, Error>> + 'a>>;
 
-/// On a thread with a runtime of its own: keys are also wanted where nothing can be awaited, and a bus that hangs must not hold us.
+/// Runs on its own thread and runtime: keys are also needed in synchronous code, and a bus that hangs must not block
+/// the process.
 fn apart<T: Send + 'static>(ask: impl for<'a> FnOnce(&'a SecretService<'static>) -> Asking<'a, T> + Send + 'static) -> Result<T, Refusal> {
     if !has_bus() {
         return Err("there is no session bus here".to_owned());
@@ -98,7 +99,7 @@ fn apart<T: Send + 'static>(ask: impl for<'a> FnOnce(&'a SecretService<'static>)
     asked.join().map_err(|_| "asking the keyring failed".to_owned())?
 }
 
-/// Where a desktop's bus would be; without one there is no use in waiting for it.
+/// Whether a session bus may exist; without one, a connection attempt would only wait.
 fn has_bus() -> bool {
     let is_named = std::env::var_os("DBUS_SESSION_BUS_ADDRESS").is_some_and(|v| !v.is_empty());
     is_named || std::env::var_os("XDG_RUNTIME_DIR").is_some_and(|dir| std::path::Path::new(&dir).join("bus").exists())

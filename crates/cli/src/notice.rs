@@ -1,4 +1,5 @@
-//! What is said to somebody whose terminal is lent to another program: for a moment, for as long as it is so, or when asked.
+//! Status messages for a user whose terminal shows another program: temporary notices, the state of the connection,
+//! and a status line on request.
 
 use std::time::Duration;
 
@@ -6,21 +7,21 @@ use tokio::time::Instant;
 
 use crate::printer::visible;
 
-/// How long a notice stays: long enough to be read, short enough not to be in the way.
+/// How long a notice stays visible: long enough to be read, short enough not to obstruct.
 const STAYS: Duration = Duration::from_secs(4);
-/// A connection that is back sooner was never gone for whoever looks.
+/// Shorter interruptions are not reported: the user would not notice them.
 const LOST_AFTER: Duration = Duration::from_millis(700);
-/// Longest that is said, in characters: no terminal is wider, and what a sandbox says can be of any length.
+/// Longest message, in characters: no terminal is wider, and text from a sandbox can have any length.
 const MAX_CHARS: usize = 1000;
-/// Between two bells: somebody who goes on typing where it does nothing is told, not shouted at.
+/// Minimum interval between two bells: a user who keeps typing without effect needs a hint, not a constant alarm.
 const BELL_PERIOD: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub struct Notices {
     notice: Option<(String, Instant)>,
-    /// Since when there is no connection, and what to do about it.
+    /// When the connection was lost, and advice for the user.
     lost: Option<(Instant, String)>,
-    /// The line that was asked for: everything there is to know.
+    /// The status line, if the user switched it on.
     status: Option<String>,
     rang_at: Option<Instant>,
 }
@@ -34,7 +35,7 @@ impl Notices {
         self.notice = Some((words.chars().take(MAX_CHARS).collect(), now + STAYS));
     }
 
-    /// There is no connection, until told otherwise.
+    /// Records a lost connection; it stays lost until [`Notices::is_back`].
     pub fn is_lost(&mut self, now: Instant, advice: &str) {
         self.lost.get_or_insert_with(|| (now, advice.to_owned()));
     }
@@ -49,12 +50,12 @@ impl Notices {
         self.lost.is_none()
     }
 
-    /// A line that stays, or no more.
+    /// Sets a permanent status line, or removes it.
     pub fn set_status(&mut self, words: Option<String>) {
         self.status = words;
     }
 
-    /// What is to be seen now.
+    /// The message to show now.
     pub fn words(&self, now: Instant) -> Option<String> {
         let notice = self.notice.as_ref().filter(|(_, until)| *until > now).map(|(words, _)| words.clone());
         let lost = self.lost.as_ref().filter(|(since, _)| now >= *since + LOST_AFTER).map(|(since, advice)| {
@@ -65,18 +66,18 @@ impl Notices {
         Some(format!(" cobox: {} ", visible(&words)))
     }
 
-    /// When that changes by itself.
+    /// When the message changes because of the time alone.
     pub fn changes_at(&self, now: Instant) -> Option<Instant> {
         let notice = self.notice.as_ref().map(|(_, until)| *until).filter(|until| *until > now);
         let lost = self.lost.as_ref().map(|(since, _)| match now.duration_since(*since) {
             young if young < LOST_AFTER => *since + LOST_AFTER,
-            // Its seconds are counted.
+            // The message counts the seconds.
             old => *since + Duration::from_secs(old.as_secs() + 1),
         });
         [notice, lost].into_iter().flatten().min()
     }
 
-    /// Whether a bell is due.
+    /// Whether a bell may ring now; if so, records it.
     pub fn rings(&mut self, now: Instant) -> bool {
         let is_due = self.rang_at.is_none_or(|at| now.duration_since(at) >= BELL_PERIOD);
         if is_due {

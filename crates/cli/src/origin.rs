@@ -1,4 +1,5 @@
-//! Where clients reach sandboxes, if not under the broker's own address: flags, then the environment, then the config file.
+//! The addresses at which clients reach sandboxes, if not the broker's own: flags, then the environment, then the
+//! config file.
 
 use std::net::SocketAddr;
 
@@ -24,9 +25,9 @@ pub struct OriginArgs {
 }
 
 impl OriginArgs {
-    /// What is named here takes the place of what the file says.
+    /// Values from flags and environment replace those of the file.
     pub fn apply(self, config: &mut Config) {
-        // An empty variable is as good as none.
+        // An empty variable counts as unset.
         for (named, said) in [(self.dataplane_domain, &mut config.dataplane_domain), (self.gateway_url, &mut config.gateway_url)] {
             if let Some(named) = named.filter(|n| !n.is_empty()) {
                 *said = Some(named);

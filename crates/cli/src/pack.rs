@@ -1,4 +1,5 @@
-//! Packs a local folder as tar+zstd: links as links, nothing outside the folder, and what the ignore files name left out.
+//! Packs a local folder as tar+zstd: symbolic links stay links, nothing outside the folder is read, and ignored files
+//! are left out.
 
 use std::{
     fs::{File, Metadata},
@@ -11,15 +12,15 @@ use ignore::{Walk, WalkBuilder};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use tar::{Builder, EntryType, Header};
 
-/// Fast enough to keep up with a disk, and source code still shrinks to a quarter.
+/// Fast enough to keep up with a disk, and it still reduces source code to a quarter.
 const ZSTD_LEVEL: i32 = 3;
-/// Beside `.gitignore`, for what git should keep and a sandbox should not get.
+/// Read besides `.gitignore`, for files that belong in git but not in a sandbox.
 const IGNORE_FILE: &str = ".coboxignore";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ignoring {
     Nothing,
-    /// What `.gitignore` and `.coboxignore` name.
+    /// Leaves out the files that `.gitignore` and `.coboxignore` match.
     IgnoreFiles,
 }
 
@@ -28,14 +29,14 @@ pub struct Packed {
     pub files: u64,
     pub links: u64,
     pub directories: u64,
-    /// Of the files' contents.
+    /// Total size of the files' contents.
     pub bytes: u64,
-    /// What was left out, and why; the first few.
+    /// The first entries that were left out, with the reason.
     pub notices: Vec<String>,
     pub notices_left_out: u64,
 }
 
-/// Notices kept: a folder of ten thousand sockets needs no ten thousand lines.
+/// Maximum number of notices: a folder with ten thousand sockets must not print ten thousand lines.
 pub const MAX_NOTICES: usize = 20;
 
 impl Packed {
@@ -52,14 +53,14 @@ impl Packed {
     }
 }
 
-/// How many bytes of file contents [`pack`] will read, for a progress bar.
+/// Bytes of file contents that [`pack`] will read, for a progress bar.
 pub fn measure(root: &Path, ignoring: Ignoring) -> u64 {
     walk(root, ignoring).flatten().filter_map(|e| e.metadata().ok()).filter(Metadata::is_file).map(|m| m.len()).sum()
 }
 
-/// Blocking. `progress` is told of contents as they are read.
+/// Blocking. Calls `progress` with the number of content bytes read.
 pub fn pack(root: &Path, ignoring: Ignoring, out: &mut dyn Write, progress: &dyn Fn(u64)) -> io::Result<Packed> {
-    // The root itself may be named through a link; from here on none is followed.
+    // The root itself may be given as a symbolic link; below it, none is followed.
     let root = root.canonicalize().map_err(|e| naming(root, e))?;
     let anchor = File::open(&root).map_err(|e| naming(&root, e))?;
     let mut packed = Packed::default();
@@ -78,7 +79,7 @@ pub fn pack(root: &Path, ignoring: Ignoring, out: &mut dyn Write, progress: &dyn
         }
         let meta = match entry.path().symlink_metadata() {
             Ok(meta) => meta,
-            // Deleted since the folder was listed: it would not be there a moment later either.
+            // Deleted since the folder was listed; a slightly later listing would not contain it either.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => {
                 packed.leave_out(relative, &unreadable(&e));
@@ -91,10 +92,10 @@ pub fn pack(root: &Path, ignoring: Ignoring, out: &mut dyn Write, progress: &dyn
     Ok(packed)
 }
 
-/// What is in a folder that can't be listed is left out, and the rest goes.
+/// Leaves out the contents of a folder that can't be listed; the rest is packed.
 fn unlisted(root: &Path, e: &ignore::Error, packed: &mut Packed) {
     match (path_of(e), e.io_error()) {
-        // Deleted since the folder above was listed, as with a file.
+        // Deleted since its parent folder was listed.
         (_, Some(cause)) if cause.kind() == io::ErrorKind::NotFound => {}
         (Some(path), Some(cause)) => {
             let relative = path.strip_prefix(root).unwrap_or(path);
@@ -123,8 +124,8 @@ fn walk(root: &Path, ignoring: Ignoring) -> Walk {
     let mut builder = WalkBuilder::new(root);
     builder.standard_filters(false).follow_links(false).sort_by_file_name(Ord::cmp);
     if ignoring == Ignoring::IgnoreFiles {
-        // Git's rules hold in a folder that is not (yet) a repository too. Those of folders above count only inside one:
-        // a stray .gitignore in a home directory says nothing about this folder.
+        // Git's ignore rules also apply in a folder that is not a repository yet. Those of parent folders apply only
+        // inside a repository: a stray .gitignore in a home directory is unrelated to this folder.
         let is_in_repository = root.canonicalize().is_ok_and(|r| r.ancestors().skip(1).any(|a| a.join(".git").exists()));
         builder.git_ignore(true).git_exclude(true).require_git(false).parents(is_in_repository).add_custom_ignore_filename(IGNORE_FILE);
     }
@@ -147,7 +148,7 @@ fn append<W: Write>(
     } else if kind.is_symlink() {
         let target = match read_link(anchor, path) {
             Ok(target) => target,
-            // Gone, or something else by now.
+            // Deleted or replaced since it was listed.
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => return Ok(()),
             Err(e) => {
                 packed.leave_out(path, &unreadable(&e));
@@ -170,8 +171,8 @@ fn append<W: Write>(
 }
 
 fn append_file<W: Write>(tar: &mut Builder<W>, anchor: &File, path: &Path, packed: &mut Packed, progress: &dyn Fn(u64)) -> io::Result<()> {
-    // Resolved again from the root with no links allowed: something swapped since the listing can't lead outside.
-    // Non-blocking, because it may have become a pipe that nobody writes to.
+    // Resolved again from the root without following links: an entry swapped since the listing can't lead outside.
+    // Non-blocking, because the file may have become a pipe without a writer.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let file = match rustix::fs::openat2(anchor, path, flags, Mode::empty(), resolve) {
@@ -209,7 +210,7 @@ fn header(kind: EntryType, meta: &Metadata) -> Header {
     header.set_entry_type(kind);
     header.set_mode(meta.mode() & 0o7777);
     header.set_mtime(u64::try_from(meta.mtime()).unwrap_or(0));
-    // Owners here mean nothing there: what is unpacked belongs to the sandbox's user.
+    // Local owners don't exist in the sandbox: extracted files belong to the sandbox's user.
     header.set_uid(0);
     header.set_gid(0);
     header.set_size(0);
@@ -222,11 +223,12 @@ fn read_link(anchor: &File, path: &Path) -> io::Result<PathBuf> {
     Ok(std::ffi::OsString::from_vec(target.into_bytes()).into())
 }
 
-/// A file that gives exactly the length its header promised, though it grows or shrinks meanwhile: the rest of the archive depends on it.
+/// A file reader that returns exactly the length in the tar header, even if the file grows or shrinks while it is
+/// read: otherwise the rest of the archive would be unreadable.
 struct ExactLength<'a> {
     file: File,
     left: u64,
-    /// Bytes that were promised and are no longer there.
+    /// Promised bytes that the file no longer had; zeros replace them.
     missing: u64,
     progress: &'a dyn Fn(u64),
 }
@@ -368,7 +370,7 @@ mod tests {
         }
         fs::write(root.join("a"), "a").unwrap();
         fs::write(root.join("z"), "z").unwrap();
-        // Both were listed by then, and neither was looked into.
+        // Both entries were listed by then, but not yet read.
         let change = |_| {
             fs::remove_dir_all(root.join("gone")).ok();
             if fs::remove_dir_all(root.join("other")).is_ok() {

@@ -1,4 +1,4 @@
-//! Joins the blocking world of tar and zstd to the async one of HTTP bodies, with a few chunks in between and no more.
+//! Connects blocking tar and zstd code with async HTTP bodies through a bounded channel.
 
 use std::io::{self, Read, Write};
 
@@ -6,18 +6,18 @@ use bytes::{Buf, Bytes, BytesMut};
 use futures_util::{Stream, StreamExt, stream};
 use tokio::sync::mpsc;
 
-/// Bytes of one chunk: large enough that passing it costs little beside filling it.
+/// Bytes of one chunk: large enough that sending it costs little compared to filling it.
 const CHUNK: usize = 64 * 1024;
 /// Chunks in flight: 1 MiB, so that packing and sending overlap.
 const IN_FLIGHT: usize = 16;
 
-/// What a writer sends; a channel that closes before `End` has lost its writer.
+/// An item of the channel. If the channel closes before `End`, the writer was lost.
 enum Piece {
     Bytes(Bytes),
     End(io::Result<()>),
 }
 
-/// A writer for a blocking thread, and the stream of what it writes.
+/// Returns a writer for a blocking thread, and the stream of the bytes that it writes.
 pub fn writer() -> (PipeWriter, impl Stream<Item = io::Result<Bytes>> + Send + 'static) {
     let (sender, receiver) = mpsc::channel(IN_FLIGHT);
     let chunks = stream::unfold(Some(receiver), |receiver| async move {
@@ -32,17 +32,18 @@ pub fn writer() -> (PipeWriter, impl Stream<Item = io::Result<Bytes>> + Send + '
     (PipeWriter { sender, buffer: BytesMut::with_capacity(CHUNK) }, chunks)
 }
 
-/// Must be ended by [`PipeWriter::finish`]: what is dropped unfinished breaks the stream off, so that half is never taken for the whole.
+/// Must be ended with [`PipeWriter::finish`]: dropping it fails the stream, so that a partial archive is never taken
+/// for a complete one.
 pub struct PipeWriter {
     sender: mpsc::Sender<Piece>,
     buffer: BytesMut,
 }
 
 impl PipeWriter {
-    /// Ends the stream: well, or with the error that stopped the writing.
+    /// Ends the stream, successfully or with the error that stopped the writing.
     pub fn finish(mut self, outcome: io::Result<()>) {
         let outcome = outcome.and_then(|()| self.flush());
-        // The reader may have gone first; then nobody is left to be told.
+        // The reader may be gone already; then there is no one to notify.
         let _ = self.sender.blocking_send(Piece::End(outcome));
     }
 }
@@ -66,7 +67,7 @@ impl Write for PipeWriter {
     }
 }
 
-/// A reader for a blocking thread over an async stream, and the future that feeds it.
+/// Returns a reader for a blocking thread over an async stream, and the future that feeds it.
 pub fn reader<E>(chunks: impl Stream<Item = Result<Bytes, E>> + Send) -> (PipeReader, impl Future<Output = ()> + Send)
 where
     E: std::error::Error + Send + Sync + 'static,

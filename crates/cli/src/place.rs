@@ -1,4 +1,4 @@
-//! Where a copy starts or ends: a path here, or `THREAD:/path` in a sandbox.
+//! Source or destination of a copy: a local path, or `THREAD:/path` in a sandbox.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -15,7 +15,7 @@ use crate::{
     way_in::Target,
 };
 
-/// The folder human and agent share; relative remote paths start there.
+/// The folder that human and agent share; relative remote paths start there.
 pub const WORK_DIR: &str = "/workspace";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,15 +26,15 @@ pub enum Place {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// `None` where only `:/path` was written.
+    /// `None` for `:/path`: the options select the target.
     pub target: Option<Target>,
-    /// Absolute, without a trailing slash (but `/` itself).
+    /// Absolute, without a trailing slash except for `/` itself.
     pub path: Vec<u8>,
-    /// Written with a trailing slash: the destination is a directory, whether it is there or not.
+    /// Written with a trailing slash: the destination is a directory, even if it does not exist yet.
     pub is_directory: bool,
 }
 
-/// As scp reads it: a colon before any slash means remote, so `./a:b` is a local file.
+/// Follows scp's rule: a colon before any slash means remote, so `./a:b` is a local file.
 pub fn parse(text: &OsStr) -> Result<Place, String> {
     let bytes = text.as_bytes();
     let colon = bytes.iter().position(|b| *b == b':');
@@ -70,7 +70,7 @@ fn remote(whose: &[u8], path: &[u8]) -> Result<Remote, String> {
 }
 
 impl Remote {
-    /// What is written before the colon, or what the options say; both is one too many.
+    /// The target before the colon, or the one from the options; giving both is an error.
     pub fn target(&self, options: &Where) -> Result<Target, Failure> {
         match &self.target {
             Some(_) if options.sandbox.is_some() => {
@@ -81,7 +81,7 @@ impl Remote {
         }
     }
 
-    /// The sandbox that is meant: the word before the colon is a thread's, or else a sandbox's name.
+    /// Resolves the target: the word before the colon is a thread or, if no such thread exists, a sandbox's name.
     pub async fn meant(&self, options: &Where, context: &Context) -> Result<Target, Failure> {
         match self.target(options)? {
             Target::Thread(word) if self.target.is_some() => context.meant(&word).await,
@@ -89,7 +89,7 @@ impl Remote {
         }
     }
 
-    /// The last part of the path, which a copy into a directory is called.
+    /// The last component of the path: its name when it is copied into a directory.
     pub fn name(&self) -> Option<&OsStr> {
         self.path.rsplit(|b| *b == b'/').next().filter(|n| !n.is_empty()).map(OsStr::from_bytes)
     }

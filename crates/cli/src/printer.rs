@@ -1,4 +1,4 @@
-//! The only place that writes to the terminal, so that nothing is printed by accident and `--json` holds everywhere.
+//! The only module that writes to the terminal, so that no output is accidental and `--json` applies everywhere.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -11,14 +11,14 @@ use crate::{failure::Failure, span::rough, table, terminal};
 #[derive(Clone, Copy, Debug)]
 pub struct Printer {
     json: bool,
-    /// Of stderr.
+    /// Colours on stderr.
     has_colour: bool,
-    /// Of stdout.
+    /// Colours on stdout.
     paints: bool,
     has_progress: bool,
 }
 
-/// What a word is like, beside what it says: no meaning is in a colour alone.
+/// Emphasis of a word. Colour never carries information that the text lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
     Plain,
@@ -51,7 +51,7 @@ impl Printer {
         Self { json, has_colour: is_tty && wants_colour, paints, has_progress: is_tty && !json }
     }
 
-    /// A word for stdout in its colour, where colours are wanted and can be seen.
+    /// Colours a word for stdout if colours are enabled and supported.
     pub fn paint(self, tone: Tone, text: &str) -> String {
         match tone.code() {
             Some(code) if self.paints => format!("\x1b[{code}m{text}\x1b[0m"),
@@ -59,7 +59,7 @@ impl Printer {
         }
     }
 
-    /// Somebody reads along: stderr is a terminal, and words are wanted.
+    /// Whether a user reads along: stderr is a terminal and the output is not JSON.
     pub fn is_interactive(self) -> bool {
         self.has_progress
     }
@@ -68,7 +68,7 @@ impl Printer {
         self.json
     }
 
-    /// The result of a command: a JSON object for programs, or `words` for people.
+    /// Prints the result of a command: a JSON object for programs, or `words` for people.
     pub fn result(self, value: &impl Serialize, words: impl FnOnce() -> String) -> io::Result<()> {
         if self.json {
             let mut text = serde_json::to_string_pretty(value)?;
@@ -79,7 +79,7 @@ impl Printer {
         }
     }
 
-    /// As [`Printer::result`] for a list. An empty one prints nothing where a program reads, and says so where a person does.
+    /// Like [`Printer::result`] for a list. An empty list prints `when_empty` on a terminal and nothing otherwise.
     pub fn list(self, value: &impl Serialize, header: &[&str], rows: &[Vec<String>], when_empty: &str) -> io::Result<()> {
         self.result(value, || match rows {
             [] if io::stdout().is_terminal() => when_empty.to_owned(),
@@ -87,7 +87,7 @@ impl Printer {
         })
     }
 
-    /// As [`table`], no wider than the terminal.
+    /// Like [`table`], but no wider than the terminal.
     pub fn table(self, header: &[&str], rows: &[Vec<String>]) -> String {
         let width = if io::stdout().is_terminal() { terminal::size().map(|(cols, _)| usize::from(cols)) } else { None };
         let mut lines = table::lines(header, rows, width);
@@ -97,7 +97,7 @@ impl Printer {
         lines.join("\n")
     }
 
-    /// The time of day (UTC) on a terminal, and the whole moment where a program may read.
+    /// The time of day (UTC) on a terminal, otherwise the full timestamp, which a program may read.
     pub fn clock(self, at: Timestamp) -> String {
         let whole = at.to_string();
         match whole.get(11..19) {
@@ -106,7 +106,7 @@ impl Printer {
         }
     }
 
-    /// A moment for a table: rough on a terminal, where columns are scarce, and exact where a program may read.
+    /// A time for a table: approximate on a terminal, where space is scarce, otherwise exact.
     pub fn moment(self, at: Timestamp) -> String {
         if !io::stdout().is_terminal() {
             return at.to_string();
@@ -118,12 +118,12 @@ impl Printer {
         }
     }
 
-    /// A line on stdout, whatever the format.
+    /// Prints a line on stdout in every format.
     pub fn line(self, text: &str) -> io::Result<()> {
         if text.is_empty() { Ok(()) } else { self.out(format!("{text}\n").as_bytes()) }
     }
 
-    /// Something worth knowing beside the result, on stderr; not for programs.
+    /// Prints additional information on stderr; omitted in JSON mode.
     pub fn note(self, text: &str) {
         if !self.json {
             self.err(format!("{text}\n").as_bytes());
@@ -135,7 +135,7 @@ impl Printer {
             format!("{}\n", failure.json())
         } else {
             let label = if self.has_colour { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
-            // Only our own words may have lines; a server's could pretend to be more than its message.
+            // Only local messages may have several lines: a server could otherwise imitate further output.
             let what = match &failure.api {
                 Some(_) => visible(&failure.what),
                 None => failure.what.lines().map(visible).collect::<Vec<_>>().join("\n  "),
@@ -152,7 +152,7 @@ impl Printer {
         self.err(text.as_bytes());
     }
 
-    /// Bytes exactly as they are. Nobody reading any more is not an error.
+    /// Writes bytes unchanged to stdout. A closed stdout is not an error.
     pub fn out(self, bytes: &[u8]) -> io::Result<()> {
         match self.stream(bytes) {
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -160,20 +160,20 @@ impl Printer {
         }
     }
 
-    /// As [`Printer::out`], but tells a command that streams when to stop.
+    /// Like [`Printer::out`], but reports a closed stdout, so that a streaming command can stop.
     pub fn stream(self, bytes: &[u8]) -> io::Result<()> {
         let mut stdout = io::stdout().lock();
         stdout.write_all(bytes)?;
         stdout.flush()
     }
 
-    /// Bytes to stderr. With stderr gone there is nobody left to tell, so a failure is not reported.
+    /// Writes bytes to stderr. A failure is ignored: there is no other place to report it.
     pub fn err(self, bytes: &[u8]) {
         let mut stderr = io::stderr().lock();
         let _ = stderr.write_all(bytes).and_then(|()| stderr.flush());
     }
 
-    /// A line that stays at the bottom of a terminal, nothing elsewhere.
+    /// A line that stays at the bottom of a terminal; hidden elsewhere.
     pub fn status_line(self) -> ProgressBar {
         if !self.has_progress {
             return ProgressBar::hidden();
@@ -185,7 +185,7 @@ impl Printer {
         line.with_finish(ProgressFinish::AndClear)
     }
 
-    /// A bar on a terminal, nothing elsewhere. Without a known length it counts.
+    /// A progress bar on a terminal; hidden elsewhere. Without a known length it shows a byte count.
     pub fn progress(self, length: Option<u64>, label: &str) -> ProgressBar {
         if !self.has_progress {
             return ProgressBar::hidden();
@@ -199,13 +199,13 @@ impl Printer {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.set_message(visible(label));
-        // Also where it is dropped half-way: the error then starts on an empty line.
+        // Also when it is dropped early, so that an error message starts on an empty line.
         bar.with_finish(ProgressFinish::AndClear)
     }
 }
 
-/// Text from elsewhere with its control characters made visible, so that a name can't move the cursor or repaint the screen, and those that
-/// are not seen or turn the others round too: what is shown is what is there.
+/// Escapes control characters of untrusted text, so that a name can't move the cursor or repaint the screen. Also
+/// escapes invisible and bidirectional characters, so that the text can't be mistaken for another.
 pub fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -214,12 +214,12 @@ pub fn visible(text: &str) -> String {
     out
 }
 
-/// Columns aligned by two spaces; the header is left out when there is nothing under it.
+/// Columns separated by two spaces; no header if there are no rows.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     table::lines(header, rows, None).join("\n")
 }
 
-/// `label  value` lines with the values aligned.
+/// `label  value` lines with aligned values.
 pub fn fields(pairs: &[(&str, String)]) -> String {
     let width = pairs.iter().map(|(label, _)| label.len()).max().unwrap_or(0);
     let lines: Vec<String> =

@@ -1,4 +1,4 @@
-//! A broker running in this process, from its start to its orderly end.
+//! A broker running in this process, from its start to its orderly shutdown.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,15 +18,15 @@ use crate::{
     failure::Failure,
 };
 
-/// The first key's principal where the environment doesn't name the user.
+/// Principal of the first key if the environment doesn't name the user.
 const FIRST_PRINCIPAL: &str = "operator";
-/// Whose the key beside it is, for a broker of one person and their agents.
+/// Principal of the agent key of a single-user broker.
 const AGENT: &str = "agent";
 
-/// Names the OpenTelemetry collector that gets a span of every request, as in other programs.
+/// Environment variable for the OpenTelemetry collector that receives a span per request; the standard name.
 const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 
-/// Which keys a broker makes for itself where they are missing.
+/// The API keys that a broker creates at its start if they are missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstKeys {
     Operator,
@@ -39,19 +39,19 @@ pub struct Running {
     shutdown: oneshot::Sender<()>,
     data_dir: DataDir,
     pub note: BrokerNote,
-    /// The key file was written by this start.
+    /// Set when this start wrote the key file.
     pub is_first_run: bool,
 }
 
 impl Running {
-    /// Starts everything; when it returns the broker answers and `broker.json` says where.
+    /// Starts everything; on return the broker accepts requests and `broker.json` has its address.
     pub async fn start(mut config: Config, options: LocalOptions, first_keys: FirstKeys) -> Result<Self, Failure> {
         take_all_descriptors();
         let data_dir = DataDir::take(&config.data_dir)?;
         config.data_dir = data_dir.path().to_owned();
         let listener = listen(config.listen).await?;
         let local = local_url(config.scheme(), listener.local_addr()?);
-        // Bound to every address it would otherwise hand out URLs that lead nowhere.
+        // A broker bound to all addresses would otherwise hand out URLs that lead nowhere.
         config.public_url.get_or_insert(local);
         let provider = local_provider(data_dir.path(), options).await?;
         let mut broker = Broker::start(config, Arc::new(provider), listener).await.context("starting the broker")?;
@@ -63,7 +63,7 @@ impl Running {
         let serving = tokio::spawn({
             let broker = broker.clone();
             async move {
-                // Dropping the other end means the same as using it.
+                // A dropped sender also stops the broker.
                 broker.run(async { drop(told.await) }).await
             }
         });
@@ -74,7 +74,8 @@ impl Running {
             FirstKeys::Operator => None,
             FirstKeys::OperatorAndAgent => match ensure_key(&broker, &agent_key_file, AGENT, PrincipalKind::Agent).await {
                 Ok(_) => Some(agent_key_file),
-                // The name may be a human's by now. Agents can be given a key by hand; the broker is worth more than that.
+                // The name may belong to a human by now. An agent key can be created by hand, so the broker starts
+                // without one.
                 Err(failure) => {
                     tracing::warn!(reason = failure.what, "there is no key for an agent; `cobox keys create` makes one");
                     None
@@ -94,21 +95,21 @@ impl Running {
         self.data_dir.path()
     }
 
-    /// Resolves when the broker stops serving without having been told to, with the reason.
+    /// Resolves with the reason when the broker stops without a request to stop.
     pub async fn stopped(&mut self) -> Failure {
         let why = match (&mut self.serving).await {
             Ok(Ok(())) => "the broker stopped by itself".to_owned(),
             Ok(Err(why)) => why.to_string(),
             Err(e) => format!("the broker stopped by itself: {e}"),
         };
-        // Whoever reads it would look for a broker that isn't there.
+        // Clients that read the note would look for a broker that is gone.
         self.data_dir.remove_note();
         Failure::new(why)
     }
 
-    /// Reads again what may change while the broker runs.
+    /// Reloads the policy and the certificate.
     pub async fn reload(&self) {
-        // What is wrong with it is in the log.
+        // Errors are logged by the broker.
         let _ = self.broker.reload_policy().await;
         match self.broker.reload_tls() {
             Ok(true) => tracing::info!("a new certificate is in use"),
@@ -117,10 +118,10 @@ impl Running {
         }
     }
 
-    /// Stops answering; what is under way may finish. Sandboxes go on running.
+    /// Stops accepting requests and lets current ones finish. Sandboxes keep running.
     pub async fn stop(self) -> Stopped {
         self.data_dir.remove_note();
-        // A broker that has stopped by itself can't be told and need not be.
+        // Fails only if the broker has stopped already.
         let _ = self.shutdown.send(());
         match self.serving.await {
             Ok(Ok(())) => {}
@@ -145,7 +146,8 @@ fn export_spans(_: &mut Broker, endpoint: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A connection takes two descriptors, and the usual limit of 1024 is for programs that choose them by bits in a set.
+/// A connection takes two descriptors. The usual soft limit of 1024 exists for programs that use select(2), which this
+/// one doesn't.
 fn take_all_descriptors() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
@@ -153,7 +155,7 @@ fn take_all_descriptors() {
     }
 }
 
-/// A broker that answers no more; the data directory stays taken until this is dropped.
+/// A broker that no longer serves; the data directory stays locked until this is dropped.
 pub struct Stopped {
     broker: Arc<Broker>,
     _data_dir: DataDir,
@@ -165,7 +167,8 @@ impl Stopped {
     }
 }
 
-/// Makes a key where there is none, or where the one there is not of this broker's database. Says whether it did.
+/// Creates a key if there is none, or if the existing one is unknown to this broker's database. Returns whether it
+/// did.
 async fn ensure_key(broker: &Broker, path: &Path, principal: &str, kind: PrincipalKind) -> Result<bool, Failure> {
     match std::fs::read_to_string(path) {
         Ok(key) => {

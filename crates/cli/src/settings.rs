@@ -24,13 +24,14 @@ impl Settings {
         parse(&text).map_err(|e| Failure::new(format!("{}: {e}", path.display())))
     }
 
-    /// As [`Settings::read`]; a file that isn't there sets nothing.
+    /// Like [`Settings::read`], with defaults if the file is missing.
     pub fn read_if_there(path: &Path) -> Result<Self, Failure> {
         if path.exists() { Self::read(path) } else { parse("").map_err(Failure::new) }
     }
 }
 
-/// The `[local]` table is the provider's, the rest is the broker's. Both are read from where they stand, so that an error knows its line.
+/// The `[local]` table belongs to the provider, the rest to the broker. Both are deserialized in place, so that an
+/// error has its line number.
 pub fn parse(text: &str) -> Result<Settings, String> {
     let table = DeTable::parse(text).map_err(|e| explain(text, &e))?;
     let whole = table.span();
@@ -43,7 +44,7 @@ pub fn parse(text: &str) -> Result<Settings, String> {
     let has_data_dir = table.contains_key("data_dir");
     let rest = Deserializer::from(Spanned::new(whole, table));
     let mut config = Config::deserialize(rest).map_err(|e| match explain(text, &e) {
-        // `local` is a key of the top level too, which this message does not know.
+        // `local` is also a top-level key, but this message doesn't list it.
         message if message.contains("expected one of `listen`") => message.replacen("expected one of ", "expected one of `local`, ", 1),
         message => message,
     })?;
@@ -55,12 +56,12 @@ pub fn parse(text: &str) -> Result<Settings, String> {
     Ok(Settings { config, options })
 }
 
-/// The line as it stands in the file, and what is wrong with it.
+/// The error with its line number and the line itself.
 fn explain(text: &str, error: &toml::de::Error) -> String {
     let Some(line_start) = error.span().and_then(|span| text.get(..span.start)) else { return error.message().to_owned() };
     let number = line_start.matches('\n').count();
     let line = text.lines().nth(number).unwrap_or_default().trim_end();
-    // There is a password in it.
+    // The URL contains a password.
     let line = if line.contains("database_url") { "database_url = …" } else { line };
     let is_size = line.split('=').next().is_some_and(|key| key.trim().ends_with("_bytes"));
     let hint = if is_size && error.message().starts_with("invalid") { ": a size is a number of bytes" } else { "" };

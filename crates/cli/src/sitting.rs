@@ -1,4 +1,4 @@
-//! Sitting at a shell: its output on this terminal, this keyboard in it, and who has control said as it changes.
+//! Attaches this terminal to a shell: shows its output, sends the keyboard's input, and reports changes of control.
 
 mod display;
 pub(crate) mod gate;
@@ -35,45 +35,45 @@ use crate::{
     typist::{Asked, Keyboard, Standing, TAKE_KEY_NAME, type_in},
 };
 
-/// Asks of the keyboard on their way to the screen.
+/// Buffered requests of the keyboard to the screen.
 const ASKS: usize = 4;
-/// For the other side to hear that we leave.
+/// Time limit for an orderly detach.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// For the terminal to show the last of it.
+/// Time limit for the terminal to show the last output.
 const LAST_LOOK: Duration = Duration::from_secs(1);
-/// What a program gets that asks a pipe for its size.
+/// Size reported to programs when there is no terminal.
 const NO_TERMINAL: (u16, u16) = (80, 24);
 const BELL: &[u8] = b"\x07";
 
-/// Why it is over.
+/// Why the attachment ended.
 pub enum End {
     Exited(i32),
     Left,
-    /// Not over: who only looked wants to take part, over another connection.
+    /// Not an end: an observer wants to take part, which needs another connection.
     Joins,
     Failed(Failure),
 }
 
-/// Who sits there, and where.
+/// Identity and options of one shell attachment.
 pub struct Place {
     /// The thread or the sandbox, and the shell's name.
     pub name: String,
     pub is_observer: bool,
-    /// Whether an observer could be more.
+    /// Whether an observer may become a participant.
     pub may_join: bool,
-    /// Whom the sandbox knows us as, where that is known here.
+    /// Principal under which the sandbox knows this client, if known here.
     pub me: Option<String>,
     pub escape: EscapeKey,
     pub has_status: bool,
-    /// Whether control was asked for as the shell was joined.
+    /// Whether control was requested when the shell was joined.
     pub takes: bool,
-    /// What programs may do to this terminal beside printing.
+    /// What programs may do to this terminal besides printing.
     pub allows: SequenceKinds,
 }
 
 pub struct Sitting {
     place: Place,
-    /// There is somebody to show things to.
+    /// Whether stdout is a terminal.
     is_shown: bool,
     raw: Option<RawMode>,
     signals: Signals,
@@ -82,17 +82,17 @@ pub struct Sitting {
     notices: Notices,
     keyboard: Keyboard,
     standing: watch::Sender<Standing>,
-    /// Who has control, for people.
+    /// The participant in control, as text for the status line.
     control: String,
     asked_for_control: bool,
-    /// Something was left out of what is shown: it is to be drawn anew.
+    /// Set when output was dropped: the screen must be redrawn.
     is_torn: bool,
 }
 
 impl Sitting {
-    /// From here on the terminal is lent, until [`Sitting::stand_up`].
+    /// Takes over the terminal until [`Sitting::stand_up`].
     pub fn new(printer: Printer, place: Place) -> io::Result<Self> {
-        // First, so that no signal finds a raw terminal and nobody to give it back.
+        // First, so that no signal ends the process while the terminal is raw.
         let signals = Signals::new()?;
         let raw = RawMode::enter()?;
         Ok(Self {
@@ -111,14 +111,14 @@ impl Sitting {
         })
     }
 
-    /// Takes part from now on.
+    /// Turns an observer into a participant.
     pub fn join(&mut self) {
         self.place.is_observer = false;
         self.asked_for_control = true;
         self.standing.send_replace(Standing::Types);
     }
 
-    /// What puts the terminal into a state fit for a prompt.
+    /// Writes the sequences that prepare the terminal for a prompt.
     fn show_leaving(&mut self, is_exit: bool) {
         if self.is_shown {
             let last = self.picture.leave(is_exit);
@@ -127,8 +127,8 @@ impl Sitting {
         }
     }
 
-    /// Gives the terminal back, in a state fit for a prompt. `false` where it takes nothing any more: whoever wrote to it would wait
-    /// for as long as it does.
+    /// Restores the terminal for a prompt. Returns `false` if the terminal accepts no output: a write to it would
+    /// block.
     pub async fn stand_up(mut self, end: &End) -> bool {
         let is_exit = matches!(end, End::Exited(_));
         self.show_leaving(is_exit);
@@ -172,7 +172,7 @@ impl Sitting {
                     ask => self.answer(&ask),
                 },
                 typed = &mut typing, if !has_typed_all => match typed {
-                    // The connection broke while typing: what the reading half says of it is the better message.
+                    // The connection broke during input: the reading half reports the better error.
                     Ok(_) => has_typed_all = true,
                     Err(e) => return End::Failed(Failure::new(format!("reading the keyboard: {e}"))),
                 },
@@ -185,7 +185,7 @@ impl Sitting {
         }
     }
 
-    /// Lets go of control, so that others need not wait whether we come back.
+    /// Releases control, so that others need not wait for this client to return.
     async fn leave(&self, mut shell: Shell) -> End {
         let going = async {
             if *self.standing.borrow() == Standing::Types {
@@ -195,12 +195,12 @@ impl Sitting {
             while shell.output.next().await.is_some() {}
             Ok::<(), ClientError>(())
         };
-        // Whoever doesn't hear it finds out by itself.
+        // If the notification fails, the sandbox detects the closed connection on its own.
         let _ = timeout(FAREWELL, going).await;
         End::Left
     }
 
-    /// What the keyboard asks of the screen alone.
+    /// Handles keyboard requests that concern only the screen.
     fn answer(&mut self, ask: &Asked) {
         match ask {
             Asked::Help => self.notices.say(&self.place.escape.help()),
@@ -224,7 +224,8 @@ impl Sitting {
             ShellEvent::Ready(ready) => {
                 self.draw(|picture| picture.shell_resized(ready.cols, ready.rows));
                 if self.asked_for_control && ready.controller.is_some() && ready.yours != Some(true) {
-                    // The answer is on its way, and keys go the same way behind the question: they count already.
+                    // The request for control was sent earlier on the same connection as the keys, so the keys already
+                    // count.
                     self.control = "taking control".to_owned();
                 } else {
                     self.is_controlled_by(ready.controller, ready.yours, true);
@@ -251,7 +252,7 @@ impl Sitting {
                 if std::mem::take(&mut self.asked_for_control) {
                     self.control = "somebody else has control".to_owned();
                 }
-                // Who watches is refused a size, too, and need not know.
+                // An observer's resize is refused as well, which the user need not know.
                 if *self.standing.borrow() == Standing::Types && !self.place.is_observer {
                     self.ring();
                     self.notices.say(&format!("control is elsewhere; {} takes it", self.place.escape.then("t")));
@@ -278,7 +279,7 @@ impl Sitting {
         self.is_torn |= !self.display.show(bytes);
     }
 
-    /// Shows what is to be said now.
+    /// Updates the overlaid status message.
     fn refresh_words(&mut self) {
         let status = self.place.has_status.then(|| {
             let (cols, rows) = self.picture.shell_size();
@@ -290,7 +291,7 @@ impl Sitting {
         self.draw(|picture| picture.say(words));
     }
 
-    /// Says who types now, and lets the keyboard know whether it does.
+    /// Updates the participant in control and informs the keyboard whether its input is accepted.
     fn is_controlled_by(&mut self, controller: Option<Controller>, yours: Option<bool>, is_first: bool) {
         let asked = std::mem::take(&mut self.asked_for_control);
         let is_mine = |c: &Controller| yours.unwrap_or_else(|| self.place.me.as_ref().map_or(asked || is_first, |me| *me == c.principal));
@@ -344,12 +345,12 @@ impl Sitting {
         let Some((cols, rows)) = size() else { return };
         self.draw(|picture| picture.resized_here((cols, rows)));
         if !self.place.is_observer {
-            // On a lost connection it is kept for the next one.
+            // On a lost connection the size is kept for the next one.
             let _ = input.resize(cols, rows).await;
         }
     }
 
-    /// Hands the terminal to whoever started us, until they let us go on.
+    /// Returns the terminal to the parent process and stops until SIGCONT.
     async fn suspend(&mut self, input: &ShellInput) {
         self.show_leaving(false);
         self.display.settle(LAST_LOOK).await;
@@ -357,12 +358,12 @@ impl Sitting {
             raw.pause();
         }
         stop_here();
-        // What let us go on is told as a signal too.
+        // The SIGCONT that resumed this process is also delivered as a signal.
         let _ = timeout(FAREWELL, self.signals.continued.recv()).await;
         self.is_continued(input).await;
     }
 
-    /// Others had the terminal meanwhile.
+    /// Restores raw mode and the screen: other programs may have used the terminal.
     async fn is_continued(&mut self, input: &ShellInput) {
         if let Some(raw) = &self.raw
             && let Err(error) = raw.again()
@@ -374,7 +375,7 @@ impl Sitting {
     }
 }
 
-/// A shell that is not found again has ended meanwhile.
+/// A shell that is not found after a reconnect has ended in the meantime.
 fn explained(error: ClientError) -> Failure {
     if error.is(ErrorCode::ShellNotFound) {
         return Failure::new("the shell ended while the connection was lost, or there is none of that name")

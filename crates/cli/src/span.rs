@@ -1,8 +1,8 @@
-//! Lengths of time as people write them: a number and a unit.
+//! Parses and formats durations as a number and a unit.
 
 use std::time::Duration;
 
-/// `30d`, `12h`, `90s`: one number and one unit.
+/// Parses `30d`, `12h` or `90s`: one number and one unit.
 pub fn span(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is not a time such as 30d, 12h or 90m");
     let at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
@@ -19,7 +19,7 @@ pub fn span(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs(seconds))
 }
 
-/// As [`span`], or a bare number of seconds, also a fraction or 0.
+/// Like [`span`]; also accepts a bare number of seconds, which may be a fraction or 0.
 pub fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(s) if s.is_finite() && s >= 0.0 => Ok(s),
@@ -30,7 +30,7 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// How long ago or ahead, in the largest unit that fits: for a table, where a whole timestamp is too wide.
+/// An approximate duration in the largest fitting unit: for a table, where a full timestamp is too wide.
 pub fn rough(seconds: u64) -> String {
     match seconds {
         s if s < 60 => format!("{s}s"),

@@ -1,17 +1,17 @@
-//! Columns for people: aligned, and no wider than the terminal they are read on.
+//! Tables for people: aligned columns, no wider than the terminal.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::printer::visible;
 
-/// Between two columns.
+/// Separator of two columns.
 const GAP: &str = "  ";
-/// A column is not cut below this many cells: less says nothing.
+/// A column is not cut below this many cells: a shorter one has no use.
 const LEAST: usize = 8;
-/// Characters of an id of ours after its prefix.
+/// Characters of a cobox id after its prefix.
 const ID_CHARS: usize = 26;
 
-/// The lines of a table, its header first; none when there is nothing under it. Without a width it is as wide as it is.
+/// The lines of a table, its header first; empty without rows. Without `width`, the columns have their natural width.
 pub fn lines(header: &[&str], rows: &[Vec<String>], width: Option<usize>) -> Vec<String> {
     if rows.is_empty() {
         return Vec::new();
@@ -33,7 +33,7 @@ pub fn lines(header: &[&str], rows: &[Vec<String>], width: Option<usize>) -> Vec
     lines
 }
 
-/// Takes from the widest column, one cell at a time. Ids go last: half of one is good for nothing.
+/// Shrinks the widest column, one cell at a time. Columns with ids come last: a cut id is useless.
 fn narrow(widths: &mut [usize], holds_ids: &[bool], to: usize) {
     let gaps = GAP.len() * widths.len().saturating_sub(1);
     for may_cut_ids in [false, true] {
@@ -45,7 +45,7 @@ fn narrow(widths: &mut [usize], holds_ids: &[bool], to: usize) {
     }
 }
 
-/// Padded to the width, or cut to it and said to be.
+/// Pads text to the width, or cuts it with an ellipsis.
 fn fitted(text: &str, width: usize) -> String {
     let is_cut = text.width() > width;
     let room = if is_cut { width.saturating_sub(1) } else { width };

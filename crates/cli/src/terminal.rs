@@ -1,4 +1,5 @@
-//! The local terminal while a program elsewhere has it: raw, its size told, and always given back as it was.
+//! The local terminal while a remote program uses it: raw mode, its size, and a guaranteed restore of its previous
+//! state.
 
 mod escape;
 mod modes;
@@ -20,25 +21,26 @@ pub use self::{
     modes::Modes,
 };
 
-/// Raw mode for as long as it lives: dropped on return, on error, on unwinding, and before a handled signal ends the program. A panic
-/// gives the terminal back first, so that its words can be read.
+/// Raw mode for the lifetime of this value: ended on return, on error, on unwinding, and before a handled signal ends
+/// the process. A panic hook restores the terminal first, so that the panic message is readable.
 pub struct RawMode {
     terminal: OwnedFd,
 }
 
-/// The terminal that is raw now, and how it was: for a panic, which can't ask anybody.
+/// The terminal in raw mode and its previous settings: global, because a panic hook has no other access.
 static HELD: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
 static HOOK: Once = Once::new();
-/// Whether a program has taken a screen of its own there. Leaving one that nobody took would move the cursor to wherever it was once saved.
+/// Whether a program has switched to the alternate screen. Leaving it otherwise would move the cursor to an old saved
+/// position.
 static IS_ALTERNATE: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// A panic of what runs now is caught, and costs nobody their terminal.
+    /// A panic of the current code is caught, so it must not restore the terminal.
     static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
 impl RawMode {
-    /// `None` where stdin is not a terminal: then there is nothing to change.
+    /// `None` if stdin is not a terminal, so that there is nothing to change.
     pub fn enter() -> io::Result<Option<Self>> {
         let stdin = io::stdin();
         if !stdin.is_terminal() {
@@ -56,22 +58,22 @@ impl RawMode {
         Ok(raw)
     }
 
-    /// Makes it raw anew, after [`RawMode::pause`] or whatever others did to it.
+    /// Restores raw mode after [`RawMode::pause`] or after another program changed it.
     pub fn again(&self) -> io::Result<()> {
         let mut raw = tcgetattr(&self.terminal)?;
         raw.make_raw();
-        // What was typed before is kept: it may be meant for us.
+        // Pending input is kept: it may be for this program.
         Ok(tcsetattr(&self.terminal, OptionalActions::Now, &raw)?)
     }
 
-    /// As it was before, until it is raw again.
+    /// Restores the previous settings until [`RawMode::again`].
     pub fn pause(&self) {
         give_back(held().as_ref());
     }
 
-    /// Forgets what was typed, or told by the terminal itself, and not read yet: it was for a program that we left.
+    /// Discards unread input, including the terminal's own reports: it was for the program that was left.
     pub fn forget_input(&self) {
-        // A terminal that is gone has nothing to forget.
+        // Fails only if the terminal is gone.
         let _ = tcflush(&self.terminal, QueueSelector::IFlush);
     }
 }
@@ -83,14 +85,14 @@ impl Drop for RawMode {
 }
 
 fn held() -> MutexGuard<'static, Option<(OwnedFd, Termios)>> {
-    // A panic while it is held leaves it whole.
+    // A panic while the lock is held leaves the value intact.
     HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn give_back(held: Option<&(OwnedFd, Termios)>) {
     if let Some((terminal, before)) = held {
-        // Not after its output has been shown, which on a terminal that is stuck would be never. One that is gone can't be restored, and
-        // nobody looks at it.
+        // Not `Drain`: on a blocked terminal it would never return. If the terminal is gone, there is nothing to
+        // restore.
         let _ = tcsetattr(terminal, OptionalActions::Now, before);
     }
 }
@@ -112,12 +114,12 @@ fn give_back_on_panic() {
     }));
 }
 
-/// What the terminal shows from now on, for a panic to know: a program's own screen, or the one that was there before.
+/// Records for the panic hook which screen the terminal shows: the alternate one or the normal one.
 pub fn shows_alternate(is_alternate: bool) {
     IS_ALTERNATE.store(is_alternate, Ordering::Relaxed);
 }
 
-/// Panics where a program prints what `COBOX_PANIC_AT` says: how a test breaks us. Not in what is released.
+/// Panics when a program prints the value of `COBOX_PANIC_AT`, so that tests can cause a panic. Debug builds only.
 #[cfg(debug_assertions)]
 pub fn break_where_told(output: &[u8]) {
     static WORD: std::sync::LazyLock<Option<String>> =
@@ -130,7 +132,7 @@ pub fn break_where_told(output: &[u8]) {
 #[cfg(not(debug_assertions))]
 pub const fn break_where_told(_: &[u8]) {}
 
-/// Runs what may panic over what a stranger sends, and catches it.
+/// Runs code that catches its own panics over untrusted input; during this, the panic hook leaves the terminal alone.
 pub fn guarded<T>(work: impl FnOnce() -> T) -> T {
     let before = IS_GUARDED.replace(true);
     let result = work();
@@ -138,21 +140,21 @@ pub fn guarded<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Columns and rows, where stdout or stdin is a terminal that knows them.
+/// Columns and rows, if stdout or stdin is a terminal with a known size.
 pub fn size() -> Option<(u16, u16)> {
     let known = |fd: Result<rustix::termios::Winsize, rustix::io::Errno>| fd.ok().filter(|w| w.ws_col > 0 && w.ws_row > 0);
     let size = known(tcgetwinsize(io::stdout())).or_else(|| known(tcgetwinsize(io::stdin())))?;
     Some((size.ws_col, size.ws_row))
 }
 
-/// Terminals that every system knows by name.
+/// Terminal names that every system has a terminfo entry for.
 const KNOWN: [&str; 8] = ["xterm", "screen", "tmux", "rxvt", "linux", "vt100", "vt220", "dumb"];
-/// Of which these may follow: `screen-256color`.
+/// Suffixes that may follow: `screen-256color`.
 const KNOWN_VARIANTS: [&str; 3] = ["-256color", "-color", "-unicode-256color"];
-/// What the others claim to be, and mostly are.
+/// Most other terminals are compatible with this one.
 const COMMON: &str = "xterm-256color";
 
-/// The name to know this terminal by elsewhere: a program that finds no description of it refuses to start.
+/// The TERM value to use in the sandbox: programs refuse to start without a terminfo entry for it.
 pub fn known_name(term: &str) -> &str {
     let is_known = |name: &&str| term.strip_prefix(*name).is_some_and(|rest| rest.is_empty() || KNOWN_VARIANTS.contains(&rest));
     if KNOWN.iter().any(is_known) { term } else { COMMON }
@@ -182,7 +184,7 @@ mod tests {
         assert!(!is_raw());
         raw.again().unwrap();
         assert!(is_raw());
-        // Before anything is dropped, so that the words of it can be read.
+        // Before anything is dropped, so that the panic message is readable.
         let hooked = std::thread::spawn(|| panic!("a test of panics")).join();
         assert!(hooked.is_err() && !is_raw());
         raw.again().unwrap();

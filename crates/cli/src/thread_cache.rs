@@ -1,5 +1,5 @@
-//! Which sandbox each thread had last, kept between runs: a thread that is used again gets that one back, and no new one is made
-//! while it is there. Ids and addresses only, never a token or a key.
+//! The last sandbox of each thread, kept between runs: a thread gets its previous sandbox back as long as that exists,
+//! instead of a new one. Contains ids and addresses only, never a token or a key.
 
 use std::{
     io::{self, Read, Write},
@@ -12,19 +12,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::context::{Environment, user_dir};
 
-/// Threads remembered, of all brokers and keys together: more than anybody works in, and some 100 KiB.
+/// Maximum number of threads, over all brokers and keys: more than a user works in, and about 100 KiB.
 const MAX_ENTRIES: usize = 256;
-/// Most that is read of the file, in bytes: four times what is ever written.
+/// Bytes read from the file at most: four times the largest size that is written.
 const MAX_BYTES: u64 = 1024 * 1024;
-/// An entry in use is written anew only this often, in seconds, so that most commands write nothing.
+/// An entry in use is rewritten at most this often, in seconds, so that most commands write nothing.
 const TOUCH_SECONDS: u64 = 3600;
-/// Longest text of an entry that is kept, in bytes; a thread's id has at most 1 KiB.
+/// Longest text of an entry, in bytes; a thread's id has at most 1 KiB.
 const MAX_TEXT_BYTES: usize = 2048;
 
-/// What is remembered for one broker and one key; nobody else's entries are seen or lost.
+/// The entries of one broker and one key; entries of others are neither read nor removed.
 pub struct ThreadCache {
     path: PathBuf,
-    /// Stands for the broker and the key, and lets nobody guess either.
+    /// A hash of the broker's URL and the key, from which neither can be guessed.
     owner: String,
 }
 
@@ -45,7 +45,7 @@ struct Written {
 }
 
 impl ThreadCache {
-    /// `None` where there is no home directory to keep it in.
+    /// `None` without a home directory.
     pub fn of(url: &str, api_key: &Secret, env: Environment) -> Option<Self> {
         let path = user_dir(env, "XDG_CACHE_HOME", ".cache")?.join("cobox/threads.json");
         let mut hasher = blake3::Hasher::new_derive_key("cobox 2026 owner of a thread cache entry");
@@ -87,7 +87,7 @@ impl ThreadCache {
         self.forget_where(|e| e.thread == thread);
     }
 
-    /// By a session's id or a sandbox's, as it was released or deleted.
+    /// Removes entries by the id of a session or a sandbox that was released or deleted.
     pub fn forget_id(&self, id: &str) {
         self.forget_where(|e| e.session_id.as_str() == id || e.sandbox_id.as_str() == id);
     }
@@ -105,7 +105,7 @@ impl ThreadCache {
         entry.owner == self.owner && entry.thread == thread
     }
 
-    /// What can't be read is as good as nothing: the broker knows better than any cache.
+    /// An unreadable file counts as empty: the broker has the authoritative state.
     fn read(&self) -> Written {
         let mut text = Vec::new();
         let is_read = std::fs::File::open(&self.path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut text));
@@ -119,11 +119,12 @@ impl ThreadCache {
     }
 }
 
-/// Seen whole or not at all, and by its owner alone. Not forced to the disk: after a power cut an empty cache does no harm.
+/// Replaces the file atomically, readable by its owner only. Not synced to disk: an empty cache after a power failure
+/// is harmless.
 fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    // A temporary file is made with mode 0600.
+    // A temporary file is created with mode 0600.
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(text)?;
     file.persist(path).map_err(|e| e.error).map(drop)

@@ -1,4 +1,4 @@
-//! The keyboard's way into a shell: a task of its own, because a full connection must not hold up the screen.
+//! Sends keyboard input to a shell from its own task, because a congested connection must not block the screen.
 
 use std::{
     io::{self, IsTerminal},
@@ -16,31 +16,31 @@ use tokio::sync::{Mutex, mpsc, watch};
 
 use crate::terminal::{EscapeKey, EscapeScan, Typed};
 
-/// Bytes read from the keyboard at once: a large paste in a few frames.
+/// Bytes per read from the keyboard: a large paste fits into a few frames.
 const STDIN_CHUNK: usize = 16 * 1024;
-/// Reads that wait for a slow connection; beyond it the terminal keeps what is typed.
+/// Buffered reads for a slow connection; beyond that the terminal buffers the input.
 const CHUNKS: usize = 4;
-/// Takes control where somebody else has it: the keys there go nowhere, so one can be ours.
+/// Takes control while another participant has it: input is ignored then, so one key can be used for this.
 pub const TAKE_KEY: u8 = 0x14;
 pub const TAKE_KEY_NAME: &str = "Ctrl-T";
-/// What a terminal sends for "no more input".
+/// The terminal's end-of-input character (Ctrl-D).
 const END_OF_INPUT: &[u8] = b"\x04";
-/// First and longest pause between two of them. One can be swallowed: a shell that is between commands drops it.
+/// First and longest pause between two of them. A shell may drop one while it is between commands.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// What the one at the keyboard may do in the shell.
+/// What input of this client may do in the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Types, as far as is known here.
+    /// Has control, as far as known here.
     Types,
-    /// Somebody else has control.
+    /// Another participant has control.
     Waits(String),
-    /// Only looks.
+    /// Only observes.
     Looks,
 }
 
-/// What the keyboard asks of the screen.
+/// Requests of the keyboard to the screen.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Asked {
     Leave,
@@ -48,15 +48,16 @@ pub enum Asked {
     Status,
     Redraw,
     Suspend,
-    /// Keys were pressed that go nowhere.
+    /// Keys were pressed without effect.
     TypedInVain,
-    /// Control was asked for.
+    /// Control was requested.
     TookControl,
-    /// Who only looks wants to take part.
+    /// An observer wants to take part.
     Join,
 }
 
-/// Standard input, read by a thread that outlives every connection: a key pressed between two of them is not lost.
+/// Standard input, read by a thread that outlives every connection, so that keys pressed during a reconnect are not
+/// lost.
 #[derive(Clone)]
 pub struct Keyboard {
     keys: Arc<Mutex<mpsc::Receiver<Vec<u8>>>>,
@@ -77,16 +78,16 @@ impl Keyboard {
     }
 }
 
-/// Whatever there is, waiting for it; `None` where nothing can come any more.
+/// Blocks until input is available; `None` if reading failed for good.
 fn read(buffer: &mut [u8]) -> Option<usize> {
     let stdin = io::stdin();
     loop {
         match rustix::io::read(&stdin, &mut *buffer) {
             Ok(n) => return Some(n),
             Err(Errno::INTR) => {}
-            // Another program may have left it so.
+            // Another program may have left stdin in non-blocking mode.
             Err(Errno::AGAIN) => {
-                // Interrupted, it is asked again.
+                // If interrupted, the loop retries.
                 let _ = poll(&mut [PollFd::new(&stdin, PollFlags::IN)], None);
             }
             Err(_) => return None,
@@ -94,7 +95,8 @@ fn read(buffer: &mut [u8]) -> Option<usize> {
     }
 }
 
-/// Ends with an error when the connection is over. After the end of a pipe it goes on telling the shell that nothing more comes.
+/// Ends with an error when the connection is closed. After the end of a pipe it keeps sending end-of-input to the
+/// shell.
 pub async fn type_in(
     keyboard: Keyboard,
     key: EscapeKey,
@@ -140,7 +142,7 @@ pub async fn type_in(
         return Ok(());
     }
     if last != b'\n' && last != b'\r' {
-        // As a shell reads a script: the last line counts though nothing ends it.
+        // Like a shell that reads a script: the last line counts even without a newline.
         input.stdin(b"\n").await?;
     }
     let mut pause = FIRST_PAUSE;
@@ -151,7 +153,7 @@ pub async fn type_in(
     }
 }
 
-/// Keys for the shell, or, where they would go nowhere, the one that takes control.
+/// Sends keys to the shell; without control, they are dropped, except the key that takes control.
 async fn type_keys(input: &ShellInput, standing: &watch::Sender<Standing>, bytes: Vec<u8>) -> Result<Option<Asked>, ClientError> {
     if *standing.borrow() == Standing::Types {
         input.stdin(&bytes).await?;
@@ -170,7 +172,8 @@ async fn take(input: &ShellInput, standing: &watch::Sender<Standing>) -> Result<
         return Ok(Some(Asked::Join));
     }
     input.control(ControlAction::Take).await?;
-    // What is typed next goes the same way behind it; should it be refused, the sandbox says so.
+    // Input that follows is sent on the same connection after the request; if control is refused, the sandbox reports
+    // it.
     standing.send_replace(Standing::Types);
     Ok(Some(Asked::TookControl))
 }

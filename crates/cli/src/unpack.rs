@@ -1,4 +1,5 @@
-//! Unpacks a sandbox's archive into a local folder. The archive is a stranger's: nothing in it may land outside the folder.
+//! Unpacks a sandbox's archive into a local folder. The archive is untrusted: none of its entries may be written
+//! outside the folder.
 
 use std::{
     io::{self, Read},
@@ -13,12 +14,12 @@ use crate::pack::MAX_NOTICES;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unpacked {
     pub files: u64,
-    /// Symbolic ones; a hard link is a file.
+    /// Symbolic links; a hard link counts as a file.
     pub links: u64,
     pub bytes: u64,
-    /// Entries that were refused or are of a kind not made here.
+    /// Entries that were refused or have an unsupported type.
     pub left_out: u64,
-    /// What the sandbox's user may not read: the first few names.
+    /// The first names of files that the sandbox's user may not read.
     pub unreadable: Vec<String>,
     pub unreadable_count: u64,
 }
@@ -39,18 +40,18 @@ impl Unpacked {
     }
 }
 
-/// Most directories of one archive: they are remembered to the end, and a sandbox could name them without end.
+/// Maximum number of directories: they are kept in memory to the end, and a sandbox could send any number.
 const MAX_DIRECTORIES: usize = 1_000_000;
-/// Of a record that says what was skipped: the longest path, percent-encoded, and some more.
+/// Maximum size of a record about a skipped file: the longest path, percent-encoded, with some reserve.
 const MAX_RECORD_BYTES: u64 = 16 * 1024;
 
-/// Blocking. Modes and times are kept, owners, set-id bits and devices are not.
+/// Blocking. Keeps modes and times, but not owners, set-id bits and devices.
 pub fn unpack(archive: impl Read, into: &Path) -> io::Result<Unpacked> {
     std::fs::create_dir_all(into)?;
     let into = into.canonicalize()?;
     let mut archive = Archive::new(zstd::Decoder::new(archive)?);
     let mut unpacked = Unpacked::default();
-    // Directories are given their modes last: one that may not be written to would refuse its own contents.
+    // Directories get their modes last: extraction into a read-only directory would fail.
     let mut directories = Vec::new();
     for entry in archive.entries()? {
         let mut entry = entry?;
@@ -63,7 +64,7 @@ pub fn unpack(archive: impl Read, into: &Path) -> io::Result<Unpacked> {
             EntryType::Directory => directories.push(entry),
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse | EntryType::Symlink | EntryType::Link => {
                 let (size, is_link) = (entry.header().entry_size().unwrap_or(0), entry.header().entry_type().is_symlink());
-                // Refuses `..`, and anything whose parent is a link that leads outside.
+                // Refuses `..`, and any entry whose parent is a link that leads outside.
                 if entry.unpack_in(&into)? {
                     *(if is_link { &mut unpacked.links } else { &mut unpacked.files }) += 1;
                     unpacked.bytes += size;
@@ -75,7 +76,7 @@ pub fn unpack(archive: impl Read, into: &Path) -> io::Result<Unpacked> {
             _ => unpacked.left_out += 1,
         }
     }
-    // Deepest first, so that a parent's mode is set when nothing is left to do in it.
+    // Deepest first, so that a parent's mode is set after all its contents.
     directories.sort_by(|a, b| b.path_bytes().cmp(&a.path_bytes()));
     for mut directory in directories {
         if !directory.unpack_in(&into)? {
@@ -113,7 +114,7 @@ mod tests {
         let mut tar = Builder::new(Vec::new());
         tar.append_link(&mut entry(EntryType::Symlink, 0o777, 0), "way-out", outside.path()).unwrap();
         tar.append_data(&mut entry(EntryType::Regular, 0o644, 4), "way-out/evil", &b"evil"[..]).unwrap();
-        // The refusal may be an error or a skipped entry; what counts is what lies outside afterwards.
+        // The refusal may be an error or a skipped entry; only the result outside matters.
         let _ = unpack(&compressed(tar)[..], dir.path());
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
     }

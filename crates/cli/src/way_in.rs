@@ -1,4 +1,4 @@
-//! From what the command line names, a thread, a session or a sandbox, to a sandbox that can be used.
+//! Resolves a thread, session or sandbox from the command line to an open connection to its sandbox.
 
 use cobox_client::{Client, ClientError, Dataplane, Session};
 use cobox_protocol::{
@@ -16,7 +16,7 @@ use crate::{
 /// The thread used when neither a flag nor `COBOX_THREAD` names one.
 const DEFAULT_THREAD: &str = "default";
 
-/// The sandbox a command works in.
+/// The target of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     Thread(String),
@@ -26,13 +26,13 @@ pub enum Target {
 }
 
 impl Target {
-    /// `COBOX_THREAD`, where it is set to something.
+    /// The thread from `COBOX_THREAD`, or the default one if that is unset or empty.
     pub fn default_thread(env: Environment) -> Self {
         let named = env("COBOX_THREAD").and_then(|v| v.into_string().ok()).filter(|v| !v.is_empty());
         Self::Thread(named.unwrap_or_else(|| DEFAULT_THREAD.to_owned()))
     }
 
-    /// As it was written.
+    /// The name as the user wrote it.
     pub fn name(&self) -> &str {
         match self {
             Target::Thread(name) | Target::Sandbox(name) => name,
@@ -41,16 +41,16 @@ impl Target {
     }
 }
 
-/// A sandbox that can be used, and what it was called on the command line.
+/// An open sandbox, and its name on the command line.
 pub struct WayIn {
     pub dataplane: Dataplane,
     pub name: String,
     pub sandbox_id: String,
-    /// What the token allows, where there is one of our own.
+    /// Capabilities of the token, if this client has its own.
     pub granted: Option<CapabilitySet>,
-    /// Whom the sandbox knows us as, where our token says so.
+    /// Principal under which the sandbox knows this client, if the token says so.
     pub principal: Option<String>,
-    /// Held for as long as the sandbox is used: it keeps the token fresh.
+    /// Kept open as long as the sandbox is used: it refreshes the token.
     _session: Option<Session>,
 }
 
@@ -71,14 +71,15 @@ pub fn asking(thread: &str, mode: Mode) -> NegotiateRequest {
     NegotiateRequest::new(thread, mode)
 }
 
-/// The broker's own words speak of modes, which nobody types here.
+/// Replaces the broker's message, which mentions modes that the command line doesn't have.
 pub fn no_session(thread: &str, told: Failure) -> Failure {
     Failure { what: format!("thread `{thread}` has no session"), ..told }
         .advise("`cobox session list` shows the threads that have one; `cobox session ensure` makes one")
 }
 
 impl Context {
-    /// A way into a sandbox, with its token kept fresh. A thread without one gets it, and on a terminal that is told.
+    /// Opens a sandbox, and keeps its token fresh. Creates one for a thread without a sandbox; on a terminal the user
+    /// is notified of that.
     pub async fn enter(&self, target: &Target) -> Result<WayIn, Failure> {
         let Target::Thread(thread) = target else { return self.enter_existing(target).await };
         let client = self.client()?;
@@ -102,7 +103,8 @@ impl Context {
         Ok(self.came_in(session))
     }
 
-    /// What a word means that is a thread's or else a sandbox's name: a thread that there is, or was here before, wins.
+    /// Resolves a word that is a thread's or a sandbox's name. A thread that exists, or was used here before, takes
+    /// precedence.
     pub async fn meant(&self, word: &str) -> Result<Target, Failure> {
         let client = self.client()?;
         let thread = Target::Thread(word.to_owned());
@@ -117,12 +119,13 @@ impl Context {
                 }
                 Ok(Target::Sandbox(word.to_owned()))
             }
-            // No sandbox, or no name of one: a thread to be made. What else is wrong is said when it is.
+            // Not a sandbox, or not a valid sandbox name: a thread to create. Other errors are reported when it is
+            // opened.
             Err(_) => Ok(thread),
         }
     }
 
-    /// As [`Context::enter`], but makes nothing.
+    /// Like [`Context::enter`], but never creates anything.
     pub async fn enter_existing(&self, target: &Target) -> Result<WayIn, Failure> {
         let client = self.client()?;
         match target {
@@ -140,7 +143,7 @@ impl Context {
         }
     }
 
-    /// Into the sandbox that the thread had when it was last used here, without making one.
+    /// Opens the sandbox that the thread had when it was last used here, without creating one.
     async fn come_back(&self, client: &Client, thread: &str) -> Result<Back, Failure> {
         let Some(cache) = self.thread_cache() else { return Ok(Back::Unknown) };
         let Some(known) = cache.get(thread) else { return Ok(Back::Unknown) };
@@ -150,7 +153,7 @@ impl Context {
                 cache.remember(session.info());
                 Ok(Back::In(Box::new(session)))
             }
-            // The broker knows better: it is asked again without, and says what else is wrong.
+            // The cache is outdated: the broker is asked again without the hint, and reports any other error.
             Err(e) if is_stale(&e) => {
                 cache.forget(thread);
                 Ok(if e.is(ErrorCode::SandboxNotFound) { Back::Lost } else { Back::Unknown })
@@ -167,15 +170,15 @@ impl Context {
     }
 }
 
-/// What became of the sandbox that a thread had when it was last used here.
+/// Result of an attempt to open a thread's previous sandbox.
 enum Back {
     In(Box<Session>),
     Lost,
-    /// There was none, or the thread has another now.
+    /// There was none, or the thread has another one now.
     Unknown,
 }
 
-/// Where the server said no: what was remembered may be why.
+/// Whether the server's refusal may be due to an outdated cache entry.
 fn is_stale(e: &ClientError) -> bool {
     let no = [
         ErrorCode::SandboxNotFound,

@@ -1,4 +1,4 @@
-//! The built programs against a server that answers as a broker would: what they ask for, what they leave behind, how they end.
+//! Runs the built programs against a stub broker: their requests, the files they leave, and their exit codes.
 
 mod stub;
 
@@ -25,9 +25,9 @@ fn run(command: &mut Command) -> (Option<i32>, String, String) {
     (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
-/// The example agent in a home of its own.
+/// The example agent with its own home directory.
 fn agent(home: &Path) -> Command {
-    // A version manager's python3 may need the real home to find itself.
+    // A version manager's python3 may need the real home directory to start.
     let python = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap().stdout;
     let mut command = Command::new(String::from_utf8(python).unwrap().trim());
     command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/agent.py")).env_clear().env("HOME", home);
@@ -128,7 +128,7 @@ fn a_download_onto_a_pipe_goes_into_it() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR, 0).unwrap();
-    // Open for both, so that neither side waits for the other to come.
+    // Opened for reading and writing, so that neither side waits for the other.
     let mut reader = fs::File::options().read(true).write(true).open(&pipe).unwrap();
     let (code, told, error) = run(cobox(&stub).args(["cp", "there:/workspace/small"]).arg(&pipe));
     assert_eq!((code, told.as_str()), (Some(0), "copied 1 file, 1 B\n"), "{error}");
@@ -210,7 +210,7 @@ fn up_makes_a_key_for_an_agent_and_says_how_an_agent_finds_it() {
     let default = home.path().join(".local/share/cobox");
     for (dir, line) in [(&default, "agent.py --thread demo\n"), (&elsewhere, "agent.py --thread demo --data-dir ")] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cobox"));
-        // No sandbox is made here, so any program will do for the one inside.
+        // No sandbox is created here, so any program can serve as boxd.
         command.env_clear().env("HOME", home.path()).env("COBOX_BOXD", env!("CARGO_BIN_EXE_cobox"));
         command.args(["up", "--listen", "0"]).stdout(Stdio::piped()).stderr(Stdio::null());
         if *dir == elsewhere {

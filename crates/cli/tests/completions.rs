@@ -1,4 +1,4 @@
-//! Completions and manual pages, by the programs that read them.
+//! Tests shell completions and manual pages with the programs that read them.
 
 use std::{fs, process::Command};
 
@@ -8,7 +8,7 @@ fn cobox(args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// What bash would offer after this line.
+/// The completions that bash would offer for this line.
 fn offered(script: &str, words: &[&str]) -> Vec<String> {
     let line = words.iter().map(|w| format!("'{w}'")).collect::<Vec<_>>().join(" ");
     let last = words.len() - 1;

@@ -1,4 +1,4 @@
-//! The host's files, processes, network, kernel and boxd, as seen from inside: out of reach.
+//! Attempts to reach the host's files, processes, network and kernel and boxd from inside a sandbox.
 
 use std::{fs, net::TcpListener, os::unix::net::UnixListener};
 
@@ -7,7 +7,7 @@ use cobox_testkit::{ensure, eventually, sh};
 
 use super::{BrokerAs, Cell, InsideAs, in_every_cell};
 
-/// Raw system calls by number, for what no program on the path would try.
+/// Raw system calls by number, for those that no common program makes.
 const SYSCALL: &str = r#"
 import ctypes, errno, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -16,7 +16,7 @@ def call(number, *args):
     return r, ctypes.get_errno()
 "#;
 
-/// Everybody else there is, seen or not: one that is not yet a program is still in the memory of who made it.
+/// Searches every other process, visible or not: a standby process still has the memory of the process that forked it.
 const WAITING: &str = r#"
 class iov(ctypes.Structure): _fields_ = [('b', ctypes.c_void_p), ('l', ctypes.c_size_t)]
 buf = ctypes.create_string_buffer(8)
@@ -104,7 +104,7 @@ EOF")).await;
         let listener = TcpListener::bind("0.0.0.0:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let broker_port = cell.broker.url().rsplit(':').next().unwrap().to_owned();
-        // The machine's own addresses only: no packet of a broken sandbox would leave it.
+        // The machine's own addresses only: even from a broken sandbox, no packet leaves the machine.
         let own: Vec<String> = fs::read_to_string("/proc/net/fib_trie").unwrap().lines().filter_map(|l| l.trim().strip_prefix("|-- ")).filter(|a| !a.ends_with(".0") && !a.ends_with(".255")).map(str::to_owned).collect();
         let list = serde_json::to_string(&own).unwrap();
         cell.attempt(&format!("python3 - <<'EOF'
@@ -119,7 +119,7 @@ for host in {list} + ['127.0.0.1', '::1', '::ffff:127.0.0.1']:
 if [i[1] for i in socket.if_nameindex()] != ['lo']: print('REACHED', socket.if_nameindex())
 print('TRIED')
 EOF")).await;
-        // Its own loopback is its own, and works.
+        // The sandbox's own loopback works.
         let own = cell.run("python3 -c \"
 import socket
 l = socket.create_server(('127.0.0.1', 8080)); c = socket.create_connection(('127.0.0.1', 8080)); print('loopback works')\"").await;
@@ -247,10 +247,10 @@ for pid in os.listdir('/proc'):
         let cell = Cell::new(b, i, "").await;
         let look = format!("python3 - <<'EOF'\n{SYSCALL}\n{WAITING}\nprint('TRIED')\nEOF\n");
         cell.attempt(&look).await;
-        // As often as there are some: whoever is ended or stopped while waiting, the next programs begin.
+        // As many times as there are standby processes: programs still start after any of these is killed or stopped.
         for signal in ["KILL", "STOP", "TERM", "KILL", "STOP"] {
             cell.run(&format!("kill -{signal} -1 2>/dev/null")).await;
-            // One that was sent the signal but hasn't met it yet may get the next order.
+            // A process with a pending signal may still be assigned the next program.
             eventually("programs to begin", || async { (cell.run("echo begun").await == "begun\n").then_some(()) }).await;
         }
     };
@@ -269,7 +269,7 @@ for pid in os.listdir('/proc'):
         }
         for path in ["/proc/sys/kernel/hostname", "/proc/self/oom_score_adj", "/dev/null", "/workspace/zero", "/workspace/pipe", "/usr/bin/evil", "/usr/evil"] {
             let answer = d.write_file(path.as_bytes(), None, cobox_client::Upload::from_bytes("1")).await;
-            // A link or pipe of the workspace may be replaced by a file; what it led to is never written.
+            // A link or pipe of the workspace may be replaced by a file; the target of the link is never written.
             if !path.starts_with("/workspace/") {
                 assert!(answer.is_err(), "{path} was written");
             }

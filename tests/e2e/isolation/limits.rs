@@ -1,4 +1,4 @@
-//! More memory, processes or disk than a sandbox may have: refused, and boxd goes on answering.
+//! Attempts to exceed a sandbox's memory, process and disk limits: refused, and boxd keeps answering.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ in_every_cell! {
     };
     memory_of_many_processes => async |b, i| {
         let cell = Cell::new(b, i, &format!("memory_bytes = {}\n", 128 * MIB)).await;
-        // Eight times 60 MiB in 128 MiB: at most two are alive after a while, whether a cgroup or init's watch ends the others.
+        // Eight times 60 MiB in 128 MiB: at most two survive, whether a cgroup or init's monitoring kills the others.
         let one = "python3 -c \"import time; x = bytearray(60 << 20); time.sleep(2); open('/tmp/survived', 'a').write('x')\"";
         let said = cell.run(&format!("touch /tmp/survived; for n in 1 2 3 4 5 6 7 8; do {one} & done; wait; wc -c < /tmp/survived; echo TRIED")).await;
         let survived: u64 = said.lines().find_map(|l| l.trim().parse().ok()).unwrap_or(u64::MAX);
@@ -31,10 +31,10 @@ in_every_cell! {
         let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
         let data = limits.lines().find(|line| line.starts_with("Max data size")).unwrap();
         assert_eq!(data.split_whitespace().skip(3).take(2).collect::<Vec<_>>(), ["1073741824"; 2], "{data}");
-        // Programs have another: theirs, in KiB, where no group counts their memory.
+        // Programs have their own limit, in KiB, if no cgroup accounts their memory.
         let of_programs = if b == BrokerAs::Root { "unlimited" } else { "614400" };
         assert_eq!(cell.run("ulimit -d").await.trim(), of_programs);
-        // With the files that go through it, it has as much as the programs.
+        // boxd with the page cache of its file transfers has the same limit as the programs.
         let groups = cobox_testkit::cgroups(&cell.broker.data_dir());
         let limit = |group: &PathBuf| ["memory.max", "memory.limit_in_bytes"].iter().find_map(|name| std::fs::read_to_string(group.join(name)).ok());
         for group in groups.iter().filter(|group| group.ends_with("boxd")) {
@@ -64,31 +64,32 @@ print('REACHED' if n >= 60 else 'TRIED', n)\"".into()),
         let cell = Cell::new(b, i, "processes = 60\n").await;
         let bomb = ExecRequest { command: Some("f() { f | f & }; f; sleep 2".into()), timeout_seconds: Some(3.0), ..Default::default() };
         cell.session.dataplane().exec(&bomb).await.unwrap();
-        // boxd itself is not among the sandbox's processes: it answers, and files can be had.
+        // boxd doesn't count as one of the sandbox's processes: it answers, and serves files.
         cell.session.dataplane().write_file(b"/workspace/x", None, cobox_client::Upload::from_bytes("x")).await.unwrap();
         cell.broker.client().release(&cell.session.info().session_id).await.unwrap();
     };
     disk => async |b, i| {
         let cell = Cell::new(b, i, &format!("disk_bytes = {}\n", 64 * MIB)).await;
         let d = cell.session.dataplane();
-        // Two gibibytes, in pieces, as fast as it can.
+        // 2 GiB, in chunks, as fast as possible.
         let script = "i=0; while [ $i -lt 256 ]; do head -c 8388608 /dev/zero > fill$i 2>/dev/null || break; i=$((i+1)); done; [ $i -ge 256 ] && echo REACHED; echo TRIED";
         let said = cell.run(script).await;
         assert!(said.contains("TRIED"), "{said}");
         if b == BrokerAs::Root {
             assert!(!said.contains("REACHED"), "{said}");
         }
-        // Hard at once, soft after the next measurement; then the files API says so too.
+        // A hard limit applies at once, a soft one after the next measurement; then the files API refuses writes as
+        // well.
         eventually("writes to be refused", || async {
             let big = vec![0u8; 16 << 20];
             d.write_file(b"/workspace/more", None, cobox_client::Upload::from_bytes(big)).await.err().filter(|e| e.is(ErrorCode::DiskFull))
         })
         .await;
-        // Where it is measured, what still grows is suspended in the middle of it; the next request brings it back.
+        // With a measured limit, a sandbox that keeps growing is suspended in mid-write; the next request resumes it.
         let command = |text: &str| ExecRequest { command: Some(text.to_owned()), ..ExecRequest::default() };
         let growing = d.exec(&command("head -c 33554432 /dev/zero > more2 && echo REACHED; echo TRIED")).await;
         assert!(growing.as_ref().map_or(b == BrokerAs::OrdinaryUser, |said| !said.stdout.contains("REACHED")), "{growing:?}");
-        // Deleting mends it.
+        // Deleting files ends the refusal.
         let delete = command("rm -f fill* more*; echo ok");
         eventually("the files to be deleted", || async { d.exec(&delete).await.ok().filter(|said| said.stdout == "ok\n") }).await;
         eventually("writes to work again", || async { d.write_file(b"/workspace/after", None, cobox_client::Upload::from_bytes("x")).await.ok() }).await;
@@ -100,14 +101,14 @@ print('REACHED' if n >= 60 else 'TRIED', n)\"".into()),
     };
     memory_without_a_process_that_has_it => async |b, i| {
         let cell = Cell::new(b, i, &format!("memory_bytes = {}\n", 128 * MIB)).await;
-        // Never mapped, so neither resident nor data of anybody's.
+        // Never mapped, so it counts neither as resident nor as data of any process.
         let said = cell.run("python3 -c \"
 import os, time
 fd = os.memfd_create('x')
 for n in range(600): os.write(fd, bytes(1 << 20))
 time.sleep(1); print('REACHED')\"; echo TRIED").await;
         assert!(said.contains("TRIED") && !said.contains("REACHED"), "{said}");
-        // Segments that nobody is attached to: there is nobody to end for them.
+        // Segments without an attached process: there is no process to kill for them.
         let said = cell.run("python3 -c \"
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
@@ -121,7 +122,7 @@ while n < 600:
     libc.shmdt(at); n += 8
 print('REACHED' if n > 128 else 'fine', n)\"; echo TRIED; ipcs -m | awk 'NR > 3 && $2 { print $2 }' | xargs -rn1 ipcrm -m").await;
         assert!(said.contains("TRIED") && !said.contains("REACHED"), "{said}");
-        // Shared pages are counted once: a parent and its idle forks are no attack.
+        // Shared pages are counted once: a parent with idle forks is no attack.
         let said = cell.run("python3 -c \"
 import os, time
 x = bytearray(60 << 20)
@@ -154,7 +155,7 @@ lim = (ctypes.c_ulong * 2)(2**64 - 1, 2**64 - 1)
 if libc.setrlimit(1, lim) == 0 or libc.prlimit(0, 1, lim, None) == 0: print('REACHED file size limit')
 print('TRIED')
 EOF"#).await;
-        // The host's root has its own still.
+        // The host's root still has its own inotify instances.
         let ours = std::process::Command::new("python3").args(["-c", "import ctypes; assert ctypes.CDLL(None).inotify_init() >= 0"]).status().unwrap();
         assert!(ours.success());
     };
@@ -171,7 +172,7 @@ for n in range(3000): os.mkdir('d'); os.chdir('d')\"; mkdir -p closed/inner; chm
     a_disk_filled_by_other_means => async |b, i| {
         let cell = Cell::new(b, i, &format!("disk = \"soft\"\ndisk_bytes = {}\n", 64 * MIB)).await;
         let id = cell.session.info().sandbox.id.to_string();
-        // Space taken without making a file longer: no limit on file sizes holds it back.
+        // Allocates blocks without extending the file, so that no file size limit applies.
         cell.run("python3 - >/dev/null 2>&1 <<'EOF' &
 import ctypes, os, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -185,7 +186,7 @@ EOF
         let client = cell.broker.client();
         eventually("its suspension", || async { (client.get_sandbox(&id).await.unwrap().state == State::Suspended).then_some(()) }).await;
         assert!(cell.broker.sandbox_pids().is_empty());
-        // What it has can still be looked at and deleted.
+        // The files can still be read and deleted.
         assert_eq!(sh(cell.session.dataplane(), "rm -f f*; echo ok").await.stdout, "ok\n");
     };
 }

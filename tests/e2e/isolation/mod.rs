@@ -1,8 +1,8 @@
-//! Ways out of a sandbox, each tried for real from inside, in four cells: the broker started as root and as an ordinary
-//! user, the sandbox's programs running as its ordinary user and as its root.
+//! Attempts to escape from a sandbox, executed inside it in four configurations: the broker started as root or as an
+//! ordinary user, and the sandbox's programs running as its ordinary user or as its root.
 //!
-//! An attempt is a script that says `REACHED` if it got what it wanted and `TRIED` at its end, so that one which merely
-//! broke is not taken for one that was stopped.
+//! An attempt is a script that prints `REACHED` if it succeeded and `TRIED` at its end, so that a script that failed
+//! early is not mistaken for one that was stopped.
 
 mod attempts;
 mod limits;
@@ -11,7 +11,7 @@ use cobox_client::Session;
 use cobox_protocol::exec::ExecRequest;
 use cobox_testkit::{BrokerOptions, TestBroker, ensure};
 
-/// An account nobody has: the broker as an ordinary user.
+/// A uid without an account: the broker runs as this ordinary user.
 const ORDINARY_UID: u32 = 61_234;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub enum InsideAs {
     Root,
 }
 
-/// A broker and one sandbox of it, in one of the four cells.
+/// A broker with one sandbox, in one of the four configurations.
 pub struct Cell {
     pub broker: TestBroker,
     pub session: Session,
@@ -46,7 +46,7 @@ impl Cell {
         Self { broker, session }
     }
 
-    /// Runs a script inside and returns what it said, both streams together.
+    /// Runs a script inside and returns its output, both streams together.
     pub async fn run(&self, script: &str) -> String {
         let request = ExecRequest { command: Some(script.to_owned()), timeout_seconds: Some(60.0), ..ExecRequest::default() };
         let answer = self.session.dataplane().exec(&request).await.expect("the script runs");
@@ -60,7 +60,7 @@ impl Cell {
     }
 }
 
-/// Each attempt as a test in each of the four cells.
+/// Generates a test for each attempt in each of the four configurations.
 macro_rules! in_every_cell {
     ($($name:ident => $body:expr;)*) => {
         in_every_cell!(@cell as_root_from_user, Root, User, $($name => $body;)*);

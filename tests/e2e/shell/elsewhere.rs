@@ -1,4 +1,4 @@
-//! `cobox shell` where people use it: inside tmux, and on another machine over ssh.
+//! `cobox shell` in common environments: inside tmux, and over ssh.
 
 use std::{path::Path, process::Command};
 
@@ -6,7 +6,7 @@ use cobox_testkit::{TestTerminal, eventually};
 
 use super::*;
 
-/// A tmux server of the test's own.
+/// A separate tmux server for the test.
 struct Tmux {
     dir: tempfile::TempDir,
 }
@@ -29,7 +29,7 @@ impl Tmux {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// A window of 80×24 with a program in it.
+    /// Starts a program in a window of 80×24.
     fn window(&self, name: &str, program: &Command, dir: &Path) {
         let mut words = vec!["new-session", "-d", "-s", name, "-x", "80", "-y", "24", "-c", dir.to_str().unwrap()];
         let env: Vec<String> =
@@ -44,7 +44,7 @@ impl Tmux {
         self.run(&["set", "-g", "remain-on-exit", "on"]);
     }
 
-    /// Text and colours.
+    /// The window's text and colours.
     fn shows(&self, name: &str) -> String {
         self.run(&["capture-pane", "-p", "-e", "-t", name])
     }
@@ -60,7 +60,7 @@ impl Tmux {
 
 impl Drop for Tmux {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // It may have ended already.
         let _ = self.command(&["kill-server"]).output();
     }
 }
@@ -74,7 +74,7 @@ async fn inside_tmux_it_looks_as_the_program_does_without_it() {
     vim.args(["-c", "vim -u NONE -i NONE -n -N text.txt"]).env("PATH", "/usr/bin:/bin").env("HOME", dir.path());
     tmux.window("here", &vim, dir.path());
     let cobox = shell(&broker, "ada", &["-c", "vim -u NONE -i NONE -n -N text.txt"]).await;
-    // Its exit code as a shell sees it: tmux at times never hears of a program's end.
+    // Prints the exit code as a shell sees it, because tmux sometimes misses a program's end.
     let mut there = Command::new("/bin/sh");
     there.args(["-c", "\"$0\" \"$@\"; echo code $?; read line"]).arg(cobox.get_program()).args(cobox.get_args());
     there.envs(cobox.get_envs().filter_map(|(name, value)| Some((name, value?))));
@@ -98,7 +98,7 @@ async fn inside_tmux_it_looks_as_the_program_does_without_it() {
         (here == there && here.lines().count() == 18 && here.contains("text.txt [+]")).then_some(())
     })
     .await;
-    // The status line and its end, and the way out.
+    // Show and hide the status line, then detach.
     tmux.press("there", &["Escape", "Enter", "~", "s"]);
     tmux.wait_for("there", "you have control · connected · 60×18").await;
     tmux.press("there", &["Enter", "~", "."]);
@@ -108,7 +108,7 @@ async fn inside_tmux_it_looks_as_the_program_does_without_it() {
     assert_eq!(state.trim(), "0 0");
 }
 
-/// An ssh server on loopback that lets in one key, for as long as it lives.
+/// An ssh server on loopback that accepts one key, for the lifetime of this value.
 struct Sshd {
     server: std::process::Child,
     dir: tempfile::TempDir,
@@ -124,7 +124,7 @@ impl Sshd {
                 Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &path(key)]).status().expect("ssh-keygen runs");
             assert!(made.success());
         }
-        // Root's server wants its own empty directory.
+        // An sshd that runs as root requires this empty directory.
         let _ = std::fs::create_dir_all("/run/sshd");
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let config = format!(
@@ -140,7 +140,7 @@ impl Sshd {
         Self { server, dir, port }
     }
 
-    /// The program, on that machine, in a terminal that ssh makes there.
+    /// The program over ssh, in a terminal that ssh allocates.
     fn running(&self, program: &Command) -> Command {
         let env = program.get_envs().filter_map(|(n, v)| Some(format!("{}='{}'", n.to_str().unwrap(), v?.to_str().unwrap())));
         let words = [program.get_program()].into_iter().chain(program.get_args()).map(|w| format!("'{}'", w.to_str().unwrap()));
@@ -156,7 +156,7 @@ impl Sshd {
 
 impl Drop for Sshd {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // It may have ended already.
         let _ = self.server.kill();
         let _ = self.server.wait();
     }
@@ -185,7 +185,7 @@ async fn over_ssh_it_looks_as_the_program_does_without_it() {
         assert_eq!(terminal.ended().await.code(), Some(0));
         assert!(terminal.is_cooked());
     }
-    // Its exit code comes through both.
+    // The exit code passes through both.
     let program = shell(&broker, "ada", &["-c", "exit 7"]).await;
     let mut there = TestTerminal::start("there", &sshd.running(&program), SIZE);
     assert_eq!(there.ended().await.code(), Some(7));

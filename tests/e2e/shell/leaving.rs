@@ -1,11 +1,12 @@
-//! Every way out of a shell leaves a terminal that can be used: cooked, with nothing switched on that a program left behind.
+//! Every way to leave a shell leaves a usable terminal: in cooked mode, without modes that a program switched on.
 
 use cobox_testkit::{TestTerminal, eventually};
 use rustix::process::Signal;
 
 use super::*;
 
-/// Everything a program can leave switched on, and words on a screen of its own, spelled otherwise than they are shown.
+/// Switches on every mode a program can leave on, and prints a text on the alternate screen, escaped so that the typed
+/// command doesn't match it.
 const SWITCH_ALL_ON: &str =
     r"printf '\033[?1049h\033[2J\033[H\033[?25l\033[?1h\033=\033[?1003h\033[?1006h\033[?1004h\033[?2004h\033[4h\033[31;44mall\040on'";
 
@@ -23,7 +24,7 @@ fn is_plain(terminal: &TestTerminal) -> bool {
     is_shown_plainly && terminal.is_cooked() && (!terminal.has_printed("\x1b[4h") || terminal.has_printed("\x1b[4l"))
 }
 
-/// What it printed last may still be on its way from the terminal to the screen.
+/// The last output may not have been processed by the test terminal yet.
 async fn is_given_back(terminal: &TestTerminal) {
     eventually("a terminal as it was", || async { is_plain(terminal).then_some(()) }).await;
 }
@@ -44,14 +45,14 @@ async fn every_way_out_gives_the_terminal_back_as_it_was() {
         assert_eq!(ada.ended().await.code(), Some(255), "{signal:?}");
         ada.wait_for("which lives on; come back with: cobox shell demo --name modes").await;
         is_given_back(&ada).await;
-        // Who comes back finds it as it was left.
+        // A client that returns finds the shell as it was left.
         let mut again = sit(&broker, "ada", &["--name", "modes", "--take"]).await;
         if signal.is_some() {
             again.wait_for("all on").await;
             assert!(again.look(|s| s.alternate_screen() && s.bracketed_paste()));
             again.press("\r");
         }
-        // What is typed while the terminal is reset is forgotten.
+        // Input typed while the terminal is being reset is discarded.
         again.wait_for("over-42").await;
         again.press("exit 0\r");
         again.ended().await;
@@ -65,7 +66,7 @@ async fn a_program_that_dies_with_everything_switched_on_leaves_a_terminal_that_
     assert_eq!(ada.ended().await.code(), Some(137));
     assert!(ada.has_printed("all on"));
     is_given_back(&ada).await;
-    // And so does one whose sandbox ends under it.
+    // The same when the sandbox ends during the attachment.
     let mut bob = sit(&broker, "bob", &["-c", &format!("{SWITCH_ALL_ON}; sleep 1000")]).await;
     bob.wait_for("all on").await;
     let released = broker.cobox().args(["session", "release", "demo", "--yes"]).output().unwrap();
@@ -78,7 +79,7 @@ async fn a_program_that_dies_with_everything_switched_on_leaves_a_terminal_that_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_gives_the_terminal_back_as_it_was() {
     let broker = with_a_sandbox().await;
-    // On a program's own screen, and on the one that was there before, where a cursor that jumps would be seen.
+    // On the alternate screen and on the normal one, where a wrong cursor position would be visible.
     for (switch_on, is_alternate) in [(SWITCH_ALL_ON, true), ("printf '\\033[?1003h\\033[?25lall\\040on'", false)] {
         let program = format!("{switch_on}; read line; printf 'break\\055here'; sleep 1000");
         let mut command = shell(&broker, "ada", &["-c", &program]).await;
@@ -103,7 +104,7 @@ async fn a_shell_that_can_not_be_reached_costs_nothing() {
     assert!(ada.ended().await.code().is_some_and(|code| code != 0));
     ada.wait_for("error:").await;
     assert!(ada.is_cooked());
-    // No shell to look at: refused after the terminal was lent.
+    // There is no such shell to observe: refused after the terminal was already in raw mode.
     let mut eve = sit(&broker, "eve", &["--observe", "--name", "nobodys"]).await;
     assert_eq!(eve.ended().await.code(), Some(255));
     eve.wait_for("error:").await;
@@ -120,7 +121,7 @@ async fn nobody_reading_its_output_ends_it_and_the_terminal_is_as_it_was() {
     piped.envs(shell.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let mut ada = TestTerminal::start("ada", &piped, SIZE);
     eventually("it to notice", || {
-        // Whatever it prints next, nobody takes.
+        // Further output has no reader.
         ada.press("echo more\r");
         let is_over = ada.screen_text().contains("over");
         async move { is_over.then_some(()) }
@@ -136,7 +137,7 @@ async fn a_terminal_that_takes_nothing_any_more_can_not_hold_it() {
     ada.wait_for("$ ").await;
     ada.set_frozen(true);
     ada.press("yes\r");
-    // Full by now: the terminal holds a few kilobytes, and so does the way to it.
+    // All buffers are full by now: the terminal and the path to it hold a few kilobytes.
     let bob = sit(&broker, "bob", &["--observe"]).await;
     bob.wait_for("y\ny\ny").await;
     ada.signal(Signal::TERM);

@@ -1,4 +1,5 @@
-//! `cobox shell` as a person sees it: the real program in a real terminal, its screen beside that of the same program run without it.
+//! `cobox shell` from the user's view: the real program in a real terminal, its screen compared with that of the same
+//! program run locally.
 
 mod elsewhere;
 mod leaving;
@@ -13,7 +14,7 @@ use cobox_testkit::{BrokerOptions, CuttingProxy, TestBroker, TestTerminal, ensur
 
 const SIZE: (u16, u16) = (80, 24);
 
-/// A broker that is reached over a network which can be cut, with the thread's sandbox made already.
+/// A broker behind a proxy that can interrupt the network; the thread's sandbox exists already.
 async fn behind_a_network(config: &str) -> (TestBroker, CuttingProxy) {
     let proxy = CuttingProxy::without_target().await;
     let config = format!("node_url = \"{}\"\n{config}", proxy.url());
@@ -23,14 +24,14 @@ async fn behind_a_network(config: &str) -> (TestBroker, CuttingProxy) {
     (broker, proxy)
 }
 
-/// A broker with the thread's sandbox made already: that is told on the screen, and would be no part of the picture.
+/// A broker with an existing sandbox: the notice about a new one would change the screen.
 async fn with_a_sandbox() -> TestBroker {
     let broker = TestBroker::start().await;
     ensure(&broker.client(), "demo").await;
     broker
 }
 
-/// `cobox shell demo …`, as somebody.
+/// The command `cobox shell demo …` as this user.
 async fn shell(broker: &TestBroker, name: &str, more: &[&str]) -> Command {
     let key = broker.key_of(name, PrincipalKind::Human, None).await;
     let mut command = broker.cobox();
@@ -38,12 +39,12 @@ async fn shell(broker: &TestBroker, name: &str, more: &[&str]) -> Command {
     command
 }
 
-/// Somebody at the thread's shell.
+/// Starts a user's terminal attached to the thread's shell.
 async fn sit(broker: &TestBroker, name: &'static str, more: &[&str]) -> TestTerminal {
     TestTerminal::start(name, &shell(broker, name, more).await, SIZE)
 }
 
-/// As [`sit`], over the network.
+/// Like [`sit`], through the proxy.
 async fn sit_behind(broker: &TestBroker, proxy: &CuttingProxy, name: &'static str, more: &[&str]) -> TestTerminal {
     let mut command = shell(broker, name, more).await;
     command.env("COBOX_URL", proxy.url());

@@ -1,4 +1,4 @@
-//! What happens to somebody at a shell when the network, the broker, the token or the whole laptop goes away for a while: nothing.
+//! Outages of the network, the broker, the token or the user's laptop have no effect on an attached shell.
 
 use std::{
     sync::{Arc, Mutex},
@@ -17,7 +17,7 @@ const TOO_OLD: &str = "too old";
 const LOST: &str = "no connection for";
 const BACK: &str = "connected again";
 
-/// Somebody beside Ada whose network is never cut: what they see is what there is to be seen.
+/// A second client whose network is never cut: its screen is the reference for Ada's.
 struct Eve {
     screen: Arc<Mutex<vt100::Parser>>,
     direct: Dataplane,
@@ -57,7 +57,7 @@ impl Eve {
         eventually(&format!("`{text}` on eve's screen"), || async { self.screen_text().contains(text).then_some(()) }).await;
     }
 
-    /// Once what was said about an outage has gone, nothing tells of it.
+    /// Once the notice about an outage has disappeared, the screens are identical.
     async fn sees_the_same_as(&self, ada: &TestTerminal) {
         let picture = |s: &vt100::Screen| (s.contents(), s.contents_formatted(), s.cursor_position());
         eventually("the same screen for both", || async {
@@ -68,7 +68,7 @@ impl Eve {
     }
 }
 
-/// Ada over a network that can be cut, and Eve beside her on one that can't.
+/// Ada behind the proxy, and Eve with a direct connection.
 async fn ada_and_eve(broker: &TestBroker, proxy: &CuttingProxy) -> (TestTerminal, Eve) {
     let mut ada = sit_behind(broker, proxy, "ada", &[]).await;
     ada.wait_for("$ ").await;
@@ -90,7 +90,7 @@ async fn survives_a_cut_of(outage: Duration) {
     sh(&eve.direct, "touch go").await;
     eve.wait_for("finished").await;
     assert!(!ada.screen_text().contains("finished"));
-    // As long as it takes: the outage itself is what is tried.
+    // A fixed duration, because the test is about the outage itself.
     tokio::time::sleep_until(since + outage).await;
     ada.press("echo typed-$((6*7))\r");
     proxy.set_down(false);
@@ -98,7 +98,7 @@ async fn survives_a_cut_of(outage: Duration) {
     eve.wait_for("typed-42").await;
     ada.wait_until_printed(BACK).await;
     assert!(!ada.has_printed(TOO_OLD));
-    // And when what was said about it has gone, there is no trace of it.
+    // After the notice has disappeared, no trace of it is left.
     eve.sees_the_same_as(&ada).await;
     assert!(ada.screen_text().contains("finished"));
     ada.press("exit 4\r");
@@ -161,24 +161,24 @@ async fn after_a_laptop_slept_its_dead_connection_is_found_at_once() {
     ada.press("echo before-$((6*7))\r");
     eve.wait_for("before-42").await;
     ada.signal(Signal::STOP);
-    // Nobody tells anybody that this connection is dead.
+    // Neither side is informed that this connection is dead.
     proxy.stall();
-    // The nap itself: shorter than any silence that would be noticed by itself.
+    // The sleep itself: shorter than the time after which silence would be detected.
     tokio::time::sleep(Duration::from_secs(6)).await;
     ada.signal(Signal::CONT);
     ada.press("echo after-$((6*7))\r");
     ada.wait_for("after-42").await;
     eve.wait_for("after-42").await;
-    // Without noticing the nap it would have taken three quarters of a minute, which is longer than anything here is waited for.
+    // Without sleep detection this would take 45 seconds, longer than any wait in this test.
     eve.sees_the_same_as(&ada).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_that_runs_out_in_the_middle_is_renewed_and_nobody_notices() {
-    // The shortest life a token can have; it is renewed when two thirds of it are over.
+    // The shortest possible lifetime of a token; it is renewed after two thirds of that.
     let (broker, proxy) = behind_a_network("token_ttl_seconds = 60\n").await;
     let mut ada = sit_behind(&broker, &proxy, "ada", &[]).await;
-    // Bob's laptop sleeps all the while, and wakes with a token that is long dead.
+    // Bob's laptop sleeps during this time, and wakes up with an expired token.
     let mut bob = sit_behind(&broker, &proxy, "bob", &["--name", "bobs"]).await;
     let started = tokio::time::Instant::now();
     for person in [&mut ada, &mut bob] {
@@ -186,14 +186,14 @@ async fn a_token_that_runs_out_in_the_middle_is_renewed_and_nobody_notices() {
         person.press("counted=0\r");
     }
     bob.signal(Signal::STOP);
-    // The life of the token, and the few seconds that clocks may differ by.
+    // The token's lifetime plus the tolerated clock difference.
     let ends = started + Duration::from_secs(60 + 7);
     let mut typed = 0;
     while tokio::time::Instant::now() < ends {
         typed += 1;
         ada.press("clear; counted=$((counted+1)); echo counted-$counted\r");
         ada.wait_for(&format!("counted-{typed}\n")).await;
-        // Now and then: nobody waits for anything here but the token, and other tests want the machine.
+        // At intervals: only the token's expiry matters, and other tests need the machine.
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
     assert!(!ada.has_printed(LOST) && !ada.has_printed(BACK) && !ada.has_printed("expired"));

@@ -1,4 +1,4 @@
-//! The same program with and without a sandbox, and the same screen, cell by cell, colour by colour.
+//! The same program with and without a sandbox shows the same screen, with identical cells and colours.
 
 use cobox_client::Upload;
 use cobox_testkit::{TestTerminal, ensure, eventually, sh};
@@ -8,7 +8,7 @@ use super::*;
 const BARS: &str = include_str!("bars.py");
 const VIM: &str = "vim -u NONE -i NONE -n -N text.txt";
 
-/// What a program is fed, the same for both.
+/// A program run locally and in the sandbox, with the same input.
 struct Pair {
     here: TestTerminal,
     there: TestTerminal,
@@ -16,7 +16,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Starts a program here and in the sandbox, with the same files around it.
+    /// Starts the program locally and in the sandbox, with the same files.
     async fn start(broker: &TestBroker, program: &str, files: &[(&str, &str)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let session = ensure(&broker.client(), "demo").await;
@@ -30,7 +30,7 @@ impl Pair {
         Self { here, there, _dir: dir }
     }
 
-    /// Both show it, and apart from that the same.
+    /// Waits until both show the text and their screens are identical.
     async fn both_show(&self, text: &str) {
         self.here.wait_for(text).await;
         self.there.wait_for(text).await;
@@ -73,10 +73,10 @@ async fn vim_looks_the_same_with_and_without_a_sandbox() {
     vim.press(":set hlsearch\r/line 3\r", "line 3").await;
     vim.press(":split\r", "text.txt [+]").await;
     vim.press("\x17j\x06", "line 19").await;
-    // Colours of 24 bits, and 256.
+    // 24-bit colours and 256 colours.
     vim.press(":set termguicolors | hi Normal guifg=#12ab34 guibg=#101020 | hi StatusLine guifg=#ff8800\r", "line 19").await;
     vim.press(":set notermguicolors | hi Normal ctermfg=201 ctermbg=17\r", "line 19").await;
-    // A click puts the cursor where it is, and vim says where that is.
+    // A click moves the cursor, and vim shows the position.
     vim.press(":set mouse=a ttymouse=sgr ruler\r", "line 19").await;
     eventually("a mouse", || async {
         [&vim.here, &vim.there].iter().all(|t| t.look(|s| s.mouse_protocol_mode()) != vt100::MouseProtocolMode::None).then_some(())
@@ -120,9 +120,9 @@ printf '\033[?1049l\033[?25h\033[6n'; answer=$(head -c 7 | tail -c 6); stty sane
     let there = pair.there.screen_state();
     assert!(there.is_alternate && there.hides_cursor && there.text.contains("other screen"));
     assert!(pair.there.look(|s| s.bracketed_paste() && s.application_cursor() && s.application_keypad()));
-    // Back on the first one; and a question is answered by the terminal of whoever is in control.
+    // Back on the normal screen; the terminal of the participant in control answers a query.
     pair.press("x", "asked: [15;1R").await;
-    // What is still on then is switched off when it ends.
+    // Modes that are still on are switched off when the program ends.
     let modes = |t: &TestTerminal| t.look(|s| (s.bracketed_paste(), s.application_cursor(), s.mouse_protocol_mode()));
     assert_ne!(modes(&pair.there).2, vt100::MouseProtocolMode::None);
     pair.there.press("\r");
@@ -130,7 +130,7 @@ printf '\033[?1049l\033[?25h\033[6n'; answer=$(head -c 7 | tail -c 6); stty sane
     assert_eq!(modes(&pair.there), (false, false, vt100::MouseProtocolMode::None));
 }
 
-/// 100 kB of everything that could go wrong in a paste.
+/// 100 kB of text with everything that could cause problems in a paste.
 fn much_text() -> String {
     let mut text = String::new();
     let mut n = 0;
@@ -175,7 +175,7 @@ async fn a_paste_of_100_kb_into_vim_is_the_file_it_writes() {
     for terminal in [&vim.here, &vim.there] {
         terminal.wait_for(&last).await;
     }
-    // Drawn anew: how vim clears a row depends on the pieces in which a paste happens to come.
+    // Redrawn, because the way vim clears a row depends on how the paste is split into chunks.
     vim.press("\x1b\x0c:w\r", "written").await;
     vim.end(":q\r").await;
     let written = sh(session.dataplane(), "cat text.txt").await.stdout;
@@ -187,14 +187,14 @@ async fn ctrl_c_ends_what_runs_and_the_shell_goes_on() {
     let broker = with_a_sandbox().await;
     let mut ada = sit(&broker, "ada", &[]).await;
     ada.wait_for("$ ").await;
-    // Said by the program itself: before it has the terminal, Ctrl-C would be for the shell.
+    // Printed by the program itself: before it runs in the foreground, Ctrl-C would go to the shell.
     ada.press("sh -c 'echo started; exec sleep 1000'\r");
     ada.wait_for("\nstarted").await;
     ada.press("\x03");
     ada.press("echo code $?\r");
     ada.wait_for("code 130").await;
-    // Ctrl-Z, Ctrl-D and the rest are the shell's own too.
-    // What is typed before the shell has let go of the terminal would be read by its editor, and Enter as another sign.
+    // Ctrl-Z, Ctrl-D and others reach the shell as well. Input that arrives before the shell has left its line editor
+    // would be read by the editor, which translates Enter to another character.
     ada.press("echo reading; cat\r");
     ada.wait_for("\nreading").await;
     ada.press("one line\r");
@@ -208,7 +208,7 @@ async fn ctrl_c_ends_what_runs_and_the_shell_goes_on() {
     assert!(ada.is_cooked());
 }
 
-/// Somebody who has the terminal in their hands all day must be able to trust what it says about itself.
+/// Users who work in this terminal all day must be able to trust its status messages.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn words_of_ours_come_and_go_without_a_trace() {
     let broker = with_a_sandbox().await;
@@ -217,7 +217,7 @@ async fn words_of_ours_come_and_go_without_a_trace() {
     vim.there.press("\r~s");
     vim.there.wait_for("demo · you have control · connected · 80×24").await;
     vim.here.press("\r");
-    // On the other side of where one types.
+    // At the other end of the screen from the cursor.
     vim.there.press("G");
     vim.here.press("G");
     vim.there.wait_for("line 50").await;

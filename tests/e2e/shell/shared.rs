@@ -1,4 +1,4 @@
-//! Two people and an agent in one shell, each with what they may do and at the size of their own terminal.
+//! Two people and an agent in one shell, each with their own permissions and their own terminal size.
 
 use cobox_client::Dataplane;
 use cobox_protocol::shell::ShellRun;
@@ -21,18 +21,18 @@ async fn two_people_and_an_agent_share_a_shell() {
     bob.wait_for("ada (human) has control").await;
     let (_session, bot) = agent(&broker).await;
 
-    // The agent runs something at the prompt, for all to see.
+    // The agent runs a command at the prompt, visible to all.
     let run = |command: &str| ShellRun { command: command.to_owned(), timeout_seconds: None, max_output_bytes: None };
     let done = bot.run_in_shell("main", &run("echo by-the-agent-$((6*7))")).await.unwrap();
     assert_eq!((done.exit_code, done.output.trim()), (Some(0), "by-the-agent-42"));
     for person in [&ada, &bob] {
         person.wait_for("by-the-agent-42").await;
     }
-    // Not into the middle of what somebody types.
+    // It is refused while a user is typing a line.
     ada.press("echo half a li");
     bob.wait_for("half a li").await;
     assert!(bot.run_in_shell("main", &run("echo in the way")).await.is_err());
-    // One key, and Bob has it; Ada hears of it.
+    // Bob takes control with one key, and Ada is notified.
     bob.press("\x14");
     bob.wait_until_printed("you have control").await;
     ada.wait_until_printed("bob (human) has control").await;
@@ -40,7 +40,7 @@ async fn two_people_and_an_agent_share_a_shell() {
     for person in [&ada, &bob] {
         person.wait_for("half a line").await;
     }
-    // What Ada types now goes nowhere, until she takes it back.
+    // Ada's input is ignored until she takes control back.
     ada.press("echo nowhere\r");
     ada.wait_until_printed("bob (human) has control · Ctrl-T takes it").await;
     ada.press("\x14echo back-$((6*7))\r");

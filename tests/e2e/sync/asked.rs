@@ -1,4 +1,4 @@
-//! What a sync answers with: exit codes, what is refused, and whose files are brought over before a command.
+//! A sync's exit codes and refusals, and which sync is flushed before a command.
 
 use std::{
     ffi::OsStr,
@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Desk, THREAD};
 
-/// Takes a while to get across, in bytes.
+/// Large enough that its transfer takes a while, in bytes.
 const LARGE: u32 = 96 * 1024 * 1024;
 
 #[tokio::test]

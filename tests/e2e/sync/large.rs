@@ -1,4 +1,4 @@
-//! Folders as large as they get: a file of 5 GiB, and a hundred thousand files.
+//! The largest supported folders: a file of 5 GiB, and a hundred thousand files.
 
 use std::{
     fs::{self, File},
@@ -13,14 +13,14 @@ use crate::load::record;
 
 const GIB: u64 = 1 << 30;
 
-// Two threads: one waits for minutes, and a connection that the other end closes meanwhile has to be noticed.
+// Two threads: one waits for minutes, and a connection closed by the other end during that time must be noticed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes and 10 GiB of disk; `make soak` runs it"]
 async fn soak_sync_of_a_file_of_5_gibibytes() {
     let desk = Desk::new().await;
     let file = File::create(desk.here("large")).unwrap();
     file.set_len(5 * GIB).unwrap();
-    // Mostly holes; what is between them tells whether every part arrived in its place.
+    // Mostly holes; the data in between shows whether every part arrived in its place.
     for part in 0..5 * GIB / (16 << 20) {
         file.write_all_at(format!("part {part}").as_bytes(), part * (16 << 20)).unwrap();
     }
@@ -34,13 +34,13 @@ async fn soak_sync_of_a_file_of_5_gibibytes() {
     record(&format!("a sync of one file of 5 GiB, mostly holes: the same on both sides after {:.0} s", took.as_secs_f64()));
 }
 
-// Two threads: one waits for minutes, and a connection that the other end closes meanwhile has to be noticed.
+// Two threads: one waits for minutes, and a connection closed by the other end during that time must be noticed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes; `make soak` runs it"]
 async fn soak_sync_of_100_000_files() {
     const FOLDERS: usize = 200;
     const FILES: usize = 500;
-    /// How many there are, and what is in all of them.
+    /// The number of files and a checksum of their contents.
     const ALL: &str = "find . -type f | wc -l; find d* -type f | LC_ALL=C sort | xargs cat | cksum";
     let desk = Desk::new().await;
     for folder in 0..FOLDERS {
@@ -62,7 +62,7 @@ async fn soak_sync_of_100_000_files() {
     desk.said(&["sync", "flush", "--wait"]);
     let one = began.elapsed();
     assert_eq!(desk.there("d7/f7").await.as_deref(), Some("saved"));
-    // Most of it going is asked about before much of it has gone.
+    // A deletion of most files halts before many of them are deleted.
     fs::remove_dir_all(desk.here("d0")).unwrap();
     for folder in 1..FOLDERS {
         fs::remove_dir_all(desk.here(&format!("d{folder}"))).unwrap();

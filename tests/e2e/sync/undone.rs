@@ -1,4 +1,5 @@
-//! What a sandbox deletes or replaces on the laptop, with the real programs: it halts, is printed, is kept, and comes back.
+//! Deletions and replacements that a sandbox causes on the laptop, with the real programs: the sync halts and reports
+//! them, keeps the files, and can restore them.
 
 use std::{fs, process::Command};
 
@@ -21,7 +22,7 @@ fn files_in_src(desk: &Desk) -> usize {
 async fn uncommitted_files_that_an_agent_removes_halt_the_sync_and_undo_brings_them_back() {
     let desk = Desk::new().await;
     git(&desk, &["init", "-q"]);
-    // A repository of more files than the source tree has.
+    // A .git directory with more files than the source tree.
     for number in 0..20 {
         fs::write(desk.here("notes.md"), format!("note {number}")).unwrap();
         git(&desk, &["add", "notes.md"]);

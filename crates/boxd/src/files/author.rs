@@ -1,4 +1,4 @@
-//! Who changed a file through boxd: remembered for a while, so that whoever watches is told a name and not just that something happened.
+//! Remembers for a while which client changed a file through boxd, so that watchers get the author of a change.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,17 +12,17 @@ use std::{
 use cobox_token::Claims;
 use rustix::fs::Stat;
 
-/// How many of boxd's own changes are remembered: more than are made within the moment in which a watcher asks.
+/// Maximum number of remembered changes: more than are made in the time until a watcher looks one up.
 const REMEMBERED_CHANGES: usize = 64 * 1024;
 
-/// A person or an agent.
+/// A human or an agent.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Who {
     pub principal: String,
     pub actor: &'static str,
 }
 
-/// boxd's own changes by directory and name. Empty while nobody watches.
+/// boxd's own changes by directory and name. Empty while no tree is watched.
 #[derive(Default)]
 pub struct ChangeLog {
     is_watched: AtomicBool,
@@ -36,21 +36,23 @@ struct Changes {
     oldest_first: VecDeque<(Arc<NameKey>, u64)>,
 }
 
-/// How a change left a name, and who made it.
+/// The state in which a change left a name, and its author.
 #[derive(Clone)]
 pub struct Change {
     number: u64,
     version: Version,
-    /// A removal is recorded before it is tried; until then nothing that is seen of the name can be later than it.
+    /// A removal is recorded before it is attempted. Until it is done, an existing file of this name can't be newer
+    /// than it.
     is_done: bool,
-    /// Whom a removal can tell nothing more: nothing is left that shows whether a name went away a second time.
+    /// Listeners for which this removal is used up. Nothing left on disk shows whether a name was removed a second
+    /// time.
     spent_for: Vec<u64>,
     pub is_new: bool,
     pub who: Arc<Who>,
 }
 
 impl Change {
-    /// When it was put there; nothing for what was taken away.
+    /// When the file was placed; `None` for a removal.
     pub fn placed_at(&self) -> Option<(i64, i64)> {
         self.version.map(|(_, seconds, nanoseconds)| (seconds, nanoseconds))
     }
@@ -58,7 +60,7 @@ impl Change {
 
 /// A directory's device and inode, and a name in it.
 pub type NameKey = (u64, u64, Vec<u8>);
-/// A file's inode and the moment of its last change; nothing for what was taken away.
+/// A file's inode and ctime; `None` for a removal.
 pub type Version = Option<(u64, i64, i64)>;
 
 #[allow(clippy::unnecessary_cast, reason = "these fields are narrower on some machines")]
@@ -75,16 +77,16 @@ impl ChangeLog {
         }
     }
 
-    /// For somebody who watches from now on.
+    /// Registers a watcher of future changes.
     pub fn listen(&self) -> Listener {
         let mut changes = self.changes();
         changes.count += 1;
         Listener { since: changes.count }
     }
 
-    /// The change that left a name in this state, if it was done through boxd.
-    /// A directory's own version changes with what is put into it, so only its inode counts.
-    /// A removal is told to each listener once: the next one of that name may be a program's.
+    /// The change that left a name in this state, if it was made through boxd. A directory's ctime changes with its
+    /// content, so only its inode is compared. A removal is reported to each listener once, because the next removal of
+    /// that name may be a program's.
     pub fn change(&self, key: &NameKey, version: Version, is_directory: bool, to: &Listener) -> Option<Change> {
         let inode = |v: Version| v.map(|(inode, ..)| inode);
         let is_same = |seen: Version| if is_directory { inode(seen) == inode(version) } else { seen == version };
@@ -94,7 +96,7 @@ impl ChangeLog {
             return is_same(change.version).then(|| change.clone());
         }
         let is_news = change.number > to.since && !change.spent_for.contains(&to.since);
-        // Something else at the name, after it was taken away, is the end of that removal too.
+        // Something else at the name after the removal uses the removal up as well.
         if is_news && (version.is_none() || change.is_done) {
             change.spent_for.push(to.since);
         }
@@ -102,11 +104,11 @@ impl ChangeLog {
     }
 
     fn changes(&self) -> std::sync::MutexGuard<'_, Changes> {
-        // A change forgotten is told as a program's.
+        // A forgotten change is attributed to a program.
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing where nobody watches; else where it was recorded, and what it took the place of.
+    /// Records a change and returns what it replaced; `None` while no tree is watched.
     fn record(&self, directory: impl AsFd, name: &[u8], version: Version, is_new: bool, who: &Arc<Who>) -> Option<Recorded> {
         if !self.is_watched.load(Ordering::Acquire) {
             return None;
@@ -130,7 +132,7 @@ impl ChangeLog {
     }
 }
 
-/// One who watches, known by the number of the last change before.
+/// A watcher, identified by the number of the last change before it.
 pub struct Listener {
     since: u64,
 }
@@ -141,7 +143,7 @@ struct Recorded {
     before: Option<Change>,
 }
 
-/// A removal about to be tried. Dropped before it is `done`, it was none.
+/// A removal that is about to be attempted. If it is dropped before `done`, it did not happen.
 #[must_use]
 pub struct Removal<'a> {
     log: &'a ChangeLog,
@@ -149,7 +151,7 @@ pub struct Removal<'a> {
 }
 
 impl Removal<'_> {
-    /// The name is gone.
+    /// The name was removed.
     pub fn done(mut self) {
         let Some(Recorded { key, number, .. }) = self.recorded.take() else { return };
         if let Some(change) = self.log.changes().by_name.get_mut(&key).filter(|c| c.number == number) {
@@ -166,14 +168,14 @@ impl Drop for Removal<'_> {
             return;
         }
         match before {
-            // With the newer number, by which it is forgotten in time.
+            // With the newer number, which is the one in the expiry queue.
             Some(before) if before.version.is_some() => changes.by_name.insert(key, Change { number, ..before }),
             _ => changes.by_name.remove(&key),
         };
     }
 }
 
-/// Signs the changes of one request.
+/// Records the changes of one request under its client.
 #[derive(Clone)]
 pub struct Author {
     log: Arc<ChangeLog>,
@@ -185,12 +187,13 @@ impl Author {
         Self { log, who: Arc::new(Who { principal: claims.sub.clone(), actor: claims.act.kind.as_str() }) }
     }
 
-    /// A name now stands for something else, or is there for the first time.
+    /// A file was created or replaced at this name.
     pub fn placed(&self, directory: impl AsFd, name: &[u8], stat: &Stat, is_new: bool) {
         self.log.record(directory, name, version(stat), is_new, &self.who);
     }
 
-    /// A name is about to be taken away: said before, because a watcher may hear of it sooner than this thread goes on.
+    /// A name is about to be removed. Recorded in advance, because a watcher may see the removal before this thread
+    /// continues.
     pub fn removes(&self, directory: impl AsFd, name: &[u8]) -> Removal<'_> {
         Removal { log: &self.log, recorded: self.log.record(directory, name, None, false, &self.who) }
     }

@@ -1,4 +1,4 @@
-//! Content hashes on request: `?hash=sha256,blake3` or `Want-Repr-Digest`, answered as `Repr-Digest` (RFC 9530).
+//! Content hashes on request: `?hash=sha256,blake3` or `Want-Repr-Digest`, returned in `Repr-Digest` (RFC 9530).
 
 use std::{io, os::fd::OwnedFd};
 
@@ -11,10 +11,10 @@ use super::{path::query_values, read::read_piece};
 
 pub const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");
 const WANT_REPR_DIGEST: HeaderName = HeaderName::from_static("want-repr-digest");
-/// Hashed at once: large enough that the reading doesn't show.
+/// Bytes hashed at once: large enough that the overhead of a read is negligible.
 const PIECE_BYTES: usize = 1024 * 1024;
 
-/// Which hashes a request asks for.
+/// The hashes that a request asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     sha256: bool,
@@ -33,7 +33,7 @@ impl Wanted {
                 }
             }
         }
-        // A preference, not a demand: what we don't know is left out, as the standard says.
+        // A preference, not a requirement: unknown algorithms are ignored, as RFC 9530 prescribes.
         for value in headers.get_all(WANT_REPR_DIGEST).iter().filter_map(|v| v.to_str().ok()) {
             for item in value.split(',') {
                 let (name, weight) = item.split_once('=').unwrap_or((item, "1"));
@@ -59,7 +59,7 @@ pub fn of_bytes(bytes: &[u8], wanted: Wanted) -> String {
     hashes.finish()
 }
 
-/// The same for a file, in constant memory. `go_on` is asked between pieces; nothing comes back where it said no.
+/// The header's value for a file, in constant memory. `go_on` is checked between pieces; `None` if it returned false.
 pub fn of_file(file: &OwnedFd, wanted: Wanted, go_on: impl Fn() -> bool) -> io::Result<Option<String>> {
     let mut hashes = Hashes::new(wanted);
     let (mut at, mut piece) = (0, Vec::with_capacity(PIECE_BYTES));

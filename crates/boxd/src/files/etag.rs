@@ -1,4 +1,4 @@
-//! Versions of files: the ETag of one, and the conditions a request may set on it.
+//! Versions of files: their ETags, and the conditions of a request on them.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -9,11 +9,12 @@ use cobox_protocol::{ApiError, ErrorCode};
 use http::{HeaderMap, HeaderName, header};
 use rustix::fs::Stat;
 
-/// How many of boxd's own writes are remembered. A file forgotten gets another ETag, which costs a careful writer one more read.
+/// Maximum number of remembered writes. A forgotten file gets another ETag, which costs a conditional writer one more
+/// read.
 const REMEMBERED_WRITES: usize = 16 * 1024;
 
-/// boxd's own writes, counted. The kernel's clock ticks every few milliseconds and inode numbers are used again, so two writes
-/// in one tick could look alike; with the count they never do.
+/// Counts boxd's own writes. The kernel's clock advances every few milliseconds and inode numbers are reused, so two
+/// writes within one tick could get the same ETag. The count makes them distinct.
 #[derive(Default)]
 pub struct WriteLog(Mutex<Writes>);
 
@@ -32,9 +33,10 @@ fn key(stat: &Stat) -> FileKey {
 }
 
 impl WriteLog {
-    /// Held over a look at a file's version and the change that depends on it, so that of two boxd writers only one wins.
+    /// Held from the check of a file's version to the change that depends on it, so that only one of two concurrent
+    /// boxd writers succeeds.
     pub fn lock(&self) -> MutexGuard<'_, Writes> {
-        // Forgetting half a write only changes an ETag.
+        // A partly recorded write only changes an ETag.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -78,12 +80,12 @@ impl Conditions {
         Ok(Self { if_match: tags(headers, header::IF_MATCH)?, if_none_match: tags(headers, header::IF_NONE_MATCH)? })
     }
 
-    /// As if `If-Match` had been sent, where there is a tag.
+    /// Equivalent to `If-Match` with this tag, if there is one.
     pub fn matching(tag: Option<&str>) -> Self {
         Self { if_match: tag.map(|t| vec![t.trim().to_owned()]), if_none_match: None }
     }
 
-    /// For a change: both conditions must hold. `current` is the file's ETag where there is a file.
+    /// Checks a change: both conditions must hold. `current` is the file's ETag, `None` if there is no file.
     pub fn check_change(&self, current: Option<&str>, shown: impl std::fmt::Display) -> Result<(), ApiError> {
         self.check_match(current, &shown)?;
         match &self.if_none_match {
@@ -92,13 +94,13 @@ impl Conditions {
         }
     }
 
-    /// For a read: whether to answer that nothing has changed.
+    /// Checks a read: whether to answer "not modified".
     pub fn check_read(&self, current: &str, shown: impl std::fmt::Display) -> Result<bool, ApiError> {
         self.check_match(Some(current), shown)?;
         Ok(self.if_none_match.as_ref().is_some_and(|tags| holds_weakly(tags, current)))
     }
 
-    /// Nothing may be there: then the kernel can see to it, even against the sandbox's own programs.
+    /// Whether the file must not exist. The kernel can then enforce it, even against the sandbox's own programs.
     pub fn only_if_absent(&self) -> bool {
         self.if_none_match.as_ref().is_some_and(|tags| tags.iter().any(|t| t == "*"))
     }
@@ -117,17 +119,17 @@ fn changed(current: Option<&str>, message: String) -> ApiError {
     ApiError::new(ErrorCode::FileChanged, message).with_details(serde_json::json!({ "etag": current }))
 }
 
-/// RFC 9110's strong comparison, for a change that must not go over another: a tag that somebody marked as weak matches nothing.
+/// RFC 9110's strong comparison, for changes that must not overwrite another version: a weak tag matches nothing.
 fn holds(tags: &[String], current: &str) -> bool {
     tags.iter().any(|t| t == "*" || t == current)
 }
 
-/// The weak comparison, for what is not to be done or sent again: a proxy's mark makes no difference.
+/// RFC 9110's weak comparison, for skipping a write or a response body: a tag that a proxy made weak still matches.
 fn holds_weakly(tags: &[String], current: &str) -> bool {
     tags.iter().any(|t| t == "*" || t.trim_start_matches("W/") == current)
 }
 
-/// The tags of a header.
+/// The entity tags in a header.
 fn tags(headers: &HeaderMap, name: HeaderName) -> Result<Option<Vec<String>>, ApiError> {
     let mut found = None;
     for value in headers.get_all(&name) {

@@ -1,4 +1,4 @@
-//! Many files in one request: multipart up, multipart down, each file with its own result, in constant memory.
+//! Uploads and downloads of many files in one multipart request, each with its own result, in constant memory.
 
 use std::{collections::VecDeque, io, sync::Arc};
 
@@ -35,19 +35,19 @@ use crate::{
     server::Server,
 };
 
-/// Files of one upload. Each leaves a line in the answer.
+/// Maximum files of one upload. Each adds an entry to the response.
 const MAX_UPLOADS: usize = 10_000;
-/// Files of one download; the length of a request's head bounds it too.
+/// Maximum files of one download. The maximum length of a request's head also limits it.
 const MAX_DOWNLOADS: usize = 1000;
-/// Where a part says its path percent-encoded, for names that a multipart header can't carry.
+/// A part's path, percent-encoded, for names that other multipart headers can't carry.
 const FILE_PATH_HEADER: &str = "x-file-path";
-/// The code of an error, in the place of a file that could not be read.
+/// The error code of a part whose file could not be read.
 const FILE_ERROR_HEADER: &str = "x-file-error";
-/// Also of a name in a record of an archive.
+/// Also used for a name in a record of an archive.
 pub(super) const IN_A_HEADER: AsciiSet = NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b'-').remove(b'_');
 
-/// `POST /v1/files/upload?path=`: each part is a file. Its path is its `X-File-Path`, else its file name, else its name; relative ones
-/// start at `path`. 200 where all were written, 207 where some were not.
+/// `POST /v1/files/upload?path=`: each part is a file. Its path is its `X-File-Path`, else its file name, else its
+/// name. Relative paths start at `path`. The status is 200 if all were written and 207 if some were not.
 pub async fn upload(
     State(server): State<Arc<Server>>,
     caller: Caller<FsWrite>,
@@ -121,7 +121,8 @@ fn part_path(field: &multer::Field<'_>) -> Vec<u8> {
     }
 }
 
-/// `GET /v1/files/download?path=&path=`: `multipart/mixed`, a part for each path in its order. Without a path it is the file `/download`.
+/// `GET /v1/files/download?path=&path=`: `multipart/mixed` with a part for each path, in order. Without `path` it
+/// returns the file `/download`.
 pub async fn download(
     State(server): State<Arc<Server>>,
     caller: Caller<FsRead>,
@@ -157,7 +158,7 @@ struct Parts {
     paths: VecDeque<SandboxPath>,
     boundary: String,
     record: Arc<RequestRecord>,
-    /// Held for as long as the answer lasts.
+    /// Held while the response is sent.
     _open: OpenStream,
     is_over: bool,
 }
@@ -196,7 +197,7 @@ impl Parts {
             Err(error) => {
                 read::set(&mut headers, http::HeaderName::from_static(FILE_ERROR_HEADER), error.code.as_str().to_owned());
                 headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-                // The envelope is strings and a flag; a value that can't be told is better left out than fatal.
+                // Serializing strings and a flag doesn't fail. If it did, an empty part would be better than a panic.
                 let text = serde_json::to_vec(&error.envelope(&self.record.request_id)).unwrap_or_default();
                 let head = self.head(&headers, text.len() as u64);
                 once([head.as_ref(), &text, b"\r\n"].concat().into())

@@ -1,4 +1,4 @@
-//! The sandbox's files over HTTP: thin handlers, and the store they share.
+//! The sandbox's files over HTTP: thin handlers, and the store that they share.
 
 pub mod archive;
 mod author;
@@ -59,7 +59,7 @@ use crate::{
 
 const PREFIX: &str = "/v1/files";
 
-/// What all file operations share.
+/// State shared by all file operations.
 #[derive(Clone)]
 pub struct FileStore {
     workers: FileWorkers,
@@ -84,12 +84,13 @@ impl FileStore {
         self.changes.clone()
     }
 
-    /// Signs a request's changes.
+    /// The author for a request's changes.
     pub(crate) fn author(&self, claims: &Claims) -> Author {
         Author::new(self.changes.clone(), claims)
     }
 
-    /// A file without a name for boxd's own use, on the file system of that directory and charged to the workload's user.
+    /// Creates an unnamed file for boxd's own use, on the file system of the directory and charged to the workload's
+    /// user.
     pub async fn unnamed(&self, directory: &str) -> Result<OwnedFd, ApiError> {
         let path = directory.as_bytes().to_vec();
         let made = self.workers.run(move |root| unnamed(root, &path)).await?;
@@ -105,7 +106,7 @@ fn unnamed(root: &Root, path: &[u8]) -> Result<OwnedFd, Errno> {
     let directory = root.directory(path)?;
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::openat(&directory, ".", flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR) {
-        // A file system that can't do without: the name is gone before anybody has read the directory.
+        // For file systems without unnamed files: the file gets a name, which is removed at once.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {
             let name = write::temp_name()?;
             let created = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
@@ -131,7 +132,7 @@ pub async fn get(
     Ok(read::answer(&server.files, asked, caller.stream, &connection).await?)
 }
 
-/// `PUT /v1/files/{path}`: the body is the file.
+/// `PUT /v1/files/{path}`: the body is the content.
 pub async fn put(
     State(server): State<Arc<Server>>,
     caller: Caller<FsWrite>,
@@ -160,7 +161,7 @@ pub async fn put(
     Ok((status, [(header::ETAG, etag)], Json(told)).into_response())
 }
 
-/// `DELETE /v1/files/{path}`: a file, a link itself, or an empty directory.
+/// `DELETE /v1/files/{path}`: removes a file, a link itself, or an empty directory.
 pub async fn delete(
     State(server): State<Arc<Server>>,
     caller: Caller<FsWrite>,
@@ -194,7 +195,7 @@ fn remove(root: &Root, path: &SandboxPath, conditions: &Conditions, writes: &Wri
     write::sync_directory(&place.parent).map_err(refused)
 }
 
-/// Refused before the body is sent, where the broker has said that the disk is used up.
+/// Refuses a request before its body is sent if the broker has reported that the disk quota is used up.
 pub(crate) fn refuse_when_full(authority: &Authority) -> Result<(), ApiError> {
     if authority.view().disk_full { Err(disk_full()) } else { Ok(()) }
 }
@@ -204,7 +205,7 @@ fn refuse_announced(headers: &HeaderMap, limit: u64) -> Result<(), ApiError> {
     if announced.is_some_and(|n| n > limit) { Err(body::too_large("the body", limit)) } else { Ok(()) }
 }
 
-/// A PUT replaces the whole: taking a part for it would lose the rest.
+/// A PUT replaces the whole file. Treating a part as the whole would lose the rest.
 fn refuse_part(headers: &HeaderMap) -> Result<(), ApiError> {
     match headers.contains_key(header::CONTENT_RANGE) {
         true => Err(ApiError::invalid("Content-Range: a part of a file can't be put; send the whole file without it")),
@@ -218,7 +219,7 @@ pub(crate) fn mode(headers: &HeaderMap) -> Result<Option<u32>, ApiError> {
     mode.map(Some).ok_or_else(|| ApiError::invalid("X-File-Mode must be permission bits in octal, such as 644"))
 }
 
-/// `X-File-Follow`: whether symbolic links of the path are followed.
+/// `X-File-Follow`: whether symbolic links in the path are followed.
 fn symbolic_links(headers: &HeaderMap) -> Result<SymbolicLinks, ApiError> {
     match headers.get(FILE_FOLLOW_HEADER).map(HeaderValue::as_bytes) {
         None | Some(b"true") => Ok(SymbolicLinks::Follow),
@@ -227,13 +228,13 @@ fn symbolic_links(headers: &HeaderMap) -> Result<SymbolicLinks, ApiError> {
     }
 }
 
-/// Permission bits in octal.
+/// Parses permission bits in octal.
 pub(crate) fn parse_mode(text: &str) -> Option<u32> {
     let is_octal = text.bytes().all(|b| matches!(b, b'0'..=b'7'));
     u32::from_str_radix(text, 8).ok().filter(|m| is_octal && *m <= 0o777)
 }
 
-/// `?sync=false`: the answer doesn't wait for the disk.
+/// `?sync=false`: the response doesn't wait until the data is on disk.
 pub(crate) fn is_durable(uri: &Uri) -> Result<bool, ApiError> {
     match query_values(uri, "sync").next().as_deref() {
         None | Some(b"true") => Ok(true),

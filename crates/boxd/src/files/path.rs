@@ -1,5 +1,5 @@
-//! Paths as clients name them: bytes, absolute in the sandbox. Where one leads is decided by the kernel alone; what is refused here is
-//! only what no honest client sends.
+//! Paths in requests: bytes, absolute in the sandbox. Only the kernel resolves them; the checks here merely refuse what
+//! no correct client sends.
 
 use std::fmt;
 
@@ -8,9 +8,9 @@ use cobox_protocol::ApiError;
 use http::Uri;
 use percent_encoding::percent_decode;
 
-/// What the kernel takes in one call.
+/// The kernel's limit on a path, without its NUL.
 const MAX_PATH_BYTES: usize = 4095;
-/// As much of a path as an error message repeats.
+/// Maximum length of a path in an error message.
 const MAX_SHOWN_CHARS: usize = 256;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,7 +27,7 @@ impl SandboxPath {
         if path.len() > MAX_PATH_BYTES {
             return Err(ApiError::invalid(format!("path is longer than {MAX_PATH_BYTES} bytes")));
         }
-        // The kernel would keep it inside too; refusing it tells the sender that something is off.
+        // The kernel would keep it inside the root too. The error points out a likely mistake to the client.
         if path.split(|b| *b == b'/').any(|part| part == b"..") {
             return Err(ApiError::invalid(format!("path {} has `..` in it; send it without", show(&path))));
         }
@@ -44,14 +44,14 @@ impl SandboxPath {
         Self::new(path)
     }
 
-    /// The `path` of a query string. A relative one starts at `base`, where the route allows that.
+    /// The `path` of a query string. A relative one starts at `base`, if the route has one.
     pub fn from_query(uri: &Uri, base: Option<&str>) -> Result<Self, ApiError> {
         let given = query_values(uri, "path").next();
         let path = given.ok_or_else(|| ApiError::invalid("the query needs a path, such as ?path=/workspace"))?;
         Self::beneath(base.map(str::as_bytes), path)
     }
 
-    /// A path that may be relative where there is a base.
+    /// A path that may be relative if there is a base.
     pub fn beneath(base: Option<&[u8]>, mut path: Vec<u8>) -> Result<Self, ApiError> {
         if let Some(base) = base
             && !path.is_empty()
@@ -62,11 +62,11 @@ impl SandboxPath {
         Self::new(path)
     }
 
-    /// A field of a request, as text or as base64 of its exact bytes.
+    /// A request field, as text or as base64 of its exact bytes.
     pub fn from_json(field: &str, text: Option<&str>, b64: Option<&str>) -> Result<Option<Self>, ApiError> {
         let bytes = match (text, b64) {
             (None, None) => return Ok(None),
-            // Both is what our own answers carry; the bytes are exact.
+            // boxd's responses contain both. The base64 bytes are exact.
             (_, Some(b64)) => STANDARD.decode(b64).map_err(|_| ApiError::invalid(format!("{field}_b64: is not base64")))?,
             (Some(text), None) => text.as_bytes().to_vec(),
         };
@@ -77,7 +77,7 @@ impl SandboxPath {
         &self.0
     }
 
-    /// As JSON carries it: text, and the exact bytes beside it where the text lost something.
+    /// The form in JSON: text, and the exact bytes beside it if the text is lossy.
     pub fn in_json(&self) -> (String, Option<String>) {
         let exact = std::str::from_utf8(&self.0).is_err().then(|| STANDARD.encode(&self.0));
         (String::from_utf8_lossy(&self.0).into_owned(), exact)
@@ -90,7 +90,7 @@ impl fmt::Display for SandboxPath {
     }
 }
 
-/// The values of a field of a query string, decoded to bytes.
+/// The values of a query field, decoded to bytes.
 pub fn query_values<'a>(uri: &'a Uri, field: &'a str) -> impl Iterator<Item = Vec<u8>> + 'a {
     let pairs = uri.query().unwrap_or_default().split('&');
     pairs.filter_map(move |pair| pair.strip_prefix(field)?.strip_prefix('=')).map(|value| {
@@ -99,7 +99,7 @@ pub fn query_values<'a>(uri: &'a Uri, field: &'a str) -> impl Iterator<Item = Ve
     })
 }
 
-/// A name for a message: bounded, and without anything a terminal would obey.
+/// Formats a name for a message: bounded, and without control characters that a terminal would interpret.
 pub fn show(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
     let mut shown: String = text.chars().take(MAX_SHOWN_CHARS).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
@@ -109,7 +109,7 @@ pub fn show(name: &[u8]) -> String {
     shown
 }
 
-/// The directory part and the last name, or nothing where the path ends in `/`, `.` or `..`.
+/// The directory part and the last name; `None` if the path ends in `/`, `.` or `..`.
 pub fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = path.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
     let (directory, name) = path.split_at(at);

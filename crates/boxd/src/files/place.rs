@@ -1,4 +1,5 @@
-//! Where a file will be: the directory that holds its name, made if it isn't there, with links followed the way a program would.
+//! Finds the directory and name at which a file will be written. Missing directories are created, and links are
+//! followed as for a program.
 
 use std::os::fd::OwnedFd;
 
@@ -14,20 +15,20 @@ use super::{
     write::{current, sync_directory},
 };
 
-/// As many links as the kernel itself follows in one path.
+/// The number of links that the kernel itself follows in one path.
 const MAX_LINKS: usize = 40;
-/// What the kernel takes as one path.
+/// The kernel's limit on a path, without its NUL.
 const MAX_PATH_BYTES: usize = 4095;
 const DIRECTORY_MODE: Mode = Mode::from_bits_retain(0o755);
 
 pub struct Place {
     pub parent: OwnedFd,
     pub name: Vec<u8>,
-    /// What has the name now; never a link.
+    /// What currently has this name; never a link.
     pub existing: Option<Stat>,
 }
 
-/// The place a program that opens this path for writing would write to.
+/// The place to which a program that opens this path for writing would write.
 pub fn locate(root: &Root, path: &[u8], is_durable: bool, author: &Author) -> Result<Place, Errno> {
     let mut path = path.to_vec();
     for _ in 0..=MAX_LINKS {
@@ -41,7 +42,8 @@ pub fn locate(root: &Root, path: &[u8], is_durable: bool, author: &Author) -> Re
             return Err(Errno::LOOP);
         }
         let target = rustix::fs::readlinkat(&parent, name, Vec::new())?.into_bytes();
-        // A relative target starts where the link is. The result is only a name again: the kernel resolves it within the root.
+        // A relative target starts at the link's directory. The result is again only a path, which the kernel resolves
+        // within the root.
         path = if target.starts_with(b"/") { target } else { [directory, target.as_slice()].concat() };
         if path.len() > MAX_PATH_BYTES {
             return Err(Errno::NAMETOOLONG);
@@ -50,7 +52,7 @@ pub fn locate(root: &Root, path: &[u8], is_durable: bool, author: &Author) -> Re
     Err(Errno::LOOP)
 }
 
-/// The name itself, for taking it away: a link is not followed and nothing is made.
+/// The place of the name itself, for removal: links are not followed and nothing is created.
 pub fn locate_name(root: &Root, path: &[u8]) -> Result<Place, Errno> {
     let end = path.iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
     let (directory, name) = split(&path[..end]).ok_or(Errno::BUSY)?;
@@ -59,7 +61,7 @@ pub fn locate_name(root: &Root, path: &[u8]) -> Result<Place, Errno> {
     Ok(Place { parent, name: name.to_vec(), existing })
 }
 
-/// A directory and those above it, made where they are missing.
+/// Opens a directory, and creates it and its parents if they are missing.
 pub fn make_directory(root: &Root, path: &[u8], is_durable: bool, author: &Author) -> Result<OwnedFd, Errno> {
     match root.directory(path) {
         Err(Errno::NOENT) => {}
@@ -75,7 +77,7 @@ pub fn make_directory(root: &Root, path: &[u8], is_durable: bool, author: &Autho
         directory = match root.directory(&path[..end]) {
             Err(Errno::NOENT) => {
                 match rustix::fs::mkdirat(&directory, part, DIRECTORY_MODE) {
-                    // Somebody else was faster, or it is a link to nowhere; opening it tells.
+                    // Created concurrently, or a dangling link. Opening it distinguishes the two.
                     Err(Errno::EXIST) => {}
                     other => {
                         other?;

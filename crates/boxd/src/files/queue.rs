@@ -1,4 +1,5 @@
-//! Jobs on their way to worker threads: bounded, one thread woken for one job, and the one that slept last, whose caches are warm.
+//! A bounded queue of jobs for worker threads. Each job wakes one thread: the one that became idle last, whose caches
+//! are warm.
 
 use std::{
     collections::VecDeque,
@@ -25,16 +26,16 @@ impl<J> Queue<J> {
         Self { state: Mutex::new(state), room: Semaphore::new(limit) }
     }
 
-    /// Waits for room.
+    /// Waits for space.
     pub async fn push(&self, job: J) {
-        // Never closed, so there is nothing to fail.
+        // The semaphore is never closed, so this doesn't fail.
         if let Ok(place) = self.room.acquire().await {
             place.forget();
             self.hand_over(job);
         }
     }
 
-    /// Gives the job back where there is no room.
+    /// Returns the job if the queue is full.
     pub fn try_push(&self, job: J) -> Result<(), J> {
         match self.room.try_acquire() {
             Ok(place) => {
@@ -56,12 +57,12 @@ impl<J> Queue<J> {
         }
     }
 
-    /// The next job, for a worker thread; nothing when the queue is closed and empty.
+    /// The next job, for a worker thread; `None` when the queue is closed and empty.
     pub fn take(&self) -> Option<J> {
         let me = thread::current();
         loop {
             let mut state = self.lock();
-            // Woken without having been called, as may happen.
+            // `park` may return without `unpark`, so this thread may still be listed.
             state.idle.retain(|t| t.id() != me.id());
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
@@ -77,7 +78,7 @@ impl<J> Queue<J> {
         }
     }
 
-    /// Lets the workers end.
+    /// Lets the workers end when the queue is empty.
     pub fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
@@ -85,7 +86,7 @@ impl<J> Queue<J> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<J>> {
-        // Each change is a single call.
+        // Each change is a single call, so a panic leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

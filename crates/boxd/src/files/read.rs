@@ -1,4 +1,4 @@
-//! Getting a file: whole or in part, in pieces read as the client takes them.
+//! Reads a file for a response, whole or in part, in pieces as the client consumes them.
 
 use std::{
     io,
@@ -40,17 +40,18 @@ use super::{
 };
 use crate::{auth::OpenStream, listen::Connection};
 
-/// Read at once: large enough that the hand-over to a worker doesn't show.
+/// Size of one read: large enough that the overhead of using a worker is negligible.
 const PIECE_BYTES: u64 = 512 * 1024;
-/// A piece that took no longer was in memory, and so will the next one be: the kernel sends it from there. One that isn't there after all
-/// holds up whoever else boxd serves.
+/// If the last piece took no longer, it was in the page cache, and the next one is assumed to be too: the kernel then
+/// sends it directly from there. A wrong assumption delays all other requests that boxd serves.
 const CACHED: Duration = Duration::from_micros(500);
-/// After a piece that wasn't in memory so much is read by workers, however quick: what the kernel reads ahead ends somewhere.
+/// After a piece that was not cached, this many bytes are read by workers however fast they are, because the kernel's
+/// read-ahead may end soon.
 const DISTRUST_BYTES: u64 = 32 * 1024 * 1024;
-/// Files up to this size are read in the step that opens them.
+/// Files up to this size are read in the same step that opens them.
 const SMALL_FILE_BYTES: u64 = 128 * 1024;
 
-/// What a GET or HEAD asks for.
+/// A GET or HEAD request.
 pub struct Asked<'a> {
     pub method: &'a Method,
     pub uri: &'a Uri,
@@ -81,7 +82,7 @@ pub async fn answer(store: &FileStore, asked: Asked<'_>, stream: OpenStream, con
         response.headers_mut().remove(header::CONTENT_TYPE);
         return Ok(response);
     }
-    // A range is GET's alone: HEAD tells of the whole.
+    // Ranges apply only to GET. HEAD describes the whole file.
     let part = if method == Method::HEAD { Wanted::Whole } else { wanted(headers, size, &etag) };
     let (from, length) = match part {
         Wanted::Whole => (0, size),
@@ -110,7 +111,7 @@ pub async fn answer(store: &FileStore, asked: Asked<'_>, stream: OpenStream, con
     Ok(response)
 }
 
-/// A file that was found, as much of it as was read on the way.
+/// A file that was found, and the content read while opening it.
 pub struct Found {
     pub stat: Stat,
     pub etag: String,
@@ -118,14 +119,14 @@ pub struct Found {
 }
 
 pub enum Content {
-    /// Only looked at.
+    /// Only its metadata was read.
     Unread,
-    /// All of it.
+    /// The complete content.
     Whole(Bytes),
     Open(Arc<OwnedFd>),
 }
 
-/// Opens a file, and reads it too where it is small: one step instead of two.
+/// Opens a file and also reads it if it is small, which saves a second step.
 pub async fn open(store: &FileStore, path: &SandboxPath, is_bare: bool, links: SymbolicLinks) -> Result<Result<Found, FileType>, ApiError> {
     let (shown, writes) = (path.clone(), store.writes.clone());
     let step = move |root: &Root| match links {
@@ -150,7 +151,7 @@ fn open_step(root: &Root, path: &[u8], writes: &WriteLog, is_bare: bool) -> Resu
     let (size, etag) = (u64::try_from(stat.st_size).unwrap_or(0), writes.etag(&stat));
     if size <= SMALL_FILE_BYTES {
         let content = read_whole(&file, size)?;
-        // One that grew or shrank meanwhile is read as it is sent, where that is noticed.
+        // A file that grew or shrank in between is read while it is sent, where the change is detected.
         if content.len() as u64 == size {
             return Ok(Ok(Found { stat, etag, content: Content::Whole(content.into()) }));
         }
@@ -174,7 +175,7 @@ impl Found {
         u64::try_from(self.stat.st_size).unwrap_or(0)
     }
 
-    /// Nothing where the file was changed while it was read: a hash of neither version helps nobody.
+    /// The file's digest; `None` if the file changed while it was read, because the hash would match neither version.
     async fn digest(&self, store: &FileStore, wanted: digest::Wanted) -> Result<Option<String>, ApiError> {
         let file = match &self.content {
             Content::Unread => return Ok(None),
@@ -203,7 +204,7 @@ impl Found {
 }
 
 fn part(bytes: &Bytes, from: u64, length: u64) -> Bytes {
-    // Both were cut to the size of what is in memory.
+    // Both are within the size of the content.
     bytes.slice(from as usize..(from + length) as usize)
 }
 
@@ -219,14 +220,15 @@ pub fn describe(headers: &mut HeaderMap, stat: &Stat, etag: &str) {
 }
 
 pub fn set(headers: &mut HeaderMap, name: http::HeaderName, value: String) {
-    // All of them are digits, letters and punctuation; a header that couldn't be is better left out than fatal.
+    // All values consist of digits, letters and punctuation. An invalid one is omitted instead of failing the request.
     if let Ok(value) = HeaderValue::try_from(value) {
         headers.insert(name, value);
     }
 }
 
-/// The file's bytes, or what stands for them on their way out by `outgoing`. Where the disk makes one wait, one piece is read while the last
-/// is sent. A file cut short meanwhile ends in an error, never in a short answer. `held` lives as long as the stream.
+/// The file's bytes, or placeholders that `outgoing` replaces when sending. If the disk is slow, the next piece is read
+/// while the last is sent. A file that shrinks in the meantime ends the stream with an error, never with a short body.
+/// `held` lives as long as the stream.
 pub fn pieces<H>(
     store: FileStore,
     outgoing: FileSender,
@@ -242,20 +244,20 @@ pub fn pieces<H>(
     })
 }
 
-/// A piece, and how long it took.
+/// A piece, and how long reading it took.
 type Read = (io::Result<Vec<u8>>, Duration);
 
 struct Pieces<H> {
     store: FileStore,
     outgoing: FileSender,
     file: Arc<OwnedFd>,
-    /// Of the piece that was asked for last.
+    /// Offset of the piece that was requested last.
     at: u64,
     left: u64,
     ahead: Option<oneshot::Receiver<Read>>,
-    /// By how long the last pieces took.
+    /// Whether the next piece is assumed to be in the page cache.
     is_cached: bool,
-    /// How much of what comes next is taken for not cached all the same.
+    /// Number of bytes still to be read by workers regardless of speed.
     distrusted: u64,
     #[allow(dead_code, reason = "dropped with the stream")]
     held: H,
@@ -296,7 +298,7 @@ impl<H> Pieces<H> {
         Ok(Some(Bytes::from(read)))
     }
 
-    /// Whether the next piece is in memory, by how long the last took.
+    /// Decides from the duration of the last read whether the next piece is in the page cache.
     fn judge(&mut self, took: Duration) {
         if took > CACHED {
             self.distrusted = DISTRUST_BYTES;
@@ -311,7 +313,8 @@ impl<H> Pieces<H> {
 
     async fn ask(&self) -> io::Result<oneshot::Receiver<Read>> {
         let (file, at) = (self.file.clone(), self.at);
-        // Allocated here, where it is freed: else each worker's arena would come to keep a piece's memory of its own.
+        // Allocated on the thread that frees it. Otherwise each worker's malloc arena would come to hold the memory of
+        // a piece.
         let piece = Vec::with_capacity(self.left.min(PIECE_BYTES) as usize);
         let step = move |_: &Root| {
             let began = Instant::now();
@@ -321,7 +324,7 @@ impl<H> Pieces<H> {
     }
 }
 
-/// Fills the piece's capacity, or less where the file ends.
+/// Reads up to the piece's capacity, or less at the end of the file.
 pub fn read_piece(file: &OwnedFd, at: u64, mut piece: Vec<u8>) -> io::Result<Vec<u8>> {
     piece.clear();
     rustix::io::retry_on_intr(|| rustix::io::pread(file, rustix::buffer::spare_capacity(&mut piece), at))?;
@@ -335,7 +338,7 @@ pub(crate) enum Wanted {
     Nothing,
 }
 
-/// A single range; several, and units we don't know, are answered with the whole as the standard allows.
+/// Parses a single range. Several ranges and unknown units are answered with the whole file, as the standard allows.
 pub(crate) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
     let text = |name| headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok());
     if text(header::IF_RANGE).is_some_and(|tag| tag != etag) {
@@ -358,7 +361,7 @@ pub(crate) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
     if from >= end { Wanted::Nothing } else { Wanted::Part { from, length: end - from } }
 }
 
-/// RFC 9110's date, such as `Sun, 06 Nov 1994 08:49:37 GMT`.
+/// Formats a date as in RFC 9110, such as `Sun, 06 Nov 1994 08:49:37 GMT`.
 fn http_date(unix: i64) -> Option<String> {
     const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
     const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];

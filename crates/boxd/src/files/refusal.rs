@@ -1,11 +1,11 @@
-//! What the kernel's errors mean to the client who named the path.
+//! Translates the kernel's errors into errors for the client that named the path.
 
 use cobox_protocol::{ApiError, ErrorCode};
 use rustix::{fs::FileType, io::Errno};
 
 use super::root::SymbolicLinks;
 
-/// The kernel's answer in the protocol's words; `shown` is the path as the client may see it.
+/// The protocol's error for an errno. `shown` is the path as the client may see it.
 pub fn refusal(errno: Errno, shown: impl std::fmt::Display) -> ApiError {
     let (code, why) = match errno {
         Errno::NOENT => (ErrorCode::FileNotFound, "no such file or directory"),
@@ -27,7 +27,7 @@ pub fn refusal(errno: Errno, shown: impl std::fmt::Display) -> ApiError {
     ApiError::new(code, format!("{shown}: {why}"))
 }
 
-/// As [`refusal`], where links may have been refused.
+/// Like [`refusal`], for operations that may refuse links.
 pub fn link_refusal(errno: Errno, links: SymbolicLinks, shown: impl std::fmt::Display) -> ApiError {
     if errno == Errno::LOOP && links == SymbolicLinks::Refuse {
         let message = format!("{shown}: goes through a symbolic link, which was not to be followed; name the file itself");
@@ -40,7 +40,7 @@ pub fn disk_full() -> ApiError {
     ApiError::new(ErrorCode::DiskFull, "the sandbox's disk is full; delete files and try again")
 }
 
-/// For something that is there and is no regular file.
+/// The error for something that exists and is not a regular file.
 pub fn not_a_file(kind: FileType, shown: impl std::fmt::Display) -> ApiError {
     let word = kind_word(kind);
     let message = match kind {

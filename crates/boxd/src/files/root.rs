@@ -1,4 +1,4 @@
-//! The sandbox's root directory: every path a client names is resolved beneath it by the kernel, and only regular files are served.
+//! The sandbox's root directory. The kernel resolves every client path beneath it, and only regular files are served.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -7,9 +7,10 @@ use rustix::{
     io::Errno,
 };
 
-/// How often a resolution is tried again when somebody renamed a directory meanwhile (the kernel then says EAGAIN).
+/// Maximum number of attempts to resolve a path. The kernel returns EAGAIN if a directory was renamed in the meantime.
 const RESOLVE_TRIES: usize = 64;
-/// File systems whose files are the kernel's voice and not data: /proc, /sys, control groups, debugging, keys of the firmware.
+/// File systems that expose kernel state instead of stored data: /proc, /sys, control groups, debugging, firmware
+/// variables.
 const KERNEL_FILE_SYSTEMS: [i64; 10] = [
     0x9fa0,      // proc
     0x6265_6572, // sysfs
@@ -46,8 +47,8 @@ impl Root {
         Self { directory: root, links: SymbolicLinks::Follow }
     }
 
-    /// The same directory, with paths that go through a link refused by the kernel as they are opened: a check before that could be
-    /// outrun by a program that puts a link in the file's place.
+    /// The same directory, but the kernel refuses paths that go through a link when it opens them. A check before
+    /// opening would be a race: a program could replace the file by a link.
     pub fn refusing_links(&self) -> Result<Self, Errno> {
         let directory = rustix::io::fcntl_dupfd_cloexec(&self.directory, 0)?;
         Ok(Self { directory, links: SymbolicLinks::Refuse })
@@ -57,33 +58,35 @@ impl Root {
         self.links == SymbolicLinks::Refuse
     }
 
-    /// Opens a path as if this directory were `/`: `..` and links stay within it, and the kernel's magic links are refused.
+    /// Opens a path as if this directory were `/`: `..` and links stay within it, and the kernel's magic links are
+    /// refused.
     pub fn open(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
         let links = if self.refuses_links() { ResolveFlags::NO_SYMLINKS } else { ResolveFlags::empty() };
         resolve(&self.directory, path, flags, ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | links)
     }
 
-    /// A directory, as a place to name things in.
+    /// Opens a directory for operations on names in it.
     pub fn directory(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         let fd = self.open(path, OFlags::PATH | OFlags::DIRECTORY)?;
         refuse_kernel_files(&fd)?;
         Ok(fd)
     }
 
-    /// What a path leads to, without opening it.
+    /// Metadata of what a path leads to, without opening it.
     pub fn stat(&self, path: &[u8]) -> Result<Stat, Errno> {
         let fd = self.open(path, OFlags::PATH)?;
         refuse_kernel_files(&fd)?;
         rustix::fs::fstat(&fd)
     }
 
-    /// A regular file for reading. Looked at before it is opened, because opening can already do something, and again after.
+    /// Opens a regular file for reading. Its type is checked before opening, because opening can have side effects, and
+    /// again after.
     pub fn regular(&self, path: &[u8]) -> Result<Result<(OwnedFd, Stat), FileType>, Errno> {
         let before = self.stat(path)?;
         if kind(&before) != FileType::RegularFile {
             return Ok(Err(kind(&before)));
         }
-        // Without waiting: it may have become a fifo since.
+        // Without blocking: it may have become a fifo in the meantime.
         let fd = self.open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
         refuse_kernel_files(&fd)?;
         let stat = rustix::fs::fstat(&fd)?;
@@ -94,7 +97,7 @@ impl Root {
     }
 }
 
-/// Opens a path beneath a directory; one that leaves it, or goes through any link, is refused.
+/// Opens a path beneath a directory. A path that leaves the directory or goes through any link is refused.
 pub fn open_beneath(directory: impl AsFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     resolve(directory, path, flags, how)
@@ -115,7 +118,7 @@ pub fn kind(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
-/// EPERM where a descriptor is on a file system that the files API never touches.
+/// EPERM if a descriptor is on a file system that the files API never touches.
 pub fn refuse_kernel_files(fd: impl AsFd) -> Result<(), Errno> {
     #[allow(clippy::unnecessary_cast, reason = "the field is 32 bits wide on some machines")]
     let kind = rustix::fs::fstatfs(fd)?.f_type as i64;

@@ -1,4 +1,5 @@
-//! Threads that touch the sandbox's files as the workload's user, so that the kernel refuses a client what it would refuse a program.
+//! Threads that access the sandbox's files as the workload's user, so that the kernel refuses a client what it would
+//! refuse a program.
 
 use std::{
     any::Any,
@@ -19,26 +20,28 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::{queue::Queue, root::Root};
 
-/// For steps that take micro- to milliseconds: open, read a piece, write a piece. Enough to keep a disk busy.
+/// For steps that take micro- to milliseconds, such as opening a file or reading or writing a piece. Enough to keep a
+/// disk busy.
 const STEP_WORKERS: usize = 8;
-/// Steps waiting for a worker; beyond it requests wait where they are.
+/// Steps that may wait for a worker. Beyond this the requests themselves wait.
 const STEP_QUEUE: usize = 64;
-/// For archives, which keep a thread for as long as they last.
+/// For archives, each of which occupies a thread for its whole duration.
 const ARCHIVE_WORKERS: usize = 4;
-/// For searches and for whole trees being copied or removed. A search takes two, which is as many cores as a sandbox mostly has.
+/// For searches and for copying or removing trees. A search takes two, which matches the cores that most sandboxes
+/// have.
 const LONG_WORKERS: usize = 4;
-/// Longest a search waits for others to be done before it is told to come again.
+/// Maximum time that a search waits for other long operations before it is refused as rate limited.
 const LONG_WAIT: Duration = Duration::from_secs(30);
-/// A quick step that took longer is taken for a disk that makes one wait: a busy machine takes the core away for less.
+/// A quick step that took longer indicates a slow disk. Preemption on a busy machine takes less.
 const QUICK: Duration = Duration::from_millis(10);
-/// For so long afterwards quick steps go to the workers too, and no more than one such wait in this time is everybody's.
+/// For how long quick steps then run on workers too. Thus at most one such delay in this time affects all requests.
 const DISTRUST: Duration = Duration::from_secs(2);
-/// A worker's deepest call is the tar reader with its 32 KiB of buffers on the heap.
+/// The deepest call is the tar reader, whose buffers of 32 KiB are on the heap.
 const STACK_BYTES: usize = 512 * 1024;
 
 type Job = Box<dyn FnOnce(&Root) + Send>;
 
-/// The pool. Clones share it; its threads end with the last clone.
+/// The pools. Clones share them; the threads end with the last clone.
 #[derive(Clone)]
 pub struct FileWorkers {
     root: Arc<Root>,
@@ -51,13 +54,13 @@ pub struct FileWorkers {
 }
 
 thread_local! {
-    /// Set on a thread that serves requests and has the workload's user.
+    /// True on a thread that serves requests and has switched to the workload's user.
     static IS_SHARED: Cell<bool> = const { Cell::new(false) };
 }
 
 impl FileWorkers {
-    /// `setup` takes on the workload's user for the thread that calls it; whether it can is seen here. `root` is the sandbox's `/`.
-    /// The threads start with the first request for files: a sandbox that only runs commands does without them.
+    /// `setup` switches the calling thread to the workload's user; whether it can is checked here. `root` is the
+    /// sandbox's `/`. The threads start with the first file request, so a sandbox that only runs commands has none.
     pub fn start(root: OwnedFd, setup: impl Fn() -> io::Result<()> + Send + Sync + 'static) -> io::Result<Self> {
         let root = Arc::new(Root::new(root));
         let setup: Setup = Arc::new(setup);
@@ -78,21 +81,21 @@ impl FileWorkers {
         })
     }
 
-    /// The sandbox's root directory, for threads that [`FileWorkers::spawn`] has started.
+    /// The sandbox's root directory, for threads started by [`FileWorkers::spawn`].
     pub(crate) fn root(&self) -> Arc<Root> {
         self.root.clone()
     }
 
-    /// Takes on the workload's user for the thread that calls this, which then does [`FileWorkers::run_quick`]'s steps itself:
-    /// to wake a worker and be woken by it takes longer than to open and read a small file.
+    /// Switches the calling thread to the workload's user, so that it runs the steps of [`FileWorkers::run_quick`]
+    /// itself. Waking a worker and being woken takes longer than opening and reading a small file.
     pub fn share_this_thread(&self) -> io::Result<()> {
         (self.steps.setup)()?;
         IS_SHARED.set(true);
         Ok(())
     }
 
-    /// Runs a step that waits for the disk only when something is wrong with it: where it is asked for, as long as such steps are
-    /// quick, and else on a worker.
+    /// Runs a step that should not block on the disk: on the calling thread as long as such steps are quick, otherwise
+    /// on a worker.
     pub async fn run_quick<T: Send + 'static>(&self, step: impl FnOnce(&Root) -> T + Send + 'static) -> Result<T, ApiError> {
         if !IS_SHARED.get() || !self.patience.is_left() {
             return self.run(step).await;
@@ -106,48 +109,48 @@ impl FileWorkers {
         })
     }
 
-    /// Whether what waits for the disk only when something is wrong with it may be done by the thread that serves everybody.
+    /// Whether steps that should not block on the disk may run on the thread that serves all requests.
     pub(super) fn has_patience(&self) -> bool {
         self.patience.is_left()
     }
 
-    /// Something of the kind took so long there.
+    /// Records how long such a step took.
     pub(super) fn waited(&self, time: Duration) {
         self.patience.took(time);
     }
 
-    /// Runs one short step on a worker.
+    /// Runs one short step on a worker and waits for its result.
     pub async fn run<T: Send + 'static>(&self, step: impl FnOnce(&Root) -> T + Send + 'static) -> Result<T, ApiError> {
         self.submit(step).await?.await.map_err(|_| gone())
     }
 
-    /// Hands a step to the workers and comes back while it runs.
+    /// Queues a step for the workers and returns a receiver for its result.
     pub async fn submit<T: Send + 'static>(
         &self,
         step: impl FnOnce(&Root) -> T + Send + 'static,
     ) -> Result<oneshot::Receiver<T>, ApiError> {
         let (answer, answered) = oneshot::channel();
         let job: Job = Box::new(move |root| {
-            // Nobody to answer means that the request has gone.
+            // An error means that the request has gone.
             let _ = answer.send(step(root));
         });
         self.steps.queue().push(job).await;
         Ok(answered)
     }
 
-    /// A thread of its own with the workload's user, for something that lasts.
+    /// Starts a thread of its own, with the workload's user, for long-running work.
     pub(crate) fn spawn(&self, name: &str, work: impl FnOnce(&Root) + Send + 'static) -> io::Result<()> {
         let (root, setup) = (self.root.clone(), self.steps.setup.clone());
         let thread = thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
         thread.spawn(move || match setup() {
             Ok(()) => work(&root),
-            // It worked before; without it this thread must not touch a file.
+            // The same call worked at the start. Without it this thread must not access files.
             Err(error) => tracing::error!(%error, "a thread for files could not take on the workload's user"),
         })?;
         Ok(())
     }
 
-    /// Runs a step nobody waits for, from wherever this is called.
+    /// Runs a step without waiting for its result, from any thread.
     pub(super) fn run_detached(&self, step: impl FnOnce(&Root) + Send + 'static) {
         let Err(job) = self.steps.queue().try_push(Box::new(step)) else { return };
         match tokio::runtime::Handle::try_current() {
@@ -155,12 +158,12 @@ impl FileWorkers {
                 let steps = self.steps.clone();
                 runtime.spawn(async move { steps.queue().push(job).await });
             }
-            // Outside the runtime this is a worker already.
+            // A thread outside the runtime is a worker already.
             Err(_) => job(&self.root),
         }
     }
 
-    /// A worker of its own for something long.
+    /// Reserves a worker for an archive.
     pub fn archive_slot(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         self.archive_slots.clone().try_acquire_owned().map_err(|_| {
             ApiError::new(
@@ -170,7 +173,7 @@ impl FileWorkers {
         })
     }
 
-    /// Workers for a search or a whole tree, at most [`LONG_WORKERS`]; waits its turn.
+    /// Reserves workers for a search or a whole tree, at most [`LONG_WORKERS`]. Waits until they are free.
     pub async fn long_slots(&self, count: u32) -> Result<OwnedSemaphorePermit, ApiError> {
         match tokio::time::timeout(LONG_WAIT, self.long_slots.clone().acquire_many_owned(count)).await {
             Ok(slots) => slots.map_err(|_| gone()),
@@ -189,7 +192,7 @@ impl FileWorkers {
         keep_busy(&self.long, slot, work).await
     }
 
-    /// Runs an archive; the slot shows that there is a worker for it.
+    /// Runs an archive. The permit guarantees a free worker.
     pub async fn run_archive<T: Send + 'static>(
         &self,
         slot: OwnedSemaphorePermit,
@@ -199,10 +202,10 @@ impl FileWorkers {
     }
 }
 
-/// Whether the thread that serves everybody may do quick steps itself.
+/// Decides whether the thread that serves all requests may run quick steps itself.
 struct Patience {
     since: Instant,
-    /// Milliseconds after that.
+    /// Milliseconds after `since` from which quick steps are allowed again.
     again_at: AtomicU64,
 }
 
@@ -237,7 +240,7 @@ async fn keep_busy<T: Send + 'static>(
     let job: Job = Box::new(move |root| {
         let result = work(root);
         drop(slot);
-        // Nobody to answer means that the request has gone.
+        // An error means that the request has gone.
         let _ = answer.send(result);
     });
     pool.queue().push(job).await;
@@ -250,7 +253,7 @@ pub fn gone() -> ApiError {
 
 type Setup = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 
-/// Threads that share one queue, started when the first job comes. They end with it.
+/// Threads that share one queue, started with the first job. They end when the pool is dropped.
 struct Pool {
     name: &'static str,
     count: usize,
@@ -281,7 +284,7 @@ impl Pool {
         let thread = thread::Builder::new().name(format!("{}-{number}", self.name)).stack_size(STACK_BYTES);
         let started = thread.spawn(move || match setup() {
             Ok(()) => work(&jobs, &root),
-            // It worked before; without it this thread must not touch a file.
+            // The same call worked at the start. Without it this thread must not access files.
             Err(error) => tracing::error!(%error, "a file worker could not take on the workload's user"),
         });
         if let Err(error) = started {
@@ -292,7 +295,8 @@ impl Pool {
 
 fn work(jobs: &Queue<Job>, root: &Root) {
     while let Some(job) = jobs.take() {
-        // A bug in one request must not take the worker from all others; that request is told by the answer that never comes.
+        // A bug in one request must not end the worker for all others. That request gets an error because its answer
+        // channel is dropped.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(root))) {
             tracing::error!(message = panic_message(&panic), "a file operation panicked");
         }

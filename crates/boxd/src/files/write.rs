@@ -1,4 +1,5 @@
-//! Putting a file: into a temporary one beside it, made durable, and renamed over it, so that a reader sees the old or the new and never half.
+//! Writes a file atomically: into a temporary file beside it, which is synced and renamed over it, so that readers see
+//! either the old or the new content.
 
 use std::{
     os::fd::OwnedFd,
@@ -31,13 +32,13 @@ use crate::{auth::Authority, body::too_large};
 
 /// Largest file: beyond any sandbox's disk, and small enough that sums of sizes never overflow.
 pub const MAX_FILE_BYTES: u64 = 64 * 1024 * 1024 * 1024;
-/// Written at once: large enough that the hand-over to a worker doesn't show.
+/// Bytes per write step: large enough that the overhead of using a worker is negligible.
 const BATCH_BYTES: u64 = 512 * 1024;
-/// Of a file that is to be on disk before the answer, so much goes there while the next comes in: at the end little is left to wait for.
+/// A durable file is flushed to disk every so many bytes while more arrive, so that little is left to sync at the end.
 const FLUSH_BYTES: u64 = 64 * 1024 * 1024;
-/// As much as the kernel takes without anybody noticing.
+/// Maximum size of a write that is quick enough for the thread that serves all requests.
 const QUICK_BYTES: u64 = 128 * 1024;
-/// Of a new file that nobody gave a mode.
+/// Mode of a new file for which the request sets none.
 const DEFAULT_MODE: u32 = 0o644;
 const TEMP_PREFIX: &str = ".cobox-";
 const TEMP_SUFFIX: &str = ".tmp";
@@ -45,7 +46,8 @@ const TEMP_SUFFIX: &str = ".tmp";
 pub struct WriteOptions {
     pub conditions: Conditions,
     pub mode: Option<u32>,
-    /// Whether the answer waits for the disk. Without it a write outlives boxd, but perhaps not the machine.
+    /// Whether the response waits until the data is on disk. Otherwise a write survives a crash of boxd, but perhaps
+    /// not one of the machine.
     pub is_durable: bool,
     pub author: Author,
     pub links: SymbolicLinks,
@@ -57,7 +59,7 @@ pub struct Written {
     pub is_new: bool,
 }
 
-/// Writes a whole file from a stream. Until the stream has ended well, what was there stays as it is.
+/// Writes a whole file from a stream. The existing file stays unchanged until the stream has ended without error.
 pub async fn receive(
     store: &FileStore,
     authority: &Authority,
@@ -83,7 +85,7 @@ pub async fn receive(
         }
     };
     let incoming = Arc::new(store.workers.run(begin).await??);
-    // One batch is written while the next comes in.
+    // One batch is written while the next is received.
     let (mut under_way, mut flushing): (Option<Step>, Option<Step>) = (None, None);
     let mut flushed = 0;
     while !batch.is_last {
@@ -106,13 +108,13 @@ pub async fn receive(
         under_way = Some(store.workers.submit(move |_| incoming.append(&chunks)).await?);
     }
     finish(under_way, path).await?;
-    // What it could not write it has said, and the kernel says it once.
+    // The kernel reports a write-back error only once, to this flush, so its result must be checked.
     finish(flushing, path).await?;
     let path = path.clone();
     store.workers.run(move |_| incoming.commit(&path, &writes, size)?.ok_or_else(gone)).await?
 }
 
-/// Writes a whole file that is in memory, on the worker this is called on.
+/// Writes a whole file from memory, on the calling worker.
 pub fn put(root: &Root, path: &SandboxPath, options: WriteOptions, content: &[Bytes], writes: &WriteLog) -> Result<Written, ApiError> {
     let size = content.iter().map(|c| c.len() as u64).sum();
     let mut incoming = Incoming::begin(root, path, options, writes, Origin::Here)?;
@@ -120,7 +122,8 @@ pub fn put(root: &Root, path: &SandboxPath, options: WriteOptions, content: &[By
     loop {
         match incoming.commit(path, writes, size)? {
             Some(written) => return Ok(written),
-            // It could not be given its name, or somebody else was faster. With a name from the start it replaces what is there.
+            // The unnamed file could not be linked, or the name was created concurrently. A file with a temporary name
+            // can replace the existing one.
             None => {
                 incoming.temp = Temp::create(incoming.temp.directory.clone(), incoming.mode, None).map_err(|e| refusal(e, path))?;
                 incoming.append(content).map_err(|e| refusal(e, path))?;
@@ -160,7 +163,7 @@ async fn finish(step: Option<Step>, path: &SandboxPath) -> Result<(), ApiError> 
     }
 }
 
-/// A file on its way in.
+/// A file that is being written.
 struct Incoming {
     temp: Temp,
     name: Vec<u8>,
@@ -168,11 +171,11 @@ struct Incoming {
     options: WriteOptions,
 }
 
-/// Where its content comes from.
+/// The source of the content.
 enum Origin {
-    /// All of it is here, and all of the work is done by one thread.
+    /// The complete content is in memory, and one thread does all the work.
     Here,
-    /// It comes in pieces, each written by whichever worker is free.
+    /// The content arrives in pieces, each written by any free worker.
     Stream(FileWorkers),
 }
 
@@ -185,13 +188,13 @@ impl Incoming {
         };
         let root = refusing.as_ref().unwrap_or(root);
         let Place { parent, name, existing } = locate(root, path.bytes(), options.is_durable, &options.author).map_err(refused)?;
-        // Before the body is read, to spare the client sending it; what counts is the check at the end.
+        // Checked before the body is read, to save the client from sending it. The check at the end is decisive.
         options.conditions.check_change(existing.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
         if let Some(existing) = &existing {
             if kind(existing) != FileType::RegularFile {
                 return Err(not_a_file(kind(existing), path));
             }
-            // A rename would replace a file that was made read-only on purpose.
+            // Renaming would also replace a file that was deliberately made read-only.
             rustix::fs::accessat(&parent, name.as_slice(), Access::WRITE_OK, AtFlags::EACCESS).map_err(refused)?;
         }
         let mode = options.mode.or(existing.as_ref().map(|s| s.st_mode & 0o777)).unwrap_or(DEFAULT_MODE);
@@ -208,7 +211,7 @@ impl Incoming {
         batch.iter().try_for_each(|chunk| write_all(&self.temp.file, chunk))
     }
 
-    /// Nothing where a file without a name could not be given this one.
+    /// `None` if an unnamed file could not be linked to its name.
     fn commit(&self, path: &SandboxPath, writes: &WriteLog, size: u64) -> Result<Option<Written>, ApiError> {
         let refused = |e| refusal(e, path);
         if self.options.is_durable {
@@ -238,13 +241,13 @@ impl Incoming {
     }
 }
 
-/// A temporary file beside the place it is for, or one that has no name until it gets that one. Dropped, it goes away.
+/// A temporary file beside the final one, or an unnamed file that is linked to the final name. Dropping it removes it.
 pub struct Temp {
     pub file: OwnedFd,
     pub directory: Arc<OwnedFd>,
     name: Option<String>,
     is_placed: AtomicBool,
-    /// Absent where it is made and dropped on a worker.
+    /// `None` if the file is created and dropped on a worker.
     workers: Option<FileWorkers>,
 }
 
@@ -256,15 +259,16 @@ impl Temp {
         Ok(Self { file: Self::with_mode(file, mode)?, directory, name: Some(name), is_placed: AtomicBool::new(false), workers })
     }
 
-    /// Without a name: on an overlay its system calls take 50 µs where those of a temporary name take 69, and a crash leaves nothing behind. It
-    /// must be named by the thread that made it, which the kernel lets do that without powers.
+    /// Creates an unnamed file. On an overlay its system calls take 50 µs, compared with 69 µs for a temporary name,
+    /// and a crash leaves nothing behind. The thread that created it must link it, because the kernel allows only that
+    /// without a capability.
     fn create_unnamed(directory: impl Into<Arc<OwnedFd>>, mode: Mode) -> Result<Self, Errno> {
         let directory = directory.into();
         if !CAN_BE_NAMED.load(Ordering::Relaxed) {
             return Self::create(directory, mode, None);
         }
         match rustix::fs::openat(&directory, ".", OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC, mode) {
-            // A file system that has none.
+            // For file systems without unnamed files.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => Self::create(directory, mode, None),
             file => {
                 Ok(Self { file: Self::with_mode(file?, mode)?, directory, name: None, is_placed: AtomicBool::new(false), workers: None })
@@ -272,7 +276,7 @@ impl Temp {
         }
     }
 
-    /// Where a mask is in the way, or the directory hands down rules of its own.
+    /// Corrects the mode if a umask or the directory's default ACL has changed it.
     fn with_mode(file: OwnedFd, mode: Mode) -> Result<OwnedFd, Errno> {
         if rustix::fs::fstat(&file)?.st_mode & 0o7777 != mode.as_raw_mode() {
             rustix::fs::fchmod(&file, mode)?;
@@ -280,7 +284,7 @@ impl Temp {
         Ok(file)
     }
 
-    /// One without a name never replaces anything.
+    /// An unnamed file never replaces an existing one.
     pub fn rename_to(&self, name: &[u8], only_if_absent: bool) -> Result<(), Errno> {
         let flags = if only_if_absent { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
         match &self.name {
@@ -294,28 +298,29 @@ impl Temp {
     fn link_to(&self, name: &[u8]) -> Result<(), Errno> {
         match rustix::fs::linkat(&self.file, "", &self.directory, name, AtFlags::EMPTY_PATH) {
             Err(Errno::NOENT | Errno::PERM) => {
-                // A kernel before 6.10 wants a power for it.
+                // A kernel before 6.10 requires a capability for this.
                 CAN_BE_NAMED.store(false, Ordering::Relaxed);
                 return Err(Errno::NOENT);
             }
             other => other?,
         }
-        // Programs that watch the directory wait for a new file to be closed, and have heard of this one under no name of theirs. Where it
-        // can't be opened for writing nobody expects that. Without waiting: it may have become a fifo by now.
+        // Programs that watch the directory wait for a new file to be closed, but the events so far had no name that
+        // they know. Opening and closing it by name sends that event. If it can't be opened for writing, no program
+        // expects the event. Opened without blocking: it may have become a fifo.
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         drop(rustix::fs::openat(&self.directory, name, flags, Mode::empty()));
         Ok(())
     }
 }
 
-/// Whether a file without a name can be given one.
+/// Whether an unnamed file can be linked to a name.
 static CAN_BE_NAMED: AtomicBool = AtomicBool::new(true);
 
 impl Drop for Temp {
     fn drop(&mut self) {
         let Some(name) = self.name.take().filter(|_| !self.is_placed.load(Ordering::Relaxed)) else { return };
         let directory = self.directory.clone();
-        // What fails to go away here was already moved or deleted by a program of the sandbox.
+        // An error means that a program of the sandbox has already moved or deleted the file.
         let remove = move || {
             let _ = rustix::fs::unlinkat(&directory, name.as_str(), AtFlags::empty());
         };
@@ -326,14 +331,14 @@ impl Drop for Temp {
     }
 }
 
-/// A name nobody else has; the dot keeps it out of listings and most globs.
+/// A unique name. The leading dot excludes it from listings and most globs.
 pub fn temp_name() -> Result<String, Errno> {
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(|_| Errno::IO)?;
     Ok(format!("{TEMP_PREFIX}{:016x}{TEMP_SUFFIX}", u64::from_ne_bytes(random)))
 }
 
-/// Whether a name is that of a file still on its way in.
+/// Whether this is the name of a file that is still being written.
 pub fn is_temp_name(name: &[u8]) -> bool {
     name.len() == TEMP_PREFIX.len() + 16 + TEMP_SUFFIX.len()
         && name.starts_with(TEMP_PREFIX.as_bytes())
@@ -348,7 +353,7 @@ pub fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What a name stands for now, not following it.
+/// Metadata of what a name currently refers to, without following links.
 pub fn current(directory: &OwnedFd, name: &[u8]) -> Result<Option<Stat>, Errno> {
     match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),
@@ -357,11 +362,12 @@ pub fn current(directory: &OwnedFd, name: &[u8]) -> Result<Option<Stat>, Errno> 
     }
 }
 
-/// Makes a directory's names durable.
+/// Makes the names in a directory durable.
 pub fn sync_directory(directory: &OwnedFd) -> Result<(), Errno> {
     match rustix::fs::openat(directory, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
         Ok(fd) => rustix::fs::fsync(fd),
-        // One that may be written and not read can't be opened for this; its names become durable with the file system's next commit.
+        // A directory that is writable but not readable can't be opened for this. Its names become durable with the
+        // file system's next commit.
         Err(Errno::ACCESS) => Ok(()),
         Err(e) => Err(e),
     }

@@ -1,4 +1,5 @@
-//! Copying files and trees by descriptors: a link is copied as a link, fifos, sockets and devices are left out, memory doesn't grow.
+//! Copies files and trees by descriptors in bounded memory. A link is copied as a link; fifos, sockets and devices are
+//! skipped.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -10,13 +11,13 @@ use rustix::{
 use super::stop::Stop;
 use crate::files::{is_temp_name, kind, refuse_kernel_files, write_all};
 
-/// Directories within directories; each level keeps two descriptors.
+/// Maximum depth of directories. Each level holds two descriptors.
 const MAX_DEPTH: usize = 100;
-/// Entries of one copy: a large monorepo with its dependencies, a few times over.
+/// Maximum entries of one copy: a few times a large monorepo with its dependencies.
 const MAX_ENTRIES: u64 = 1_000_000;
-/// Handed to the kernel at once, so that a copy nobody waits for any more ends soon.
+/// Bytes per system call, so that a cancelled copy ends soon.
 const STEP_BYTES: usize = 8 * 1024 * 1024;
-/// Where the kernel can't copy by itself.
+/// For copies that the kernel can't do by itself.
 const BUFFER_BYTES: usize = 256 * 1024;
 
 #[derive(Default)]
@@ -26,7 +27,7 @@ pub struct Copied {
     pub skipped: u64,
 }
 
-/// Asked while a copy goes on.
+/// Reasons to abort a copy, checked while it runs.
 pub struct Watch<'a> {
     pub stop: &'a Stop,
     pub is_full: &'a dyn Fn() -> bool,
@@ -41,7 +42,7 @@ impl Watch<'_> {
     }
 }
 
-/// A file's bytes, mode and time.
+/// Copies a file's content, mode and modification time.
 pub fn copy_file(from: &OwnedFd, to: &OwnedFd, stat: &Stat, watch: &Watch<'_>) -> Result<u64, Errno> {
     let mut total = 0u64;
     let mut buffer = Vec::new();
@@ -49,7 +50,7 @@ pub fn copy_file(from: &OwnedFd, to: &OwnedFd, stat: &Stat, watch: &Watch<'_>) -
         watch.check()?;
         let n = if buffer.is_empty() {
             match rustix::fs::copy_file_range(from, None, to, None, STEP_BYTES) {
-                // Between two file systems of different kinds, and where a file system can't.
+                // The file systems are of different kinds, or one doesn't support this call.
                 Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
                     buffer.resize(BUFFER_BYTES, 0);
                     continue;
@@ -83,7 +84,7 @@ struct Level {
     stat: Stat,
 }
 
-/// What is in one directory, into another that is empty.
+/// Copies the content of a directory into an empty one.
 pub fn copy_tree(from: OwnedFd, to: OwnedFd, watch: &Watch<'_>) -> Result<Copied, Errno> {
     let mut done = Copied { entries: 1, ..Copied::default() };
     let stat = rustix::fs::fstat(&from)?;
@@ -91,7 +92,7 @@ pub fn copy_tree(from: OwnedFd, to: OwnedFd, watch: &Watch<'_>) -> Result<Copied
     while let Some(level) = levels.last_mut() {
         watch.check()?;
         let Some(entry) = level.entries.read() else {
-            // Last, because making something in it changes a directory's time, and its mode may forbid that.
+            // Last, because creating an entry changes the directory's time, and its mode may forbid it.
             rustix::fs::fchmod(&level.to, Mode::from_raw_mode(level.stat.st_mode & 0o777))?;
             set_times(&level.to, &level.stat)?;
             levels.pop();
@@ -145,7 +146,7 @@ fn copy_entry(level: &Level, name: &[u8], done: &mut Copied, watch: &Watch<'_>) 
         FileType::RegularFile => {
             let from = open(OFlags::NONBLOCK | OFlags::NOCTTY)?;
             let stat = rustix::fs::fstat(&from)?;
-            // It may be something else by now.
+            // It may have been replaced by something else.
             if kind(&stat) == FileType::RegularFile && refuse_kernel_files(&from).is_ok() {
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let to = rustix::fs::openat(&level.to, name, flags, Mode::RUSR | Mode::WUSR)?;

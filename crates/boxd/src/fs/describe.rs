@@ -1,4 +1,4 @@
-//! What a file is, in the protocol's words.
+//! Translates file metadata into the protocol's types.
 
 use std::os::fd::AsFd;
 
@@ -23,7 +23,7 @@ pub fn file_kind(kind: FileType) -> FileKind {
     }
 }
 
-/// An entry of a directory that is open.
+/// The description of an entry in an open directory.
 pub fn entry(directory: impl AsFd, name: &[u8], path: Vec<u8>, stat: &Stat, writes: &WriteLog) -> FileEntry {
     let target = (kind(stat) == FileType::Symlink).then(|| rustix::fs::readlinkat(directory, name, Vec::new()).ok()).flatten();
     fill(name, path, stat, writes, target.map(std::ffi::CString::into_bytes))

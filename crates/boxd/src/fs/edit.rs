@@ -1,4 +1,5 @@
-//! Editing a file by exact replacement: all edits or none, each `old` found once unless told otherwise, the file's line endings kept.
+//! Edits a file by exact replacement: applies all edits or none, each `old` must match once unless `replace_all` is
+//! set, and the file's line endings are kept.
 
 use std::{borrow::Cow, fs::File, io::Read};
 
@@ -13,10 +14,10 @@ use crate::{
     files::{Author, Conditions, Root, SandboxPath, SymbolicLinks, WriteLog, WriteOptions, not_a_file, put_whole, refusal},
 };
 
-/// Held in memory twice while it is edited. Text that people and agents edit is far smaller.
+/// The file is in memory twice during an edit. Text that people and agents edit is far smaller.
 const MAX_FILE_BYTES: u64 = 32 * 1024 * 1024;
 const MAX_EDITS: usize = 1000;
-/// How often an edit is done anew because the file was written meanwhile, by one who asked for no version.
+/// How often an edit without a version condition is attempted if the file is written concurrently.
 const TRIES: usize = 5;
 
 pub fn edit(root: &Root, path: &SandboxPath, request: EditRequest, writes: &WriteLog, author: &Author) -> Result<EditResponse, ApiError> {
@@ -43,7 +44,7 @@ pub fn edit(root: &Root, path: &SandboxPath, request: EditRequest, writes: &Writ
                 return Err(too_large("the edited file", MAX_FILE_BYTES));
             }
         }
-        // Against the very version that was read: what came between is never lost.
+        // Conditional on the version that was read, so that no concurrent change is lost.
         let conditions = Conditions::matching(Some(&etag));
         let options = WriteOptions { conditions, mode: None, is_durable: true, author: author.clone(), links: SymbolicLinks::Follow };
         match put_whole(root, path, options, &[Bytes::from(text)], writes) {
@@ -94,7 +95,8 @@ impl NotReplaced {
     }
 }
 
-/// A file with CRLF is searched as if it had plain line ends, unless `old` itself has them, and what is put in gets the file's own.
+/// Replaces one text. A file with CRLF is searched as if it had LF, unless `old` itself contains CR, and inserted text
+/// gets the file's line endings.
 fn replace(text: &[u8], edit: &Replacement) -> Result<(Vec<u8>, u64), NotReplaced> {
     let (old, new) = (edit.old.as_bytes(), edit.new.as_bytes());
     let has_crlf = find(text, b"\r\n").is_some();
@@ -119,7 +121,7 @@ fn replace(text: &[u8], edit: &Replacement) -> Result<(Vec<u8>, u64), NotReplace
     for (from, to) in &spans {
         out.extend_from_slice(&text[done..*from]);
         let replaced = &text[*from..*to];
-        // The ending of the lines that go; where none does, the file's.
+        // The line ending of the replaced lines; if none is replaced, the file's.
         let wants_crlf = if replaced.contains(&b'\n') { find(replaced, b"\r\n").is_some() } else { is_mostly_crlf };
         let is_exact = old.contains(&b'\r');
         out.extend_from_slice(&if wants_crlf && !is_exact { with_crlf(new) } else { Cow::Borrowed(new) });
@@ -146,7 +148,7 @@ fn with_crlf(text: &[u8]) -> Cow<'_, [u8]> {
 /// A text without the CR of its CRLFs, and where they were.
 struct Plain {
     text: Vec<u8>,
-    /// Positions in `text` before which a CR was left out, ascending.
+    /// Ascending positions in `text` before which a CR was removed.
     left_out: Vec<usize>,
 }
 
@@ -163,7 +165,7 @@ impl Plain {
         plain
     }
 
-    /// Where a position of the plain text is in the original: before the CR, where it is at a line's end.
+    /// The position in the original for one in the plain text. At a line's end this is before the CR.
     fn original(&self, at: usize) -> usize {
         at + self.left_out.partition_point(|cr| *cr < at)
     }
@@ -173,7 +175,7 @@ fn find(text: &[u8], what: &[u8]) -> Option<usize> {
     matches(text, what).next()
 }
 
-/// Where it is, without overlaps.
+/// All positions without overlaps.
 fn matches<'a>(text: &'a [u8], what: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
     memchr::memmem::find_iter(text, what)
 }

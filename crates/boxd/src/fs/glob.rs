@@ -1,4 +1,4 @@
-//! Finding files by a pattern of their path.
+//! Finds files by a pattern for their path.
 
 use cobox_protocol::{
     ApiError,
@@ -23,9 +23,9 @@ use crate::{
 };
 
 const DEFAULT_LIMIT: u32 = 1000;
-/// Some 3 MiB of answer.
+/// About 3 MiB of response.
 const MAX_LIMIT: u32 = 10_000;
-/// Longer is no pattern somebody wrote.
+/// Far longer than real patterns.
 const MAX_PATTERN_BYTES: usize = 4096;
 
 pub async fn glob(server: &Server, request: GlobRequest) -> Result<GlobResponse, ApiError> {
@@ -43,13 +43,13 @@ pub async fn glob(server: &Server, request: GlobRequest) -> Result<GlobResponse,
     server.files.workers().run_long(slot, search).await?.await.map_err(|_| gone())?
 }
 
-/// A pattern made ready: its literal beginning is where the walk starts.
+/// A compiled pattern. The walk starts at its literal beginning.
 pub(crate) struct Plan {
     path: SandboxPath,
     matcher: GlobMatcher,
     ignore: Option<Gitignore>,
     only_directories: bool,
-    /// Names in the longest path that can match, where there is such a limit: below it nothing needs to be looked at.
+    /// Number of names in the longest path that can match; `None` if unlimited. Deeper directories need no search.
     max_depth: Option<usize>,
 }
 
@@ -75,7 +75,7 @@ impl Plan {
             .build()
             .map_err(|e| ApiError::invalid(format!("pattern: {e}")))?
             .compile_matcher();
-        // A class such as `[!a]` matches a slash too, as one more name.
+        // A class such as `[!a]` also matches a slash and so adds a name.
         let rest = &parts[literal..];
         let classes = rest.iter().map(|part| part.matches('[').count()).sum::<usize>();
         let max_depth = (!rest.iter().any(|part| part.contains("**"))).then_some(rest.len() + classes);
@@ -94,7 +94,8 @@ pub(crate) fn search(
 ) -> Result<GlobResponse, ApiError> {
     let refused = |e| refusal(e, &plan.path);
     let directory = match root.open(plan.path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY) {
-        // The pattern's own directory isn't there: it matches nothing. Where `path` itself isn't, that is told.
+        // The directory named in the pattern doesn't exist, so nothing matches. If `path` itself doesn't exist, that is
+        // an error.
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) if request.pattern.contains('/') && base_exists(root, request) => {
             return Ok(GlobResponse { matches: Vec::new(), truncated: false, stopped_by: None, directories_unreadable: 0 });
         }

@@ -1,4 +1,5 @@
-//! `.gitignore` and `.ignore` files, read by descriptor as a walk comes by, with the rules of those above.
+//! Rules from `.gitignore` and `.ignore` files, read by descriptor during a walk, together with those of the parent
+//! directories.
 
 use std::{
     ffi::OsStr,
@@ -21,25 +22,25 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
 use crate::files::{Root, SandboxPath, kind};
 
-/// The stronger first.
+/// The first file takes precedence.
 const RULE_FILES: [&str; 2] = [".ignore", ".gitignore"];
-/// More rules than this are a mistake or an attack; the rest is not read.
+/// A larger file is a mistake or an attack. The rest is not read.
 const MAX_RULE_FILE_BYTES: u64 = 256 * 1024;
-/// Directories above the one that is searched.
+/// Maximum number of directories above the searched one.
 const MAX_ABOVE: usize = 64;
 
-/// The rules of one directory and those above it.
+/// The rules of a directory and its parents.
 pub struct Rules {
     above: Option<Arc<Rules>>,
-    /// How much of a path leads to this directory.
+    /// Length of the path's part that leads to this directory.
     prefix: usize,
-    /// Of a directory above where the walk began: what leads from it to there.
+    /// For a directory above the walk's start: the path from it to the start.
     lead: Vec<u8>,
     matchers: Vec<Gitignore>,
 }
 
 impl Rules {
-    /// Those that hold where a walk begins: of the repository it is in, if it is in one.
+    /// The rules that apply where a walk starts: those of the repository that contains it, if any.
     pub fn above(root: &Root, path: &SandboxPath) -> Arc<Self> {
         let mut found = Vec::new();
         let mut at = path.bytes();
@@ -66,13 +67,13 @@ impl Rules {
         rules
     }
 
-    /// With those of a directory below.
+    /// Adds the rules of a directory below.
     pub fn below(above: Arc<Self>, directory: &OwnedFd, prefix: usize) -> Arc<Self> {
         let matchers = read_rules(directory);
         if matchers.is_empty() { above } else { Arc::new(Self { above: Some(above), prefix, lead: Vec::new(), matchers }) }
     }
 
-    /// Patterns in the same language, from a request.
+    /// Patterns in the same syntax, from a request.
     pub fn from_patterns(patterns: &[String]) -> Result<Gitignore, ApiError> {
         let mut builder = GitignoreBuilder::new("");
         for pattern in patterns {
@@ -113,7 +114,7 @@ fn has_git(directory: impl AsFd) -> bool {
     rustix::fs::statat(directory, ".git", AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
-/// None where there are none, or where they can't be read: then nothing is left out.
+/// Empty if there are no rule files or they are unreadable: then nothing is ignored.
 fn read_rules(directory: &OwnedFd) -> Vec<Gitignore> {
     RULE_FILES.iter().filter_map(|name| read_rule_file(directory, name)).collect()
 }
@@ -128,7 +129,7 @@ fn read_rule_file(directory: &OwnedFd, name: &str) -> Option<Gitignore> {
     File::from(file).take(MAX_RULE_FILE_BYTES).read_to_end(&mut text).ok()?;
     let mut builder = GitignoreBuilder::new("");
     for line in String::from_utf8_lossy(&text).lines() {
-        // A line that is no pattern is left out, as by git.
+        // An invalid line is ignored, as in git.
         let _ = builder.add_line(None, line);
     }
     builder.build().ok().filter(|rules| !rules.is_empty())

@@ -1,4 +1,4 @@
-//! Listing a directory in pages: in order, with a cursor that is a place in that order, and memory for one page only.
+//! Lists a directory in pages: sorted, with a cursor that is a position in that order, in memory for one page.
 
 use std::{cmp::Ordering, os::fd::OwnedFd};
 
@@ -20,9 +20,9 @@ use super::{
 use crate::files::{Root, SandboxPath, WriteLog, kind, open_beneath, refusal, refuse_kernel_files};
 
 const DEFAULT_LIMIT: u32 = 1000;
-/// Some 3 MiB of answer.
+/// About 3 MiB of response.
 const MAX_LIMIT: u32 = 10_000;
-/// Directories within directories of a recursive list; each level keeps one descriptor and a few hundred names.
+/// Maximum depth of a recursive list. Each level holds one descriptor and a few hundred names.
 const MAX_DEPTH: u32 = 128;
 
 pub fn list(root: &Root, path: &SandboxPath, request: &ListRequest, writes: &WriteLog, stop: &Stop) -> Result<ListResponse, ApiError> {
@@ -52,7 +52,7 @@ pub fn list(root: &Root, path: &SandboxPath, request: &ListRequest, writes: &Wri
     })
 }
 
-/// What entries' paths begin with.
+/// The prefix of all entries' paths.
 pub fn base_of(path: &SandboxPath) -> Vec<u8> {
     let mut base = path.bytes().to_vec();
     while base.last() == Some(&b'/') {
@@ -62,10 +62,10 @@ pub fn base_of(path: &SandboxPath) -> Vec<u8> {
     base
 }
 
-/// A place in the order. Of a recursive list the name is the path below the directory.
+/// A position in the order. In a recursive list the name is the path relative to the directory.
 #[derive(Clone, PartialEq, Eq)]
 struct Place {
-    /// Of other orders than by name: nanoseconds or bytes, negative when descending.
+    /// For sorting by time or size: nanoseconds or bytes, negative if descending.
     rank: i128,
     name: Vec<u8>,
     is_descending: bool,
@@ -103,7 +103,7 @@ fn decode(cursor: &str, request: &ListRequest) -> Result<Place, ApiError> {
     let bytes = URL_SAFE_NO_PAD.decode(cursor).ok().filter(|b| b.first() == Some(&tag(request)));
     let place = bytes.as_deref().and_then(|b| {
         let (rank, name) = b[1..].split_first_chunk::<16>()?;
-        // Each part of a path below is a directory that is opened and kept open.
+        // Each component of the path is a directory that is opened and kept open.
         let is_path =
             |name: &[u8]| name.split(|b| *b == b'/').enumerate().all(|(n, p)| n < MAX_DEPTH as usize && !matches!(p, b"" | b"." | b".."));
         if request.recursive && !is_path(name) {
@@ -128,7 +128,7 @@ fn rank(stat: &Stat, request: &ListRequest) -> i128 {
 struct Listed {
     entries: Vec<FileEntry>,
     next: Option<Place>,
-    /// Whether there were directories below the deepest that are entered.
+    /// Whether there were directories below the maximum depth.
     is_too_deep: bool,
 }
 
@@ -142,7 +142,7 @@ struct Page<'a> {
 impl Page<'_> {
     fn flat(&self, after: Option<Place>, request: &ListRequest) -> Result<Listed, Errno> {
         let look = |name: &[u8]| rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW);
-        // One more than fits tells whether there is another page.
+        // One extra entry shows whether there is another page.
         let mut smallest = Smallest::new(self.limit + 1);
         each_name(&self.directory, |name, _| {
             let rank = if request.sort == SortBy::Name { Some(0) } else { look(name).ok().map(|s| rank(&s, request)) };
@@ -159,7 +159,7 @@ impl Page<'_> {
         places.truncate(self.limit);
         let mut entries = Vec::with_capacity(places.len());
         for place in &places {
-            // Gone since it was listed.
+            // Deleted since it was listed.
             let Ok(stat) = look(&place.name) else { continue };
             entries.push(entry(&self.directory, &place.name, [self.base.as_slice(), &place.name].concat(), &stat, self.writes));
         }
@@ -170,7 +170,7 @@ impl Page<'_> {
         let mut relative: Vec<u8> = Vec::new();
         let mut levels: Vec<(SortedNames, usize)> = Vec::new();
         let mut open = Some(open_beneath(&self.directory, b".", OFlags::RDONLY | OFlags::DIRECTORY)?);
-        // Back to where the last page ended: each directory on the way goes on after the name that was reached.
+        // Returns to the end of the last page: each directory on the path continues after the name that was reached.
         for part in after.iter().flat_map(|a| a.split(|b| *b == b'/')) {
             let Some(directory) = open.take() else { break };
             let below = enter(&directory, part);
@@ -207,11 +207,11 @@ impl Page<'_> {
                 continue;
             }
             if !may_descend {
-                // Where the client asked for less, that is no surprise.
+                // Not reported if the client itself limited the depth.
                 listed.is_too_deep |= max_depth == MAX_DEPTH;
                 continue;
             }
-            // One that may not be read is told and not entered.
+            // An unreadable directory is listed but not entered.
             if let Ok(directory) = enter(&names.directory, &name) {
                 relative.push(b'/');
                 levels.push((SortedNames::new(directory, None), relative.len()));

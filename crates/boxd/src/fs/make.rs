@@ -1,4 +1,4 @@
-//! Making directories.
+//! Creates directories.
 
 use cobox_protocol::{
     ApiError, ErrorCode,
@@ -25,7 +25,7 @@ pub fn mkdir(root: &Root, path: &SandboxPath, request: &MkdirRequest, author: &A
     };
     let end = path.bytes().iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
     let Some((above, name)) = split(&path.bytes()[..end]) else {
-        // The root, or a path that ends in `..`: there if it can be opened.
+        // The root, or a path that ends in `..`: it exists if it can be opened.
         root.directory(path.bytes()).map_err(refused)?;
         return if request.exist_ok { is_there(false) } else { Err(taken(path)) };
     };
@@ -36,7 +36,8 @@ pub fn mkdir(root: &Root, path: &SandboxPath, request: &MkdirRequest, author: &A
         Err(Errno::EXIST) => return Err(taken(path)),
         Err(e) => return Err(refused(e)),
     }
-    // Also against our own umask. What can't be opened any more was changed by a program meanwhile, and is its business.
+    // The umask of boxd may have reduced the mode. If the directory can't be opened, a program has changed it in the
+    // meantime, and that change stands.
     if let Ok(made) = open_beneath(&parent, name, OFlags::RDONLY | OFlags::DIRECTORY) {
         rustix::fs::fchmod(&made, Mode::from_raw_mode(mode)).map_err(refused)?;
     }

@@ -1,4 +1,5 @@
-//! `/v1/fs/*`: looking at, searching and rearranging the sandbox's files. Thin handlers here; each verb has its own file.
+//! `/v1/fs/*`: inspects, searches and changes the sandbox's files. The handlers are here; each operation has its own
+//! file.
 
 mod copy;
 mod describe;
@@ -43,9 +44,9 @@ use crate::{
     server::Server,
 };
 
-/// Of every request here but an edit: a few paths and patterns.
+/// Maximum request size, except for edits: a few paths and patterns.
 const MAX_REQUEST_BYTES: usize = 256 * 1024;
-/// An edit carries text: twice what an agent's answer has room for, many times over.
+/// An edit contains text: many times twice what fits into one response of an agent.
 const MAX_EDIT_REQUEST_BYTES: usize = 16 * 1024 * 1024;
 
 type Told<T> = Result<Json<T>, Failure>;
@@ -54,7 +55,7 @@ async fn read<T: DeserializeOwned>(content: Body, limit: usize) -> Result<T, Api
     read_object(&body::collect(content, limit).await?)
 }
 
-/// A path of a request, or what it stands for when it was left out.
+/// A path of a request, or the default if it was omitted.
 fn path_or(server: &Server, text: Option<&str>, b64: Option<&str>) -> Result<SandboxPath, ApiError> {
     match SandboxPath::from_json("path", text, b64)? {
         Some(path) => Ok(path),
@@ -66,7 +67,8 @@ fn required(field: &str, text: Option<&str>, b64: Option<&str>) -> Result<Sandbo
     SandboxPath::from_json(field, text, b64)?.ok_or_else(|| ApiError::invalid(format!("{field}: is missing")))
 }
 
-/// Runs something that may take long on a worker, and has it stop when the client or its token has gone.
+/// Runs a potentially long operation on a worker, and stops it when the request is dropped because the client has
+/// disconnected or its token has ended.
 async fn run_long<T: Send + 'static>(
     server: &Server,
     work: impl FnOnce(&Root, &Stop) -> Result<T, ApiError> + Send + 'static,
@@ -113,7 +115,7 @@ pub async fn move_(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, c
 }
 
 pub async fn copy(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<ChangeResponse> {
-    // It tells how much there is to copy, and puts it where other tokens may read.
+    // A copy reveals the amount of data and puts the content where other tokens may read it.
     caller.stream.also_needs(Capability::FsRead)?;
     transfer(server, caller, content, transfer::copy, false).await
 }
@@ -163,7 +165,8 @@ pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, 
 }
 
 pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<EditResponse> {
-    // Whether `old` is in the file, and how often, is told: a token that may only write could guess the content piece by piece.
+    // The response reveals whether `old` is in the file, and how often. A token that may only write could otherwise
+    // guess the content piece by piece.
     caller.stream.also_needs(Capability::FsRead)?;
     let request: EditRequest = read(content, MAX_EDIT_REQUEST_BYTES).await?;
     let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;

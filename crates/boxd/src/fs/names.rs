@@ -1,4 +1,4 @@
-//! The names of a directory in order, read with memory that depends on what is asked for and never on what is there.
+//! Reads the names of a directory in order. Memory use depends on the request, never on the directory's size.
 
 use std::{
     cmp::Ordering,
@@ -13,7 +13,7 @@ use rustix::{
 
 use crate::files::{is_temp_name, kind};
 
-/// The first few of many, by their order.
+/// Collects the smallest of many keys, up to a limit.
 pub struct Smallest<K: Ord> {
     heap: BinaryHeap<K>,
     limit: usize,
@@ -24,7 +24,7 @@ impl<K: Ord> Smallest<K> {
         Self { heap: BinaryHeap::new(), limit }
     }
 
-    /// Whether something that compares like this would be kept.
+    /// Whether an element would be kept. The closure compares it to the largest one kept.
     pub fn would_keep(&self, than_largest: impl FnOnce(&K) -> Ordering) -> bool {
         self.heap.len() < self.limit || self.heap.peek().is_some_and(|largest| than_largest(largest) == Ordering::Less)
     }
@@ -44,7 +44,7 @@ impl<K: Ord> Smallest<K> {
     }
 }
 
-/// Calls with every name in a directory but `.`, `..` and files still on their way in; stops when told.
+/// Calls `each` for every name in a directory except `.`, `..` and unfinished files, until it returns false.
 pub fn each_name(directory: impl AsFd, mut each: impl FnMut(&[u8], FileType) -> bool) -> Result<(), Errno> {
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
@@ -59,7 +59,7 @@ pub fn each_name(directory: impl AsFd, mut each: impl FnMut(&[u8], FileType) -> 
     Ok(())
 }
 
-/// What a name is, asked of the kernel only where the directory didn't say.
+/// The type of an entry. The kernel is asked only if the directory listing didn't contain it.
 pub fn kind_of(directory: impl AsFd, name: &[u8], told: FileType) -> FileType {
     match told {
         FileType::Unknown => rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map_or(FileType::Unknown, |s| kind(&s)),
@@ -67,10 +67,11 @@ pub fn kind_of(directory: impl AsFd, name: &[u8], told: FileType) -> FileType {
     }
 }
 
-/// Names held of one directory; beyond it the directory is read again. With the depth below this bounds a walk to some 16 MiB.
+/// Names of one directory kept in memory; for more, the directory is read again. With the maximum depth this limits a
+/// walk to about 16 MiB.
 const BATCH_NAMES: usize = 512;
 
-/// One directory of a walk in order.
+/// One directory of a sorted walk.
 pub struct SortedNames {
     pub directory: OwnedFd,
     after: Option<Vec<u8>>,

@@ -1,4 +1,5 @@
-//! Removing a tree that others may be changing: by descriptors, no link followed, any depth with two descriptors.
+//! Removes a tree that programs may be changing: by descriptors, without following links, at any depth with two
+//! descriptors.
 
 use std::os::fd::OwnedFd;
 
@@ -14,11 +15,11 @@ use rustix::{
 use super::stop::Stop;
 use crate::files::{Author, Root, SandboxPath, kind, locate_name, open_beneath, refusal, refuse_kernel_files, sync_directory};
 
-/// Directories within directories. Of each level only its name is kept.
+/// Maximum depth of directories. Only the name of each level is kept.
 const MAX_DEPTH: usize = 20_000;
-/// Entries of one request: bounds the time against a program that makes files as fast as they are removed.
+/// Maximum entries of one request. Limits the time if a program creates files as fast as they are removed.
 const MAX_ENTRIES: u64 = 10_000_000;
-/// How often a directory is looked through again when something appeared in it meanwhile.
+/// How often a directory is scanned again if entries appeared during its removal.
 const MAX_LOOKS: u32 = 16;
 
 pub fn remove(root: &Root, path: &SandboxPath, request: &RemoveRequest, author: &Author, stop: &Stop) -> Result<ChangeResponse, ApiError> {
@@ -66,7 +67,7 @@ fn id(stat: &Stat) -> (u64, u64) {
     (stat.st_dev as u64, stat.st_ino as u64)
 }
 
-/// Removes a directory and everything below it; tells how much that was.
+/// Removes a directory and everything below it. Returns the number of entries.
 pub fn empty_and_remove(parent: &OwnedFd, name: &[u8], author: &Author, stop: &Stop) -> Result<u64, Errno> {
     let mut count = 0u64;
     let mut above = vec![Above { name: name.to_vec(), id: id(&rustix::fs::fstat(parent)?), looks: 0 }];
@@ -102,7 +103,7 @@ pub fn empty_and_remove(parent: &OwnedFd, name: &[u8], author: &Author, stop: &S
     }
 }
 
-/// Removes what can be removed at once; a directory with something in it is handed back.
+/// Removes entries until it finds a directory that is not empty, and returns its name.
 fn clear(here: &OwnedFd, count: &mut u64, author: &Author, stop: &Stop) -> Result<Option<Vec<u8>>, Errno> {
     for entry in Dir::read_from(here)? {
         let entry = entry?;
@@ -143,7 +144,7 @@ fn enter(directory: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
     Ok(below)
 }
 
-/// The directory above, if it is still the one this was entered from: a program may have moved it.
+/// Opens the parent directory if it is still the one this was entered from: a program may have moved it.
 fn open_up(here: &OwnedFd, expected: (u64, u64)) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let up = rustix::fs::openat(here, "..", flags, rustix::fs::Mode::empty())?;

@@ -1,4 +1,4 @@
-//! When something long has to end early: its client has gone, its time is up, or it has found enough.
+//! Stops long operations early: the client has disconnected, the time limit is reached, or enough was found.
 
 use std::{
     sync::{
@@ -16,9 +16,9 @@ const TIMEOUT: u8 = 2;
 const MAX_MATCHES: u8 = 3;
 const MAX_BYTES: u8 = 4;
 
-/// A search without a limit of its own.
+/// Time limit of a search whose request sets none.
 const DEFAULT_TIME: Duration = Duration::from_secs(30);
-/// Longest a client may ask for.
+/// Maximum time limit.
 const MAX_TIME: Duration = Duration::from_secs(300);
 
 /// Shared by the threads of one request.
@@ -33,7 +33,7 @@ impl Stop {
         Self { state: Arc::new(AtomicU8::new(RUNNING)), deadline }
     }
 
-    /// With the time limit a client asked for.
+    /// With the request's time limit.
     pub fn after(seconds: Option<f64>) -> Result<Self, ApiError> {
         let time = match seconds {
             None => DEFAULT_TIME,
@@ -45,14 +45,14 @@ impl Stop {
         Ok(Self::new(Some(Instant::now() + time)))
     }
 
-    /// Stops it unless it has stopped already.
+    /// Stops the operation unless it has already stopped.
     pub fn stop(&self, why: StoppedBy) {
         let why = match why {
             StoppedBy::MaxMatches => MAX_MATCHES,
             StoppedBy::MaxBytes => MAX_BYTES,
             StoppedBy::Timeout | StoppedBy::Depth => TIMEOUT,
         };
-        // Who came first has given the reason.
+        // The first reason is kept.
         let _ = self.state.compare_exchange(RUNNING, why, Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -72,7 +72,7 @@ impl Stop {
         }
     }
 
-    /// Stops the work when what waits for it is dropped.
+    /// Stops the operation when the returned guard is dropped.
     pub fn when_dropped(&self) -> StopGuard {
         StopGuard(self.state.clone())
     }
@@ -82,7 +82,7 @@ pub struct StopGuard(Arc<AtomicU8>);
 
 impl Drop for StopGuard {
     fn drop(&mut self) {
-        // Where the work is done already there is nothing to stop.
+        // Fails if the operation has already stopped.
         let _ = self.0.compare_exchange(RUNNING, CANCELLED, Ordering::Relaxed, Ordering::Relaxed);
     }
 }

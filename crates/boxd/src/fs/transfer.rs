@@ -1,4 +1,4 @@
-//! Moving and copying: the new name appears whole or not at all, and never over something that was not to be replaced.
+//! Moves and copies: the new name appears complete or not at all, and never replaces anything unless requested.
 
 use std::os::fd::OwnedFd;
 
@@ -19,7 +19,7 @@ use crate::files::{
     refuse_kernel_files, split, sync_directory, temp_name,
 };
 
-/// Directories above one, looked at to see whether a tree would be copied into itself.
+/// Maximum number of parent directories checked to find out whether a tree would be copied into itself.
 const MAX_ABOVE: usize = 4096;
 
 pub struct Transfer<'a> {
@@ -34,14 +34,14 @@ pub struct Transfer<'a> {
     pub is_full: &'a dyn Fn() -> bool,
 }
 
-/// `POST /v1/fs/move`. A link is moved itself.
+/// `POST /v1/fs/move`. A link itself is moved.
 pub fn move_(t: &Transfer<'_>) -> Result<ChangeResponse, ApiError> {
     let source = locate_name(t.root, t.from.bytes()).map_err(|e| refusal(e, t.from))?;
     let existing = source.existing.ok_or_else(|| refusal(Errno::NOENT, t.from))?;
     let (parent, name) = t.destination()?;
     let removal = t.author.removes(&source.parent, &source.name);
     let moved = {
-        // Held so that no write through boxd, checked against a version, comes between.
+        // Held so that no conditional write through boxd happens in between.
         let mut writes = t.writes.lock();
         let moved = rustix::fs::renameat_with(&source.parent, source.name.as_slice(), &parent, name, t.flags());
         if let (Ok(()), Ok(Some(stat))) = (&moved, current(&parent, name)) {
@@ -52,7 +52,7 @@ pub fn move_(t: &Transfer<'_>) -> Result<ChangeResponse, ApiError> {
     };
     match moved {
         Ok(()) => removal.done(),
-        // Another file system, or a directory of the root's lower layer, which can't be renamed.
+        // On another file system, or a directory of the root's lower layer, which can't be renamed.
         Err(Errno::XDEV) => {
             drop(removal);
             return t.move_by_copy(&source, kind(&existing), &parent, name);
@@ -63,7 +63,7 @@ pub fn move_(t: &Transfer<'_>) -> Result<ChangeResponse, ApiError> {
     Ok(t.done(Copied { entries: 1, ..Copied::default() }))
 }
 
-/// `POST /v1/fs/copy`. A link is followed, as by GET; links within a tree are copied as links.
+/// `POST /v1/fs/copy`. If the source is a link it is followed, as by GET; links within a tree are copied as links.
 pub fn copy(t: &Transfer<'_>) -> Result<ChangeResponse, ApiError> {
     let refused = |e| refusal(e, t.from);
     let stat = t.root.stat(t.from.bytes()).map_err(refused)?;
@@ -105,7 +105,7 @@ impl Transfer<'_> {
         ChangeResponse { path, path_b64, changed: true, entries: copied.entries, bytes: copied.bytes, skipped: copied.skipped }
     }
 
-    /// The directory that will hold the new name, made where it is missing, and the name.
+    /// The directory for the new name, created if missing, and the name.
     fn destination(&self) -> Result<(OwnedFd, &[u8]), ApiError> {
         let bytes = self.to.bytes();
         let end = bytes.iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
@@ -113,7 +113,7 @@ impl Transfer<'_> {
         Ok((make_directory(self.root, above, true, self.author).map_err(|e| refusal(e, self.to))?, name))
     }
 
-    /// Why a name could not be taken.
+    /// The error for a failed rename.
     fn not_placed(&self, errno: Errno) -> ApiError {
         match errno {
             Errno::EXIST | Errno::NOTEMPTY => taken(self.to),
@@ -153,7 +153,7 @@ impl Transfer<'_> {
         rustix::fs::mkdirat(parent, temp.as_str(), Mode::RWXU).map_err(refused)?;
         let filled = open_beneath(parent, temp.as_bytes(), OFlags::RDONLY | OFlags::DIRECTORY)
             .and_then(|to| copy_tree(from, to.try_clone().map_err(|_| Errno::MFILE)?, &self.watch()).map(|done| (to, done)))
-            // One call for all files: syncing each would take a thousand times as long for a thousand small ones.
+            // One call for all files: syncing each takes a thousand times as long for a thousand small ones.
             .and_then(|(to, done)| rustix::fs::syncfs(to).map(|()| done))
             .map_err(refused)
             .and_then(|done| {
@@ -169,7 +169,7 @@ impl Transfer<'_> {
                 Ok(done)
             }
             Err(e) => {
-                // The error that is told is the first one; what can't be removed is hidden by its name.
+                // The first error is reported. What can't be removed has a temporary name, which listings omit.
                 let _ = empty_and_remove(parent, temp.as_bytes(), self.author, &Stop::new(None));
                 Err(e)
             }
@@ -192,7 +192,7 @@ impl Transfer<'_> {
                 let temp = temp_name().map_err(refused)?;
                 rustix::fs::symlinkat(&target, parent, temp.as_str()).map_err(refused)?;
                 rustix::fs::renameat_with(parent, temp.as_str(), parent, name, self.flags()).map_err(|e| {
-                    // The error that is told is the first one.
+                    // The first error is reported.
                     let _ = rustix::fs::unlinkat(parent, temp.as_str(), AtFlags::empty());
                     self.not_placed(e)
                 })?;
@@ -229,7 +229,7 @@ fn is_within(inner: &OwnedFd, outer: &OwnedFd) -> Result<bool, Errno> {
         if here == outer {
             return Ok(true);
         }
-        // The top is its own parent.
+        // The root is its own parent.
         if last == Some(here) {
             return Ok(false);
         }

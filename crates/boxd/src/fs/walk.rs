@@ -1,5 +1,6 @@
-//! Walking a stranger's tree with several threads: by descriptors, so that no link is followed and nothing renamed meanwhile leads
-//! elsewhere; a bounded depth, and work handed over only when somebody is idle, so that memory doesn't grow with the tree.
+//! Walks an untrusted tree with several threads. It uses descriptors, so that no link is followed and a concurrent
+//! rename can't lead elsewhere. The depth is bounded, and work is handed over only to idle threads, so that memory
+//! doesn't grow with the tree.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -17,19 +18,19 @@ use rustix::{
 use super::{ignore_rules::Rules, names::kind_of, stop::Stop};
 use crate::files::{is_temp_name, kind, open_beneath, refuse_kernel_files};
 
-/// Directories within directories; each level keeps one descriptor. What is below is told as left out.
+/// Maximum depth of directories. Each level holds one descriptor. Deeper directories are reported as omitted.
 const MAX_DEPTH: usize = 128;
-/// Files handed over to an idle thread at once.
+/// Number of files handed over to an idle thread at once.
 const BATCH_FILES: usize = 32;
 
-/// What a walk shows and enters.
+/// The state of a walk, shared by its threads.
 pub struct Walk {
     queue: Mutex<Queue>,
     ready: Condvar,
-    /// Threads with nothing to do.
+    /// Number of idle threads.
     idle: AtomicUsize,
     is_too_deep: AtomicBool,
-    /// Directories that may not be read.
+    /// Number of unreadable directories.
     unreadable: AtomicU64,
     hidden: bool,
     stop: Stop,
@@ -48,7 +49,7 @@ enum Job {
 
 struct Start {
     directory: OwnedFd,
-    /// Of the directory, with a slash at its end; empty for the top.
+    /// Path of the directory with a trailing slash; empty for the start.
     path: Vec<u8>,
     depth: usize,
     rules: Option<Arc<Rules>>,
@@ -60,7 +61,7 @@ struct Batch {
     names: Vec<Vec<u8>>,
 }
 
-/// Something found. `path` is relative to where the walk began.
+/// An entry. `path` is relative to the start of the walk.
 pub struct Found<'a> {
     pub directory: BorrowedFd<'a>,
     pub name: &'a [u8],
@@ -69,7 +70,7 @@ pub struct Found<'a> {
 }
 
 impl Found<'_> {
-    /// The file, if it still is one that may be read. Never waits, whatever it has become.
+    /// Opens the file if it is still a readable regular file. Never blocks, even if it was replaced by a fifo.
     pub fn open(&self) -> Result<(OwnedFd, Stat), Errno> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = rustix::fs::openat(self.directory, self.name, flags, Mode::empty())?;
@@ -78,7 +79,7 @@ impl Found<'_> {
     }
 }
 
-/// What is done with what is found; whether to go into a directory.
+/// Receives the entries found, and decides whether to enter a directory.
 pub trait Visit {
     fn enter(&mut self, _directory: &Found<'_>) -> bool {
         true
@@ -109,7 +110,7 @@ impl Walk {
         self.unreadable.load(Ordering::Relaxed)
     }
 
-    /// Takes part in the walk until it is over; called by each of its threads.
+    /// Participates in the walk until it ends. Called by each of its threads.
     pub fn take_part(&self, visit: &mut dyn Visit) {
         while let Some(job) = self.next_job() {
             match job {
@@ -197,7 +198,7 @@ impl Walk {
                 self.is_too_deep.store(true, Ordering::Relaxed);
                 continue;
             }
-            // One that is gone, or the kernel's, has nothing in it for us.
+            // A directory that was deleted, or is on a kernel file system, is skipped.
             let below = open_beneath(directory, name, OFlags::RDONLY | OFlags::DIRECTORY);
             if matches!(below, Err(Errno::ACCESS)) {
                 self.unreadable.fetch_add(1, Ordering::Relaxed);
@@ -242,6 +243,6 @@ struct Level {
     entries: Dir,
     prefix: usize,
     rules: Option<Arc<Rules>>,
-    /// Files kept for a thread that was idle when they were found.
+    /// Files reserved for a thread that was idle when they were found.
     batch: Vec<Vec<u8>>,
 }

@@ -1,4 +1,4 @@
-//! Who sits at a shell: the one in control, those who watch, and what each client has typed already.
+//! The participants of a shell: who controls it, who observes, and which input each client has already sent.
 
 use std::{
     collections::HashMap,
@@ -14,11 +14,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::typists::{Typist, Typists};
 
-/// At one shell. Each costs a task and a few frames; the streams of a sandbox are bounded too.
+/// Maximum participants per shell. Each costs a task and a few frames. The streams of a sandbox have a limit too.
 pub const MAX_VIEWERS: usize = 512;
-/// How long control waits for a controller whose connection broke.
+/// How long control is reserved for a controller whose connection broke.
 const RETURN_WITHIN: Duration = Duration::from_secs(30);
-/// How long after a human's last key an agent is refused: longer than one thinks between two words.
+/// How long after a human's last key an agent is refused control: longer than a pause between two words.
 const HUMAN_IS_TYPING: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
@@ -38,13 +38,13 @@ struct Viewer {
 
 struct Holder {
     who: Controller,
-    /// `None` while the connection is gone and awaited back.
+    /// `None` while the connection is lost and may return.
     viewer: Option<u64>,
     left_at: Option<Instant>,
     typed_at: Option<Instant>,
 }
 
-/// Somebody who comes to a shell.
+/// A client that joins a shell.
 pub struct Newcomer {
     pub who: Controller,
     pub client: Option<String>,
@@ -53,8 +53,8 @@ pub struct Newcomer {
 }
 
 impl Desk {
-    /// Sits down, and takes control where nobody has it or it was kept for this one. The token ends when another connection of the same
-    /// client stands in its place.
+    /// Adds a participant, which gets control if it is free or reserved for this principal. The token is cancelled when
+    /// another connection of the same client replaces this one.
     pub fn join(&mut self, newcomer: Newcomer, now: Instant) -> Result<(u64, CancellationToken), ApiError> {
         self.expire(now);
         let id = self.next_viewer;
@@ -100,7 +100,7 @@ impl Desk {
         }
     }
 
-    /// Lets go of control kept for somebody who didn't come back. Says when to look again.
+    /// Frees control that was reserved for a controller that did not return. Returns when to check again.
     pub fn expire(&mut self, now: Instant) -> Option<Instant> {
         let until = self.holder.as_ref()?.left_at? + RETURN_WITHIN;
         if until > now {
@@ -110,7 +110,7 @@ impl Desk {
         None
     }
 
-    /// What a `control` frame asks for.
+    /// Handles a `control` frame.
     pub fn control(&mut self, id: u64, action: ControlAction, now: Instant) -> Result<(), ApiError> {
         self.expire(now);
         let Some(viewer) = self.viewers.get(&id) else { return Ok(()) };
@@ -143,13 +143,13 @@ impl Desk {
         }
     }
 
-    /// Whether this one may type, resize and signal; where nobody has control, it gets it by trying.
+    /// Whether this participant may type, resize and signal. If control is free, it gets control.
     pub fn acts(&mut self, id: u64, now: Instant) -> Result<(), ApiError> {
         self.expire(now);
         match &mut self.holder {
             None => self.give(id),
             Some(holder) if holder.viewer == Some(id) => {}
-            // Another connection of the one it is kept for.
+            // Another connection of the principal for which control is reserved.
             Some(holder) if holder.viewer.is_none() && self.viewers.get(&id).is_some_and(|v| v.who == holder.who) => {
                 (holder.viewer, holder.left_at) = (Some(id), None);
             }
@@ -167,7 +167,7 @@ impl Desk {
         }
     }
 
-    /// No longer allowed to: its token was renewed with less.
+    /// Takes control from a participant whose renewed token no longer allows it.
     pub fn lose(&mut self, id: u64) {
         self.holder.take_if(|h| h.viewer == Some(id));
     }
@@ -198,7 +198,7 @@ impl Desk {
         self.viewers.len()
     }
 
-    /// Whether input with this number is new from that client; asked and answered once for each.
+    /// Whether input with this number is new for this client. The number is recorded, so call this once per input.
     pub fn is_new_input(&mut self, id: u64, seq: Option<u64>) -> bool {
         let (Some(seq), Some(viewer)) = (seq, self.viewers.get(&id)) else { return true };
         let typist = Typist::new(&viewer.who.principal, viewer.client.as_deref(), id);

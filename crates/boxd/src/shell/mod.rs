@@ -1,4 +1,4 @@
-//! Shells: terminals that live on whoever is connected, where human and agent meet. `WS /v1/shell/ws` and `/v1/shells`.
+//! Shells: terminals that outlive connections and that humans and agents share. `WS /v1/shell/ws` and `/v1/shells`.
 
 mod desk;
 mod prompt;

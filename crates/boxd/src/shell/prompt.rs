@@ -1,10 +1,10 @@
-//! What a shell's own marks and the keys typed say about it: is it at its prompt, with an empty line?
+//! Tracks a shell's state from its own marks and from the keys typed: whether it is at its prompt with an empty line.
 
 use cobox_stream::ShellMark;
 
 use crate::exec::Variable;
 
-/// What a login shell is started with so that it marks its prompts.
+/// Start options with which a login shell marks its prompts.
 pub struct Integration {
     pub nonce: String,
     pub dialect: Dialect,
@@ -12,33 +12,35 @@ pub struct Integration {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// Marks before a command too.
+    /// Marks the start of commands too.
     Bash,
-    /// Marks its prompts only.
+    /// Marks only its prompts.
     Sh,
 }
 
-/// The key that bash gets before a line typed for somebody: that line is not searched for `!`, which a person means to be one of their
-/// earlier lines and a program never does. No keyboard has it.
+/// The key sequence sent to bash before a line that is typed for an API request. It disables history expansion (`!`)
+/// for this line, which a person may intend and a program never does. No keyboard sends it.
 pub const AS_IT_IS_KEY: &str = "\x1b[7717~";
 
-/// Where a variable carries the start-up file into the shell, which takes it away first.
+/// The variable that passes the start-up file to the shell, which unsets it first.
 const RC_VARIABLE: &str = "COBOX_SHELL_RC";
 
 impl Integration {
     pub fn new(dialect: Dialect) -> Self {
         let mut random = [0u8; 8];
-        // Marks without a secret can be imitated by what is printed, as they can be with one by whoever looks: it only avoids accidents.
+        // The nonce only prevents accidental matches. Programs can imitate marks, with a nonce too if they read the
+        // output.
         let _ = getrandom::fill(&mut random);
         Self { nonce: format!("{:016x}", u64::from_be_bytes(random)), dialect }
     }
 
-    /// The words to start the shell by, and the variables it needs for that.
+    /// The command line that starts the shell, and the variables it needs.
     pub fn command(&self, shell: &str) -> (Vec<Vec<u8>>, Vec<Variable>) {
         let n = &self.nonce;
         match self.dialect {
             Dialect::Bash => {
-                // The user's own settings come first and stay; the marks are put around whatever prompt they make, each time anew.
+                // The user's own settings are loaded first and stay in force. The marks are put around the current
+                // prompt each time it is shown.
                 let key = AS_IT_IS_KEY.replace('\x1b', r"\e");
                 let rc = format!(
                     r#"unset {RC_VARIABLE}
@@ -71,35 +73,35 @@ fi
     }
 }
 
-/// What is known now. Counters, so that whoever waits for the next of something can't take the last one for it.
+/// The current state. Commands are counted, so that a waiter for the next one can't mistake the last one for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prompt {
     pub state: State,
-    /// Commands that began, and where the last one's output did.
+    /// Number of commands begun, and the offset at which the output of the last one begins.
     pub begun: u64,
     pub begun_at: u64,
-    /// Commands that ended: how many, where, and how.
+    /// Number of commands ended, the offset at which the last one ended, and its status.
     pub ended: u64,
     pub ended_at: u64,
     pub status: Option<i32>,
     is_begun: bool,
     typed: Typed,
-    /// Something stands after the prompt.
+    /// There is text after the prompt.
     is_written: bool,
-    /// Keys came since the prompt.
+    /// Keys were typed since the prompt.
     is_touched: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
-    /// Never saw a prompt: it is starting, or doesn't tell.
+    /// No prompt seen yet: the shell is starting, or doesn't mark prompts.
     #[default]
     Unknown,
     AtPrompt,
     Running,
 }
 
-/// The line so far, by the keys: its length, or that it can't be known (a recalled line, a completion).
+/// The current line according to the keys: its length, or unknown after a recalled line or a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Typed {
     Chars(u32),
@@ -117,20 +119,20 @@ impl Prompt {
         self.typed != Typed::Chars(0) || (self.is_written && !self.is_touched)
     }
 
-    /// Takes one of the shell's own marks; others' are ignored.
+    /// Handles one of this shell's marks. Marks with another nonce are ignored.
     pub fn mark(&mut self, mark: &ShellMark, integration: &Integration) {
         let Some(words) = mark.payload.strip_prefix(integration.nonce.as_bytes()).and_then(|rest| rest.strip_prefix(b";")) else { return };
         let status = || std::str::from_utf8(words.get(2..)?).ok()?.parse().ok();
         match words.first() {
             Some(b'X') => {
-                // Once for each command of a line, or of several pasted together: what they print begins with the first.
+                // Emitted once per command of a line, or of several pasted together. The output begins with the first.
                 if !self.is_begun {
                     (self.begun, self.begun_at, self.is_begun) = (self.begun + 1, mark.to, true);
                 }
                 self.state = State::Running;
             }
             Some(b'D') => self.ends(mark.from, status()),
-            // Drawn again while a line is edited; the end of a command only where nothing else told it.
+            // Repeated when the prompt is redrawn during editing. It ends a command only if no other mark did.
             Some(b'A') if integration.dialect == Dialect::Sh => self.ends(mark.from, status()),
             Some(b'A') if self.is_begun => self.ends(mark.from, None),
             Some(b'R') => {
@@ -149,15 +151,15 @@ impl Prompt {
         self.state = State::Running;
     }
 
-    /// Something was printed that is neither a mark nor a movement.
+    /// Output arrived that is neither a mark nor a cursor movement.
     pub fn printed(&mut self) {
         self.is_written = true;
     }
 
-    /// Keys on their way to the terminal.
+    /// Handles keys sent to the terminal.
     pub fn typed(&mut self, bytes: &[u8]) {
         if self.is_written && !self.is_touched {
-            // It stands after text that nobody here has seen typed.
+            // The new keys follow text that was not typed through this shell's clients.
             self.typed = Typed::Unknowable;
         }
         self.is_touched = true;
@@ -169,10 +171,10 @@ impl Prompt {
                     }
                     Typed::Chars(0)
                 }
-                // Ctrl-U takes away what is before the cursor, which is all of a line only where nothing has moved it.
+                // Ctrl-U deletes the text before the cursor, which is the whole line only if the cursor was not moved.
                 (21, Typed::Chars(_)) => Typed::Chars(0),
                 (8 | 0x7f, Typed::Chars(n)) => Typed::Chars(n.saturating_sub(1)),
-                // The rest of a character.
+                // A continuation byte of a character.
                 (0x80..=0xbf, typed) => typed,
                 (0x20..=0xff, Typed::Chars(n)) => Typed::Chars(n.saturating_add(1)),
                 _ => Typed::Unknowable,
@@ -181,7 +183,7 @@ impl Prompt {
     }
 }
 
-/// Tells text from sequences, roughly: enough to see whether something stands after a prompt.
+/// Distinguishes text from escape sequences roughly: enough to detect text after a prompt.
 #[derive(Default)]
 pub struct TextFinder(Inside);
 

@@ -1,4 +1,4 @@
-//! A shell's own life: output from the terminal, input to it, and the reasons to end.
+//! The task of a shell: transfers output and input of its terminal, and ends the shell.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -7,21 +7,21 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::{shared::Shell, terminal::hang_up};
 use crate::{processes::Ended, server::Server};
 
-/// From the terminal at once: what it can hold, four times over.
+/// Size of one read from the terminal: four times what it can hold.
 const READ_BYTES: usize = 16 * 1024;
-/// To the terminal at once: what it takes.
+/// Size of one write to the terminal: what it accepts at once.
 const WRITE_BYTES: usize = 4096;
-/// How long output is still read after the shell has ended while something it started holds the terminal.
+/// How long output is still read after the shell has ended while a descendant keeps the terminal open.
 const LINGER: Duration = Duration::from_millis(100);
-/// Most that a last look takes: what a terminal can hold at its end.
+/// Number of reads in the final drain: what a terminal can hold at its end.
 const DRAIN_READS: usize = 8;
-/// How long the program waits for a controller that has fallen behind, before it goes on without.
+/// How long a program's output is held back for a controller that lags. After that it continues.
 const HOLD_AT_MOST: Duration = Duration::from_secs(2);
-/// Between telling some of those who watch of new output and telling the next.
+/// Interval between waking one group of observers for new output and waking the next.
 const TELL_EVERY: Duration = Duration::from_millis(1);
-/// How long an ended shell's last output waits for a client that was away.
+/// How long the last output of an ended shell is kept for clients that were disconnected.
 const KEEP_ENDED: Duration = Duration::from_secs(60);
-/// How often it is looked whether anybody still needs the shell.
+/// Interval of checks whether the shell is still used.
 const LOOK_AROUND: Duration = Duration::from_secs(5);
 
 pub async fn run(server: Arc<Server>, shell: Arc<Shell>) {
@@ -33,14 +33,15 @@ pub async fn run(server: Arc<Server>, shell: Arc<Shell>) {
     };
     let ended = life.live(&server, &shell).await;
     if !ended {
-        // boxd ends: whoever is connected is told to come again, not that the program ended.
+        // boxd shuts down: clients get the code for reconnecting, not the program's end.
         hang_up(&server.tasks, shell.terminal.program.clone());
         return;
     }
     shell.log.finish();
     server.shells.has_ended(&shell);
     tracing::info!(shell_id = %shell.id, name = shell.name, "shell ended");
-    // Not kept by this wait: where many end, the oldest go before their time, with screen and terminal.
+    // Holds only a weak reference while waiting: when many shells end, the oldest are freed earlier, with screen and
+    // terminal.
     let kept = Arc::downgrade(&shell);
     drop(shell);
     tokio::select! {
@@ -58,15 +59,15 @@ fn next_telling(has_more: bool) -> Option<Instant> {
 
 struct Life {
     idle: Duration,
-    /// How far the one in control may be behind.
+    /// How many bytes the controller may lag.
     window: u64,
     held_since: Option<Instant>,
-    /// It was waited for long enough; not again before it has caught up.
+    /// Waited long enough for the controller. It is not waited for again before it has caught up.
     is_given_up: bool,
 }
 
 impl Life {
-    /// Until the program has ended, with everything it printed; `false` where boxd ends first.
+    /// Runs until the program has ended and all its output is read. `false` if boxd shuts down first.
     async fn live(&mut self, server: &Server, shell: &Arc<Shell>) -> bool {
         let terminal = &shell.terminal;
         let mut exited = pin!(terminal.program.wait());
@@ -74,7 +75,7 @@ impl Life {
         let mut out = [0; WRITE_BYTES];
         let (mut is_open, mut is_hung_up) = (true, false);
         let mut look = pin!(sleep_until(Instant::now() + LOOK_AROUND.min(self.idle)));
-        // When more of those who watch are to be told.
+        // When the next group of observers is woken.
         let mut tell_at = None;
         let exit = loop {
             let is_held = self.is_held(shell);
@@ -112,7 +113,7 @@ impl Life {
         let deadline = Instant::now() + LINGER;
         while is_open {
             match timeout_at(deadline, terminal.pty.read(&mut buf)).await {
-                // Whoever is left is told of the end, which is next.
+                // The remaining readers need no delayed wake-up: the end of the output, which follows, wakes all.
                 Ok(Ok(n)) if n > 0 => _ = shell.printed(&buf[..n]),
                 Ok(_) => is_open = false,
                 Err(_) => break,
@@ -129,7 +130,7 @@ impl Life {
         true
     }
 
-    /// Whether the program is to wait for the one in control.
+    /// Whether output is held back for the controller.
     fn is_held(&mut self, shell: &Shell) -> bool {
         let lag = shell.lag();
         if lag <= self.window {

@@ -18,21 +18,21 @@ use crate::{
     server::Server,
 };
 
-/// Of a shell's name: it stands in URLs and lists.
+/// Maximum length of a shell's name, which occurs in URLs and lists.
 const MAX_NAME_CHARS: usize = 64;
 
-/// Ended shells that are kept for a moment. Each takes its ring and its screen.
+/// Maximum number of ended shells kept. Each takes its ring buffer and its screen.
 const MAX_ENDED: usize = 16;
 
 pub struct Shells {
     by_name: Mutex<HashMap<String, Arc<Shell>>>,
-    /// Ended not long ago: for clients that were away then, and come back for the last words and the exit code.
+    /// Recently ended shells, for clients that were disconnected and return for the last output and the exit code.
     ended: Mutex<VecDeque<Arc<Shell>>>,
-    /// Held while one is made, so that two who come at once get the same.
+    /// Held while a shell is created, so that two concurrent requests for a name get the same shell.
     making: tokio::sync::Mutex<()>,
     limit: usize,
     ring_bytes: u64,
-    /// Those who only watch are served one after the other, so that they never all stand before the one who types.
+    /// Serves participants without control one after the other, so that they never all delay the controller.
     pub lane: tokio::sync::Semaphore,
 }
 
@@ -48,7 +48,7 @@ impl Shells {
         }
     }
 
-    /// By name or id.
+    /// Finds a shell by name or id.
     pub fn find(&self, shell: &str) -> Result<Arc<Shell>, ApiError> {
         let shells = self.shells();
         let found = shells.get(shell).or_else(|| shells.values().find(|s| s.id.as_str() == shell)).cloned();
@@ -61,7 +61,7 @@ impl Shells {
         })
     }
 
-    /// One that has ended, by its epoch.
+    /// Finds an ended shell by its epoch.
     pub fn find_ended(&self, epoch: &str) -> Option<Arc<Shell>> {
         self.ended().iter().find(|shell| shell.id.as_str() == epoch).cloned()
     }
@@ -72,7 +72,7 @@ impl Shells {
         all
     }
 
-    /// The shell of this name, and whether it had to be made.
+    /// The shell of this name, and whether it was created.
     pub async fn find_or_create(&self, server: &Arc<Server>, create: ShellCreate, by: &Claims) -> Result<(Arc<Shell>, bool), ApiError> {
         let _making = self.making.lock().await;
         if let Some(name) = &create.name
@@ -83,7 +83,7 @@ impl Shells {
         Ok((self.make(server, create, by).await?, true))
     }
 
-    /// A new shell; an existing name is refused.
+    /// Creates a shell. Fails if the name exists.
     pub async fn create(&self, server: &Arc<Server>, create: ShellCreate, by: &Claims) -> Result<Arc<Shell>, ApiError> {
         let _making = self.making.lock().await;
         if let Some(name) = &create.name
@@ -120,7 +120,7 @@ impl Shells {
         Ok(shell)
     }
 
-    /// It has ended: its name is free.
+    /// Moves an ended shell to the list of ended ones and frees its name.
     pub fn has_ended(&self, shell: &Arc<Shell>) {
         let mut ended = self.ended();
         ended.push_back(shell.clone());
@@ -143,7 +143,7 @@ impl Shells {
     }
 
     fn shells(&self) -> MutexGuard<'_, HashMap<String, Arc<Shell>>> {
-        // Each change is a single call.
+        // Each change is a single call, so a panic leaves the map consistent.
         self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! `/v1/shells`: which there are, a new one, its end, and a command in one.
+//! `/v1/shells`: lists, creates and ends shells, and runs a command in one.
 
 use std::sync::Arc;
 
@@ -48,14 +48,14 @@ pub async fn look(
     Ok(Json(server.shells.find(&shell)?.info()))
 }
 
-/// Hangs up, and answers when everything in it has ended.
+/// Hangs up the shell and answers when everything in it has ended.
 pub async fn end(State(server): State<Arc<Server>>, _caller: Caller<Shell>, Path(shell): Path<String>) -> Result<StatusCode, Failure> {
     let shell = server.shells.find(&shell)?;
     shell.hang_up.cancel();
     let mut exit = shell.exit.subscribe();
-    // An error is boxd's own end.
+    // An error means that boxd shuts down.
     let _ = exit.wait_for(Option::is_some).await;
-    // What it started is ended by another task too, which may still be at it.
+    // Another task ends the descendants too, and may not have finished.
     shell.terminal.program.kill_tree().await;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -70,7 +70,8 @@ pub async fn run(
     caller.stream.also_needs(Capability::ShellObserve)?;
     let request: ShellRun = read(&server, content).await?;
     let shell = match server.shells.find(&shell) {
-        // Where everybody meets: who comes first makes it. One who may run anything needs no leave for that.
+        // The default shell is created by its first user. The capability `exec` suffices, because it permits running
+        // any command anyway.
         Err(_) if shell == DEFAULT_SHELL_NAME => {
             let create = ShellCreate { name: Some(shell), ..Default::default() };
             caller.stream.until_revoked(server.shells.find_or_create(&server, create, &caller.claims)).await?.0
@@ -87,7 +88,7 @@ pub async fn run(
 async fn read<T: DeserializeOwned>(server: &Server, content: Body) -> Result<T, Failure> {
     let limit = usize::try_from(server.limits.request_bytes).unwrap_or(usize::MAX);
     let bytes = body::collect(content, limit).await?;
-    // Everything has a default in most of these.
+    // Most of these bodies have a default for every field, so an empty body is valid.
     let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
     Ok(cobox_protocol::json::read_object(bytes)?)
 }

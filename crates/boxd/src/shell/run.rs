@@ -1,4 +1,4 @@
-//! A command run in a shell that people watch: typed at its prompt, with its output and exit status for whoever asked.
+//! Runs a command in a shared shell: types it at the prompt and returns its output and exit status to the caller.
 
 use std::{
     sync::Arc,
@@ -18,19 +18,19 @@ use super::{
     shared::Shell,
 };
 
-/// A command nobody set a time for.
+/// Timeout of a command whose request sets none.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
-/// The longest anybody may set: a day.
+/// Maximum timeout: one day.
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// What an interrupted command gets to come back to the prompt.
+/// Time for an interrupted command to return to the prompt.
 const INTERRUPT_GRACE: Duration = Duration::from_secs(2);
-/// How long a shell that is still starting is waited for.
+/// Maximum wait for the first prompt of a starting shell.
 const FIRST_PROMPT_WITHIN: Duration = Duration::from_secs(5);
-/// A command is typed: what is longer belongs in a file.
+/// A command is typed; longer content belongs in a file.
 const MAX_COMMAND_BYTES: usize = 64 * 1024;
 const DEFAULT_OUTPUT_BYTES: u64 = 1024 * 1024;
 const READ_BYTES: usize = 32 * 1024;
-/// What bash's line editor prints when it has taken a line: pastes need no marks until the next one.
+/// What bash's line editor prints when it has accepted a line: bracketed paste is off until the next prompt.
 const LINE_TAKEN: &[u8] = b"\x1b[?2004l\r";
 
 pub async fn run(shell: &Arc<Shell>, request: ShellRun, most_output: u64) -> Result<ShellRunResult, ApiError> {
@@ -51,7 +51,7 @@ pub async fn run(shell: &Arc<Shell>, request: ShellRun, most_output: u64) -> Res
     let is_done = timeout(patience, watched.follow(&mut reader)).await.is_ok();
     if !is_done {
         shell.terminal.signal(libc::SIGINT);
-        // It may ignore that; then it goes on, and the shell is busy.
+        // A command may ignore the interrupt. It then continues, and the shell stays busy.
         let _ = timeout(INTERRUPT_GRACE, watched.follow(&mut reader)).await;
     }
     let end = watched.end();
@@ -62,7 +62,7 @@ pub async fn run(shell: &Arc<Shell>, request: ShellRun, most_output: u64) -> Res
     let shown = bytes.len().min((to - from) as usize);
     let truncated = (shown as u64) < to - from;
     let (output, output_b64) = text_and_b64(as_text(&bytes[..shown]));
-    // Of a shell that the command has ended, its own.
+    // If the command has ended the shell, the shell's exit code.
     let exit_code = end.and_then(|end| end.status).or_else(|| shell.exit.borrow().map(|exit| exit.code));
     let duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     Ok(ShellRunResult { output, output_b64, exit_code, timed_out: !is_done, truncated, from, to, duration_ms })
@@ -78,24 +78,24 @@ fn patience(seconds: Option<f64>) -> Result<Duration, ApiError> {
     }
 }
 
-/// Resolves when a shell that was just made has come to its prompt, or has ended, or takes too long for it.
+/// Resolves when a new shell has reached its prompt, has ended, or has exceeded the time.
 async fn first_prompt(shell: &Shell, patience: Duration) {
     if shell.terminal.integration.is_none() || shell.prompt.borrow().state != State::Unknown {
         return;
     }
     let (mut prompt, mut exit) = (shell.prompt.subscribe(), shell.exit.subscribe());
     let come = async {
-        // Errors only where the shell is gone, which whoever holds it here sees next.
+        // Errors occur only if the shell is gone, which the caller detects next.
         tokio::select! {
             _ = prompt.wait_for(|prompt| prompt.state == State::AtPrompt) => {}
             _ = exit.wait_for(Option::is_some) => {}
         }
     };
-    // What became of it is looked at next.
+    // The caller checks the state next.
     let _ = timeout(patience.min(FIRST_PROMPT_WITHIN), come).await;
 }
 
-/// Whether a command can be typed now, and if not, why.
+/// Whether a command can be typed now; otherwise the reason.
 fn ready(shell: &Shell) -> Result<Dialect, ApiError> {
     let busy = |why: &str| Err(ApiError::new(ErrorCode::ShellBusy, why));
     let Some(integration) = &shell.terminal.integration else {
@@ -103,7 +103,8 @@ fn ready(shell: &Shell) -> Result<Dialect, ApiError> {
             "this shell was started with a command of its own and doesn't tell when it is at a prompt; use another shell, or exec",
         );
     };
-    // A copy: whoever prints needs the original while it holds the screen, which is asked for below.
+    // A clone, so that the borrow is not held: `Shell::printed` updates the prompt while it holds the screen's lock,
+    // which `is_alternate` takes below.
     let prompt = shell.prompt.borrow().clone();
     match prompt.state {
         State::Unknown => busy("the shell has not come to its first prompt yet; try again"),
@@ -148,7 +149,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Resolves when the prompt is back and everything before it was read, or the shell has ended. May be dropped and called again.
+    /// Resolves when the prompt is back and all output before it was read, or the shell has ended. Cancel safe.
     async fn follow(&mut self, reader: &mut Reader) {
         loop {
             let now = self.prompt.borrow_and_update().clone();
@@ -156,7 +157,7 @@ impl Watched {
                 self.output.begins_at(now.begun_at);
             }
             loop {
-                // A window that somebody makes larger changes nothing here, but a read stops short of it until it is asked for.
+                // The reader stops at each change of the window size until it is fetched. Sizes don't matter here.
                 while reader.next_size().is_some() {}
                 match reader.read(READ_BYTES) {
                     Read::Chunk(chunk) => self.output.take(chunk.offset, &chunk.bytes, self.dialect),
@@ -165,7 +166,7 @@ impl Watched {
                     Read::Pending => break,
                 }
             }
-            // The prompt itself, too: the shell is free again when this is answered.
+            // Also waits for the prompt itself, so that the shell is free when the response is sent.
             if now.ended > self.before.ended && now.state == State::AtPrompt {
                 return;
             }
@@ -181,13 +182,13 @@ impl Watched {
     }
 }
 
-/// The beginning of a command's output, as much as was asked for.
+/// The beginning of a command's output, up to the requested limit.
 #[derive(Default)]
 struct Output {
-    /// Of the first byte that is the command's own.
+    /// Offset of the first byte of the command's own output.
     from: Option<u64>,
     bytes: Vec<u8>,
-    /// Everything before this was seen.
+    /// Everything before this offset was read.
     seen: u64,
     limit: usize,
     is_broken: bool,
@@ -197,13 +198,14 @@ impl Output {
     fn begins_at(&mut self, offset: u64) {
         if self.from.is_none() {
             self.from = Some(offset);
-            // What was echoed before it.
+            // Removes the echo before it.
             let before = self.bytes.len().saturating_sub(self.seen.saturating_sub(offset) as usize);
             self.bytes.drain(..before);
         }
     }
 
-    /// Where nothing told of a beginning, as for a line that the shell can't parse: all that it said came after the line's echo.
+    /// If no mark announced the start, as for a line that the shell can't parse, the output is everything after the
+    /// echo of the line.
     fn begin_after_the_echo(&mut self) {
         if self.from.is_some() || self.is_broken {
             return;
@@ -217,7 +219,7 @@ impl Output {
     fn take(&mut self, offset: u64, bytes: &[u8], dialect: Dialect) {
         self.seen = offset + bytes.len() as u64;
         if self.from.is_none() && dialect == Dialect::Sh {
-            // It doesn't say when it begins: after the echo of the line.
+            // This shell doesn't mark the start of a command. The output begins after the echoed line.
             let Some(line) = bytes.iter().position(|b| *b == b'\n') else { return };
             self.from = Some(offset + line as u64 + 1);
         }
@@ -225,7 +227,7 @@ impl Output {
         if self.is_broken {
             return;
         }
-        // Before it has begun there is only the echo, of which the end may turn out to be output.
+        // Before the command has begun there is only the echo, the end of which may turn out to be output.
         let limit = if self.from.is_some() { self.limit } else { self.limit.max(2 * MAX_COMMAND_BYTES) };
         let room = limit.saturating_sub(self.bytes.len());
         let taken = &bytes[skipped..];
@@ -233,14 +235,14 @@ impl Output {
         self.bytes.extend_from_slice(&taken[..taken.len().min(room)]);
     }
 
-    /// Printed faster than it was read.
+    /// The output was overwritten before it was read.
     fn miss(&mut self, to: u64) {
         self.seen = to;
         self.is_broken = true;
     }
 }
 
-/// As a program would have written it to a file: without what the terminal and the shell put around it.
+/// The output as a program would have written it to a file, without what the terminal and the shell add.
 fn as_text(bytes: &[u8]) -> Vec<u8> {
     let mut text: Vec<u8> = Vec::with_capacity(bytes.len());
     for byte in bytes {
@@ -255,7 +257,7 @@ fn as_text(bytes: &[u8]) -> Vec<u8> {
             other => text.push(*other),
         }
     }
-    // The shell's line editor gets ready before it draws the prompt.
+    // The shell's line editor prints this before it draws the prompt.
     for ending in [b"\x1b[?2004h".as_slice(), LINE_TAKEN] {
         if text.ends_with(ending) {
             text.truncate(text.len() - ending.len());

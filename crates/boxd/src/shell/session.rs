@@ -1,4 +1,4 @@
-//! One connection to a shell: it comes, is shown the output, and what it sends is done or refused.
+//! One client connection to a shell: joins it, sends the output, and executes or refuses the client's frames.
 
 use std::sync::Arc;
 
@@ -18,12 +18,12 @@ use super::{
 };
 use crate::socket::{Conversation, End, Peer};
 
-/// Of a client's own name for itself.
+/// Maximum length of the client's own id.
 const MAX_CLIENT_CHARS: usize = 64;
 
 pub struct Session;
 
-/// Input that came in place of a `start`.
+/// Input that was sent instead of a `start` frame.
 type EarlyInput = Option<(Vec<u8>, Option<u64>)>;
 
 impl Conversation for Session {
@@ -58,7 +58,7 @@ impl Conversation for Session {
     }
 }
 
-/// The `start` frame, or what a `stdin` in its place means: the defaults.
+/// Waits for the `start` frame. A `stdin` frame instead means the defaults.
 async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ShellStart>>) -> Result<(ShellStart, EarlyInput), End> {
     let mut size = None;
     loop {
@@ -69,7 +69,7 @@ async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ShellStart>>) -> Result<
                 let (cols, rows) = size.unzip();
                 return Ok((ShellStart { cols, rows, ..Default::default() }, Some((bytes, seq))));
             }
-            // A client that tells its size first and then just types.
+            // For clients that send their size first and then just type.
             ClientFrame::Resize { cols, rows } => size = Some((cols, rows)),
             _ => peer.out.complain(&ApiError::invalid("there is no shell yet; send `start`")).await?,
         }
@@ -79,7 +79,8 @@ async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ShellStart>>) -> Result<
 async fn find(peer: &Peer<'_, ClientFrame<ShellStart>>, start: &ShellStart, is_observer: bool) -> Result<(Arc<Shell>, bool), ApiError> {
     let name = start.shell.clone().unwrap_or_else(|| DEFAULT_SHELL_NAME.to_owned());
     let shells = &peer.server.shells;
-    // Somebody in the middle of one that has ended meanwhile gets the rest of it, not another one of that name.
+    // A client that resumes a shell which has ended in the meantime gets the rest of that output, not a new shell of
+    // the same name.
     if let Some(shell) = start.epoch.as_deref().and_then(|epoch| shells.find_ended(epoch)) {
         return Ok((shell, false));
     }
@@ -93,8 +94,8 @@ async fn find(peer: &Peer<'_, ClientFrame<ShellStart>>, start: &ShellStart, is_o
     shells.find_or_create(peer.server, ShellCreate { name: Some(name), command, cwd, env, cols, rows }, &peer.claims()).await
 }
 
-/// Says where the output begins for this viewer: at the start for whoever made the shell, where it broke off for whoever comes back in time,
-/// else with the screen.
+/// Decides where the output starts for this participant: at the beginning if it created the shell, at the last offset
+/// if that is still kept, otherwise with a keyframe.
 async fn begin(peer: &Peer<'_, ClientFrame<ShellStart>>, seat: &Seat, start: &ShellStart, is_new: bool) -> Result<View, End> {
     let shell = &seat.shell;
     let epoch = shell.id.to_string();
@@ -128,7 +129,7 @@ async fn begin(peer: &Peer<'_, ClientFrame<ShellStart>>, seat: &Seat, start: &Sh
     Ok(View::new(shell.clone(), seat.id, reader, keyframe, controllers, peer.out.clone(), start.binary, allows, told))
 }
 
-/// Takes frames until the client goes.
+/// Handles frames until the client disconnects.
 async fn listen(
     peer: &mut Peer<'_, ClientFrame<ShellStart>>,
     seat: &Seat,
@@ -157,7 +158,7 @@ async fn listen(
     }
 }
 
-/// Does what a frame asks for. Input with a number is acknowledged by it.
+/// Executes a frame. Returns the number of numbered input, for its acknowledgement.
 async fn obey(
     peer: &Peer<'_, ClientFrame<ShellStart>>,
     seat: &Seat,

@@ -1,4 +1,4 @@
-//! A shell that lives whoever is connected: its output, its screen, who sits at it, and the way its input goes.
+//! A shell that is independent of connections: its output, screen, participants and input.
 
 use std::{
     sync::{
@@ -21,15 +21,16 @@ use super::{
 };
 use crate::{processes::Listed, workload::Exit};
 
-/// Typed or pasted and not yet taken by the program; beyond it whoever types waits.
+/// Maximum input that the program has not read yet. Beyond it, clients that send input wait.
 const MAX_PENDING_INPUT_BYTES: usize = 1024 * 1024;
-/// How often somebody who only watches gets what is new: as often as an eye sees.
+/// Minimum period of updates for a participant without control: about as often as the eye notices.
 const WATCHER_PERIOD: Duration = Duration::from_millis(32);
-/// All watchers of a shell together, so that they leave most of a processor to the one who types: two hundred see five pictures a second.
+/// For all participants without control of a shell together, so that most of a processor is left to the controller.
+/// With two hundred, each gets five frames per second.
 const MAX_WATCHER_FRAMES_PER_SECOND: u32 = 1000;
-/// Into how many moments of that the watchers are divided: whoever types waits for those of one moment at most.
+/// Number of time slots per period. The controller waits for the participants of one slot at most.
 const WATCHER_PHASES: u64 = 64;
-/// Nobody is waited for.
+/// No controller to hold back output for.
 const NOBODY: u64 = u64::MAX;
 
 pub struct Shell {
@@ -45,27 +46,27 @@ pub struct Shell {
     pub prompt: watch::Sender<Prompt>,
     /// Ends the shell.
     pub hang_up: CancellationToken,
-    /// One command at a time is run in it for somebody.
+    /// Set while an API request runs a command in it. Only one may.
     is_run_in: AtomicBool,
     picture: Mutex<Picture>,
     desk: Mutex<Desk>,
     input: Mutex<BytesMut>,
     pub input_came: Notify,
     input_went: Notify,
-    /// How far the one in control has come, for whom the program may be held up a little.
+    /// The offset that the controller has received. The program may be held back a little for it.
     consumed: AtomicU64,
     pub drained: Notify,
     started: Instant,
-    /// When something was last typed, printed or looked at, in milliseconds after the start.
+    /// Time of the last input, output or connection, in milliseconds after the start.
     active_at: AtomicU64,
 }
 
-/// What is made of the output beside keeping it.
+/// State derived from the output.
 struct Picture {
     scanner: Scanner,
     screen: Screen,
     text: TextFinder,
-    /// The last one drawn and for whom, as long as nothing has changed: many come to the same screen.
+    /// The last keyframe and its hidden sequences, valid until new output. Many clients may connect to the same screen.
     keyframe: Option<(SequenceKinds, Keyframe)>,
 }
 
@@ -108,7 +109,8 @@ impl Shell {
         }
     }
 
-    /// The next output: kept and given to whoever waits for it first, then drawn. `true` where others wait for it still, to be told by and by.
+    /// Handles new output: stores it, wakes the readers with priority, then updates the screen. Returns `true` if more
+    /// readers wait; the caller wakes them over time.
     #[must_use = "who isn't told waits on"]
     pub fn printed(&self, bytes: &[u8]) -> bool {
         self.touch();
@@ -173,14 +175,14 @@ impl Shell {
         Ok(())
     }
 
-    /// Sits a viewer down; it stands up when what is returned is dropped.
+    /// Adds a participant, which leaves when the returned value is dropped.
     pub fn join(self: &Arc<Self>, newcomer: Newcomer) -> Result<Seat, ApiError> {
         self.touch();
         let (id, taken_over) = self.at_desk(|desk, now| desk.join(newcomer, now))?;
         Ok(Seat { shell: self.clone(), id, taken_over })
     }
 
-    /// Changes who sits where, and lets everybody know what came of it.
+    /// Changes the participants and publishes the resulting controller.
     pub fn at_desk<T>(&self, change: impl FnOnce(&mut Desk, Instant) -> T) -> T {
         let mut desk = self.desk();
         let before = desk.controlling_viewer();
@@ -190,10 +192,10 @@ impl Shell {
             self.consumed.store(NOBODY, Ordering::Relaxed);
             self.drained.notify_one();
             if let Some(size) = after.and_then(|id| desk.size_of(id)) {
-                // A terminal that can't be resized any more has ended, and its end is told by the output.
+                // A terminal that can't be resized has ended, which the end of output reports.
                 let _ = self.resize(size);
             }
-            // Whose view changes with it looks again.
+            // Wakes the participants that gained or lost control.
             self.controller.send_modify(|_| {});
         }
         self.controller.send_if_modified(|known| {
@@ -209,13 +211,13 @@ impl Shell {
         self.desk().controlling_viewer() == Some(id)
     }
 
-    /// A size a viewer has now. It counts at once for the one in control, for others when they get it.
+    /// Sets a participant's window size. The controller's size applies at once, others' when they get control.
     pub fn viewer_resized(&self, id: u64, size: (u16, u16)) -> Result<(), ApiError> {
         let is_controller = self.at_desk(|desk, now| {
             desk.set_size(id, size);
             match desk.controlling_viewer() {
                 Some(holder) if holder == id => Ok(true),
-                // Nobody's size counts then.
+                // Without a controller no participant's size applies.
                 None if desk.controller().is_none() => Ok(false),
                 _ => desk.acts(id, now).map(|()| true),
             }
@@ -230,7 +232,7 @@ impl Shell {
         Ok(())
     }
 
-    /// Takes input of a viewer, or says why not; `Ok(false)` where there is no room for it yet.
+    /// Handles a participant's input. `Ok(false)` if the buffer is full.
     pub fn viewer_typed(&self, id: u64, seq: Option<u64>, bytes: &[u8]) -> Result<bool, ApiError> {
         let mut input = self.input();
         if input.len() >= MAX_PENDING_INPUT_BYTES {
@@ -247,7 +249,7 @@ impl Shell {
         Ok(true)
     }
 
-    /// Resolves when there may be room for input again.
+    /// Resolves when the input buffer may have space again.
     pub async fn input_room(&self) {
         let went = self.input_went.notified();
         if self.input().len() >= MAX_PENDING_INPUT_BYTES {
@@ -255,7 +257,7 @@ impl Shell {
         }
     }
 
-    /// Types on nobody's behalf who sits here.
+    /// Types input that comes from no participant.
     pub fn type_in(&self, bytes: &[u8]) {
         self.take_input(&mut self.input(), bytes);
     }
@@ -265,7 +267,7 @@ impl Shell {
         if self.terminal.integration.is_some() {
             self.prompt.send_modify(|prompt| prompt.typed(bytes));
         }
-        // Most keys find an idle terminal and go straight there.
+        // Most keys find an idle terminal and are written directly.
         let written = if pending.is_empty() { self.terminal.pty.try_write(bytes).unwrap_or(0) } else { 0 };
         if written < bytes.len() {
             pending.extend_from_slice(&bytes[written..]);
@@ -273,7 +275,7 @@ impl Shell {
         }
     }
 
-    /// The first of what waits to be written.
+    /// Copies the first pending input.
     pub fn next_input(&self, into: &mut [u8]) -> usize {
         let input = self.input();
         let count = input.len().min(into.len());
@@ -281,7 +283,7 @@ impl Shell {
         count
     }
 
-    /// So much of it was; `None` where nobody reads the terminal any more.
+    /// Removes input that was written. `None` if the terminal no longer accepts any.
     pub fn input_written(&self, count: Option<usize>) {
         let mut input = self.input();
         match count {
@@ -292,14 +294,14 @@ impl Shell {
             None => input.clear(),
         }
         if input.is_empty() {
-            // A large paste leaves nothing behind.
+            // Frees the buffer of a large paste.
             *input = BytesMut::new();
         }
         drop(input);
         self.input_went.notify_waiters();
     }
 
-    /// The one in control has come this far.
+    /// Records the offset that the controller has received.
     pub fn consumed(&self, id: u64, offset: u64) {
         if self.is_controlled_by(id) {
             self.consumed.store(offset, Ordering::Relaxed);
@@ -307,7 +309,7 @@ impl Shell {
         }
     }
 
-    /// How far the one in control is behind.
+    /// How many bytes the controller lags.
     pub fn lag(&self) -> u64 {
         match self.consumed.load(Ordering::Relaxed) {
             NOBODY => 0,
@@ -315,7 +317,7 @@ impl Shell {
         }
     }
 
-    /// Reserves the shell for a command of somebody's; see [`RunGuard`].
+    /// Reserves the shell for an API request's command; see [`RunGuard`].
     pub fn reserve(self: &Arc<Self>) -> Result<RunGuard, ApiError> {
         match self.is_run_in.swap(true, Ordering::AcqRel) {
             true => Err(ApiError::new(ErrorCode::ShellBusy, "another command is being run in this shell; try again when it has ended")),
@@ -345,8 +347,8 @@ impl Shell {
         self.desk().viewers()
     }
 
-    /// The next moment at which a viewer who only watches is served: each has its own within the period, so that they never come all at
-    /// once, and the more there are the longer it is.
+    /// When a participant without control is served next. Each has its own time in the period, so that they are spread.
+    /// The period grows with their number.
     pub fn next_turn(&self, id: u64) -> tokio::time::Instant {
         let viewers = u32::try_from(self.viewers()).unwrap_or(u32::MAX);
         let period = WATCHER_PERIOD.max(Duration::from_secs(1).saturating_mul(viewers) / MAX_WATCHER_FRAMES_PER_SECOND);
@@ -358,12 +360,12 @@ impl Shell {
         self.active_at.store(now, Ordering::Relaxed);
     }
 
-    /// When it was last used.
+    /// Time of the last use.
     pub fn last_active(&self) -> Instant {
         self.started + Duration::from_millis(self.active_at.load(Ordering::Relaxed))
     }
 
-    // A panic while one of these is held leaves what it guards whole, or merely less up to date.
+    // A panic while one of these locks is held leaves the guarded state consistent, or at worst outdated.
     fn picture(&self) -> MutexGuard<'_, Picture> {
         self.picture.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -375,20 +377,20 @@ impl Shell {
     }
 }
 
-/// The first moment after `now` that is this viewer's, both since the shell began.
+/// The first time after `now` that belongs to this participant. Both are relative to the shell's start.
 fn turn_after(now: Duration, period: Duration, id: u64) -> Duration {
     let phase = period * (id % WATCHER_PHASES) as u32 / WATCHER_PHASES as u32;
     let turns = now.saturating_sub(phase).as_nanos() / period.as_nanos().max(1);
     phase + period.saturating_mul(u32::try_from(turns).unwrap_or(u32::MAX).saturating_add(1))
 }
 
-/// The part of a piece that lies between two offsets; marks may begin before it.
+/// The part of a chunk between two offsets. Marks may begin before the chunk.
 fn slice(bytes: &[u8], start: u64, from: u64, to: u64) -> &[u8] {
     let (from, to) = (from.max(start) - start, to.max(start) - start);
     bytes.get(from as usize..to as usize).unwrap_or_default()
 }
 
-/// A viewer's place at a shell.
+/// A participant's membership in a shell.
 pub struct Seat {
     pub shell: Arc<Shell>,
     pub id: u64,
@@ -402,7 +404,7 @@ impl Drop for Seat {
     }
 }
 
-/// Held while a command is run in a shell for somebody.
+/// Held while an API request runs a command in the shell.
 pub struct RunGuard(Arc<Shell>);
 
 impl Drop for RunGuard {
@@ -417,7 +419,7 @@ mod tests {
 
     #[test]
     fn a_watcher_waits_no_longer_than_a_period_however_old_the_shell_is() {
-        // Of so many viewers that it is no whole number of milliseconds.
+        // A number of participants for which the period is no whole number of milliseconds.
         let period = Duration::from_micros(100_500);
         for hours in [1, 10, 1000] {
             let now = Duration::from_secs(hours * 3600) + Duration::from_micros(1234);

@@ -1,4 +1,4 @@
-//! The terminal a shell lives in: what is started in it, its size and its signals.
+//! The terminal of a shell: the program in it, its size and its signals.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,18 +20,18 @@ use crate::{
     workload::{Command, Stdio, is_bad_cwd},
 };
 
-/// What programs get between the hang-up and the kill.
+/// Time for programs to end between the hang-up and the kill.
 const HANG_UP_GRACE: Duration = Duration::from_millis(250);
 const HANG_UP: i32 = 1;
-/// Those that reach whatever runs in the foreground, as their keys would.
+/// Signals that go to the foreground process group, as the corresponding keys would send them.
 const FOREGROUND: [i32; 3] = [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP];
 
 pub struct Terminal {
     pub pty: Descriptor,
     pub program: Arc<dyn Program>,
-    /// What it runs, for lists.
+    /// The command line, for lists.
     pub argv: Vec<String>,
-    /// How the shell tells what it does; `None` where something else was started.
+    /// How the shell marks its state; `None` if another program was started.
     pub integration: Option<Integration>,
 }
 
@@ -79,7 +79,7 @@ impl Terminal {
         tcsetwinsize(&self.pty, size).map_err(|e| ApiError::new(ErrorCode::Internal, format!("setting the terminal's size: {e}")))
     }
 
-    /// To whatever runs in the foreground where the kernel sends it there, else to the shell itself.
+    /// Signals the foreground process group if the kernel supports it for this signal, otherwise the shell itself.
     pub fn signal(&self, number: i32) {
         if FOREGROUND.contains(&number) && cobox_kernel::interrupt_foreground(&self.pty, number).is_ok() {
             return;
@@ -88,11 +88,11 @@ impl Terminal {
     }
 }
 
-/// Ends a program as a terminal that goes away does, and what doesn't go by itself.
+/// Ends a program as a closed terminal does, then kills what remains.
 pub fn hang_up(tasks: &TaskTracker, program: Arc<dyn Program>) {
     tasks.spawn(async move {
         program.signal(HANG_UP);
-        // Whether it went by itself or not: what it started goes with it.
+        // Descendants are killed in both cases, whether the program has ended or not.
         let _ = tokio::time::timeout(HANG_UP_GRACE, program.wait()).await;
         program.kill_tree().await;
     });

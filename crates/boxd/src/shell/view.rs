@@ -1,4 +1,4 @@
-//! A shell's output on its way to one viewer: at once to the one in control, in turn to those who watch.
+//! Sends a shell's output to one participant: immediately to the controller, in turns to the others.
 
 use std::{
     sync::{
@@ -24,16 +24,17 @@ use crate::{
     socket::{End, Out, encode},
 };
 
-/// Output in one frame for the one in control: a few screens, and at most 200 KiB even if all of it must be escaped.
+/// Maximum output in one frame for the controller: a few screens, and at most 200 KiB if all of it must be escaped.
 const FRAME_BYTES: usize = 32 * 1024;
-/// For those who watch, who get fewer frames.
+/// For participants without control, who get fewer frames.
 const WATCHER_FRAME_BYTES: usize = 64 * 1024;
-/// Between two keyframes: a viewer that can't keep up sees the screen a few times a second.
+/// Minimum time between two keyframes: a client that can't keep up sees the screen a few times per second.
 const KEYFRAME_PERIOD: Duration = Duration::from_millis(250);
 /// Nothing was acknowledged yet.
 const NEVER: u64 = u64::MAX;
 
-/// How far a client says to have come; one that never says so is judged by what its socket takes.
+/// The offset that a client has acknowledged. For a client that never acknowledges, the offset written to its socket
+/// counts.
 pub struct Progress(AtomicU64);
 
 impl Default for Progress {
@@ -49,7 +50,7 @@ impl Progress {
     fn or(&self, position: u64) -> u64 {
         match self.0.load(Ordering::Relaxed) {
             NEVER => position,
-            // It can't have what it was not given.
+            // A client can't have received more than was sent.
             acknowledged => acknowledged.min(position),
         }
     }
@@ -60,18 +61,18 @@ pub struct View {
     pub id: u64,
     pub reader: Reader,
     pub controllers: watch::Receiver<Option<Controller>>,
-    /// Who has control, and whether it is this one, as it was last told.
+    /// The controller, and whether it is this participant, as last sent.
     told: (Option<Controller>, bool),
     pub out: Out,
     pub is_binary: bool,
-    /// What its terminal may have done to it while it is in control.
+    /// Sequences that the client's terminal accepts while it has control.
     pub allows: SequenceKinds,
     pub progress: Arc<Progress>,
     pub keyframe: Option<Keyframe>,
     line: Line,
 }
 
-/// The beginning of a character whose rest has not come yet, and where it is.
+/// The start of an incomplete character, and its offset.
 #[derive(Default)]
 struct Line {
     offset: u64,
@@ -95,12 +96,12 @@ impl View {
         Self { shell, id, reader, controllers, told, out, is_binary, allows, progress, keyframe, line: Line::default() }
     }
 
-    /// What a viewer mustn't get.
+    /// The sequences to remove for a participant.
     pub fn hidden(is_controller: bool, allows: SequenceKinds) -> SequenceKinds {
         if is_controller { SequenceKinds::ALL.without(SequenceKinds::QUERY).without(allows) } else { SequenceKinds::ALL }
     }
 
-    /// Shows everything from the reader's position on, to the end of the shell.
+    /// Sends everything from the reader's position to the end of the shell.
     pub async fn show(mut self, server: &Server) -> Result<(), End> {
         if let Some(keyframe) = self.keyframe.take() {
             self.send_keyframe(&keyframe).await?;
@@ -127,14 +128,15 @@ impl View {
                 }
                 self.shell.consumed(self.id, self.progress.or(self.reader.position()));
             } else {
-                // Room for a frame first: who waits for a client that doesn't read must not keep the others from their turn.
+                // Acquires space for a frame first: waiting for a client that doesn't read must not keep the others
+                // from their turn.
                 let mut room = Some(self.out.permit().await?);
                 let lane = server.shells.lane.acquire().await.map_err(|_| End::normal())?;
                 let (read, frames) = self.read(WATCHER_FRAME_BYTES);
                 let mut frames = frames.into_iter();
                 if let Some(frame) = frames.next() {
                     self.out.send_with(&mut room, frame);
-                    // It is written to the socket while the next watcher still waits.
+                    // Lets the socket task write it while the next participant waits.
                     tokio::task::yield_now().await;
                 }
                 drop((lane, room));
@@ -144,7 +146,7 @@ impl View {
                 if !self.go_on(read, &mut next_keyframe).await? {
                     return Ok(());
                 }
-                // However much there is, its turn decides when it gets more.
+                // Regardless of the amount of output, the next turn decides when this participant gets more.
                 let turn = self.shell.next_turn(self.id);
                 tokio::select! {
                     () = sleep_until(turn) => {}
@@ -154,7 +156,7 @@ impl View {
         }
     }
 
-    /// What a read gave beside output; `false` at the end.
+    /// Handles the result of a read apart from output. `false` at the end.
     async fn go_on(&mut self, read: Read, next_keyframe: &mut Instant) -> Result<bool, End> {
         match read {
             Read::Chunk(_) => {}
@@ -187,7 +189,7 @@ impl View {
         Ok(true)
     }
 
-    /// Reads once; the frames that show what came.
+    /// Reads once and returns the resulting frames.
     fn read(&mut self, max: usize) -> (Read, Vec<Message>) {
         let mut frames = Vec::new();
         while let Some(Resize { offset, cols, rows }) = self.reader.next_size() {

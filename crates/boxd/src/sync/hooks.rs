@@ -1,4 +1,5 @@
-//! A sandbox's files as a sync changes them: as the workload's user, with the other writers' rules, and told to those who watch.
+//! How a sync changes the sandbox's files: as the workload's user, with the same locks as other writers, and recorded
+//! for watchers and the activity feed.
 
 use std::{
     io,
@@ -23,7 +24,7 @@ use crate::{
     server::Server,
 };
 
-/// Changes that are told one by one; more of a moment are told as one.
+/// Maximum number of changes reported one by one; more within one interval are reported as one.
 const FEW_CHANGES: usize = 8;
 
 pub struct SandboxFiles {
@@ -65,13 +66,13 @@ impl SandboxFiles {
         files
     }
 
-    /// A fresh token may allow less.
+    /// The renewed token may allow less.
     pub fn renew(&self, claims: Arc<Claims>) {
         self.may_write.store(!self.only_reads && claims.scope.contains(Capability::FsWrite), Ordering::Relaxed);
         *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = claims;
     }
 
-    /// Says what was changed since the last time.
+    /// Adds the changes since the last call to the activity feed.
     pub fn tell(&self, happenings: &HappeningLog) {
         let Changes { first, count } = std::mem::take(&mut *self.changes.lock().unwrap_or_else(PoisonError::into_inner));
         let claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -109,7 +110,7 @@ impl Hooks for SandboxFiles {
         kind: ChangeKind,
         step: &mut dyn FnMut() -> Result<Option<Stat>, Errno>,
     ) -> Result<Option<Stat>, Errno> {
-        // Held over the look and the change, so that of two boxd writers only one wins.
+        // Held over the check and the change, so that only one of two concurrent boxd writers succeeds.
         let mut writes = self.writes.lock();
         let removal = (kind == ChangeKind::Removed).then(|| self.author.removes(directory, path.name()));
         let stat = step()?;

@@ -1,5 +1,5 @@
-//! `WS /v1/sync/ws`: the sandbox's end of a folder that is kept the same on both sides. The work is `cobox-sync`'s; this gives it a thread
-//! that touches files as the workload's user, and the client's bytes.
+//! `WS /v1/sync/ws`: the sandbox's side of a folder sync. `cobox-sync` does the work; this provides a thread that
+//! accesses files as the workload's user, and the connection to the client.
 
 mod hooks;
 mod pipe;
@@ -41,17 +41,18 @@ use crate::{
     socket::{self, Conversation, Dialect, End, Peer, Received},
 };
 
-/// Folders synced at once: each takes two threads, and memory for what it knows of its files.
+/// Maximum number of folders synced at once. Each takes two threads, and memory for the state of its files.
 const MAX_SYNCS: usize = 8;
-/// What was written is told to those who watch the session this often, many files as one.
+/// Interval at which written files are added to the activity feed, many as one entry.
 const TELL_EVERY: Duration = Duration::from_millis(250);
-/// How long a client whose sync is over may go on sending before it has heard so.
+/// How long a client may continue sending after its sync has ended, until it has received the reason.
 const PARTING: Duration = Duration::from_secs(2);
 
-/// Files whose digests are kept in mind between a folder's connections, in all: some 50 MiB of the sandbox's memory.
+/// Total number of files whose digests are cached between a folder's connections: about 50 MiB of the sandbox's memory.
 const MAX_REMEMBERED: usize = 200_000;
 
-/// Places for syncs, apart from other streams, and what ended ones knew: a connection that is made again reads nothing twice.
+/// Limits the number of syncs, apart from other streams, and keeps the digests of ended ones, so that a reconnect reads
+/// no file twice.
 pub struct Places {
     free: Arc<Semaphore>,
     memories: Arc<Memories>,
@@ -63,7 +64,7 @@ impl Default for Places {
     }
 }
 
-/// By folder. Whoever syncs may read the files anyway.
+/// Digests by folder. Sharing them between clients is safe, because every client that syncs may read the files anyway.
 #[derive(Default)]
 struct Memories(Mutex<HashMap<Vec<u8>, DigestCache>>);
 
@@ -72,7 +73,8 @@ impl Memories {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(folder.bytes()).unwrap_or_default()
     }
 
-    /// One that is too much is forgotten, and so are older ones where there is no room for it.
+    /// Stores the digests. If they are too many they are dropped; if there is no space for them, older ones are
+    /// dropped.
     fn keep(&self, folder: &SandboxPath, memory: DigestCache) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept: usize = all.values().map(DigestCache::len).sum();
@@ -94,7 +96,7 @@ impl Places {
     }
 }
 
-/// `?path=` is the folder, `?pull=true` says that nothing will be written.
+/// `?path=` is the folder. With `?pull=true` nothing is written.
 pub async fn open(
     State(server): State<Arc<Server>>,
     Extension(record): Extension<Arc<RequestRecord>>,
@@ -118,7 +120,7 @@ pub async fn open(
     socket::open(server, record, headers, upgrade, Session { path, only_reads }).await
 }
 
-/// What clients send: bytes of the sync, and the frames that every socket knows.
+/// Messages from clients: data of the sync, and the frames common to all sockets.
 enum Frame {
     Words(ClientFrame<IgnoredAny>),
     Bytes(Bytes),
@@ -177,7 +179,7 @@ impl Conversation for Session {
         let limits = Limits { watches: server.limits.watches as usize, ..Limits::default() };
         let hooks = files.clone();
         let work = move |_: &Root| {
-            // Held until the thread has let go of the files.
+            // Held until the thread has finished with the files.
             let _place = place;
             if let Err(error) = cobox_sync::serve(from_client, out, folder, limits, hooks) {
                 tracing::debug!(%error, "a sync ended");
@@ -191,7 +193,7 @@ impl Conversation for Session {
             tokio::select! {
                 frame = peer.next(), if waiting.is_none() => match frame? {
                     Frame::Bytes(bytes) => {
-                        // By the newest token.
+                        // The newest token applies.
                         files.renew(peer.claims());
                         waiting = Some(bytes);
                     }
@@ -199,16 +201,17 @@ impl Conversation for Session {
                 },
                 room = bytes.reserve(), if waiting.is_some() => match room {
                     Ok(room) => room.send(waiting.take()),
-                    // The sync is over; what it said last is still on its way out.
+                    // The sync has ended; its last output is still being sent.
                     Err(_) => waiting = None,
                 },
                 piece = pieces.recv() => match piece {
                     Some(piece) => peer.out.message(Message::Binary(piece)).await?,
                     None => {
                         files.tell(&server.happenings);
-                        // Closed while the client still writes, a connection may take with it why the sync is over.
+                        // Reads until the client closes. Closing the connection while the client is still sending could
+                        // discard the reason for the end.
                         let reading_away = async { while peer.next().await.is_ok() {} };
-                        // A client that doesn't go is left.
+                        // A client that doesn't close is disconnected.
                         let _ = timeout(PARTING, reading_away).await;
                         return Ok(());
                     }
@@ -227,7 +230,7 @@ fn may_write(claims: &Claims) -> Result<(), ApiError> {
     Err(ApiError::new(ErrorCode::CapabilityDenied, message).with_details(serde_json::json!({ "capability": "fs_write" })))
 }
 
-/// The folder, made where it isn't there and may be.
+/// Opens the folder, and creates it if it is missing and writing is allowed.
 fn open_folder(root: &Root, path: &SandboxPath, only_reads: bool, author: &Author) -> Result<std::os::fd::OwnedFd, ApiError> {
     if !only_reads {
         make_directory(root, path.bytes(), true, author).map_err(|e| refusal(e, path))?;

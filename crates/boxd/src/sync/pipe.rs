@@ -1,4 +1,4 @@
-//! From the thread that syncs to the client's connection: bounded, and given up when the client stops reading.
+//! A bounded pipe from the sync's thread to the client's connection. It fails when the client stops reading.
 
 use std::io::{self, Write};
 
@@ -7,9 +7,9 @@ use tokio::{runtime::Handle, sync::mpsc};
 
 use crate::body::STALL;
 
-/// Handed over at once, at most: within what one frame may be.
+/// Maximum size of one piece: within the limit on a frame.
 const PIECE_BYTES: usize = 256 * 1024;
-/// Pieces on their way.
+/// Maximum number of pieces in the pipe.
 const PIECES: usize = 3;
 
 /// Must be called on the runtime.

@@ -1,4 +1,5 @@
-//! The kernel's watches: one instance for all of boxd, a bounded number of directories, each named by its descriptor.
+//! The inotify instance: one for all of boxd, with a limited number of watched directories, each added through its
+//! descriptor.
 
 use std::{
     collections::HashMap,
@@ -11,9 +12,9 @@ use rustix::{
     io::Errno,
 };
 
-/// Read at once: some two thousand events.
+/// Size of one read: about two thousand events.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// What is asked of each directory.
+/// The events requested for each directory.
 const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MODIFY)
@@ -28,10 +29,10 @@ const EVENTS: WatchFlags = WatchFlags::CREATE
 
 pub struct Inotify {
     fd: OwnedFd,
-    /// How many trees use a watch.
+    /// Number of trees that use each watch.
     users: HashMap<i32, u32>,
     limit: usize,
-    /// The kernel itself said that there are no more.
+    /// The kernel has reported that its limit is reached.
     is_used_up: bool,
 }
 
@@ -56,7 +57,8 @@ impl Inotify {
         format!("{} directories are watched and {why}; changes in the others are not told", self.users.len())
     }
 
-    /// Watches a directory. There is no /proc to name a descriptor by, so this thread goes there and watches `.`.
+    /// Watches a directory. Without /proc a descriptor has no path, so this thread changes to the directory and watches
+    /// `.`.
     pub fn add(&mut self, directory: &OwnedFd) -> Result<i32, AddError> {
         if self.room() == 0 {
             return Err(AddError::Limit(self.limit_message()));
@@ -81,17 +83,17 @@ impl Inotify {
         if *users == 0 {
             self.users.remove(&wd);
             self.is_used_up = false;
-            // Fails where the kernel has given it up already, with its directory.
+            // Fails if the kernel has already removed the watch because the directory is gone.
             let _ = inotify::remove_watch(&self.fd, wd);
         }
     }
 
-    /// One bufferful of what has happened.
+    /// Reads events until none are left or the buffer is used up.
     pub fn read(&self) -> Vec<Event> {
         let mut buffer = vec![MaybeUninit::uninit(); BUFFER_BYTES];
         let mut reader = Reader::new(&self.fd, &mut buffer);
         let mut events = Vec::new();
-        // Ends when there is nothing more; then poll waits for it.
+        // Fails when there are no more events; the caller then polls.
         while let Ok(event) = reader.next() {
             let name = event.file_name().map(|n| n.to_bytes().to_vec());
             events.push(Event { wd: event.wd(), flags: event.events(), cookie: event.cookie(), name });

@@ -1,4 +1,5 @@
-//! What happened in one watched tree, kept for a while: every reader goes through it at its own pace and may come back to where it was.
+//! The recent events of one watched tree. Each reader proceeds at its own speed and may resume from an earlier
+//! position.
 
 use std::{
     collections::VecDeque,
@@ -11,14 +12,14 @@ use std::{
 use bytes::Bytes;
 use tokio::sync::watch;
 
-/// Of one tree: some twenty thousand changes. With the limit on trees at most 64 MiB.
+/// Per tree: about twenty thousand events. With the limit on trees this is at most 64 MiB.
 const MAX_BYTES: usize = 4 * 1024 * 1024;
-/// Handed to a reader at once.
+/// Maximum number of events returned to a reader at once.
 const BATCH_EVENTS: usize = 256;
 
 pub struct Journal {
     events: Mutex<Events>,
-    /// The number of the last event; readers wait for it to change.
+    /// Number of the last published event, which readers wait on.
     last: watch::Sender<u64>,
     readers: AtomicUsize,
 }
@@ -26,9 +27,9 @@ pub struct Journal {
 struct Events {
     kept: VecDeque<(u64, Bytes)>,
     bytes: usize,
-    /// Everything after this number is kept.
+    /// All events after this number are available.
     complete_after: u64,
-    /// The number of the last that was appended; readers may not have been woken for it yet.
+    /// Number of the last appended event, for which readers may not have been woken yet.
     last: u64,
     is_over: bool,
 }
@@ -36,14 +37,14 @@ struct Events {
 pub enum Next {
     /// Events, and the number of the last of them.
     Events(Vec<Bytes>, u64),
-    /// Some are gone; the next are after this number.
+    /// Some events are no longer available. The next ones follow this number.
     Lost(u64),
     Nothing,
     Over,
 }
 
 impl Journal {
-    /// Knows nothing of what was before `number`.
+    /// Starts empty. Events up to `number` count as lost.
     pub fn new(number: u64) -> Self {
         let events = Events { kept: VecDeque::new(), bytes: 0, complete_after: number, last: number, is_over: false };
         Self { events: Mutex::new(events), last: watch::Sender::new(number), readers: AtomicUsize::new(0) }
@@ -66,12 +67,12 @@ impl Journal {
         }
     }
 
-    /// Wakes the readers; after as many appends as there were.
+    /// Wakes the readers. Called once after any number of appends.
     pub fn publish(&self, number: u64) {
         self.last.send_replace(number);
     }
 
-    /// Readers get what is there, and then the end.
+    /// Ends the journal. Readers get the remaining events first.
     pub fn end(&self) {
         self.lock().is_over = true;
         self.last.send_modify(|_| {});

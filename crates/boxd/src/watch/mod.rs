@@ -1,4 +1,5 @@
-//! `GET /v1/watch`: what happens to the files, to any number of readers, each at its own pace and able to come back to where it was.
+//! `GET /v1/watch`: streams file changes to any number of readers, each of which proceeds at its own speed and can
+//! resume.
 
 mod inotify;
 mod journal;
@@ -34,16 +35,16 @@ use crate::{
     server::Server,
 };
 
-/// A line that says nothing, so that proxies keep the connection and a dead one is noticed.
+/// Period of empty comments in the stream, which keep proxies from closing the connection and reveal a dead one.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 const LAST_EVENT_ID: &str = "last-event-id";
 
-/// `<life>-<number>`: where a reader is in this boxd's events.
+/// `<boot id>-<number>`: a position in the events of this run of boxd.
 fn cursor(life: &str, number: u64) -> String {
     format!("{life}-{number}")
 }
 
-/// The number in a cursor of this life; nothing for another life's, and for what is no cursor.
+/// The number in a cursor of this run of boxd; `None` for a cursor of another run or an invalid one.
 pub(crate) fn number_in(cursor: &str, life: &str) -> Option<u64> {
     cursor.strip_prefix(life)?.strip_prefix('-')?.parse().ok()
 }
@@ -74,10 +75,11 @@ pub async fn watch(
     caller.stream.ends_connection(&connection);
     let resumed = asked.as_deref().map(|asked| number_in(asked, server.watching.life()));
     let at = match resumed {
-        // From now on.
+        // Without a cursor the stream starts with the next event.
         None => reader.journal.last(),
         Some(Some(number)) => number,
-        // Of another life, or no cursor at all: what it would follow on is not known. Numbers begin at 1, so this is too old for any journal.
+        // A cursor of another run of boxd, or an invalid one: earlier events are unknown. A number above the last makes
+        // the journal report lost events.
         Some(None) => reader.journal.last().saturating_add(1),
     };
     let events = Events {
@@ -103,7 +105,7 @@ struct Events {
     path: SandboxPath,
     recursive: bool,
     reader: Reader,
-    /// The number of the last event that was sent.
+    /// Number of the last event sent.
     at: u64,
     is_ready: bool,
     is_over: bool,
@@ -126,7 +128,7 @@ impl Events {
         if !self.is_ready {
             return Some(self.ready());
         }
-        // Before looking, so that what happens in between is not slept through.
+        // Subscribes before reading, so that events appended in between wake the wait below.
         let mut changed = self.reader.journal.changed();
         changed.mark_unchanged();
         loop {
@@ -149,7 +151,7 @@ impl Events {
             tokio::select! {
                 biased;
                 why = self.open.revoked() => return Some(self.end(&why)),
-                // The journal lives as long as this reader does.
+                // Fails only when the journal is dropped, but this reader keeps it alive.
                 _ = changed.changed() => {}
                 () = until(&*self.clock, self.ends_at) => {
                     return Some(self.end(&ApiError::new(ErrorCode::TokenExpired, "the token has expired; come back with a fresh one and the last event's id")));
@@ -177,7 +179,7 @@ impl Events {
         frame("overflow", Some(&cursor(&self.life, self.at)), &WatchOverflow { reason, message: message.to_owned() })
     }
 
-    /// Says why the stream ends, as far as the client still reads.
+    /// Sends the reason for the end of the stream, if the client still reads.
     fn end(&mut self, why: &ApiError) -> Bytes {
         self.is_over = true;
         frame("error", None, &why.envelope(&self.record.request_id))

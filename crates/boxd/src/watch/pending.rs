@@ -1,13 +1,14 @@
-//! Changes of a short moment, put together: many writes to one file are one change, and what came and went is none.
+//! Merges the changes of a short window: several writes to one file become one change, and a file that was created and
+//! removed is not reported.
 
 use std::collections::HashMap;
 
-/// What happened to a path, as far as it is known.
+/// The change of a path as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     Created,
     Modified,
-    /// A finished file was put in the place, by boxd: made or replaced.
+    /// boxd moved a finished file to this path, so it was created or replaced.
     Placed,
     Removed,
     Renamed {
@@ -21,13 +22,13 @@ pub struct Entry {
     order: u64,
     pub change: Change,
     pub is_directory: bool,
-    /// Device and inode of the directory it is in.
+    /// Device and inode of the containing directory.
     pub parent: (u64, u64),
-    /// The new directory it was found in, where no event of its own told of it.
+    /// The new directory in whose scan this was found, if no event of its own reported it.
     pub found_in: Option<Vec<u8>>,
 }
 
-/// By path below the top.
+/// Pending changes by path relative to the watched directory.
 #[derive(Default)]
 pub struct Pending {
     entries: HashMap<Vec<u8>, Entry>,
@@ -71,7 +72,7 @@ impl Pending {
         let change = match self.entries.remove(&from).map(|e| e.change) {
             Some(Created) => Created,
             Some(Renamed { from, is_modified }) if from != to => Renamed { from, is_modified },
-            // Back where it came from.
+            // Renamed back to its original path.
             Some(Renamed { is_modified, .. }) => {
                 return if is_modified {
                     self.add(to, Change::Modified, is_directory, parent, None)
@@ -89,7 +90,7 @@ impl Pending {
         self.entries.insert(path, Entry { order: self.count, change, is_directory, parent, found_in });
     }
 
-    /// All of them, in the order in which their paths first changed.
+    /// Returns and removes all changes, in the order in which their paths first changed.
     pub fn take(&mut self) -> Vec<(Vec<u8>, Entry)> {
         let mut all: Vec<_> = std::mem::take(&mut self.entries).into_iter().collect();
         all.sort_by_key(|(_, entry)| entry.order);

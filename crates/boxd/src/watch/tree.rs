@@ -1,4 +1,4 @@
-//! One watched tree: which directories are watched, what the kernel says of them, and what is told of it.
+//! One watched tree: keeps track of its watched directories, interprets the kernel's events, and reports changes.
 
 use std::{
     collections::HashMap,
@@ -33,17 +33,18 @@ use crate::{
     fs::{each_name, file_kind, kind_of},
 };
 
-/// How long changes are put together before they are told: shorter than somebody notices, longer than a program's burst of writes.
+/// How long changes are merged before they are reported: shorter than a user notices, longer than a program's burst of
+/// writes.
 const WINDOW: Duration = Duration::from_millis(50);
-/// Changes put together at most; then they are told at once.
+/// Maximum number of merged changes. When it is reached they are reported at once.
 const MAX_PENDING: usize = 4096;
-/// How deep directories are watched; what is below is told as too much.
+/// Longest path of a watched directory. Deeper directories are reported as exceeding a limit.
 const MAX_PATH_BYTES: usize = 4000;
 
 pub struct Tree {
     pub key: (Vec<u8>, bool),
     pub journal: Arc<Journal>,
-    /// Since when nobody has read.
+    /// Since when the tree has had no reader.
     pub unread_since: Option<Instant>,
     pub is_gone: bool,
     root: OwnedFd,
@@ -51,32 +52,32 @@ pub struct Tree {
     nodes: HashMap<i32, Node>,
     pending: Pending,
     moving: HashMap<u32, Moving>,
-    /// When the first of the pending changes came.
+    /// When the first of the pending changes arrived.
     since: Option<Instant>,
     has_told_limit: bool,
     listener: Listener,
 }
 
 struct Node {
-    /// None at the top.
+    /// `None` for the watched directory itself.
     parent: Option<i32>,
     name: Vec<u8>,
     id: (u64, u64),
     children: HashMap<Vec<u8>, i32>,
 }
 
-/// Half of a rename.
+/// The first half of a rename.
 struct Moving {
     path: Vec<u8>,
     is_directory: bool,
     parent: (u64, u64),
     parent_wd: i32,
     name: Vec<u8>,
-    /// A file of boxd's on its way in: only where it arrives is told.
+    /// A temporary file of boxd. Only its final path is reported.
     is_temp: bool,
 }
 
-/// What all trees need to tell something.
+/// State shared by all trees: run id, event numbers and the authors of changes.
 pub struct Teller<'a> {
     pub life: &'a str,
     pub numbers: &'a AtomicU64,
@@ -89,7 +90,7 @@ fn id(stat: &Stat) -> (u64, u64) {
 }
 
 impl Tree {
-    /// Watches a directory and, if so asked, those below it.
+    /// Watches a directory and, if the request is recursive, those below it.
     pub fn start(key: (Vec<u8>, bool), root: OwnedFd, inotify: &mut Inotify, teller: &Teller<'_>) -> Result<Self, AddError> {
         let top = inotify.add(&root)?;
         let stat = rustix::fs::fstat(&root).map_err(AddError::Refused)?;
@@ -116,7 +117,7 @@ impl Tree {
         self.nodes.contains_key(&wd)
     }
 
-    /// Nothing tells of a directory's end while it is open here, so this is asked now and then.
+    /// The kernel sends no event for the removal of a directory that is open, so this is polled.
     pub fn check_top(&mut self, inotify: &mut Inotify, teller: &Teller<'_>) {
         if !self.is_gone && rustix::fs::fstat(&self.root).is_ok_and(|s| s.st_nlink == 0) {
             self.end(inotify, teller);
@@ -136,12 +137,12 @@ impl Tree {
         self.journal.end();
     }
 
-    /// When what is pending is due.
+    /// When the pending changes are due.
     pub fn due(&self) -> Option<Instant> {
         self.since.map(|at| at + WINDOW)
     }
 
-    /// Below the top, with a slash at its end unless it is the top.
+    /// Path relative to the watched directory, with a trailing slash unless empty.
     fn path_of(&self, wd: i32) -> Vec<u8> {
         let mut names = Vec::new();
         let mut at = self.nodes.get(&wd);
@@ -157,7 +158,7 @@ impl Tree {
         path
     }
 
-    /// Something the kernel said of one of our directories.
+    /// Handles an event of one of this tree's directories.
     pub fn take(&mut self, wd: i32, flags: ReadFlags, cookie: u32, name: Option<&[u8]>, inotify: &mut Inotify, teller: &Teller<'_>) {
         if flags.intersects(ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT) && wd == self.top {
             return self.end(inotify, teller);
@@ -166,7 +167,7 @@ impl Tree {
         let parent = node.id;
         let is_directory = flags.contains(ReadFlags::ISDIR);
         let path = [self.path_of(wd).as_slice(), name].concat();
-        // A file on its way in is nobody's business until it is in its place.
+        // A temporary file is not reported until it is at its final path.
         let is_temp = is_temp_name(name);
         if is_temp && !flags.contains(ReadFlags::MOVED_FROM) {
             return;
@@ -205,7 +206,7 @@ impl Tree {
         let from = self.moving.remove(&cookie);
         let is_finished = from.as_ref().is_some_and(|f| f.is_temp);
         let Some(from) = from.filter(|f| !f.is_temp) else {
-            // From outside, or something that boxd has finished.
+            // Moved here from outside the tree, or finished by boxd.
             self.forget(wd, name, inotify);
             let change = if is_finished && !is_directory { Change::Placed } else { Change::Created };
             self.pending.add(path.clone(), change, is_directory, parent, None);
@@ -213,7 +214,7 @@ impl Tree {
             return;
         };
         if is_directory {
-            // What is pending below it has paths that no longer are.
+            // Pending changes below this directory have paths that are about to become invalid.
             self.tell_pending(teller);
             self.since.get_or_insert_with(Instant::now);
         }
@@ -231,7 +232,7 @@ impl Tree {
         self.pending.rename(from.path, path, is_directory, parent);
     }
 
-    /// A directory that is new here is watched, and what is in it already is told.
+    /// Watches a new directory and reports its existing content.
     fn enter_new(&mut self, wd: i32, name: &[u8], path: Vec<u8>, is_directory: bool, inotify: &mut Inotify, teller: &Teller<'_>) {
         if is_directory && self.key.1 && self.watch_one(wd, name, &path, inotify, teller) {
             let child = self.nodes.get(&wd).and_then(|n| n.children.get(name)).copied();
@@ -241,7 +242,7 @@ impl Tree {
         }
     }
 
-    /// Watches one directory below another that is.
+    /// Watches one directory below a watched one.
     fn watch_one(&mut self, parent: i32, name: &[u8], path: &[u8], inotify: &mut Inotify, teller: &Teller<'_>) -> bool {
         if path.len() > MAX_PATH_BYTES {
             self.tell_limit("directories are nested too deep to be watched", teller);
@@ -252,7 +253,7 @@ impl Tree {
             let stat = rustix::fs::fstat(&fd)?;
             Ok((fd, stat))
         });
-        // Gone again, or not for us to read.
+        // Removed again, or not readable for boxd.
         let Ok((directory, stat)) = opened else { return false };
         let wd = match inotify.add(&directory) {
             Ok(wd) => wd,
@@ -263,7 +264,7 @@ impl Tree {
             Err(AddError::Refused(_)) => return false,
         };
         if self.nodes.contains_key(&wd) {
-            // Already watched: it was moved here faster than its event came.
+            // Already watched: it was moved here, and its event has not been handled yet.
             inotify.release(wd);
             self.move_node(wd, parent, name);
             return false;
@@ -291,7 +292,8 @@ impl Tree {
         }
     }
 
-    /// Watches everything below a directory. With `found_in` what is there is told: it may have come before the watch did.
+    /// Watches everything below a directory. With `found_in`, reports existing entries too, because they may have been
+    /// created before the watch.
     fn watch_below(&mut self, wd: i32, found_in: Option<&[u8]>, inotify: &mut Inotify, teller: &Teller<'_>) {
         if !self.key.1 {
             return;
@@ -307,7 +309,7 @@ impl Tree {
             };
             let mut below: Vec<Vec<u8>> = Vec::new();
             let mut is_short = false;
-            // A directory that can't be read to its end has changed meanwhile, which events tell.
+            // An error means that the directory has changed during the listing, which events report.
             let _ = each_name(&directory, |name, told| {
                 let is_directory = kind_of(&directory, name, told) == FileType::Directory;
                 if let Some(top) = found_in {
@@ -337,7 +339,7 @@ impl Tree {
         }
     }
 
-    /// Stops watching what a name led to.
+    /// Stops watching the directory that had this name, and those below it.
     fn forget(&mut self, wd: i32, name: &[u8], inotify: &mut Inotify) {
         let Some(child) = self.nodes.get_mut(&wd).and_then(|n| n.children.remove(name)) else { return };
         let mut left = vec![child];
@@ -349,7 +351,7 @@ impl Tree {
         }
     }
 
-    /// The kernel gave up a watch by itself: its directory is gone.
+    /// The kernel removed a watch itself because its directory is gone.
     pub fn ignored(&mut self, wd: i32, inotify: &mut Inotify) {
         if wd != self.top
             && let Some((parent, name)) = self.nodes.get(&wd).and_then(|n| Some((n.parent?, n.name.clone())))
@@ -358,7 +360,7 @@ impl Tree {
         }
     }
 
-    /// The kernel dropped events: new directories may have been missed.
+    /// The kernel dropped events, so new directories may have been missed.
     pub fn kernel_overflow(&mut self, inotify: &mut Inotify, teller: &Teller<'_>) {
         self.flush(inotify, teller);
         self.overflow(OverflowReason::KernelQueue, "there were more changes than the kernel keeps; look at the files again", teller);
@@ -382,11 +384,11 @@ impl Tree {
         number
     }
 
-    /// Tells what has happened.
+    /// Reports all pending changes.
     pub fn flush(&mut self, inotify: &mut Inotify, teller: &Teller<'_>) {
         for (_, from) in std::mem::take(&mut self.moving) {
             if !from.is_temp {
-                // Moved to where this tree doesn't reach.
+                // Moved to a place outside this tree.
                 self.forget(from.parent_wd, &from.name, inotify);
                 self.pending.add(from.path, Change::Removed, from.is_directory, from.parent, None);
             }
@@ -400,7 +402,7 @@ impl Tree {
             return;
         }
         let mut last = None;
-        // The new directories that were told, and when and by whom they were made.
+        // Reported new directories, with the time and author of their creation.
         let mut makers = Makers::new();
         for (path, entry) in self.pending.take() {
             if let Some(number) = self.tell_change(path, entry, &mut makers, teller) {
@@ -424,7 +426,7 @@ impl Tree {
         let key = (entry.parent.0, entry.parent.1, name);
         let seen = if is_removed { None } else { stat.as_ref().and_then(version) };
         let change = teller.changes.change(&key, seen, entry.is_directory, &self.listener);
-        // A directory that boxd made and a program has changed since.
+        // The log's entry is from boxd's creation of the directory. A later modification is a program's.
         let change = change.filter(|_| !(entry.is_directory && entry.change == Change::Modified));
         let by = match &change {
             Some(change) => client(change),
@@ -459,14 +461,15 @@ impl Tree {
     }
 }
 
-/// New directories that were put somewhere through boxd: when, and by whom.
+/// New directories that were created through boxd: time and author.
 type Makers = HashMap<Vec<u8>, ((i64, i64), ChangedBy)>;
 
 fn client(change: &crate::files::Change) -> ChangedBy {
     ChangedBy::Client { principal: change.who.principal.clone(), actor: change.who.actor.to_owned() }
 }
 
-/// Of what was found in a new directory: whoever put that there whole. What is younger than the directory's place came from a program.
+/// The author of an entry found in a new directory: the client that placed the complete directory. An entry that
+/// changed after that was written by a program.
 fn inherited(entry: &Entry, stat: Option<&Stat>, makers: &Makers) -> ChangedBy {
     let maker = entry.found_in.as_ref().and_then(|top| makers.get(top));
     match (maker, stat) {
@@ -476,9 +479,9 @@ fn inherited(entry: &Entry, stat: Option<&Stat>, makers: &Makers) -> ChangedBy {
     }
 }
 
-/// A server-sent event. JSON has no line ends in it.
+/// A server-sent event. JSON contains no line ends.
 pub fn frame(event: &str, id: Option<&str>, data: &impl Serialize) -> Bytes {
-    // These are strings and numbers; what can't be told is better left empty than fatal.
+    // Serializing strings and numbers doesn't fail. If it did, an empty event would be better than a panic.
     let data = serde_json::to_string(data).unwrap_or_default();
     let id = id.map(|id| format!("id: {id}\n")).unwrap_or_default();
     format!("{id}event: {event}\ndata: {data}\n\n").into()

@@ -1,4 +1,4 @@
-//! The thread that watches: it starts with the first who asks and ends some time after the last has gone.
+//! The thread that watches files. It starts with the first reader and ends some time after the last has gone.
 
 use std::{
     collections::HashMap,
@@ -21,14 +21,14 @@ use super::{
 };
 use crate::files::{ChangeLog, FileStore, Root, SandboxPath, refusal, refuse_kernel_files};
 
-/// Different directories watched at once; any number of readers share each.
+/// Maximum number of different directories watched at once. Any number of readers share each.
 const MAX_TREES: usize = 16;
-/// How long a tree is watched on after its last reader: who comes back within it has missed nothing.
+/// How long a tree is watched after its last reader has gone. A reader that resumes in this time misses nothing.
 const LINGER: Duration = Duration::from_secs(60);
-/// How often it is looked whether what is watched is still there.
+/// Interval of checks whether watched directories still exist.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// boxd's watching, for all who ask.
+/// Handle to the watching thread.
 pub struct Watching {
     life: String,
     numbers: Arc<AtomicU64>,
@@ -47,7 +47,7 @@ struct Watch {
     answer: oneshot::Sender<Result<Reader, ApiError>>,
 }
 
-/// One who reads a tree's journal.
+/// A reader of a tree's journal.
 pub struct Reader {
     pub journal: Arc<Journal>,
     wake: Arc<OwnedFd>,
@@ -61,7 +61,7 @@ impl Drop for Reader {
 }
 
 fn wake(fd: &OwnedFd) {
-    // Full means that it is awake already.
+    // Full means that the thread is being woken already.
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
@@ -71,12 +71,12 @@ impl Watching {
         Self { life, numbers: Arc::default(), limit, running: Arc::default() }
     }
 
-    /// What cursors of this boxd begin with.
+    /// The prefix of this run's cursors.
     pub fn life(&self) -> &str {
         &self.life
     }
 
-    /// Watches a directory, or joins those who do.
+    /// Watches a directory, or joins the readers of one that is already watched.
     pub async fn watch(&self, store: &FileStore, path: SandboxPath, recursive: bool) -> Result<Reader, ApiError> {
         let (answer, answered) = oneshot::channel();
         self.ask(store, Watch { path, recursive, answer })?;
@@ -134,7 +134,8 @@ impl Thread {
         self.changes.set_watched(true);
         match cobox_kernel::own_working_directory() {
             Ok(()) => while self.step(root) {},
-            // Without it boxd's own working directory would wander. Who asked is told by the answer that never comes.
+            // Without its own working directory, this thread would change that of all of boxd. The requester gets an
+            // error because the answer channel is dropped.
             Err(error) => {
                 tracing::error!(%error, "the watching thread could not have its own working directory");
                 *self.running.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -142,7 +143,7 @@ impl Thread {
         }
     }
 
-    /// Waits for something and deals with it; false when nobody watches any more.
+    /// Waits for work and does it. Returns false when there is no reader left.
     fn step(&mut self, root: &Root) -> bool {
         self.wait();
         while let Ok(watch) = self.commands.try_recv() {
@@ -164,7 +165,7 @@ impl Thread {
         if !self.trees.is_empty() {
             return true;
         }
-        // Under the lock nobody can ask in between.
+        // While the lock is held no request can be added.
         let running = self.running.clone();
         let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
         match self.commands.try_recv() {
@@ -174,7 +175,7 @@ impl Thread {
                 true
             }
             Err(_) => {
-                // The next thread starts after this and says the opposite.
+                // Before the next thread starts, which sets it to true.
                 self.changes.set_watched(false);
                 *running = None;
                 false
@@ -188,9 +189,9 @@ impl Thread {
         let timeout = Timespec::try_from(timeout).ok();
         let mut fds =
             [PollFd::new(&self.inotify, PollFlags::IN), PollFd::from_borrowed_fd(std::os::fd::AsFd::as_fd(&*self.wake), PollFlags::IN)];
-        // Interrupted or not, the next look tells what there is.
+        // Whether interrupted or not, the caller then checks everything.
         let _ = poll(&mut fds, timeout.as_ref());
-        // Nothing to read where it was not this that woke us.
+        // Empty if something else ended the wait.
         let _ = rustix::io::read(&*self.wake, &mut [0u8; 8]);
     }
 
@@ -215,7 +216,7 @@ impl Thread {
 
     fn take(&mut self, root: &Root, watch: Watch) {
         let reader = self.reader(root, &watch);
-        // Nobody to answer means that the request has gone; the reader goes with the answer.
+        // An error means that the request has gone. It returns the reader, which is dropped.
         let _ = watch.answer.send(reader);
     }
 

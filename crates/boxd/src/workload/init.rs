@@ -1,6 +1,7 @@
-//! The first process of the workloads' namespaces: reaps what programs leave behind, and signals and ends programs when told to.
+//! Init, the first process of the workload namespaces: reaps orphaned processes, and signals and ends programs on
+//! boxd's order.
 //!
-//! It is forked from boxd and never runs another program itself, so its memory stays out of the workloads' reach.
+//! It is forked from boxd and never executes another program, so workloads can't access its memory.
 #![allow(unsafe_code, reason = "inherited descriptors are taken over by their numbers")]
 
 use std::{fs::File, io, os::fd::OwnedFd};
@@ -20,14 +21,16 @@ use super::{
     tree,
 };
 
-/// Between two looks at the memory of all programs together, where no cgroup holds it.
+/// Interval between checks of the programs' total memory, where no cgroup limits it.
 const WATCH_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-/// Counted per user, not per process: more would be taken from others.
+/// The kernel counts pending signals per user, not per process; a higher limit would let one sandbox use up the share
+/// of others.
 const MAX_PENDING_SIGNALS: u64 = 4096;
-/// Bytes of POSIX message queues, also per user: the kernel's own default.
+/// Bytes of POSIX message queues, also counted per user. This is the kernel's default.
 const MAX_QUEUE_BYTES: u64 = 819_200;
 
-/// Takes orders until boxd is gone; then this process ends, and the kernel ends all others of the namespace with it.
+/// Handles orders until boxd has exited. Then this process exits, and the kernel ends all other processes of the
+/// namespace.
 pub fn run(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> ! {
     let outcome = serve(link, proc, config);
     exit_now(i32::from(outcome.is_err()))
@@ -35,12 +38,12 @@ pub fn run(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> ! {
 
 pub fn limit_resources(limits: &WorkloadLimits) -> io::Result<()> {
     let set = |resource, wanted: u64| {
-        // A hard limit can't be raised by an ordinary user: the lower of the two holds.
+        // An unprivileged user can't raise a hard limit, so the lower of the two values applies.
         let ceiling = getrlimit(resource).maximum.unwrap_or(u64::MAX);
         let value = Some(wanted.min(ceiling));
         setrlimit(resource, Rlimit { current: value, maximum: value })
     };
-    // Not 0, which a kernel that pipes core dumps to a helper on the host ignores: 1 is what it takes for "none".
+    // Not 0: a kernel that pipes core dumps to a helper on the host ignores 0. It treats 1 as "no core dump".
     set(Resource::Core, 1)?;
     set(Resource::Sigpending, MAX_PENDING_SIGNALS)?;
     set(Resource::Msgqueue, MAX_QUEUE_BYTES)?;
@@ -52,7 +55,7 @@ pub fn limit_resources(limits: &WorkloadLimits) -> io::Result<()> {
     Ok(())
 }
 
-/// What init knows.
+/// The state of init.
 struct Init {
     link: OwnedFd,
     proc: Proc,
@@ -60,12 +63,12 @@ struct Init {
 }
 
 fn serve(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
-    // The listeners and the lock that boxd inherited are none of the workloads' business.
-    // SAFETY: nothing of boxd runs in this process any more; only these two are used from here on.
+    // Workloads must not reach the listeners and the lock that boxd has open.
+    // SAFETY: no code of boxd runs in this process any more, and only these two descriptors are used from here on.
     unsafe { keep_only(vec![link, proc]) }?;
-    // SAFETY: keep_only has just put them there.
+    // SAFETY: keep_only has moved the two descriptors to these numbers.
     let (link, proc) = unsafe { (adopt(0)?, Proc::new(adopt(1)?)) };
-    // A number of standard I/O, which must not be what some later open happens to get.
+    // Occupies the remaining number of standard I/O, so that no later `open` gets it.
     let _null = File::options().read(true).write(true).open("/dev/null")?;
     reset_signals();
     let children = child_events()?;
@@ -75,7 +78,7 @@ fn serve(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
     send(&init.link, &Report::Ready, &[])?;
     loop {
         let mut waiting = [PollFd::new(&init.link, PollFlags::IN), PollFd::new(&children, PollFlags::IN)];
-        // Nothing to watch while nothing runs, and nothing to watch for where a cgroup does it.
+        // No check while nothing runs, and none at all where a cgroup limits memory.
         let watch = watch.as_mut().filter(|_| has_processes);
         match poll(&mut waiting, watch.as_ref().map(|_| &WATCH_EVERY)) {
             Err(rustix::io::Errno::INTR) => continue,
@@ -84,7 +87,7 @@ fn serve(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
         let (has_order, has_child) = (!waiting[0].revents().is_empty(), !waiting[1].revents().is_empty());
         if has_child {
             let mut drained = [0u8; 128];
-            // Level-triggered by the loop below; an empty read is no loss.
+            // An empty read is harmless: `reap` looks for every ended child in any case.
             let _ = rustix::io::read(&children, &mut drained);
             reap()?;
         }
@@ -104,7 +107,7 @@ impl Init {
         let seq = match order {
             Order::Signal { seq, group, signal } => {
                 if let (Some(group), Some(signal)) = (Pid::from_raw(group), Signal::from_named_raw(signal)) {
-                    // Gone in the meantime is what was wanted.
+                    // An error means that the group has already ended.
                     let _ = kill_process_group(group, signal);
                 }
                 seq
@@ -130,16 +133,16 @@ impl Init {
         send(&self.link, &Report::Obeyed { seq }, &[])
     }
 
-    /// It stops the honest and the careless at once; who fills disks by other means is suspended by the broker.
+    /// Stops ordinary writers at once. The broker suspends a sandbox that fills the disk by other means.
     fn stop_writers(&self, stop: bool) {
-        // Gone in the meantime: it writes no more either.
+        // A process that has ended in the meantime no longer writes either.
         for process in tree::processes(&self.proc) {
             let _ = self.limits.stop_writer(process.pid, stop);
         }
     }
 }
 
-/// What programs left behind when they ended. The programs themselves are boxd's children.
+/// Reaps orphans whose parents have ended. The programs themselves are children of boxd.
 fn reap() -> io::Result<()> {
     loop {
         match wait(WaitOptions::NOHANG) {

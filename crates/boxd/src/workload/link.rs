@@ -1,5 +1,5 @@
-//! The words between boxd and the two that serve it in the workloads' namespaces, the starter and init: a socket pair each, one packet
-//! a message.
+//! Messages between boxd and the two processes that serve it in the workload namespaces, the spawner and init. Each has
+//! a socket pair, with one packet per message.
 
 use std::{
     io,
@@ -12,53 +12,54 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-/// A message is a few numbers, or why something failed.
+/// A message contains a few numbers or an error text.
 const MAX_PACKET_BYTES: usize = 512;
-/// Of a message: a waiting process's socket.
+/// Descriptors received with a message: the socket of a standby process.
 const MAX_FDS: usize = 1;
-/// Of what a waiting process is sent: standard I/O, and a memory file.
+/// Descriptors sent to a standby process: standard I/O and a memory file.
 const MAX_SENT_FDS: usize = 4;
 
-/// From boxd. Those whose end is waited for have a number of their own, which the report that it was obeyed has too.
+/// An order from boxd. Orders whose completion boxd waits for have a sequence number, which `Report::Obeyed` repeats.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// To the starter: make one more process that waits to become a program.
+    /// To the spawner: create another standby process.
     Spare,
-    /// To the starter and to init: forbid (or allow again) every program to make a file larger.
+    /// To the spawner and to init: forbid all programs to enlarge files, or allow it again.
     StopWriters { seq: u64, stop: bool },
     /// To init: signal a process group.
     Signal { seq: u64, group: i32, signal: i32 },
-    /// To init: signal a program and all it started, wherever it is.
+    /// To init: signal a program and all its descendants, including those that have left its session.
     SignalTree { seq: u64, program: Root, signal: i32 },
-    /// To init: end a program and all it started.
+    /// To init: end a program and all its descendants.
     KillTree { seq: u64, program: Root },
-    /// To init: programs run, whose memory is to be watched.
+    /// To init: programs are running, so check their memory use.
     Watch,
 }
 
-/// A program and what it started.
+/// A program and its descendants.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Root {
-    /// What all of it carries, where there are marks.
+    /// The mark that all of them carry, where marks are available.
     pub mark: u64,
-    /// The program itself, while it has not been let go of.
+    /// Pid of the program itself, until it is reaped.
     pub pid: Option<i32>,
 }
 
-/// To boxd.
+/// A report to boxd.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Report {
-    /// From init: the namespaces stand; the user namespace waits for its id maps.
+    /// From init: the namespaces exist, and the user namespace needs its id maps.
     Unshared,
-    /// Orders are taken.
+    /// The sender accepts orders.
     Ready,
-    /// Setting up failed.
+    /// Setup failed.
     Failed { what: String },
-    /// From the starter: a process waits at the other end of the socket that comes with this. Its number here, and in the sandbox.
+    /// From the spawner: a new standby process, whose socket is attached. `pid` is its pid for boxd, `number` its pid
+    /// in the sandbox.
     Spare { pid: i32, number: i32 },
-    /// From the starter: one could not be made.
+    /// From the spawner: creating a standby process failed.
     NoSpare { errno: i32 },
-    /// An order was obeyed.
+    /// An order was carried out.
     Obeyed { seq: u64 },
 }
 
@@ -70,7 +71,7 @@ pub fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]
     send_packet(socket, &bytes, fds, SendFlags::empty())
 }
 
-/// Bytes as they are.
+/// Sends bytes without encoding them.
 pub fn send_packet(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SENT_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -81,13 +82,13 @@ pub fn send_packet(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>], flag
     Ok(())
 }
 
-/// A message as it came.
+/// A received message with its descriptor.
 pub struct Received<T> {
     pub message: T,
     pub fd: Option<OwnedFd>,
 }
 
-/// The next message; `None` when the other side is gone.
+/// The next message; `None` if the other side has exited.
 pub fn receive<T: for<'de> Deserialize<'de>>(socket: impl AsFd) -> io::Result<Option<Received<T>>> {
     let mut bytes = [0u8; MAX_PACKET_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];

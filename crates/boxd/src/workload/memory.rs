@@ -1,4 +1,5 @@
-//! The memory of all programs together, held where no cgroup does it: looked at now and then, and the largest ended when it is too much.
+//! Limits the total memory of all programs where no cgroup does: init checks it periodically and ends the largest
+//! programs when it exceeds the limit.
 
 use std::collections::BTreeMap;
 
@@ -9,21 +10,22 @@ use super::{
     tree::{Member, processes},
 };
 
-/// Descriptors looked at in one look, besides the rest of one process's: a millisecond or two, in which init does nothing else.
+/// Descriptors inspected per check; the process that reaches this number is still inspected completely. That takes a
+/// millisecond or two, in which init does nothing else.
 const MAX_DESCRIPTORS_A_LOOK: usize = 2048;
 
 pub struct MemoryWatch {
     limit: u64,
-    /// Memory in files without a name, as far as it was looked for.
+    /// Memory in unnamed files (memfd), as far as they have been found.
     files: BTreeMap<u64, MemoryFile>,
-    /// Where the next look for such files goes on, and how many times it went around.
+    /// The pid at which the next search for such files continues, and the number of completed rounds.
     next: i32,
     round: u64,
 }
 
 struct MemoryFile {
     bytes: u64,
-    /// One of those who have it open.
+    /// One of the processes that have it open.
     pid: i32,
     round: u64,
 }
@@ -33,20 +35,21 @@ impl MemoryWatch {
         Self { limit, files: BTreeMap::new(), next: 0, round: 0 }
     }
 
-    /// Ends the largest programs until the rest fits. Says whether any program runs.
+    /// Ends the largest programs until the rest fits. Returns whether any program is running.
     pub fn look(&mut self, proc: &Proc) -> bool {
         let mut all = processes(proc);
         all.sort_unstable_by_key(|p| p.pid);
         self.look_for_files(proc, &all);
         let in_files: u64 = self.files.values().map(|file| file.bytes).sum();
-        // What is shared counts for each here, so this is never too little; only past the limit is a closer look worth its price.
+        // This sum counts shared memory once per process, so it is never too low. The exact measurement is expensive
+        // and only done above the limit.
         if all.iter().map(|p| resident(proc, p.thread)).sum::<u64>() + in_files > self.limit {
             self.end_the_largest(proc, &all);
         }
         !all.is_empty()
     }
 
-    /// Some processes at a time: they may have a thousand descriptors each.
+    /// Searches a few processes at a time, because each may have a thousand descriptors.
     fn look_for_files(&mut self, proc: &Proc, all: &[Member]) {
         let mut looked_at = 0;
         let start = all.partition_point(|p| p.pid < self.next);
@@ -58,7 +61,8 @@ impl MemoryWatch {
             let round = self.round;
             looked_at += proc.memory_files(p.thread, |inode, bytes| {
                 let file = self.files.entry(inode).or_insert(MemoryFile { bytes, pid: p.pid, round });
-                // Of those who have it, the first of each round: so a file that is let go of stays nobody's for a round at most.
+                // The first process found in each round becomes the owner. After an owner closes the file, it therefore
+                // has no owner for at most one round.
                 if file.round != round {
                     *file = MemoryFile { bytes, pid: p.pid, round };
                 }
@@ -83,7 +87,7 @@ impl MemoryWatch {
             && let Some((bytes, pid)) = sizes.pop()
         {
             if let Some(pid) = Pid::from_raw(pid) {
-                // Gone in the meantime: its memory is, too.
+                // An error means that the process, and its memory, is already gone.
                 let _ = kill_process(pid, Signal::KILL);
             }
             self.files.retain(|_, file| file.pid != pid);
@@ -92,16 +96,16 @@ impl MemoryWatch {
     }
 }
 
-/// Memory of a process, by one of its threads; what it shares counted in full.
+/// Resident memory of a process, read through one of its threads. Shared memory is counted in full.
 fn resident(proc: &Proc, thread: i32) -> u64 {
     let statm = proc.read(&format!("{thread}/statm")).unwrap_or_default();
     let pages: u64 = statm.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
     pages * rustix::param::page_size() as u64
 }
 
-/// The same, what it shares counted by its share.
+/// Like [`resident`], but with only the process's proportional share of shared memory (PSS).
 fn own_share(proc: &Proc, thread: i32) -> u64 {
-    // One that runs a program it can't read doesn't let itself be looked into: then all it has is its own.
+    // A process whose executable is unreadable can't be inspected. All its memory then counts as its own.
     let Some(rollup) = proc.read(&format!("{thread}/smaps_rollup")) else { return resident(proc, thread) };
     let kib = rollup.lines().find_map(|l| l.strip_prefix("Pss:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024

@@ -1,5 +1,5 @@
-//! The sandbox's programs, from boxd's side. The `starter` makes their processes, which boxd tells what to become and hears the end of;
-//! `init`, the first process of their namespaces, signals and ends them.
+//! Runs the sandbox's programs. The spawner creates their processes; boxd sends orders to these directly and, as their
+//! parent, observes their end. `init`, the first process of their namespaces, signals and ends them.
 
 mod init;
 mod limits;
@@ -45,61 +45,62 @@ use tokio::{
     sync::{oneshot, watch},
 };
 
-/// For a program to be found and begun: a moment, on a machine with far more to do than it can too.
+/// Maximum time until a program has been found and executed. It takes milliseconds, and this is enough on an overloaded
+/// machine too.
 const START_WITHIN: Duration = Duration::from_secs(10);
-/// When one that has not begun by then may have been stopped.
+/// A program that has not begun after this time may have been stopped, so it gets SIGCONT.
 const NUDGE_AFTER: Duration = Duration::from_millis(50);
-/// Waiting processes that may turn out to be gone, one after the other: somebody ends all there are, again and again.
+/// Standby processes to try one after the other if each turns out to have been killed.
 const MAX_TRIES: usize = 5;
-/// Signals that may wait while init is busy: more than anybody sends who means each of them.
+/// Maximum number of signals queued while init is busy: more than any well-behaved client sends.
 const MAX_WAITING_ORDERS: usize = 256;
-/// Between two tries at an order that init had no room for.
+/// Delay before an order is retried when the socket buffer was full.
 const LINK_FULL_PAUSE: Duration = Duration::from_millis(1);
 
-/// What to start.
+/// The program to start.
 #[derive(Clone, Debug)]
 pub struct Command {
     pub argv: Vec<Vec<u8>>,
-    /// On top of the sandbox's own environment; each name once.
+    /// In addition to the sandbox's own environment. Each name occurs once.
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Absolute; the shared folder when not given.
+    /// An absolute path. The default is the shared workspace directory.
     pub cwd: Option<Vec<u8>>,
     pub stdio: Stdio,
 }
 
-/// A started program. Dropping it leaves the program running.
+/// A started program. Dropping it does not end the program.
 pub struct Process {
-    /// The write end, non-blocking.
+    /// Write end of the pipe, non-blocking.
     pub stdin: Option<OwnedFd>,
-    /// The read ends, non-blocking.
+    /// Read ends of the pipes, non-blocking.
     pub stdout: Option<OwnedFd>,
     pub stderr: Option<OwnedFd>,
-    /// The terminal's master, non-blocking, instead of the three.
+    /// Master of the terminal, non-blocking. Replaces the three pipes.
     pub pty: Option<OwnedFd>,
-    /// What all it starts is marked with.
+    /// The mark of the process tree.
     seq: u64,
     given: Given,
     shared: Arc<Shared>,
 }
 
-/// A process that was told to become a program.
+/// A standby process that has received its order.
 struct Given {
-    /// Its number here, and in the sandbox: what the program itself sees.
+    /// The pid for boxd, and the pid in the sandbox, which the program itself sees.
     pid: i32,
     number: i32,
-    /// Its end is closed when it has become the program; before that it says why it can't.
+    /// The other end closes when the program is executed. Before that, the failed step can be read from it.
     socket: Arc<OwnedFd>,
     end: watch::Receiver<Option<End>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit {
-    /// 128 + the signal's number when a signal ended it.
+    /// 128 + signal number if a signal ended it.
     pub code: i32,
     pub signal: Option<i32>,
 }
 
-/// The handle to everything that runs in the sandbox.
+/// Handle to all programs in the sandbox.
 #[derive(Clone)]
 pub struct Workloads(Arc<Shared>);
 
@@ -108,19 +109,20 @@ struct Shared {
     starter: AsyncFd<OwnedFd>,
     null: OwnedFd,
     workload: Workload,
-    /// Whether init watches the programs' memory while there are any.
+    /// Whether init checks the programs' memory while any are running.
     is_watched: bool,
-    /// Of programs and of orders.
+    /// Sequence number of programs and of orders.
     seq: AtomicU64,
     table: Mutex<Table>,
     spares: Spares,
-    /// Signals that init had no room for yet, in their order. Whoever put the first here gives them all.
+    /// Signals that did not fit into init's socket buffer yet, in order. The task started with the first of them sends
+    /// all.
     waiting: Mutex<VecDeque<Order>>,
 }
 
 impl Workloads {
-    /// Takes over the links that [`start`] gave. Resolves `ended` when one of the two at their ends is gone, and all programs with it. Must be
-    /// called before there is a second thread: it blocks a signal.
+    /// Takes over the links returned by [`start`]. `ended` resolves when init or the spawner has exited, and all
+    /// programs with it. Must be called while the process has one thread, because it blocks a signal.
     pub fn new(links: Links, config: &BoxdConfig) -> io::Result<(Self, tokio::task::JoinHandle<()>)> {
         let watched = |link: OwnedFd| {
             rustix::io::ioctl_fionbio(&link, true)?;
@@ -146,7 +148,7 @@ impl Workloads {
                 () = listen(&of_all, &of_all.starter) => {}
                 () = running::reap(&of_all, children) => {}
             }
-            // Whoever waits for something is told by its end.
+            // Dropping the senders wakes everything that waits.
             *of_all.table() = Table::default();
             of_all.spares.clear();
         });
@@ -157,18 +159,19 @@ impl Workloads {
         &self.0.workload.work_dir
     }
 
-    /// Whom programs run as.
+    /// The user that programs run as.
     pub fn user(&self) -> &str {
         &self.0.workload.user
     }
 
-    /// Starts a program and waits until it runs. The errno is that of the failing step: `NotFound` for no such program; a working
-    /// directory that can't be entered is told by [`is_bad_cwd`].
+    /// Starts a program and waits until it has been executed. The error is that of the failed step: `NotFound` if there
+    /// is no such program. [`is_bad_cwd`] recognizes a working directory that can't be entered.
     pub async fn spawn(&self, command: Command) -> io::Result<Process> {
         let process = self.launch(command).await?;
         match tokio::time::timeout(START_WITHIN, process.begun()).await {
             Ok(begun) => begun.map(|()| process),
-            // Others may stop it before it is a program, and then nobody would hear of it again.
+            // Another program may have stopped the process before it executed the program. It would then never report
+            // anything.
             Err(_) => {
                 process.kill_tree().await;
                 let message =
@@ -178,14 +181,15 @@ impl Workloads {
         }
     }
 
-    /// Starts a program without waiting for it to run: one that can't be run ends at once, and [`Process::start_failure`] says why.
-    /// If this is dropped before it is done, nothing was started.
+    /// Starts a program without waiting for its execution. If that fails, the process ends at once and
+    /// [`Process::start_failure`] returns the reason. If this future is dropped before it completes, nothing was
+    /// started.
     pub async fn launch(&self, command: Command) -> io::Result<Process> {
         let shared = &self.0;
         let seq = shared.next();
         let block = self.program(&command, seq)?.encode()?;
         let file = if block.len() > MAX_INLINE_BYTES { Some(memory_file(&block)?) } else { None };
-        // A long one is in the file, and the packet says how long it is.
+        // A long order is in the file, and the packet contains its length.
         let length = (block.len() as u64).to_ne_bytes();
         let packet = if file.is_some() { &length } else { block.as_slice() };
         for _ in 0..MAX_TRIES {
@@ -199,7 +203,7 @@ impl Workloads {
                 shared.keep_spares();
                 let Ends { stdin, stdout, stderr, pty, .. } = ends;
                 let process = Process { stdin, stdout, stderr, pty, seq, given, shared: shared.clone() };
-                // Or stop it.
+                // Programs that run as the same user may have stopped the standby process.
                 if is_stopped(process.given.pid) {
                     process.signal(libc::SIGCONT);
                 }
@@ -209,9 +213,9 @@ impl Workloads {
         Err(io::Error::other("every process that was to become it was ended; is something ending all programs?"))
     }
 
-    /// Forbids every program to make files larger, or allows it again.
+    /// Forbids all programs to enlarge files, or allows it again.
     pub async fn stop_writers(&self, stop: bool) -> io::Result<()> {
-        // First what new ones start with, then those there are.
+        // First the limit that new programs inherit, then the running ones.
         for link in [&self.0.starter, &self.0.init] {
             let seq = self.0.next();
             let obeyed = self.0.table().order(seq, None);
@@ -233,7 +237,7 @@ impl Workloads {
         if command.env.iter().any(|(name, _)| name.is_empty() || name.contains(&b'=')) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a variable's name can't be empty or hold `=`"));
         }
-        // Whoever starts a program has the last word, then what the sandbox was made with.
+        // Precedence: the variables of this command, then those of the sandbox, then the defaults.
         let made_with = w.env.0.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         let is_set = |name: &str| command.env.iter().any(|(other, _)| other == name.as_bytes());
         let defaults = defaults.into_iter().filter(|(name, _)| !w.env.0.contains_key(*name)).chain(made_with);
@@ -250,12 +254,12 @@ impl Workloads {
 }
 
 impl Process {
-    /// Resolves when the process has become the program, or with why it couldn't.
+    /// Resolves when the process has executed the program or has failed to.
     async fn begun(&self) -> io::Result<()> {
         let socket = cobox_kernel::register_fd(self.given.socket.try_clone()?, Interest::READABLE)?;
         let hear = |fd: &OwnedFd| {
             let mut said = [0; 5];
-            // Left there: who hears of its end looks for it too.
+            // Only peeks: the code that handles the end of the process reads it too.
             let (_, length) = recv(fd, &mut said, RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
             Ok((length > 0).then_some(said))
         };
@@ -273,7 +277,8 @@ impl Process {
         }
     }
 
-    /// Lets it go on if somebody has stopped it before it became the program: the signal may have been on its way when it was given its order.
+    /// Continues the process if it was stopped before it executed the program. The stop signal may have been pending
+    /// when the process received its order.
     pub fn nudge(&self) {
         let has_begun = recv(&*self.given.socket, &mut [0u8; 5], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok();
         if !has_begun {
@@ -281,23 +286,23 @@ impl Process {
         }
     }
 
-    /// The program's number in the sandbox; `None` if it never ran.
+    /// The program's pid in the sandbox; `None` if it was never executed.
     pub fn pid(&self) -> Option<i32> {
         self.start_failure().is_none().then_some(self.given.number)
     }
 
-    /// Resolves when the program itself has ended; may be called again.
+    /// Resolves when the program itself has ended. May be called repeatedly.
     pub async fn wait(&self) -> Exit {
         let mut end = self.given.end.clone();
         match end.wait_for(Option::is_some).await.map(|end| *end) {
             Ok(Some(End::Exited(exit))) => exit,
             Ok(Some(End::NotStarted { .. })) => NOT_STARTED,
-            // Init is gone, and the program with it.
+            // Init has exited, and the program with it.
             Ok(None) | Err(_) => KILLED,
         }
     }
 
-    /// Why the program, which has ended, never ran.
+    /// Why an ended program was never executed.
     pub fn start_failure(&self) -> Option<io::Error> {
         match *self.given.end.borrow() {
             Some(End::NotStarted { step, errno }) => Some(failure(step, errno)),
@@ -305,24 +310,25 @@ impl Process {
         }
     }
 
-    /// Sends a signal to the program's process group, while the program runs.
+    /// Signals the program's process group while the program runs.
     pub fn signal(&self, signal: i32) {
         let (seq, group) = (self.shared.next(), self.given.number);
         self.post(seq, |is_running| is_running.then_some(Order::Signal { seq, group, signal }));
     }
 
-    /// Sends a signal to the program and all it started.
+    /// Signals the program and all its descendants.
     pub fn signal_tree(&self, signal: i32) {
         let seq = self.shared.next();
         self.post(seq, |is_running| Some(Order::SignalTree { seq, program: self.root(is_running), signal }));
     }
 
-    /// Ends the program and all it started, daemons too, at once; also what it left behind when it ended by itself.
+    /// Ends the program and all its descendants, including daemons, at once. If the program has already ended, this
+    /// ends what it left behind.
     pub async fn kill_tree(&self) {
         let seq = self.shared.next();
         let (is_running, obeyed) = self.shared.table().expect(seq, (self.given.pid, self.seq));
         let order = Order::KillTree { seq, program: self.root(is_running) };
-        // Init gone means that the tree is, too.
+        // An error means that init has exited, and the process tree with it.
         let _ = self.shared.give_order(&self.shared.init, seq, order, obeyed).await;
     }
 
@@ -330,7 +336,7 @@ impl Process {
         Root { mark: self.seq, pid: is_running.then_some(self.given.number) }
     }
 
-    /// Gives an order that nobody waits for.
+    /// Sends an order without waiting for its completion.
     fn post(&self, seq: u64, order: impl FnOnce(bool) -> Option<Order>) {
         let (is_running, _) = self.shared.table().expect(seq, (self.given.pid, self.seq));
         match order(is_running) {
@@ -340,7 +346,7 @@ impl Process {
     }
 }
 
-/// What a shell answers for a program that can't be run.
+/// Exit code that a shell reports for a program that can't be executed.
 const NOT_STARTED: Exit = Exit { code: 126, signal: None };
 const KILLED: Exit = Exit { code: 128 + libc::SIGKILL, signal: Some(libc::SIGKILL) };
 
@@ -354,26 +360,26 @@ impl Shared {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // A panic while it is held leaves a table that is still whole: every change is one insert or remove.
+        // A panic while the lock is held leaves the table consistent: every change is one insert or remove.
         self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<Order>> {
-        // Each change is one push or pop.
+        // Each change is one push or pop, so a panic leaves the queue consistent.
         self.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Tells a waiting process what to become. `None` if it can't any more.
+    /// Sends a standby process its order. `None` if the process has ended.
     fn give(self: &Arc<Self>, spare: Spare, seq: u64, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<Given>> {
         let Spare { pid, number, socket, .. } = spare;
         let (tell, end) = watch::channel(None);
         let mut table = self.table();
         if let Err(e) = link::send_packet(&socket, packet, fds, SendFlags::DONTWAIT) {
-            // Where programs have the user it was made as, they can end it.
+            // Where programs run as the same user as standby processes, they can kill them.
             return if e.kind() == io::ErrorKind::BrokenPipe { Ok(None) } else { Err(e) };
         }
         let socket = Arc::new(socket);
-        // It lives, so its number is its own, and stays so while the table is held.
+        // The process is alive, so the pid is its own, and remains so while the table is locked.
         table.add(pid, Running { seq, socket: socket.clone(), tell, orders: 0 });
         drop(table);
         if self.is_watched {
@@ -382,7 +388,7 @@ impl Shared {
         Ok(Some(Given { pid, number, socket, end }))
     }
 
-    /// Gives an order and waits until it was obeyed.
+    /// Sends an order and waits for its completion.
     async fn give_order(&self, link: &AsyncFd<OwnedFd>, seq: u64, order: Order, obeyed: oneshot::Receiver<()>) -> io::Result<()> {
         let unsent = Unsent { shared: self, seq: Some(seq) };
         send(link, &order).await?;
@@ -390,7 +396,8 @@ impl Shared {
         obeyed.await.map_err(|_| init_gone())
     }
 
-    /// Gives init an order that nobody waits for, behind those given before it. Init gone means that what it is about is gone too.
+    /// Sends an order to init without waiting for its completion, after all earlier ones. Errors are ignored: if init
+    /// has exited, so have the programs.
     fn post(self: &Arc<Self>, seq: u64, order: Order) {
         let mut waiting = self.waiting();
         if waiting.is_empty() {
@@ -402,7 +409,7 @@ impl Shared {
             tokio::spawn(async move {
                 loop {
                     let Some(order) = shared.waiting().front().cloned() else { return };
-                    // As above.
+                    // An error means that init has exited.
                     let _ = send(&shared.init, &order).await;
                     shared.waiting().pop_front();
                 }
@@ -417,7 +424,7 @@ impl Shared {
     }
 }
 
-/// Takes an order back that was never given: nothing is held for it any more.
+/// Unregisters an order that was never sent, so that it no longer keeps a pid reserved.
 struct Unsent<'a> {
     shared: &'a Shared,
     seq: Option<u64>,
@@ -437,9 +444,10 @@ impl Drop for Unsent<'_> {
     }
 }
 
-/// Gives an order as soon as there is room for it.
+/// Sends an order as soon as the socket buffer has space.
 async fn send(link: &AsyncFd<OwnedFd>, order: &Order) -> io::Result<()> {
-    // The link is not watched for room, which would wake boxd each time an order is taken; it is full only while they are busy.
+    // Polls instead of waiting for writability, which would wake boxd each time an order is taken. The buffer is only
+    // full while the receiver is busy.
     loop {
         match link::send(link.get_ref(), order, &[]) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(LINK_FULL_PAUSE).await,
@@ -448,7 +456,7 @@ async fn send(link: &AsyncFd<OwnedFd>, order: &Order) -> io::Result<()> {
     }
 }
 
-/// Hears out whoever is at the other end until they are gone.
+/// Handles reports until the other end has exited.
 async fn listen(shared: &Shared, link: &AsyncFd<OwnedFd>) {
     while let Ok(Some(received)) = link.async_io(Interest::READABLE, |socket| link::receive::<Report>(socket)).await {
         match (received.message, received.fd) {
@@ -460,7 +468,7 @@ async fn listen(shared: &Shared, link: &AsyncFd<OwnedFd>) {
     }
 }
 
-/// Whether a spawn failed because its working directory can't be entered.
+/// Whether a start failed because the working directory can't be entered.
 pub fn is_bad_cwd(e: &io::Error) -> bool {
     e.get_ref().is_some_and(|inner| inner.is::<BadCwd>())
 }

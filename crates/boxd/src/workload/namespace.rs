@@ -1,4 +1,4 @@
-//! Makes the namespaces below boxd's in which the workloads live, with init as their first process, and starts the starter in them.
+//! Creates the namespaces in which the workloads run, with init as their first process, and starts the spawner in them.
 #![allow(unsafe_code, reason = "namespaces are made here")]
 
 use std::{
@@ -26,25 +26,26 @@ use super::{
     seccomp, starter,
 };
 
-/// Of /proc: settings of the machine or of the network, which nobody inside changes.
+/// Entries of /proc with settings of the machine or the network, which workloads must not change.
 const READ_ONLY: [&str; 5] = ["sys", "sysrq-trigger", "irq", "bus", "fs"];
-/// Of /proc: what tells about the host and helps no program.
+/// Entries of /proc that reveal information about the host and that no program needs.
 const MASKED: [&str; 6] = ["kcore", "keys", "key-users", "timer_list", "kallsyms", "vmallocinfo"];
 
-/// Of what a user has a number of on the whole machine, what one sandbox may use: enough for an editor and a build watcher.
+/// Per-sandbox values of limits that the kernel counts per user on the whole machine. Enough for an editor and a build
+/// watcher.
 const USER_SETTINGS: [(&str, &[u8]); 2] = [("max_inotify_instances", b"64"), ("max_inotify_watches", b"65536")];
 
-/// Of the sandbox's memory, the part that may be in shared segments, where no cgroup counts it: they stay when no process has them,
-/// so that nobody could be ended for them.
+/// Divisor of the sandbox's memory: the part that may be in shared memory segments where no cgroup counts them.
+/// Segments remain when no process uses them, so ending a process could not free them.
 const SHARED_PART: u64 = 4;
 
-/// Boxd's ends of the links to the two.
+/// boxd's ends of the links to init and the spawner.
 pub struct Links {
     pub init: OwnedFd,
     pub starter: OwnedFd,
 }
 
-/// Starts init and the starter. Must run before any thread is started.
+/// Starts init and the spawner. Must run before any thread is started.
 pub fn start(config: &BoxdConfig) -> anyhow::Result<Links> {
     let (init, namespaces) = start_init(config)?;
     let starter = start_starter(&namespaces, config)?;
@@ -55,7 +56,7 @@ fn link() -> anyhow::Result<(OwnedFd, OwnedFd)> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).context("making a link")
 }
 
-/// Gives the handle of init as well, which is one to the namespaces it is in.
+/// Also returns init's pidfd, which gives access to the namespaces that init is in.
 fn start_init(config: &BoxdConfig) -> anyhow::Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) = link()?;
     // SAFETY: boxd has one thread until the runtime starts, which is after this.
@@ -71,7 +72,7 @@ fn start_init(config: &BoxdConfig) -> anyhow::Result<(OwnedFd, OwnedFd)> {
             drop(theirs);
             expect(&ours, |r| matches!(r, Report::Unshared))?;
             write_id_maps(pid, config).context("mapping the workloads' ids")?;
-            // Any packet says "go on".
+            // Any packet means "continue".
             send(&ours, &Report::Ready, &[])?;
             expect(&ours, |r| matches!(r, Report::Ready))?;
             Ok((ours, pidfd))
@@ -98,14 +99,14 @@ fn start_starter(namespaces: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<Ow
     }
 }
 
-/// Boxd reports it; if even that fails the closed link tells.
+/// Boxd reports the error. If sending it fails too, boxd detects the closed link.
 fn fail(link: &OwnedFd, e: &anyhow::Error) -> ! {
     let what: String = format!("{e:#}").chars().filter(char::is_ascii).filter(|c| !c.is_control()).take(200).collect();
     let _ = send(link, &Report::Failed { what }, &[]);
     exit_now(1)
 }
 
-/// Into the namespaces init is in, this process itself still in boxd's pid namespace.
+/// Enters init's namespaces. This process itself remains in boxd's pid namespace.
 fn follow(namespaces: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<()> {
     let all = ThreadNameSpaceType::PROCESS_ID | ThreadNameSpaceType::MOUNT | ThreadNameSpaceType::CONTROL_GROUP | ThreadNameSpaceType::USER;
     move_into_thread_name_spaces(namespaces.as_fd(), all).context("entering the workloads' namespaces")?;
@@ -121,8 +122,8 @@ fn expect(link: &OwnedFd, wanted: impl Fn(&Report) -> bool) -> anyhow::Result<()
     }
 }
 
-/// Where the sandbox has a range, the workloads get all of it but boxd's own id, the last; where it has one id, that
-/// one under the workload's number.
+/// A sandbox with a range of ids maps all of them except boxd's own, which is the last. A sandbox with one id maps it
+/// to the workload's id.
 fn write_id_maps(pid: i32, config: &BoxdConfig) -> io::Result<()> {
     let w = &config.workload;
     let map = |id: u32| if w.uid_count > 1 { format!("0 0 {}", w.uid_count - 1) } else { format!("{id} 0 1") };
@@ -130,15 +131,16 @@ fn write_id_maps(pid: i32, config: &BoxdConfig) -> io::Result<()> {
     fs::write(format!("/proc/{pid}/uid_map"), map(w.uid))
 }
 
-/// In the child: its own /proc, then a user namespace that owns nothing, then no way back. Returns a mount of /proc for init alone.
+/// Runs in the child: mounts its own /proc, enters a user namespace that owns nothing, then drops all privileges.
+/// Returns a mount of /proc for init alone.
 fn enter(link: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
-    // A user namespace made now, after the mount and pid namespaces, has power over neither: full capabilities in it
-    // would still not unmount anything.
+    // The user namespace is created after the mount and pid namespaces and so has no power over them: even full
+    // capabilities in it would not allow unmounting anything.
     let (settings, proc) = replace_proc().context("mounting the workloads' /proc")?;
     if let Some(bytes) = config.limits.memory_bytes {
         let pages = bytes / SHARED_PART / rustix::param::page_size() as u64;
         let limit = openat(&settings, "kernel/shmall", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
-        // Some kernels let nobody but the machine's root set it, though each namespace has its own.
+        // Some kernels let only the machine's root set it, although each namespace has its own value.
         let _ = limit.map(|limit| rustix::io::write(&limit, pages.to_string().as_bytes()));
     }
     // SAFETY: this process has one thread and shares no memory or descriptors with another.
@@ -147,12 +149,12 @@ fn enter(link: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     if receive::<Report>(link)?.is_none() {
         bail!("boxd is gone");
     }
-    // Through the handle from before, because what programs see there is read-only by now.
+    // Uses the handle opened earlier, because the /proc that programs see is already read-only.
     let limit = openat(&settings, "user/max_user_namespaces", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
         .context("opening the limit of nested user namespaces")?;
     rustix::io::write(&limit, b"0").context("forbidding nested user namespaces")?;
     for (name, value) in USER_SETTINGS {
-        // Counted per user on the whole machine; a kernel without such a count has nothing to limit.
+        // Counted per user on the whole machine. A kernel without this count has nothing to limit.
         if let Ok(file) = openat(&settings, format!("user/{name}"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
             rustix::io::write(&file, value).with_context(|| format!("setting {name}"))?;
         }
@@ -162,9 +164,9 @@ fn enter(link: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     Ok(proc)
 }
 
-/// In a new user namespace: what every process below inherits.
+/// Drops privileges in the new user namespace. Every process below inherits the result.
 fn lose_powers(config: &BoxdConfig) -> anyhow::Result<()> {
-    // Coming into the user namespace let the kernel forget this.
+    // The kernel resets this when a process enters a user namespace.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
 
     if config.workload.uid_count > 1 {
@@ -176,11 +178,12 @@ fn lose_powers(config: &BoxdConfig) -> anyhow::Result<()> {
     seccomp::confine().map_err(|e| anyhow::anyhow!("confining system calls: {e}"))
 }
 
-/// Puts this pid namespace's /proc in the place of boxd's, machine settings read-only. Returns a handle to the settings
-/// through which they are still writable, and a second mount in which no process is hidden, which is in no directory.
+/// Replaces boxd's /proc with one of this pid namespace, with machine settings read-only. Returns a handle through
+/// which the settings are still writable, and a second mount, attached to no directory, in which no process is hidden.
 fn replace_proc() -> anyhow::Result<(OwnedFd, OwnedFd)> {
-    // Init is not for the workloads to look at, not even as a list of descriptors; a process they can't trace isn't shown.
-    // Made before the old one goes: the kernel lets a user namespace have a new /proc only where one is already visible.
+    // Workloads must not inspect init, not even the list of its descriptors; this mode hides processes that the caller
+    // can't trace. Both mounts are created before the old one is removed, because the kernel allows a new /proc in a
+    // user namespace only while one is visible.
     let proc = new_proc("invisible")?;
     let whole = new_proc("off")?;
     unmount("/proc", UnmountFlags::DETACH)?;
@@ -203,7 +206,7 @@ fn new_proc(hidepid: &str) -> anyhow::Result<OwnedFd> {
     Ok(fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, flags)?)
 }
 
-/// Mounts one path over another; one the kernel doesn't have needs no cover.
+/// Mounts one path over another. A path that the kernel doesn't have is skipped.
 fn cover(source: &str, target: &str, read_only: bool) -> anyhow::Result<()> {
     if !fs::exists(target)? {
         return Ok(());

@@ -1,11 +1,12 @@
-//! What init sees of the workloads' processes: through a mount of /proc that only init has, because the one they see hides from init
-//! too whom it may not trace: a program that is not yet one, and one that was run without being readable.
+//! Init's view of workload processes, through a mount of /proc that only init has. The mount that workloads see also
+//! hides from init the processes that it may not trace: a standby process that has not executed its program, and a
+//! program whose file is unreadable.
 
 use std::{fs::File, io::Read, os::fd::OwnedFd};
 
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
 
-/// Most of a file that is read: a status line or a summary, whose lengths the kernel bounds far below this.
+/// Maximum bytes read from a file. Status lines and summaries are far shorter, as bounded by the kernel.
 const MAX_READ_BYTES: u64 = 64 * 1024;
 
 pub struct Proc(OwnedFd);
@@ -15,7 +16,7 @@ impl Proc {
         Self(mount)
     }
 
-    /// Every process of the namespace.
+    /// Pids of all processes in the namespace.
     pub fn pids(&self) -> Vec<i32> {
         self.numbers(".")
     }
@@ -26,17 +27,17 @@ impl Proc {
         entries.filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok()).collect()
     }
 
-    /// A file's text; `None` for a process that is gone or doesn't let it be read.
+    /// A file's text; `None` if the process is gone or the file is unreadable.
     pub fn read(&self, path: &str) -> Option<String> {
         let file = openat(&self.0, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
         let mut text = Vec::with_capacity(512);
         File::from(file).take(MAX_READ_BYTES).read_to_end(&mut text).ok()?;
-        // A process may have given itself any name.
+        // A process may have set any bytes as its name.
         Some(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Tells of each file without a name that a process, named by one of its threads, holds open in memory: its number and its bytes.
-    /// Says how many descriptors it has.
+    /// Calls `tell` with the inode and size in bytes of each unnamed memory file that a process (given by one of its
+    /// threads) has open. Returns the number of the process's descriptors.
     pub fn memory_files(&self, thread: i32, mut tell: impl FnMut(u64, u64)) -> usize {
         let open = self.numbers(&format!("{thread}/fd"));
         for number in &open {

@@ -1,5 +1,5 @@
-//! Which programs run, and what is still to be done about them. A program that has ended is let go of, and its number with it, only when
-//! init has nothing more to do that names it.
+//! Tracks running programs and the pending orders about them. An ended program is reaped, which frees its pid, only
+//! when no pending order of init refers to that pid.
 
 use std::{collections::HashMap, os::fd::OwnedFd, sync::Arc};
 
@@ -12,7 +12,7 @@ use tokio::{
 
 use super::{Exit, Shared};
 
-/// What a waiting process that couldn't become its program ends with.
+/// Exit code of a standby process that could not execute its program.
 const NOT_STARTED: i32 = 126;
 
 #[derive(Clone, Copy, Debug)]
@@ -21,18 +21,18 @@ pub enum End {
     NotStarted { step: u8, errno: i32 },
 }
 
-/// One process that was told to become a program.
+/// A standby process that has received its order.
 pub struct Running {
-    /// Of the program.
+    /// Sequence number of the program.
     pub seq: u64,
-    /// It closes when the program begins; what is in it is why it couldn't.
+    /// Closes when the program is executed. If that fails, it contains the reason.
     pub socket: Arc<OwnedFd>,
     pub tell: watch::Sender<Option<End>>,
-    /// Orders about it that were not obeyed yet.
+    /// Number of pending orders that refer to this program.
     pub orders: usize,
 }
 
-/// Programs by their numbers here, and orders by theirs.
+/// Running programs by boxd's pid for them, and pending orders by sequence number.
 #[derive(Default)]
 pub struct Table {
     running: HashMap<i32, Running>,
@@ -40,7 +40,7 @@ pub struct Table {
 }
 
 struct Ordered {
-    /// The program that it names by a number.
+    /// The program that the order refers to by pid.
     pid: Option<i32>,
     tell: oneshot::Sender<()>,
 }
@@ -50,7 +50,8 @@ impl Table {
         self.running.insert(pid, running);
     }
 
-    /// An order is about to be given. Says whether the program may be named by its number, which then stays its own until the order is obeyed.
+    /// Registers an order that is about to be sent. Returns whether the order may refer to the program by its pid,
+    /// which then stays reserved until the order has been carried out.
     pub fn expect(&mut self, order: u64, (pid, seq): (i32, u64)) -> (bool, oneshot::Receiver<()>) {
         let running = self.running.get_mut(&pid).filter(|running| running.seq == seq);
         let pid = running.map(|running| {
@@ -60,14 +61,14 @@ impl Table {
         (pid.is_some(), self.order(order, pid))
     }
 
-    /// The same for one that names nobody.
+    /// Registers an order that may refer to no program.
     pub fn order(&mut self, order: u64, pid: Option<i32>) -> oneshot::Receiver<()> {
         let (tell, obeyed) = oneshot::channel();
         self.ordered.insert(order, Ordered { pid, tell });
         obeyed
     }
 
-    /// An order was obeyed, or will never be.
+    /// An order was carried out, or never will be.
     pub fn obeyed(&mut self, order: u64) {
         let Some(Ordered { pid, tell }) = self.ordered.remove(&order) else { return };
         if let Some(pid) = pid
@@ -79,11 +80,11 @@ impl Table {
                 self.let_go(child);
             }
         }
-        // After that: who has had a program ended finds it ended. Nobody waits for a signal.
+        // Last, so that a caller that waited for a program to be ended finds it ended. Signals have no waiting caller.
         let _ = tell.send(());
     }
 
-    /// A child has ended: a program, one that waited to become one, or one that a program gave us.
+    /// Handles the end of a child: a program, a standby process, or an orphan of a program that became boxd's child.
     fn tell(&self, child: EndedChild) {
         let Some(running) = self.running.get(&child.pid) else { return };
         running.tell.send_if_modified(|end| {
@@ -95,7 +96,7 @@ impl Table {
         });
     }
 
-    /// Lets go of a child, whose end was told, unless its number is still needed. Says whether it could.
+    /// Reaps a child whose end has been reported, unless its pid is still needed. Returns whether it was reaped.
     fn let_go(&mut self, child: EndedChild) -> bool {
         if self.running.get(&child.pid).is_some_and(|running| running.orders > 0) {
             return false;
@@ -105,7 +106,8 @@ impl Table {
         true
     }
 
-    /// Programs that have ended, whoever else may be in the way of hearing so.
+    /// Reports all programs that have ended. Needed when an unreaped child hides the others from the kernel's "next
+    /// ended child".
     fn tell_of_all(&self) {
         for child in self.running.keys().filter_map(|pid| ended_child(Some(*pid))) {
             self.tell(child);
@@ -114,7 +116,7 @@ impl Table {
 }
 
 impl Running {
-    /// What it has said is left there: whoever has started it may look for it too.
+    /// Only peeks at the failed step: `Process::begun` may read it too.
     fn end(&self, EndedChild { code, signal, .. }: EndedChild) -> End {
         let mut said = [0; 5];
         if code == NOT_STARTED
@@ -128,15 +130,16 @@ impl Running {
     }
 }
 
-/// Hears of every child that ends.
+/// Handles every child that ends.
 pub async fn reap(shared: &Shared, children: AsyncFd<OwnedFd>) {
     let mut drained = [0u8; 128];
-    // Fails only where there is nothing to be read, which isn't asked for then.
+    // A read fails only if there is nothing to read, and then it isn't attempted.
     while children.async_io(Interest::READABLE, |fd| Ok(rustix::io::read(fd, &mut drained)?)).await.is_ok() {
         while let Some(child) = ended_child(None) {
             shared.table().tell(child);
             shared.spares.ended(child.pid);
-            // Whoever waits for it comes first. A program can make its own children boxd's, as many as it likes.
+            // Tasks that wait for this program run first. A program can make any number of its own children orphans and
+            // thus children of boxd.
             tokio::task::yield_now().await;
             let mut table = shared.table();
             if !table.let_go(child) {
@@ -159,7 +162,7 @@ mod tests {
 
     use super::*;
 
-    /// A child that ends when its input does, as a running program.
+    /// A child, registered as a running program, that ends when its input is closed.
     fn start(table: &mut Table, seq: u64) -> (Child, OwnedFd, watch::Receiver<Option<End>>) {
         let child = Command::new("sh").args(["-c", "read line; exit 126"]).stdin(Stdio::piped()).spawn().unwrap();
         let (socket, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();

@@ -1,6 +1,6 @@
-//! The system calls a workload may make: every one known when this was written, less those named here, which have been
-//! ways out, into the kernel, or to what the whole machine shares. What is new, and what another ABI numbers differently,
-//! is refused by its number.
+//! The seccomp filters of workloads. They allow every system call known when this was written, except those listed
+//! here, which have been ways to escape, to attack the kernel, or to affect what the whole machine shares. Newer calls,
+//! and calls that another ABI numbers differently, are rejected by number.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use seccompiler::{
     sock_filter,
 };
 
-/// Highest number known when this was written (`mseal`); later calls answer ENOSYS until somebody has looked at them.
+/// Highest call number known when this was written (`mseal`). Later calls return ENOSYS until they have been reviewed.
 const LAST_KNOWN: i64 = 462;
 
-/// Refused with EPERM: programs treat that as "not allowed here".
+/// Rejected with EPERM, which programs treat as "not allowed here".
 const DENIED: &[i64] = &[
-    // Mounts and namespaces. `clone` is judged by its flags below; `clone3` hides them in memory.
+    // Mounts and namespaces. `clone` is filtered by its flags below; `clone3` is not, because its flags are in memory.
     libc::SYS_mount,
     libc::SYS_umount2,
     libc::SYS_pivot_root,
@@ -29,9 +29,9 @@ const DENIED: &[i64] = &[
     libc::SYS_mount_setattr,
     libc::SYS_setns,
     libc::SYS_unshare,
-    // Files by handle, past every directory's permissions.
+    // Opens files by handle, which bypasses the permissions of directories.
     libc::SYS_open_by_handle_at,
-    // Large kernel surfaces that workloads do without.
+    // Large kernel attack surfaces that workloads don't need.
     libc::SYS_bpf,
     libc::SYS_perf_event_open,
     libc::SYS_userfaultfd,
@@ -40,13 +40,13 @@ const DENIED: &[i64] = &[
     libc::SYS_io_uring_register,
     libc::SYS_fanotify_init,
     libc::SYS_fanotify_mark,
-    // Its requests are counted for the whole machine.
+    // Its requests count against a limit of the whole machine.
     libc::SYS_io_setup,
     // Keyrings are not namespaced.
     libc::SYS_add_key,
     libc::SYS_request_key,
     libc::SYS_keyctl,
-    // The machine itself.
+    // Control of the machine itself.
     libc::SYS_kexec_load,
     libc::SYS_kexec_file_load,
     libc::SYS_init_module,
@@ -95,19 +95,19 @@ const NAMESPACE_FLAGS: [libc::c_int; 8] = [
     0x80, // CLONE_NEWTIME
 ];
 
-/// Families a workload may open sockets of. Not among them: vsock, which no network namespace holds back and which
-/// reaches the machine's hypervisor; packet, alg, tipc and the rest, which nobody here needs.
+/// Socket families that a workload may use. Excluded are vsock, which no network namespace confines and which reaches
+/// the machine's hypervisor, and packet, alg, tipc and others that workloads don't need.
 const SOCKET_FAMILIES: [libc::c_int; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
-/// Confines this process and all it will ever start.
+/// Confines this process and all its descendants.
 pub fn confine() -> Result<(), String> {
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(|e| format!("no filter for this architecture: {e}"))?;
-    // `clone3` and unknown calls answer ENOSYS, on which C libraries fall back to what they did before it.
+    // `clone3` and unknown calls return ENOSYS, upon which C libraries fall back to older calls.
     install(&allow_filter())?;
     install(&deny_filter(arch).map_err(|e| e.to_string())?)
 }
 
-/// Forbids changing the limits that are ours to set, to this process and all it will ever start; who has the word goes past it.
+/// Forbids this process and all its descendants to change the limits that boxd sets. A caller with the secret may.
 pub fn confine_limits(word: LimitSecret) -> Result<(), String> {
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(|e| format!("no filter for this architecture: {e}"))?;
     install(&limits_filter(arch, word).map_err(|e| e.to_string())?)
@@ -117,8 +117,8 @@ fn install(filter: &BpfProgram) -> Result<(), String> {
     apply_filter(filter).map_err(|e| e.to_string())
 }
 
-/// Known numbers pass, all others are ENOSYS. By hand: a list of every number would be 300 times as long, and the kernel
-/// would walk it for each call.
+/// Allows known numbers and returns ENOSYS for all others. Written by hand, because a list of every number would be 300
+/// times as long, and the kernel would walk it for each call.
 fn allow_filter() -> BpfProgram {
     // Offsets in struct seccomp_data.
     const NUMBER: u32 = 0;
@@ -139,13 +139,13 @@ fn allow_filter() -> BpfProgram {
     ]
 }
 
-/// AUDIT_ARCH_* of this machine: the machine's ELF number with the marks for 64 bits and little endian.
+/// AUDIT_ARCH_* of this machine: its ELF machine number with the flags for 64 bits and little endian.
 #[cfg(target_arch = "x86_64")]
 const AUDIT_ARCH: u32 = 0xC000_0000 | libc::EM_X86_64 as u32;
 #[cfg(target_arch = "aarch64")]
 const AUDIT_ARCH: u32 = 0xC000_0000 | libc::EM_AARCH64 as u32;
 
-/// Named dangers are EPERM. The kernel runs both filters and obeys the stricter answer.
+/// Rejects the listed calls with EPERM. The kernel runs both filters and applies the stricter result.
 fn deny_filter(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = DENIED.iter().map(|n| (*n, Vec::new())).collect();
     let clone_rules = NAMESPACE_FLAGS
@@ -160,7 +160,8 @@ fn deny_filter(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError
         .iter()
         .map(|f| SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, *f as u64))
         .collect::<Result<Vec<_>, _>>()?;
-    // Of netlink only routes, for programs that list interfaces: others queue messages in memory nobody is charged for.
+    // Of netlink only routing, for programs that list interfaces. Other protocols queue messages in memory that is
+    // charged to no process.
     let other_netlink = vec![
         SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, libc::AF_NETLINK as u64)?,
         SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, libc::NETLINK_ROUTE as u64)?,
@@ -168,7 +169,7 @@ fn deny_filter(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError
     for call in [libc::SYS_socket, libc::SYS_socketpair] {
         rules.insert(call, vec![SeccompRule::new(other_families.clone())?, SeccompRule::new(other_netlink.clone())?]);
     }
-    // Typing into another's terminal, and through the console's selection.
+    // Requests that inject input into another terminal, directly or through the console's selection.
     let ioctls = [libc::TIOCSTI, 0x541C /* TIOCLINUX */]
         .iter()
         .map(|request| SeccompRule::new(vec![SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, *request)?]))
@@ -177,14 +178,14 @@ fn deny_filter(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32), arch)?.try_into()
 }
 
-/// The limit on file sizes is how writers are stopped, the one on locks is the mark of what a program started (see limits.rs), and
-/// init's own limits are not for programs. Installed once in init and once in the starter: every program inherits it from there without
-/// a system call of its own.
+/// Protects three limits: the file size limit, with which writers are stopped; the file lock limit, which holds the
+/// mark of a process tree (see limits.rs); and init's own limits. Installed once in init and once in the spawner, from
+/// which every program inherits it without a system call of its own.
 fn limits_filter(arch: TargetArch, word: LimitSecret) -> Result<BpfProgram, seccompiler::BackendError> {
     let sets = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?;
     let is_resource = |arg, resource: u32| SeccompCondition::new(arg, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, resource.into());
     let of_init = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 1)?;
-    // The call has four arguments; the word is in the registers of a fifth and a sixth.
+    // The call has four arguments. The secret is in the registers of a fifth and a sixth.
     let wrong = |arg: u8, part: u64| SeccompCondition::new(arg, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, part);
     let mut prlimit = Vec::new();
     for target in [is_resource(1, libc::RLIMIT_FSIZE)?, is_resource(1, libc::RLIMIT_LOCKS)?, of_init] {

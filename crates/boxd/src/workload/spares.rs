@@ -1,4 +1,4 @@
-//! Processes that wait to become programs. Some are kept ready, so that most programs begin without one having to be made.
+//! The pool of standby processes. Some are kept ready, so that most programs start without creating a process first.
 
 use std::{
     collections::VecDeque,
@@ -15,19 +15,19 @@ use super::{
     stdio::{Ends, Stdio},
 };
 
-/// Processes that wait: one for the next program, and another for the one that comes before the next was made. Each takes some 40 KiB of
-/// the kernel's memory.
+/// Standby processes to keep ready: one for the next program, and one for a program that starts before the first is
+/// replaced. Each takes about 40 KiB of kernel memory.
 const KEPT: usize = 2;
-/// More than are kept may come when those who asked for them have left. Beyond this the oldest end.
+/// More than `KEPT` can become ready if their requesters have gone. Beyond this number the oldest are ended.
 const MAX_READY: usize = 4;
 
-/// A process that waits at the other end of its socket. It ends when this is dropped.
+/// A standby process, reached through its socket. Dropping this ends it.
 pub struct Spare {
-    /// Its number here, and in the sandbox.
+    /// The pid for boxd, and the pid in the sandbox.
     pub pid: i32,
     pub number: i32,
     pub socket: OwnedFd,
-    /// What most programs want, opened while there was time.
+    /// Standard I/O as most programs need it, opened in advance.
     pub ends: Option<Ends>,
 }
 
@@ -36,15 +36,15 @@ pub struct Spares(Mutex<Supply>);
 
 #[derive(Default)]
 struct Supply {
-    /// The newest first.
+    /// Newest first.
     ready: VecDeque<Spare>,
     waiting: VecDeque<oneshot::Sender<io::Result<Spare>>>,
-    /// Asked for, and neither made nor known not to be.
+    /// Number requested from the spawner without an answer yet.
     coming: usize,
 }
 
 impl Supply {
-    /// How many are to be asked for, if so many are to be left.
+    /// How many to request so that `kept` remain after all waiting requests are served.
     fn missing(&self, kept: usize) -> usize {
         (self.waiting.len() + kept).saturating_sub(self.ready.len() + self.coming)
     }
@@ -52,48 +52,49 @@ impl Supply {
 
 impl Spares {
     fn supply(&self) -> MutexGuard<'_, Supply> {
-        // Each change is one push or pop.
+        // Each change is one push or pop, so a panic leaves the state consistent.
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// One was made: for who has waited the longest, else for the next.
+    /// Adds a new standby process: for the longest-waiting request, or else for the next.
     fn made(&self, mut spare: Spare) {
         let mut supply = self.supply();
         supply.coming = supply.coming.saturating_sub(1);
         supply.waiting.retain(|who| !who.is_closed());
         if let Some(first) = supply.waiting.pop_front() {
-            // Left just now: it ends.
+            // If the receiver has just gone, the dropped process ends.
             return drop(first.send(Ok(spare)));
         }
-        // Whoever takes it finds out what is wrong.
+        // On failure the requester opens these itself and sees the error.
         spare.ends = Ends::open(Stdio::Pipes { stdin: false }).ok();
         supply.ready.push_front(spare);
         supply.ready.truncate(MAX_READY);
     }
 
-    /// One could not be made: everybody who waits is told why.
+    /// Reports to all waiting requests why a standby process could not be created.
     pub fn not_made(&self, errno: i32) {
         let mut supply = self.supply();
         supply.coming = supply.coming.saturating_sub(1);
         for who in supply.waiting.drain(..) {
-            // Has left.
+            // An error means that the requester has gone.
             let _ = who.send(Err(io::Error::from_raw_os_error(errno)));
         }
     }
 
-    /// A child has ended, which may be one that was ready: where programs have the user it was made as, they can end it.
+    /// Removes an ended child if it was a ready one: where programs run as the same user as standby processes, they can
+    /// end them.
     pub fn ended(&self, pid: i32) {
         self.supply().ready.retain(|spare| spare.pid != pid);
     }
 
-    /// Nobody makes any more.
+    /// Fails all waiting requests, because the spawner has exited.
     pub fn clear(&self) {
         *self.supply() = Supply::default();
     }
 }
 
 impl Shared {
-    /// One that is ready, or the next that is made.
+    /// A ready standby process, or the next one that is created.
     pub async fn spare(&self) -> io::Result<Spare> {
         let made = {
             let mut supply = self.spares.supply();
@@ -110,11 +111,13 @@ impl Shared {
 
     pub fn spare_was_made(&self, spare: Spare) {
         self.spares.made(spare);
-        // For who waits and could not be asked for before. What could not be made to be kept waits for another reason.
+        // Requests more for those waiting whose request could not be sent before. Replenishing the pool is left to
+        // `keep_spares`.
         self.ask_for_spares(0);
     }
 
-    /// Asks for as many as should be ready. None is where programs' memory is watched, as theirs would be all the time.
+    /// Requests as many as should be ready. None are kept ready where init checks the programs' memory, because they
+    /// would keep it checking permanently.
     pub fn keep_spares(&self) {
         self.ask_for_spares(if self.is_watched { 0 } else { KEPT });
     }
@@ -122,7 +125,8 @@ impl Shared {
     fn ask_for_spares(&self, kept: usize) {
         let mut supply = self.spares.supply();
         for _ in 0..supply.missing(kept) {
-            // No room: with the next that is made, those who wait are asked for again. Nobody there: everything ends.
+            // If the socket buffer is full, the next new process triggers another request for those that wait. If the
+            // spawner has exited, everything ends.
             if link::send(self.starter.get_ref(), &Order::Spare, &[]).is_err() {
                 return;
             }
@@ -137,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// One that was made: the waiting process's end.
+    /// Adds a standby process and returns its end of the socket.
     fn make(spares: &Spares) -> OwnedFd {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         spares.made(Spare { pid: 1, number: 1, socket: ours, ends: None });

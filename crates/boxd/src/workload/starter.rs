@@ -1,8 +1,8 @@
-//! Makes the processes that become programs: in the workloads' namespaces, as boxd's own children, so that boxd hears of their end from
-//! the kernel. Each waits for its order, which boxd gives to it directly.
+//! The spawner: creates standby processes in the workload namespaces. They are boxd's own children, so the kernel
+//! reports their end to boxd. Each waits for its order, which boxd sends to it directly.
 //!
-//! It is forked from boxd and never runs a program itself, so its memory stays out of the workloads' reach; it is in boxd's pid
-//! namespace, so they can't name it either.
+//! The spawner is forked from boxd and never executes a program itself, so workloads can't access its memory. It is in
+//! boxd's pid namespace, so they can't refer to it either.
 #![allow(unsafe_code, reason = "it makes processes, and takes over an inherited descriptor by its number")]
 
 use std::{
@@ -24,12 +24,14 @@ use super::{
     link::{Order, Report, receive, send},
 };
 
-/// For a new process to say its number: a moment, on a machine with far more to do than it can too.
+/// Maximum time for a new process to report its pid. It takes microseconds, and this is enough on an overloaded machine
+/// too.
 const HEARD_WITHIN: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
-/// Pads kept for the next programs: as many as start in one moment. Each is some pages of which a few were ever touched.
+/// Number of free `ChildMemory` blocks to keep: as many programs as start in one burst. Each is a few pages, of which
+/// only some were ever touched.
 const FREE_PADS: usize = 8;
 
-/// Takes orders until boxd is gone.
+/// Handles orders until boxd has exited.
 pub fn run(link: OwnedFd, config: &BoxdConfig) -> ! {
     let outcome = serve(link, config);
     exit_now(i32::from(outcome.is_err()))
@@ -38,17 +40,17 @@ pub fn run(link: OwnedFd, config: &BoxdConfig) -> ! {
 struct Starter {
     link: OwnedFd,
     dress: Credentials,
-    /// Of processes on their way, and to be used again.
+    /// Memory of processes that have not executed their program yet, and free memory for new ones.
     #[allow(clippy::vec_box, reason = "one in use must not move, and it is not unpacked between two uses")]
     pads: Vec<Box<ChildMemory>>,
 }
 
 fn serve(link: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
-    // SAFETY: nothing of boxd runs in this process any more; only this one is used from here on.
+    // SAFETY: no code of boxd runs in this process any more, and only this descriptor is used from here on.
     unsafe { keep_only(vec![link]) }?;
-    // SAFETY: keep_only has just put it there.
+    // SAFETY: keep_only has moved the descriptor to this number.
     let link = unsafe { adopt(0)? };
-    // Numbers of standard I/O, which must not be what some later open happens to get.
+    // Occupies the other two numbers of standard I/O, so that no later `open` gets them.
     let _null = [File::open("/dev/null")?, File::open("/dev/null")?];
     reset_signals();
     let limits = Limits::confine()?;
@@ -67,7 +69,8 @@ fn serve(link: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
         match order.message {
             Order::Spare => starter.add()?,
             Order::StopWriters { seq, stop } => {
-                // What new processes start with. Where whoever started us may only write so much, that is what holds.
+                // The limit that new processes inherit. If boxd was started with a lower file size limit, that one
+                // remains in force.
                 let _ = limits.stop_writer(0, stop);
                 send(&starter.link, &Report::Obeyed { seq }, &[])?;
             }
@@ -77,7 +80,7 @@ fn serve(link: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
 }
 
 impl Starter {
-    /// Makes one more, and tells of it, or why it couldn't be made.
+    /// Creates a standby process and reports it, or reports the error.
     fn add(&mut self) -> io::Result<()> {
         match self.make() {
             Ok((pid, number, socket)) => send(&self.link, &Report::Spare { pid, number }, &[socket.as_fd()]),
@@ -85,23 +88,23 @@ impl Starter {
         }
     }
 
-    /// Its number here, its number in the sandbox, and our end of its socket.
+    /// Returns the pid for boxd, the pid in the sandbox, and boxd's end of the socket.
     fn make(&mut self) -> io::Result<(i32, i32, OwnedFd)> {
         let (ours, low) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let theirs = rustix::io::fcntl_dupfd_cloexec(&low, FIRST_SOCKET)?;
         drop(low);
         let mut pad = self.free_pad()?;
-        // SAFETY: the starter has one thread, all it opens is closed by exec, its signals are settled. The pad is kept, and used again
-        // only when it is free.
+        // SAFETY: the spawner has one thread, all its descriptors are close-on-exec, and its signal actions are set.
+        // The memory is kept, and reused only when it is free.
         let made = unsafe { pad.spawn(theirs.as_fd()) };
         self.pads.push(pad);
         let (pid, handle) = made?;
-        // Its end is its own now: where nobody has it, there is nobody to hear.
+        // Only the new process must hold this end, so that its death closes the connection.
         drop(theirs);
         match heard(&ours) {
             Ok(number) => Ok((pid, number, ours)),
             Err(e) => {
-                // Somebody has stopped it, or was faster than this.
+                // Another process has stopped the new one, or has killed it before it reported.
                 let _ = pidfd_send_signal(&handle, Signal::KILL);
                 Err(e)
             }
@@ -121,7 +124,7 @@ impl Starter {
     }
 }
 
-/// The number that a new process has in the sandbox.
+/// The pid that a new process has in the sandbox.
 fn heard(socket: &OwnedFd) -> io::Result<i32> {
     if poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&HEARD_WITHIN))? == 0 {
         return Err(io::ErrorKind::TimedOut.into());
@@ -129,7 +132,7 @@ fn heard(socket: &OwnedFd) -> io::Result<i32> {
     let mut said = [0; 8];
     match recv(socket, &mut said, RecvFlags::empty())? {
         (_, 4) => Ok(i32::from_le_bytes([said[0], said[1], said[2], said[3]])),
-        // Ended by somebody before it said a word.
+        // Another process has killed it before it reported.
         _ => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }

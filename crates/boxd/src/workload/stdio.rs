@@ -1,4 +1,4 @@
-//! A program's standard I/O: pipes or a terminal.
+//! Standard I/O of a program: pipes or a terminal.
 
 use std::{
     io,
@@ -14,7 +14,7 @@ use rustix::{
 
 #[derive(Clone, Copy, Debug)]
 pub enum Stdio {
-    /// Three pipes. `stdin: false` gives it /dev/null.
+    /// Three pipes. With `stdin: false`, standard input is /dev/null.
     Pipes {
         stdin: bool,
     },
@@ -24,7 +24,7 @@ pub enum Stdio {
     },
 }
 
-/// Both sides of a program's standard I/O.
+/// Both ends of a program's standard I/O.
 pub struct Ends {
     theirs: Theirs,
     pub stdin: Option<OwnedFd>,
@@ -34,13 +34,14 @@ pub struct Ends {
 }
 
 enum Theirs {
-    /// Standard input may be /dev/null.
+    /// Standard input is /dev/null if there is no pipe for it.
     Pipes(Option<OwnedFd>, OwnedFd, OwnedFd),
     Terminal(OwnedFd),
 }
 
 impl Ends {
-    /// The program's side. It must be closed here when the program has it, so that end-of-file on ours means the program closed it.
+    /// The program's end. boxd must close it after passing it on, so that end-of-file on boxd's end means that the
+    /// program has closed it.
     pub fn theirs<'a>(&'a self, null: BorrowedFd<'a>) -> [BorrowedFd<'a>; 3] {
         match &self.theirs {
             Theirs::Pipes(input, out, err) => [input.as_ref().map_or(null, AsFd::as_fd), out.as_fd(), err.as_fd()],

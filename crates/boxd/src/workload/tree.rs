@@ -1,4 +1,4 @@
-//! Finding and ending all that a program started, whatever it did to get away: daemons have left its session and its parents, but not its mark.
+//! Finds and ends all descendants of a program. Daemons leave its session and their parents, but keep its mark.
 
 use std::{
     collections::BTreeSet,
@@ -13,42 +13,42 @@ use rustix::{
 
 use super::proc::Proc;
 
-/// How long nothing may change before what is left is given up on. What was sent SIGKILL goes in microseconds, save what hangs in
-/// the kernel on a broken disk; that must not hold up init for ever.
+/// Gives up on the remaining processes after this time without change. A process dies within microseconds of SIGKILL,
+/// unless it hangs in the kernel, for example on a broken disk, which must not block init forever.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
-/// How long it may take in all: hundreds of processes that start each other leave init little of a busy core.
+/// Maximum total time. Hundreds of processes that start each other leave init little time of a busy core.
 const KILL_WITHIN: Duration = Duration::from_secs(30);
-/// Between two looks at whether the killed are gone: about what a small process takes to end.
+/// Interval between checks whether killed processes are gone: about as long as a small process takes to end.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
 
-/// What to look for.
+/// The process tree to search for.
 pub struct Root {
-    /// The mark everything started by it carries, where there are marks.
+    /// The mark that the tree carries, where marks are available.
     pub mark: Option<u64>,
-    /// The program itself, while it has not been waited for.
+    /// Pid of the program itself, until it is reaped.
     pub pid: Option<i32>,
 }
 
 pub struct Member {
     pub pid: i32,
-    /// One of its threads that has not ended, which is how its memory is found: its first may have.
+    /// One of its live threads, through which its memory is read. The first thread may have ended.
     pub thread: i32,
     parent: i32,
     session: i32,
-    /// Since boot, in the kernel's ticks: with it a number names one process.
+    /// Start time in kernel ticks since boot. With it a pid identifies one process.
     started: u64,
 }
 
-/// Every process but init that has not ended.
+/// All live processes except init.
 pub fn processes(proc: &Proc) -> Vec<Member> {
     proc.pids().into_iter().filter(|pid| *pid != 1).filter_map(|pid| Member::look(proc, pid)).collect()
 }
 
 impl Member {
-    /// `None` for one that has ended.
+    /// `None` for an ended process.
     fn look(proc: &Proc, pid: i32) -> Option<Self> {
         let stat = proc.read(&format!("{pid}/stat"))?;
-        // The name in parentheses may hold anything, so count from the last one.
+        // The name in parentheses may contain any character, so parsing starts after the last parenthesis.
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
         let has_first_thread = is_alive(fields.next()?);
         let parent = fields.next()?.parse().ok()?;
@@ -57,7 +57,7 @@ impl Member {
         let started = fields.nth(1)?.parse().ok()?;
         let thread = match has_first_thread {
             true => pid,
-            // What goes on without its first thread looks like one that has ended, but for its others.
+            // A process whose first thread has ended looks like an ended one, except that it has other threads.
             false if threads > 1 => other_thread(proc, pid).unwrap_or(pid),
             false => return None,
         };
@@ -69,7 +69,7 @@ fn is_alive(state: &str) -> bool {
     !matches!(state, "Z" | "X")
 }
 
-/// None is found where they end and begin while they are looked at.
+/// May return `None` if threads end and start during the search.
 fn other_thread(proc: &Proc, pid: i32) -> Option<i32> {
     proc.numbers(&format!("{pid}/task")).into_iter().find(|thread| {
         let stat = proc.read(&format!("{pid}/task/{thread}/stat")).unwrap_or_default();
@@ -78,7 +78,8 @@ fn other_thread(proc: &Proc, pid: i32) -> Option<i32> {
 }
 
 impl Root {
-    /// By the mark; and by descent and session, where there are no marks. Each with when it was started.
+    /// Pids and start times of the tree's processes, found by the mark, and by descent and session where marks are not
+    /// available.
     fn members(&self, proc: &Proc) -> BTreeSet<(i32, u64)> {
         let all = processes(proc);
         let is_ours = |p: &Member| {
@@ -94,24 +95,25 @@ impl Root {
         }
     }
 
-    /// By a handle, and looked at once more when it is open: between the look and the signal a number may become somebody else's.
+    /// Signals through a pidfd, and checks the process again after opening it, because the pid may have been reused
+    /// since the search.
     fn send(proc: &Proc, (pid, started): (i32, u64), signal: Signal) {
         let Some(handle) = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else { return };
         if Member::look(proc, pid).is_some_and(|now| now.started == started) {
-            // Gone in the meantime is what was wanted.
+            // An error means that the process has already ended.
             let _ = pidfd_send_signal(&handle, signal);
         }
     }
 }
 
-/// Signals a program and all it started.
+/// Signals a program and all its descendants.
 pub fn signal(proc: &Proc, root: &Root, signal: Signal) {
     for member in root.members(proc) {
         Root::send(proc, member, signal);
     }
 }
 
-/// Ends a program and all it started, and returns when they have ended.
+/// Ends a program and all its descendants, and returns when they have ended.
 pub fn kill(proc: &Proc, root: &Root) {
     let begun = Instant::now();
     let mut changed = begun;
@@ -124,7 +126,8 @@ pub fn kill(proc: &Proc, root: &Root) {
         if living != stopped {
             changed = Instant::now();
         }
-        // Stopped first, until a look finds nobody new: a stopped process starts none, so then these are all.
+        // Stops all processes until a search finds no new one. A stopped process starts no others, so the search is
+        // then complete.
         let new: Vec<_> = living.difference(&stopped).copied().collect();
         for member in &new {
             Root::send(proc, *member, Signal::STOP);
@@ -133,11 +136,11 @@ pub fn kill(proc: &Proc, root: &Root) {
             for member in &living {
                 Root::send(proc, *member, Signal::KILL);
             }
-            // Woken by no signal: init has them all blocked.
+            // No signal interrupts this sleep: init has all of them blocked.
             let (NanosleepRelativeResult::Ok | _) = nanosleep(&LOOK_AGAIN);
         }
         stopped = living;
     }
-    // Whatever is left gets what can still be done.
+    // Last attempt for the processes that remain.
     signal(proc, root, Signal::KILL);
 }

@@ -1,6 +1,7 @@
-//! `openapi/boxd.json`: made from the types that go over the wire and one table of routes, and compared with what boxd really serves.
+//! Generates `openapi/boxd.json` from the protocol's types and a table of routes, and compares it with the routes that
+//! boxd serves.
 //!
-//! `make openapi` writes it.
+//! `make openapi` writes the file.
 
 mod routes;
 #[path = "../support/mod.rs"]
@@ -60,7 +61,7 @@ fn every_reference_leads_somewhere_and_every_name_is_used_once() {
     assert_valid(&document());
 }
 
-/// The methods of each path, as the router has them: a path is asked for with a method nobody has, and answers with those it takes.
+/// The methods of each path according to the router: a request with an unknown method returns the allowed ones.
 async fn served(boxd: &TestBoxd) -> BTreeMap<&'static str, BTreeSet<String>> {
     let mut served = BTreeMap::new();
     for path in boxd::server::client_paths() {
@@ -72,14 +73,14 @@ async fn served(boxd: &TestBoxd) -> BTreeMap<&'static str, BTreeSet<String>> {
     served
 }
 
-/// A path with something in place of its parameters.
+/// A path with example values for its parameters.
 fn example(path: &str) -> String {
     path.replace("{*path}", "workspace/a").replace("{path}", "workspace/a").replace("{id}", "x").replace("{shell}", "x")
 }
 
-/// How the document spells a path of the router; `None` where it stands for the same as another.
+/// The document's spelling of a router's path; `None` if it is an alias of another.
 fn spelled(path: &str, method: &str) -> Option<String> {
-    // These are files of the root too, and the root itself, which `/v1/files/{path}` describes.
+    // Files in the root, and the root itself, are described by `/v1/files/{path}`.
     let is_a_file = match path {
         "/v1/files" | "/v1/files/" => true,
         "/v1/files/upload" => method != "post",
@@ -96,7 +97,7 @@ async fn the_routes_of_the_router_and_of_the_document_are_the_same() {
     for (path, methods) in served(&boxd).await {
         for method in methods {
             if let Some(spelled) = spelled(path, &method) {
-                // A router answers HEAD wherever there is a GET; told is where that is of use.
+                // Routers answer HEAD wherever there is a GET. The document only lists HEAD where it is useful.
                 if method != "head" || path.starts_with("/v1/files") || path == "/download" {
                     real.insert((spelled, method));
                 }
@@ -132,7 +133,7 @@ async fn every_documented_route_wants_a_token_and_the_capability_it_names() {
         let stranger = boxd.call(method.clone(), &path).without("authorization");
         let stranger = if operation.is_socket() { as_socket(stranger) } else { stranger };
         let answer = stranger.send().await;
-        // A socket may still say who it is in its first frame.
+        // A socket may still authenticate with its first frame.
         assert_eq!(answer.status.as_u16(), if operation.is_socket() { 101 } else { 401 }, "{method} {path}: {answer:?}");
         for missing in operation.needed() {
             let others = ["fs_read", "fs_write", "exec", "shell", "shell_observe"];
@@ -147,7 +148,7 @@ async fn every_documented_route_wants_a_token_and_the_capability_it_names() {
     }
 }
 
-/// Sends an unknown query parameter and an unknown field to every route of boxd's own.
+/// Sends an unknown query parameter and an unknown field to each of boxd's own routes.
 #[tokio::test]
 async fn what_is_not_known_is_refused_by_name_on_every_route() {
     let boxd = TestBoxd::start();
@@ -159,7 +160,7 @@ async fn what_is_not_known_is_refused_by_name_on_every_route() {
         let call = boxd.call(method.clone(), &format!("{path}?restrict=1"));
         let answer = if operation.is_socket() { as_socket(call) } else { call }.send().await;
         assert_eq!(answer.status.as_u16(), 400, "{method} {path}: {answer:?}");
-        // An answer to HEAD has no body.
+        // A response to HEAD has no body.
         if method != Method::HEAD {
             let told = answer.refused(400, "INVALID_REQUEST");
             assert!(told.starts_with("restrict: is not a query parameter of this route"), "{method} {path}: {told}");

@@ -1,4 +1,4 @@
-//! A client of `WS /v1/exec/ws` that checks what every client may rely on: each stream goes on exactly where it was.
+//! A client of `WS /v1/exec/ws` that checks a guarantee of the protocol: each stream continues exactly where it was.
 
 use cobox_protocol::{
     Secret,
@@ -19,7 +19,7 @@ pub type ServerFrame = frame::ServerFrame<ExecReady>;
 pub struct ExecClient {
     pub socket: WebSocketStream<UnixStream>,
     pub ready: ExecReady,
-    /// What came on this connection, and the offset of the next byte of each stream.
+    /// Output of this connection, and the offset of the next byte of each stream.
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
     pub stdout_at: u64,
@@ -42,7 +42,7 @@ impl ExecClient {
         Self::try_start_as(boxd, token, start).await.unwrap()
     }
 
-    /// The code of the error frame where there is no `ready`.
+    /// An error is the code of the error frame received instead of `ready`.
     pub async fn try_start(boxd: &TestBoxd, start: ExecStart) -> Result<Self, String> {
         Self::try_start_as(boxd, &boxd.token(EVERYTHING), start).await
     }
@@ -67,7 +67,7 @@ impl ExecClient {
         self.socket.send(Message::text(serde_json::to_string(&frame).unwrap())).await.unwrap();
     }
 
-    /// `None` when the connection is over.
+    /// `None` when the connection has ended.
     pub async fn message(&mut self) -> Option<Message> {
         match tokio::time::timeout(SOON, self.socket.next()).await.expect("a frame comes soon") {
             Some(Ok(Message::Close(_))) | None => None,
@@ -76,7 +76,7 @@ impl ExecClient {
         }
     }
 
-    /// Takes output until a frame of another kind comes; `None` when the connection is over.
+    /// Stores output until a frame of another kind arrives; `None` when the connection has ended.
     pub async fn answer(&mut self) -> Option<ServerFrame> {
         loop {
             if let Some(frame) = self.step().await? {
@@ -85,7 +85,7 @@ impl ExecClient {
         }
     }
 
-    /// Takes one message: output is kept and gives nothing.
+    /// Handles one message. Output is stored and returns no frame.
     pub async fn step(&mut self) -> Option<Option<ServerFrame>> {
         let message = self.message().await?;
         if let Message::Binary(bytes) = &message {
@@ -135,7 +135,7 @@ impl ExecClient {
         }
     }
 
-    /// Reads to the exit and gives its code and signal.
+    /// Reads to the exit. Returns its code and signal, and whether the command timed out.
     pub async fn exit(&mut self) -> (i32, Option<i32>, bool) {
         loop {
             match self.answer().await {

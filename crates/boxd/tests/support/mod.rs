@@ -1,4 +1,4 @@
-//! A boxd on real UNIX sockets over a temporary root, a client for it, and tokens as the broker would mint them.
+//! A boxd on real UNIX sockets over a temporary root, with a client and with tokens as the broker would issue them.
 
 #![allow(dead_code, reason = "each test file uses its own part of this")]
 
@@ -35,10 +35,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 pub const EVERYTHING: &str = "fs_read fs_write exec shell";
-/// Longer than anything here takes, shorter than the test runner's patience.
+/// Longer than any step here takes, shorter than the test runner's timeout.
 pub const SOON: Duration = Duration::from_secs(10);
 
-/// A program that ignores being asked to end, a child of it that does too, and a daemon that has left its session and its parents.
+/// A program that ignores TERM, a child of it that does too, and a daemon that has left its session and its parents.
 pub const DAEMONS: &str = r#"trap "" TERM
 echo $$ > pid.self
 sleep 1000 &
@@ -46,7 +46,7 @@ echo $! > pid.child
 setsid sh -c 'trap "" TERM; (setsid sh -c "trap \"\" TERM; echo \$\$ > pid.tmp; mv pid.tmp pid.daemon; sleep 1000 & wait" &) ; exit 0' > /dev/null 2>&1 < /dev/null
 wait"#;
 
-/// The numbers of [`DAEMONS`], when all of them run.
+/// The pids of [`DAEMONS`], once all of them run.
 pub async fn daemons(boxd: &TestBoxd) -> Vec<String> {
     wait_for(|| boxd.host("/workspace/pid.daemon").exists()).await;
     let pids = ["self", "child", "daemon"].map(|n| std::fs::read_to_string(boxd.host(format!("/workspace/pid.{n}"))).unwrap());
@@ -63,7 +63,7 @@ pub async fn wait_for(condition: impl Fn() -> bool) {
     tokio::time::timeout(SOON, met).await.expect("it happens soon");
 }
 
-/// Whether a process still runs; a zombie has ended.
+/// Whether a process is running. A zombie has ended.
 pub fn is_running(pid: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).is_ok_and(|s| !s.contains(") Z "))
 }
@@ -122,7 +122,7 @@ impl TestBoxd {
         Self::start_with(|config| limit(&mut config.dataplane))
     }
 
-    /// With file accesses judged as an ordinary user's, also where the tests run as root.
+    /// Accesses files as an ordinary user, even if the tests run as root.
     pub fn start_as_a_user() -> Self {
         let directory = TempDir::new().unwrap();
         let root = directory.path().join("root");
@@ -131,7 +131,7 @@ impl TestBoxd {
         Self::over(directory, &root, |_| {}, move || if is_root { cobox_kernel::set_fs_ids(1000, 1000) } else { Ok(()) })
     }
 
-    /// Over the machine's own root, for what a temporary directory can't have. Nothing there is to be changed.
+    /// Over the machine's own root, for what a temporary directory can't contain. Tests must not change anything there.
     pub fn start_over_the_host() -> Self {
         Self::over(TempDir::new().unwrap(), Path::new("/"), |_| {}, || Ok(()))
     }
@@ -181,13 +181,13 @@ impl TestBoxd {
         Self { directory, sandbox_id, key, state, shutdown, served, clock }
     }
 
-    /// A path of the sandbox as the host sees it.
+    /// The host's path of a path in the sandbox.
     pub fn host(&self, path: impl AsRef<[u8]>) -> PathBuf {
         let relative = std::ffi::OsStr::from_bytes(path.as_ref().strip_prefix(b"/").unwrap());
         self.directory.path().join("root").join(relative)
     }
 
-    /// Something beside the root, which no client may ever see.
+    /// A directory outside the root, which no client may reach.
     pub fn outside(&self) -> &Path {
         self.directory.path()
     }
@@ -235,7 +235,7 @@ impl TestBoxd {
         self.call(Method::POST, path).body(body)
     }
 
-    /// A request with a token that allows everything, unless another is set.
+    /// A request with a token that has all capabilities in `EVERYTHING`, unless another token is set.
     pub fn call(&self, method: Method, path: &str) -> Call<'_> {
         let token = format!("Bearer {}", self.token(EVERYTHING).expose());
         Call { boxd: self, door: "clients", request: Request::builder().method(method).uri(path), body: Bytes::new() }
@@ -248,13 +248,13 @@ impl TestBoxd {
             .header("host", "boxd")
     }
 
-    /// A push of the state with these revocations, one version up.
+    /// Pushes these revocations with the next state version.
     pub async fn revoke(&mut self, revoked: Vec<Revocation>) -> BoxdStatus {
         self.state.revoked = revoked;
         self.push().await
     }
 
-    /// Resolves when no request and no shell is under way.
+    /// Resolves when no request and no shell is active.
     pub async fn idle(&self) {
         while self.control(Method::GET, "/control/status").send().await.json::<BoxdStatus>().open_streams > 0 {}
     }
@@ -291,14 +291,14 @@ impl Call<'_> {
         self
     }
 
-    /// The answer with its body still to come.
+    /// Returns the response before its body is received.
     pub async fn open(self) -> http::Response<hyper::body::Incoming> {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(self.boxd.dial(self.door).await)).await.unwrap();
         tokio::spawn(connection);
         sender.send_request(self.request.body(Full::new(self.body)).unwrap()).await.unwrap()
     }
 
-    /// As [`Call::send`], for a task of its own.
+    /// Like [`Call::send`], for use in a task of its own.
     pub fn open_owned(self) -> impl Future<Output = Answer> + use<> {
         let Call { boxd, door, request, body: content } = self;
         let path = boxd.directory.path().join(door);
@@ -331,7 +331,7 @@ impl Answer {
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).unwrap_or_else(|| panic!("no {name} in {self:?}")).to_str().unwrap()
     }
-    /// Asserts an error in the envelope and gives its message.
+    /// Asserts an error in the envelope and returns its message.
     pub fn refused(&self, status: u16, code: &str) -> String {
         let json: serde_json::Value = self.json();
         assert_eq!((self.status.as_u16(), json["error"]["code"].as_str()), (status, Some(code)), "{json}");

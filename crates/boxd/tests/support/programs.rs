@@ -1,4 +1,5 @@
-//! Programs of the host itself in place of the sandbox's: no isolation, but real processes, pipes and terminals.
+//! Runs the host's own programs instead of a sandbox's: without isolation, but with real processes, pipes and
+//! terminals.
 
 use std::{
     collections::BTreeSet,
@@ -74,7 +75,8 @@ impl HostPrograms {
                 let open = || std::fs::OpenOptions::new().read(true).write(true).open(OsStr::from_bytes(name.to_bytes()));
                 let slave = open()?;
                 tcsetwinsize(&slave, Winsize { ws_col: cols, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 })?;
-                // Makes the terminal the program's own, which takes a call only a new process can make for itself.
+                // `setsid` makes the terminal the program's controlling terminal, which only the new process itself can
+                // do.
                 let mut host = process::Command::new("setsid");
                 host.arg("--ctty").args(&words).stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave);
                 pty = Some(master);
@@ -140,12 +142,13 @@ impl Program for HostProgram {
     }
 }
 
-/// Starts it with a mark that all it starts inherits, as the sandbox's init does: a limit that means nothing to anybody else.
+/// Starts a process with a mark that all its descendants inherit, as in a sandbox. The mark is a limit that nothing
+/// else uses.
 fn spawn_marked(host: &mut process::Command) -> io::Result<(process::Child, u64)> {
     static COUNT: AtomicU64 = AtomicU64::new(1);
     static OURS: Mutex<()> = Mutex::new(());
     let mark = u64::from(process::id()) << 24 | COUNT.fetch_add(1, Ordering::Relaxed);
-    // The limit is this whole process's while a child is made with it.
+    // The limit applies to this whole process while the child is created.
     let _ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
     let before = getrlimit(Resource::Locks);
     setrlimit(Resource::Locks, Rlimit { current: Some(mark), ..before })?;
@@ -154,7 +157,7 @@ fn spawn_marked(host: &mut process::Command) -> io::Result<(process::Child, u64)
     Ok((child?, mark))
 }
 
-/// The processes with that mark that have not ended.
+/// Live processes with the mark.
 fn marked(mark: u64) -> BTreeSet<i32> {
     let has_mark = |pid: &i32| {
         let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A client of `WS /execute/ws` that counts offsets as the LangSmith SDKs do: by the bytes of the text it got.
+//! A client of `WS /execute/ws` that counts offsets as the LangSmith SDKs do: in bytes of the received text.
 
 use cobox_protocol::langsmith::exec::LangsmithServerFrame;
 use futures_util::{SinkExt, StreamExt};
@@ -27,9 +27,9 @@ pub struct SdkClient {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Ended {
     Exit(i32),
-    /// By an `error` frame of this type.
+    /// An `error` frame, with its type and message.
     Error(String, String),
-    /// By nothing but its close.
+    /// Closed without a final frame.
     Closed,
 }
 
@@ -42,7 +42,7 @@ impl SdkClient {
         Self { socket, command_id, pid: 0, stdout, stderr, stdout_at: 0, stderr_at: 0, close_code: None }
     }
 
-    /// Runs a command; `more` is what else stands in the first frame.
+    /// Runs a command. `more` are further fields of the first frame.
     pub async fn run(boxd: &TestBoxd, command: &str, more: Value) -> Self {
         let mut client = Self::dial(boxd).await;
         let mut first = json!({ "type": "execute", "command": command, "shell": "/bin/bash" });
@@ -89,7 +89,7 @@ impl SdkClient {
         }
     }
 
-    /// Takes output until something else comes.
+    /// Stores output until another frame arrives.
     pub async fn step(&mut self) -> Option<Ended> {
         let (stream, at, data, offset) = match self.next().await {
             Some(LangsmithServerFrame::Stdout { data, offset }) => (&mut self.stdout, &mut self.stdout_at, data, offset),

@@ -1,4 +1,4 @@
-//! A terminal at the other end of a shell's WebSocket: it draws what it gets, and notices every byte that is missing or comes twice.
+//! A terminal connected to a shell's WebSocket. It renders the output and detects every missing or repeated byte.
 
 use std::collections::VecDeque;
 
@@ -22,13 +22,13 @@ pub type ServerFrame = frame::ServerFrame<ShellReady>;
 pub struct Viewer {
     pub socket: WebSocketStream<UnixStream>,
     pub ready: ShellReady,
-    /// Where the next byte must be.
+    /// The expected offset of the next byte.
     pub next: u64,
     /// Output since `ready` or the last keyframe.
     pub output: Vec<u8>,
     pub keyframes: u32,
     pub screen: vt100::Parser,
-    /// Frames that are no output, until somebody asks for them.
+    /// Received frames other than output that were not read yet.
     pub frames: VecDeque<ServerFrame>,
     pub closed: Option<u16>,
 }
@@ -49,7 +49,7 @@ impl Viewer {
         Self { socket, ready, next, output: Vec::new(), keyframes: 0, screen, frames: VecDeque::new(), closed: None }
     }
 
-    /// What a `start` is answered with that isn't taken: the error's code and the close code.
+    /// The error code and close code returned for a refused `start`.
     pub async fn refused(boxd: &TestBoxd, token: &Secret, start: ShellStart) -> (Option<String>, u16) {
         let mut socket = connect(boxd, token).await;
         socket.send(text(&ClientFrame::Start(start))).await.unwrap();
@@ -78,7 +78,7 @@ impl Viewer {
         self.send(ClientFrame::Control { action }).await;
     }
 
-    /// Takes the next message; `false` when the socket has closed.
+    /// Handles the next message; `false` when the socket has closed.
     pub async fn step(&mut self) -> bool {
         let message = tokio::time::timeout(SOON, self.socket.next()).await;
         match message.unwrap_or_else(|_| panic!("nothing comes; so far {:?}", String::from_utf8_lossy(&self.output))) {
@@ -147,7 +147,7 @@ impl Viewer {
         }
     }
 
-    /// The next frame that is no output and fits.
+    /// The next matching frame other than output.
     pub async fn frame<T>(&mut self, fits: impl Fn(&ServerFrame) -> Option<T>) -> T {
         loop {
             while let Some(frame) = self.frames.pop_front() {
@@ -183,7 +183,7 @@ impl Viewer {
         .await
     }
 
-    /// Reads to the close code.
+    /// Reads until the close code.
     pub async fn end(&mut self) -> Option<u16> {
         while self.step().await {}
         self.closed

@@ -330,7 +330,7 @@ impl Provider for FakeProvider {
             self.runtime.spawn(tell(lie, theirs));
             return Ok(Box::new(ours));
         }
-        if let (Door::Client, Some(router)) = (door, self.liars.lock().unwrap().get(id).cloned()) {
+        if let (BoxdSocket::Client, Some(router)) = (door, self.liars.lock().unwrap().get(id).cloned()) {
             let (ours, theirs) = tokio::io::duplex(64 * 1024);
             let service = hyper::service::service_fn(move |request: http::Request<hyper::body::Incoming>| {
                 router.clone().oneshot(request.map(Body::new))

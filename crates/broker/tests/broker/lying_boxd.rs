@@ -3,9 +3,9 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use cobox_client::{Dataplane, ExecEvent, NoLine};
+use cobox_client::{Dataplane, ExecEvent, SyncUnavailable};
 use cobox_protocol::{exec::ExecRequest, frame::ExecStart, fs::ListRequest, key::PrincipalKind, session::Mode};
-use cobox_sync::{Connection, Engine, NoConnection, Settings};
+use cobox_sync::{ConnectError, Connection, Engine, Settings};
 use cobox_testkit::negotiate;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
@@ -241,12 +241,12 @@ async fn lied_to_a_sync(dataplane: &Dataplane, laptop: &Path) {
             let mut is_first = true;
             let mut dial = || {
                 if !std::mem::take(&mut is_first) {
-                    return Err(NoConnection::Final("there is no second".to_owned()));
+                    return Err(ConnectError::Permanent("there is no second".to_owned()));
                 }
                 match runtime.block_on(dataplane.open_sync(b"/workspace", false)) {
                     Ok((reader, writer)) => Ok(Connection { reader: Box::new(reader), writer: Box::new(writer) }),
-                    Err(NoLine::Passing(cause)) => Err(NoConnection::Final(cause)),
-                    Err(NoLine::Final(error)) => Err(NoConnection::Final(error.to_string())),
+                    Err(SyncUnavailable::Transient(cause)) => Err(ConnectError::Permanent(cause)),
+                    Err(SyncUnavailable::Final(error)) => Err(ConnectError::Permanent(error.to_string())),
                 }
             };
             let settings = Settings { once: true, ..Settings::default() };

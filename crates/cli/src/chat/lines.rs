@@ -1,4 +1,5 @@
-//! A chat written as lines: the agent's words on stdout and all else on stderr, or everything as JSON, an object a line.
+//! Line output of a chat: the agent's text on stdout and everything else on stderr, or with `--json` one JSON object
+//! per line.
 
 use std::io;
 
@@ -11,9 +12,9 @@ use crate::{failure::Failure, printer::Printer};
 
 pub struct Lines {
     printer: Printer,
-    /// The agent's words stopped within a line.
+    /// The agent's text so far does not end with a newline.
     is_mid_line: bool,
-    /// Nobody reads any more.
+    /// The reader of stdout has closed it.
     pub is_unread: bool,
 }
 
@@ -22,7 +23,7 @@ impl Lines {
         Self { printer, is_mid_line: false, is_unread: false }
     }
 
-    /// Something beside the conversation.
+    /// Writes a notice that is not part of the conversation.
     pub fn aside(&mut self, words: &str, object: Value) -> io::Result<()> {
         if self.printer.is_json() {
             return self.write(&format!("{object}\n"));
@@ -32,7 +33,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Something that only programs are told.
+    /// Writes an object in JSON mode only.
     pub fn aside_json(&mut self, object: Value) -> io::Result<()> {
         if self.printer.is_json() { self.write(&format!("{object}\n")) } else { Ok(()) }
     }
@@ -105,7 +106,7 @@ impl Lines {
         Ok(())
     }
 
-    /// A person's turn.
+    /// Starts the user's turn.
     pub fn prompt(&mut self, is_terminal: bool) -> io::Result<()> {
         self.end_line()?;
         if is_terminal && !self.printer.is_json() {
@@ -133,12 +134,12 @@ impl Lines {
     }
 }
 
-/// A subagent's words are its own; what it comes to is the outcome of a tool.
+/// Text of a subagent is excluded: its result appears as the outcome of a tool call.
 fn is_agents(transcript: &Transcript, number: usize) -> bool {
     matches!(transcript.get(number), Some(Entry::Message { role: Role::Ai, is_nested: false, .. }))
 }
 
-/// As JSON where they are that.
+/// Parses tool arguments as JSON; other text becomes a JSON string.
 fn arguments(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| json!(text))
 }

@@ -1,4 +1,5 @@
-//! A conversation with an agent of a LangGraph deployment, in a sandbox that both share: what the TUI and the plain mode have in common.
+//! A conversation with an agent of a LangGraph deployment, in a sandbox shared with that agent: the parts common to
+//! the TUI and the plain mode.
 
 mod lines;
 pub mod plain;
@@ -15,15 +16,15 @@ use crate::{failure::Failure, printer::visible};
 
 pub use room::{Room, Wish};
 
-/// With whom, where and about what.
+/// Resolved settings of one `cobox chat` run.
 pub struct Chat {
-    /// Missing where none is configured: the sandbox can still be looked at.
+    /// `None` without a configured deployment: the sandbox can still be viewed.
     pub deployment: Option<Deployment>,
-    /// By id, graph or name; the deployment's first where none is named.
+    /// Assistant id, graph id or name; `None` selects the deployment's first assistant.
     pub assistant: Option<String>,
-    /// Of the deployment, or, without one, the thread whose sandbox is shown.
+    /// A thread of the deployment or, without a deployment, the thread whose sandbox is shown.
     pub thread: Option<String>,
-    /// Missing where no broker is configured: then there is only talk.
+    /// `None` without a configured broker: the chat then has no sandbox.
     pub broker: Option<Client>,
     pub wish: Wish,
 }
@@ -38,7 +39,7 @@ impl From<LangGraphError> for Failure {
     }
 }
 
-/// The one that was asked for, or the first there is.
+/// Returns the requested assistant, or the first one if none was requested.
 pub fn choose<'a>(assistants: &'a [Assistant], asked: Option<&str>) -> Result<&'a Assistant, Failure> {
     let found = match asked {
         Some(word) => assistants.iter().find(|a| a.is_named(word)),

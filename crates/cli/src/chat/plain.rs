@@ -21,11 +21,11 @@ use crate::{
     printer::Printer,
 };
 
-/// Events on their way to the screen.
+/// Events buffered between the event stream and the output.
 const EVENTS: usize = 64;
-/// How long nothing must have happened in the sandbox before the end, so that what the last run did is told.
+/// The sandbox must be idle for this long before the chat ends, so that the last run's events are still printed.
 const HEAR_OUT: Duration = Duration::from_millis(500);
-/// Threads and sandboxes that are listed.
+/// Maximum number of threads or sandboxes in a list.
 const THREADS: u32 = 20;
 const HELP: &str = "a line is a message; one that ends with \\ goes on in the next.\n\
     /new a new thread, /threads [id] list them or go on with one, /assistant [name], /sandbox list, /quit; Ctrl-C ends the run under way";
@@ -37,7 +37,7 @@ pub async fn run(chat: Chat, printer: Printer) -> Result<u8, Failure> {
         conversation.go_on(&mut lines).await
     }
     .await;
-    // Nobody reads any more: that is no failure.
+    // A closed stdout is not a failure.
     if lines.is_unread { Ok(0) } else { outcome }
 }
 
@@ -49,19 +49,19 @@ struct Conversation {
     transcript: Transcript,
     room: Rooming,
     events: (mpsc::Sender<SandboxEvent>, mpsc::Receiver<SandboxEvent>),
-    /// For later threads.
+    /// Needed to open the sandbox of each later thread.
     broker: Option<(cobox_client::Client, super::Wish)>,
     last_failed: bool,
 }
 
-/// The sandbox, made ready while somebody still types.
+/// State of the sandbox, which is opened in the background while the user already types.
 enum Rooming {
     Without,
     Opening(AbortOnDropHandle<Result<Option<Room>, ClientError>>),
     Open { room: Box<Room>, _following: AbortOnDropHandle<()> },
 }
 
-/// What ended a wait for the next line.
+/// Outcome of a wait for the next input line.
 enum Typed {
     Line(Line),
     End,
@@ -92,7 +92,7 @@ impl Conversation {
         Ok(conversation)
     }
 
-    /// Into a thread, or a new one, and its sandbox.
+    /// Enters an existing or a new thread and starts to open its sandbox.
     async fn enter(&mut self, thread: Option<String>, lines: &mut Lines) -> Result<(), Failure> {
         let (thread, state) = match thread {
             Some(thread) => {
@@ -186,7 +186,7 @@ impl Conversation {
         }
     }
 
-    /// The next line; what happens in the sandbox meanwhile is told.
+    /// Returns the next input line. Sandbox events that arrive during the wait are printed.
     async fn typed(&mut self, typed: &mut mpsc::Receiver<Line>, lines: &mut Lines) -> Result<Typed, Failure> {
         loop {
             tokio::select! {
@@ -198,7 +198,7 @@ impl Conversation {
         }
     }
 
-    /// Events come by another way than the run's own stream, and a little later.
+    /// Prints the remaining events: they have their own stream and arrive slightly later than the run's own events.
     async fn hear_out(&mut self, lines: &mut Lines) -> Result<(), Failure> {
         if let Rooming::Open { .. } = self.room {
             while let Ok(Some(event)) = tokio::time::timeout(HEAR_OUT, self.events.1.recv()).await {
@@ -208,7 +208,8 @@ impl Conversation {
         Ok(())
     }
 
-    /// What a line means to the run: a message, or, once all is decided, the answer. `None` where there is more to decide.
+    /// Interprets a line as input for the run: a message or, once every action is decided, the answer to an interrupt.
+    /// `None` while decisions are still missing.
     fn input(&mut self, text: &str) -> Result<Option<RunInput>, String> {
         let Some(review) = &mut self.review else {
             let (id, text) = (format!("cobox-{}", ShellId::new()), typed::message(text));
@@ -272,7 +273,7 @@ impl Conversation {
                 }
             }
             RunEvent::Interrupted(asked) => self.review = Review::of(asked),
-            // The broker tells the same, and what others do.
+            // The broker's event stream reports the same events, and also those of other users.
             RunEvent::Custom(_) if matches!(self.room, Rooming::Open { .. }) => {}
             RunEvent::Custom(told) => lines.custom(&told)?,
             RunEvent::Reconnected => lines.aside("(connected again)", json!({"type": "reconnected"}))?,
@@ -300,7 +301,7 @@ impl Conversation {
                 )?;
                 let (mut events, send) = (room.events(EventsFrom::Now), self.events.0.clone());
                 let following = tokio::spawn(async move {
-                    // A stream that can't be had any more is told by the next thing that is tried.
+                    // The next operation reports a stream that can't be resumed.
                     while let Ok(Some(event)) = events.next().await {
                         if send.send(event).await.is_err() {
                             break;
@@ -369,7 +370,7 @@ impl Conversation {
     }
 }
 
-/// Waits for the sandbox, and for ever where none is on its way.
+/// Waits for the sandbox; never resolves if none is being opened.
 async fn opening(room: &mut Rooming) -> Result<Option<Room>, ClientError> {
     match room {
         Rooming::Opening(task) => task.await.unwrap_or(Ok(None)),

@@ -1,4 +1,4 @@
-//! What is typed or piped in, line by line, without a line ever being longer than is kept.
+//! Reads typed or piped input line by line and bounds the memory that one line can take.
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
@@ -6,9 +6,9 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-/// Longest message, in bytes: more than any model takes at once.
+/// Longest message, in bytes: more than any model accepts at once.
 const MAX_LINE_BYTES: usize = 1024 * 1024;
-/// Lines that are read ahead; the rest waits in the pipe.
+/// Lines read ahead; further input stays in the pipe.
 const AHEAD: usize = 1;
 
 #[derive(Debug, PartialEq, Eq)]
@@ -17,7 +17,8 @@ pub enum Line {
     TooLong,
 }
 
-/// The lines of an input, and the task that reads them. A line that ends with a backslash goes on in the next.
+/// Returns the lines of an input and the task that reads them. A line that ends with a backslash continues on the
+/// next.
 pub fn read_lines(input: impl AsyncRead + Unpin + Send + 'static) -> (mpsc::Receiver<Line>, AbortOnDropHandle<()>) {
     let (send, lines) = mpsc::channel(AHEAD);
     (lines, AbortOnDropHandle::new(tokio::spawn(read(input, send))))
@@ -26,7 +27,7 @@ pub fn read_lines(input: impl AsyncRead + Unpin + Send + 'static) -> (mpsc::Rece
 async fn read(mut input: impl AsyncRead + Unpin, lines: mpsc::Sender<Line>) {
     let (mut line, mut is_too_long) = (Vec::new(), false);
     let mut buffer = [0; 8 * 1024];
-    // An input that fails has ended.
+    // A read error ends the input.
     while let Ok(n @ 1..) = input.read(&mut buffer).await {
         for &byte in &buffer[..n] {
             match byte {
@@ -45,7 +46,7 @@ async fn read(mut input: impl AsyncRead + Unpin, lines: mpsc::Sender<Line>) {
         }
     }
     if !line.is_empty() {
-        // Whoever doesn't wait for it has gone.
+        // An error means that the receiver is gone.
         let _ = lines.send(taken(&mut line, &mut is_too_long)).await;
     }
 }

@@ -1,4 +1,5 @@
-//! The sandbox of a conversation: found or made for its thread, and handed to the agent with a token narrower than one's own.
+//! The sandbox of a conversation: found or created for its thread, and handed to the agent with a token that has fewer
+//! capabilities than the user's.
 
 use cobox_client::{Client, ClientError, EventStream, EventsFrom, Session};
 use cobox_protocol::{
@@ -8,25 +9,25 @@ use cobox_protocol::{
 };
 use serde_json::{Value, json};
 
-/// What is wanted of a sandbox.
+/// Which sandbox the conversation should use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// The one that the thread has, when it has one.
+    /// The thread's sandbox, if it has one.
     Existing,
-    /// Made if need be, of this name if one is given, before the first message.
+    /// Created before the first message if the thread has none; with this name if one is given.
     Ready { name: Option<String> },
-    /// This one, by name or id.
+    /// This sandbox, by name or id.
     Use { sandbox: String },
 }
 
-/// A thread's sandbox, held: its token is kept fresh for as long as this lives.
+/// An open session of the thread's sandbox: its token is refreshed as long as this value lives.
 pub struct Room {
     client: Client,
     session: Session,
 }
 
 impl Room {
-    /// `None` where the thread has no sandbox and none is to be made.
+    /// `None` if the thread has no sandbox and none should be created.
     pub async fn open(client: Client, thread: &str, wish: &Wish) -> Result<Option<Self>, ClientError> {
         let request = match wish {
             Wish::Existing => NegotiateRequest::new(thread, Mode::Get),
@@ -50,8 +51,9 @@ impl Room {
         self.client.events(&self.session.info().session_id, from)
     }
 
-    /// `config.configurable.sandbox` of a run: the session's simple fields, with a token of an agent's capabilities that ends by itself.
-    /// A broker that gives none to hand on is no hindrance: an agent with a broker of its own needs only the ids.
+    /// `config.configurable.sandbox` of a run: the session's simple fields, with a token that has an agent's
+    /// capabilities and expires on its own. A failed delegation is no error: an agent with its own broker access needs
+    /// only the ids.
     pub async fn for_run(&self) -> Value {
         let info = self.session.info();
         let mut sandbox = json!({

@@ -1,4 +1,5 @@
-//! Which deployment a chat talks to and with which key: flags, then environment, then `chat.toml` beside the client's config.
+//! Resolves which deployment a chat uses and with which key: flags, then environment, then `chat.toml` beside the
+//! client's config.
 
 use std::path::{Path, PathBuf};
 
@@ -12,10 +13,10 @@ use crate::{
     failure::Failure,
 };
 
-/// Variables that LangGraph's own clients read their key from, for people who have them set.
+/// Variables from which LangGraph's own clients read their key; reused because users may have set them already.
 const THEIRS: [&str; 2] = ["LANGGRAPH_API_KEY", "LANGSMITH_API_KEY"];
 
-/// `chat.toml`.
+/// Contents of `chat.toml`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ChatConfig {
@@ -31,7 +32,7 @@ pub struct Settings {
     pub assistant: Option<String>,
 }
 
-/// A broker's address and key: where the deployment is the broker too, it is logged in to the same way.
+/// The broker's address and key: a deployment at the same address is used with the same key.
 pub type SameAs<'a> = Option<(&'a str, &'a Secret)>;
 
 pub fn resolve(deployment: Option<String>, assistant: Option<String>, env: Environment, broker: SameAs) -> Result<Settings, Failure> {
@@ -49,7 +50,8 @@ pub fn resolve(deployment: Option<String>, assistant: Option<String>, env: Envir
         Some(Secret::new(key))
     } else if let Some(path) = text("COBOX_DEPLOYMENT_KEY_FILE") {
         Some(read_file(Path::new(&path), NamedBy::Caller)?.key)
-    // The configured key belongs to the configured deployment, and the broker's to the broker: no other must be shown them.
+    // The configured key belongs to the configured deployment, and the broker's key to the broker: no other server may
+    // receive them.
     } else if let (Some(path), true) = (&config.api_key_file, config.deployment.as_deref().is_some_and(is_at)) {
         Some(read_file(path, NamedBy::Config)?.key)
     } else if let Some((_, key)) = broker.filter(|(broker, _)| is_at(broker)) {

@@ -1,4 +1,5 @@
-//! What somebody types into a chat, read: a message, a slash command, or a decision on what the agent asks.
+//! Parses what a user types into a chat: a message, a slash command, or a decision on an action that the agent
+//! proposes.
 
 use cobox_langgraph::Decision;
 
@@ -6,14 +7,14 @@ use cobox_langgraph::Decision;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Slash {
     Help,
-    /// List them, or go on with one.
+    /// Lists the threads, or continues the one with this id.
     Threads(Option<String>),
     New,
     Assistant(Option<String>),
     SandboxList,
     SandboxUse(String),
     SandboxNew(Option<String>),
-    /// A shell by name; a sandbox, where the thread has none.
+    /// Opens a shell by name; creates a sandbox if the thread has none.
     Terminal(Option<String>),
     Files,
     Diff(Option<String>),
@@ -24,7 +25,7 @@ pub enum Slash {
     Quit,
 }
 
-/// Every command with what it takes and does, in the order in which help shows them.
+/// Every command with its arguments and its effect, in the order of the help.
 pub const COMMANDS: [(&str, &str, &str); 15] = [
     ("/help", "", "this list"),
     ("/new", "", "a new thread"),
@@ -44,7 +45,8 @@ pub const COMMANDS: [(&str, &str, &str); 15] = [
 ];
 
 impl Slash {
-    /// `None` where it is no command but a message; why not, where it is one that can't be read. Two slashes are one, and a message.
+    /// `None` for a message; an error for a command that can't be parsed. A line that begins with two slashes is a
+    /// message.
     pub fn read(line: &str) -> Option<Result<Self, String>> {
         let line = line.trim();
         if !line.starts_with('/') || line.starts_with("//") {
@@ -83,18 +85,18 @@ impl Slash {
     }
 }
 
-/// A message as it is sent: `//` at its beginning stands for one slash.
+/// The message as it is sent: a leading `//` escapes a single slash.
 pub fn message(line: &str) -> &str {
     let line = line.trim();
     if line.starts_with("//") { &line[1..] } else { line }
 }
 
-/// What the line would be if it were typed to its end, where there is only one thing it can be.
+/// Completes the line to the longest prefix that all matching commands share.
 pub fn complete(line: &str) -> Option<String> {
     let fitting: Vec<&str> =
         COMMANDS.iter().map(|(name, ..)| *name).filter(|name| line.starts_with('/') && name.starts_with(line)).collect();
     let first = fitting.first()?;
-    // As far as all of them go the same way.
+    // Length of the common prefix of all matches.
     let shared =
         fitting.iter().fold(first.len(), |end, name| first.bytes().zip(name.bytes()).take(end).take_while(|(a, b)| a == b).count());
     let mut done = first[..shared].to_owned();
@@ -104,7 +106,7 @@ pub fn complete(line: &str) -> Option<String> {
     (done.len() > line.len()).then_some(done)
 }
 
-/// A decision on an action. `None` where the words are none of those that were offered.
+/// Parses a decision on an action. `None` if the line is none of the offered answers.
 pub fn decision(line: &str) -> Option<Result<Decision, String>> {
     let line = line.trim();
     let (word, rest) = line.split_once(char::is_whitespace).map_or((line, ""), |(word, rest)| (word, rest.trim()));

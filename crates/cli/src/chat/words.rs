@@ -1,4 +1,4 @@
-//! Events, tool calls and questions as one line each, for a feed, a pipe or a screen reader.
+//! Formats events, tool calls and questions as one line each, for a feed, a pipe or a screen reader.
 
 use cobox_langgraph::{Action, ToolOutcome, ToolUse, clean};
 use cobox_protocol::event::{EventKind, ExecEnd, FileChange, SandboxEvent};
@@ -8,21 +8,21 @@ use crate::printer::visible;
 
 /// Longest line, in bytes: two lines of a wide terminal.
 const MAX_LINE_BYTES: usize = 240;
-/// Arguments that say what a tool is about, the most telling first.
+/// Arguments that best describe a tool call, the most descriptive first.
 const TELLING: [&str; 8] = ["command", "file_path", "path", "pattern", "query", "url", "description", "question"];
 
-/// `agent wrote /workspace/leap.py (80 bytes)`.
+/// Formats an event: `agent wrote /workspace/leap.py (80 bytes)`.
 pub fn event(event: &SandboxEvent) -> String {
     sentence(event.actor.as_deref(), event.principal.as_deref(), &event.kind)
 }
 
-/// What a run tells of its sandbox on its own stream: `{"type": "sandbox", "event": {…}}`.
+/// Formats a sandbox event from the run's own stream: `{"type": "sandbox", "event": {…}}`.
 pub fn custom(told: &Value) -> Option<String> {
     let event = told.get("event").filter(|_| told.get("type").and_then(Value::as_str) == Some("sandbox"))?;
     let mut event = event.as_object()?.clone();
     let text = |name: &str| event.get(name).and_then(Value::as_str).map(str::to_owned);
     let (actor, principal) = (text("actor"), text("principal"));
-    // An agent's own word has less in it than the broker's.
+    // An event from an agent has fewer fields than one from the broker.
     event.entry("duration_ms").or_insert(0.into());
     event.entry("exit_code").or_insert(Value::Null);
     let what: EventKind = serde_json::from_value(Value::Object(event)).ok()?;
@@ -59,7 +59,7 @@ fn sentence(actor: Option<&str>, principal: Option<&str>, what: &EventKind) -> S
     one_line(&line)
 }
 
-/// Whether it tells of something that went wrong.
+/// Whether the event reports a failure.
 pub fn is_bad(event: &SandboxEvent) -> bool {
     match &event.kind {
         EventKind::Exec(end) => end.exit_code != Some(0),
@@ -68,7 +68,7 @@ pub fn is_bad(event: &SandboxEvent) -> bool {
     }
 }
 
-/// `execute cd /workspace && python3 test_leap.py`.
+/// Formats a tool call: `execute cd /workspace && python3 test_leap.py`.
 pub fn call(name: &str, args: &str) -> String {
     let about = match serde_json::from_str::<Value>(args) {
         Ok(Value::Object(fields)) if fields.is_empty() => String::new(),
@@ -81,12 +81,12 @@ pub fn call(name: &str, args: &str) -> String {
     one_line(format!("{name} {about}").trim_end())
 }
 
-/// Whether a tool came to nothing: by its own word, or by a command's exit code as deepagents writes it under the output.
+/// Whether a tool failed: by its error flag, or by the exit code that deepagents writes below a command's output.
 pub fn has_failed(outcome: &ToolOutcome) -> bool {
     outcome.is_error || outcome.text.trim_end().lines().next_back().is_some_and(|last| last.starts_with("[Command failed with exit code"))
 }
 
-/// What came of a tool: its first line, and how much more there is.
+/// Summarizes a tool's outcome: its first line and the number of further lines.
 pub fn outcome(tool: &ToolUse) -> String {
     let Some(outcome) = &tool.outcome else { return "…".to_owned() };
     let mut lines = outcome.text.lines().filter(|line| !line.trim().is_empty());
@@ -98,14 +98,14 @@ pub fn outcome(tool: &ToolUse) -> String {
     }
 }
 
-/// `May the agent use execute? {"command": "rm x"}`.
+/// Formats a question: `May the agent use execute? {"command": "rm x"}`.
 pub fn question(action: &Action) -> String {
-    // Spelled out, not left out: what is approved is what is there.
+    // Control characters are escaped, not dropped: the user must see exactly what they approve.
     let about = clean(&visible(&action.args.to_string()), MAX_LINE_BYTES * 8);
     format!("may the agent use {}? {about}", action.name)
 }
 
-/// What may be said to it.
+/// The answers that the action allows.
 pub fn choices(action: &Action) -> String {
     let mut words = vec!["yes"];
     words.extend(action.may_reject.then_some("no [why]"));

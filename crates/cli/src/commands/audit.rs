@@ -1,4 +1,4 @@
-//! `cobox audit`: who did what, and whether the record of it is whole. For operators.
+//! `cobox audit`: shows the audit records and verifies that they are complete and unchanged. For operators.
 
 use cobox_broker::chain::{Fault, KeptHead, Verifier};
 use cobox_client::{AuditFilter, Client};
@@ -8,14 +8,14 @@ use serde_json::json;
 use super::Outcome;
 use crate::{context::Context, failure::Failure, printer::visible};
 
-/// Records asked for at once.
+/// Records per request.
 const PAGE: u32 = 100;
-/// Links asked for at once: there may be millions.
+/// Links per request: a chain may have millions.
 const LINKS: u32 = 1000;
 /// The chain alone can't show that its end is missing.
 const UNKNOWN_WITHOUT_HEAD: &str = "no saved head was given, so this can't show whether the newest records were cut off, the chain was \
     written again from its beginning, or the database was replaced by an older copy; save `cobox audit head` elsewhere and pass it with --head";
-/// Something is wrong with the audit, as a script sees it.
+/// Exit code when verification finds a fault in the audit chain.
 const BROKEN: u8 = 1;
 
 #[derive(Debug, clap::Args)]
@@ -119,7 +119,8 @@ async fn verify(context: &Context, client: &Client, kept: &[String]) -> Outcome 
         let mut head = head.clone();
         let mut verifier = walk(client, &head, &kept).await?;
         if !verifier.faults.is_empty() {
-            // Unless its oldest records were removed, as they are in time, while it was gone through.
+            // A fault is expected if retention removed the oldest records during the walk: repeat it with the new
+            // beginning.
             let again = client.audit_heads().await?.items.into_iter().find(|h| h.writer == head.writer);
             if let Some(again) = again.filter(|h| h.kept_after > head.kept_after) {
                 verifier = walk(client, &again, &kept).await?;
@@ -155,7 +156,7 @@ async fn verify(context: &Context, client: &Client, kept: &[String]) -> Outcome 
     Ok(if is_ok { 0 } else { BROKEN })
 }
 
-/// Every link of a chain up to where it ended a moment ago; what is written meanwhile is left for the next time.
+/// Verifies every link up to the given head. Records written during the walk are left for the next verification.
 async fn walk(client: &Client, head: &AuditHead, kept: &[KeptHead]) -> Result<Verifier, Failure> {
     let mut verifier = Verifier::new(head, kept);
     loop {

@@ -1,4 +1,4 @@
-//! `cobox chat`: talk with an agent in a sandbox that you share, in panes or in plain lines.
+//! `cobox chat`: a conversation with an agent in a shared sandbox, in panes or in plain lines.
 
 use std::io::IsTerminal;
 
@@ -54,14 +54,14 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     tui::run(chat).await
 }
 
-/// `cobox` alone: panes where there is a terminal and something to show, `None` where help is more use.
+/// `cobox` without a command: the TUI if there is a terminal and a configuration; `None` if help is more useful.
 pub async fn run_bare(context: &Context) -> Option<Outcome> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() || context.printer.is_json() {
         return None;
     }
     match chat(&Args::default(), context) {
         Ok(chat) => Some(tui::run(chat).await),
-        // Nothing is set up yet.
+        // Nothing is configured yet.
         Err(_) if context.broker().is_err() => None,
         Err(failure) => Some(Err(failure)),
     }
@@ -78,7 +78,7 @@ fn chat(args: &Args, context: &Context) -> Result<Chat, Failure> {
     };
     let broker = match (broker, &found.deployment, &found.key) {
         (Ok(_), ..) => Some(context.client()?),
-        // A deployment may serve the broker's routes itself: whoever is logged in there needs nothing else.
+        // A deployment may serve the broker's routes itself: the deployment's key then works for both.
         (Err(_), Some(url), Some(key)) => Some(context.client_at(url, key.clone())?),
         (Err(_), Some(_), None) if args.sandbox.is_none() => None,
         (Err(failure), ..) => return Err(failure),
@@ -87,7 +87,7 @@ fn chat(args: &Args, context: &Context) -> Result<Chat, Failure> {
         None => Wish::Existing,
         Some(name) => Wish::Ready { name: Some(name.clone()).filter(|name| !name.is_empty()) },
     };
-    // Without a deployment a thread is what it is to every other command.
+    // Without a deployment the default thread applies, as in every other command.
     let thread = match (&args.thread, &deployment) {
         (Some(thread), _) => Some(thread.clone()),
         (None, Some(_)) => None,

@@ -1,4 +1,5 @@
-//! `cobox completions` and `cobox man`: what shells complete and what `man` shows, from the same definitions as `--help`.
+//! `cobox completions` and `cobox man`: shell completions and manual pages, generated from the same definitions as
+//! `--help`.
 
 use std::path::PathBuf;
 

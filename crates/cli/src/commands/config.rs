@@ -1,4 +1,4 @@
-//! `cobox config`: the brokers this user knows, which of them commands go to, and where each setting comes from.
+//! `cobox config`: the brokers this user knows, the one that commands use, and the source of each setting.
 
 use std::path::{Path, PathBuf};
 
@@ -54,7 +54,8 @@ pub struct Add {
     /// What to call it
     #[arg(value_parser = contexts::name)]
     name: String,
-    // Not the global options of the same names: those choose a broker to talk to, these describe one to keep.
+    // Separate from the global options of the same names: those choose the broker to use, these describe a broker to
+    // save.
     /// The broker's URL
     #[arg(id = "url", long = "url", value_name = "URL")]
     url: Option<String>,
@@ -118,7 +119,7 @@ async fn add(args: Add, path: &Path, context: &Context) -> Outcome {
         };
         check(&client, context).await?;
     }
-    // What the name stood for before; a key of its own would otherwise stay behind.
+    // The previous entry of this name: its own key, if it has one, must be removed as well.
     let before = Contexts::read(path)?.find(&args.name).cloned();
     let (place, why_not_keyring) = match named {
         Some(place) => (place, None),
@@ -126,7 +127,7 @@ async fn add(args: Add, path: &Path, context: &Context) -> Outcome {
     };
     let entry = Entry { url: url.clone(), key: place.clone(), ca_file };
     let is_current = Contexts::change(path, |contexts| {
-        // One more changes nothing about where commands go, unless there was nowhere to go.
+        // A further context doesn't change which broker commands use, unless there was none.
         let current = contexts.current().unwrap_or(&args.name).to_owned();
         contexts.put(&args.name, entry);
         if contexts.current() != Some(&current) {
@@ -151,7 +152,8 @@ async fn add(args: Add, path: &Path, context: &Context) -> Outcome {
     Ok(0)
 }
 
-/// A key that the broker refuses is not worth keeping; a broker that can't be reached now may be so later.
+/// A refused key is not saved. A key is saved unchecked if the broker is unreachable, because it may be reachable
+/// later.
 async fn check(client: &Client, context: &Context) -> Result<(), Failure> {
     let filter = SessionFilter { limit: Some(1), ..SessionFilter::default() };
     match client.list_sessions(&filter).await {
@@ -169,7 +171,7 @@ async fn check(client: &Client, context: &Context) -> Result<(), Failure> {
 
 fn remove(name: &str, path: &Path, context: &Context) -> Result<(), Failure> {
     let entry = Contexts::change(path, |contexts| contexts.remove(name))?;
-    // After the context: a key without one is found by nobody, a context without its key would be a riddle.
+    // After the context: an orphaned key has no effect, but a context without its key would cause confusing errors.
     let forgotten = credentials::forget(&Account { context: name.to_owned(), url: entry.url.clone() }, path, &entry.key);
     if let Err(failure) = forgotten {
         context.printer.note(&format!("note: {}", failure.what));
@@ -211,7 +213,7 @@ fn show(context: &Context) -> Result<(), Failure> {
     add("context", chosen, "none chosen");
     add("url", url, "not set");
     let no_key = withheld_from.map_or_else(|| "not set".to_owned(), |url| format!("not set; the context's is for {url}"));
-    // Where it is, never what it is.
+    // Shows where the key is stored, never the key itself.
     let words = |source: &KeySource| match source {
         KeySource::Given(_) => "(hidden)".to_owned(),
         KeySource::File(path) => path.display().to_string(),
@@ -234,7 +236,7 @@ fn show(context: &Context) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A context is used from any directory.
+/// Absolute, because a context is used from any directory.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     path.canonicalize().map_err(|e| Failure::new(format!("{}: {e}", path.display())))
 }

@@ -1,4 +1,5 @@
-//! `cobox doctor`: what this machine offers for local sandboxes, what is weaker than it could be, and how to mend it.
+//! `cobox doctor`: checks what this machine offers for local sandboxes, which protections are weaker, and how to fix
+//! that.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! `cobox exec`: runs one command in a sandbox, with its output, its bytes and its exit code as if it had run here.
+//! `cobox exec`: runs one command in a sandbox, with unmodified output bytes and its exit code, as if it had run
+//! locally.
 
 use std::{collections::BTreeMap, ffi::OsString, io::IsTerminal};
 
@@ -14,13 +15,13 @@ use crate::{
     way_in::Target,
 };
 
-/// Kept of each of the two outputs with `--json`, in bytes: as much as an answer that is read whole should have.
+/// Bytes kept of each output with `--json`: a reasonable maximum for a response that is read as a whole.
 const MAX_OUTPUT: usize = 16 * 1024 * 1024;
 
-/// The longest a sandbox lets any command run, in seconds: what no limit comes to, and what a longer one is cut to.
+/// Longest run that a sandbox allows, in seconds. It applies when there is no limit, and caps longer limits.
 const LONGEST_RUN: f64 = 24.0 * 3600.0;
 
-/// The exit code of a command that took too long, as with timeout(1).
+/// Exit code of a command that timed out, as with timeout(1).
 const TIMED_OUT: u8 = 124;
 
 #[derive(Debug, clap::Args)]
@@ -47,7 +48,7 @@ pub struct Args {
     run: Run,
 }
 
-/// What to run, and how; the sandbox is named by whoever has this among its arguments.
+/// What to run, and how. The command that flattens these arguments selects the sandbox.
 #[derive(Debug, clap::Args)]
 pub struct Run {
     /// Working directory in the sandbox [default: /workspace]
@@ -94,7 +95,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     run_in(&args.place.target(), args.run, context).await
 }
 
-/// `cobox exec` in the sandbox that this names.
+/// Runs `cobox exec` in the given sandbox.
 pub async fn run_in(target: &Target, args: Run, context: &Context) -> Outcome {
     remote(target, args, context).await.map_err(|f| f.exit_with(EXEC_ERROR))
 }
@@ -120,10 +121,10 @@ async fn remote(target: &Target, args: Run, context: &Context) -> Outcome {
     }
 }
 
-/// One answer, for programs.
+/// Returns the whole result as one JSON object.
 async fn whole(target: &Target, args: Run, context: &Context) -> Outcome {
     let flushes = !args.no_flush;
-    // Nobody is at the terminal that the command would get.
+    // With `--json` no user is at the terminal, so the command gets none.
     let start = start(&Run { tty: false, ..args })?;
     let way_in = context.enter(target).await?;
     if flushes {
@@ -154,7 +155,7 @@ fn start(args: &Run) -> Result<ExecStart, Failure> {
         cols,
         rows,
         stdin: has_stdin.then_some(StdinStart::Open(true)),
-        // 0 asks for no limit of its own: a build may take as long as it takes.
+        // 0 requests no client-side limit: a build may run for as long as it needs.
         timeout_seconds: Some(args.timeout.unwrap_or(0.0)),
         ..ExecStart::default()
     })
@@ -171,6 +172,7 @@ fn argv(args: &Run) -> Result<Option<Vec<String>>, Failure> {
 }
 
 fn exit_code(code: i32) -> u8 {
-    // A process's exit code has eight bits; a wider one is a sandbox's claim, and not success.
+    // A process's exit code has eight bits. A larger value comes from an untrusted sandbox and must not count as
+    // success.
     u8::try_from(code).unwrap_or(u8::MAX)
 }

@@ -1,4 +1,4 @@
-//! `cobox keys`: API keys of humans, agents and operators. A key is shown once, when it is made.
+//! `cobox keys`: API keys of humans, agents and operators. A key is printed once, at creation.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
     span::span,
 };
 
-/// Keys asked for at once.
+/// Keys per request.
 const PAGE: u32 = 100;
 
 #[derive(Debug, clap::Subcommand)]

@@ -1,4 +1,4 @@
-//! `cobox master-key`: replaces the key that all tokens are signed by, while no broker runs.
+//! `cobox master-key`: replaces the key that signs all tokens, while no broker runs.
 
 use std::path::PathBuf;
 

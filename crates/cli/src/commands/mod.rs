@@ -1,4 +1,4 @@
-//! One verb per file: each holds its arguments and what it does.
+//! The commands, one file each with its arguments and its implementation.
 
 pub mod audit;
 pub mod chat;
@@ -26,7 +26,7 @@ use cobox_protocol::{SandboxId, SessionId};
 
 use crate::{context::Context, failure::Failure, way_in::Target};
 
-/// What a command comes to: the process's exit code, or why it failed.
+/// Result of a command: the process's exit code, or why it failed.
 pub type Outcome = Result<u8, Failure>;
 
 #[derive(Debug, Subcommand)]
@@ -114,7 +114,7 @@ impl Command {
     }
 }
 
-/// The sandbox a command works in: a thread's, or one by itself.
+/// Selects the sandbox of a command: a thread's, or one by its own name.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Where {
     /// The thread whose sandbox to use; it gets one if it has none [default: COBOX_THREAD, or `default`]
@@ -135,7 +135,8 @@ impl Where {
     }
 }
 
-/// Ids are made by the broker and threads are named by people: one in the other's place is a slip, and would make a new sandbox.
+/// Rejects sandbox and session ids: the broker generates ids and users name threads, so an id here is a mistake that
+/// would create a new sandbox.
 pub fn thread(text: &str) -> Result<String, String> {
     if text.is_empty() {
         return Err("a thread has a name".to_owned());
@@ -149,7 +150,7 @@ pub fn thread(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// `key=value`, as `--tag` takes it where something is made.
+/// Parses `key=value` for `--tag` of commands that create something.
 pub fn tag(text: &str) -> Result<(String, String), String> {
     match text.split_once(['=', ':']) {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -157,7 +158,7 @@ pub fn tag(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// In place of the options that choose a broker, on commands that talk to none: still read, no longer shown.
+/// Hides the options that choose a broker on commands that use none: they are accepted, but not shown in the help.
 #[derive(Debug, clap::Args)]
 pub struct NoBroker {
     #[arg(id = "context", long = "context", hide = true)]

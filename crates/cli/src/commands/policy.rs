@@ -1,4 +1,4 @@
-//! `cobox policy`: checks a policy file, and says why somebody gets what they get. Needs no broker.
+//! `cobox policy`: checks a policy file and explains what a principal is allowed. Works without a broker.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! `cobox principals`: who there is in a workspace, and shutting somebody out with all they hold.
+//! `cobox principals`: lists a workspace's principals, and disables one together with all its keys, sign-ins and
+//! tokens.
 
 use cobox_protocol::key::PrincipalInfo;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! `cobox ps` and `cobox kill`: what runs in a sandbox, who started it, and how to end it.
+//! `cobox ps` and `cobox kill`: lists what runs in a sandbox and who started it, and ends it.
 
 use cobox_protocol::{
     CommandId,
@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{Outcome, Where, thread};
 use crate::{context::Context, failure::Failure, printer::Printer};
 
-/// Of a command, what a line shows.
+/// Characters of a command that a row shows.
 const MAX_COMMAND_CHARS: usize = 60;
 
 #[derive(Debug, clap::Args)]
@@ -55,7 +55,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     let way_in = context.enter_existing(&target).await?;
     let (mut processes, shells) = tokio::try_join!(way_in.dataplane.list_processes(), way_in.dataplane.list_shells())?;
     processes.retain(|p| args.all || p.state == ProcessState::Running);
-    // A shell is told once, with its name and who types in it.
+    // A shell's process is shown only in the shell's row, which has its name and its participants.
     processes.retain(|p| !shells.iter().any(|s| s.id.as_str() == p.id));
     let rows: Vec<_> =
         shells.iter().map(|s| shell_row(context.printer, s)).chain(processes.iter().map(|p| row(context.printer, p))).collect();
@@ -97,7 +97,7 @@ pub async fn kill(args: KillArgs, context: &Context) -> Outcome {
         signal.number().map_err(Failure::new)?;
     }
     for id in &args.ids {
-        // Commands are known by their ids only; everything else is a shell's name or id.
+        // Commands are addressed by id only; any other argument is a shell's name or id.
         let is_shell = id.parse::<CommandId>().is_err();
         match &signal {
             Some(_) if is_shell => {

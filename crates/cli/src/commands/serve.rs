@@ -1,4 +1,4 @@
-//! `cobox serve`: the same broker for production: from a config file, logging, and leaving sandboxes running when it ends.
+//! `cobox serve`: the broker for production. It reads a config file, logs, and leaves sandboxes running when it stops.
 
 use std::{net::SocketAddr, path::PathBuf};
 

@@ -1,4 +1,5 @@
-//! `cobox shell`: a seat at a shell that human and agent share, this terminal lent to it until one of them ends.
+//! `cobox shell`: attaches this terminal to a shell that human and agent share, until the shell or the attachment
+//! ends.
 
 use std::{collections::BTreeMap, io::IsTerminal, time::Duration};
 
@@ -18,15 +19,16 @@ use crate::{
     way_in::Target,
 };
 
-/// Exit code after leaving, and after a signal ended us: the number ssh uses when its connection ended.
+/// Exit code after detaching, and after a signal ended this process: ssh uses the same number for a lost connection.
 const LEFT: u8 = 255;
-/// What the remote shell should know of this terminal.
+/// Environment variables that the remote shell inherits from this terminal.
 const PASSED_ON: [&str; 4] = ["COLORTERM", "LANG", "LC_ALL", "LC_CTYPE"];
-/// A script is no keyboard: what it says doesn't get too old to be sent.
+/// Input of a script stays valid for this long: unlike a keyboard's, it doesn't become outdated during an
+/// interruption.
 const SCRIPT_AGE: Duration = Duration::from_secs(24 * 3600);
-/// Somebody at a terminal decides for themselves when it has been enough; a lid may stay closed for a night.
+/// Reconnects for this long: a user at a terminal can stop it earlier, and a laptop may stay closed for a night.
 const KEEP_TRYING: Duration = Duration::from_secs(24 * 3600);
-/// For the sandbox to end a shell that was ours alone.
+/// Time limit for the sandbox to end a private shell.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, clap::Args)]
@@ -54,7 +56,7 @@ pub struct Args {
     seat: Seat,
 }
 
-/// Which shell to sit at, and how; the sandbox is named by whoever has this among its arguments.
+/// Which shell to attach to, and how. The command that flattens these arguments selects the sandbox.
 #[derive(Debug, clap::Args)]
 pub struct Seat {
     /// The shell to join; it is started if there is none [default: main]
@@ -97,7 +99,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     sit(&target, args.seat, context).await
 }
 
-/// `cobox shell` in the sandbox that this names.
+/// Runs `cobox shell` in the given sandbox.
 pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
     let way_in = context.enter(target).await?;
     let is_terminal = std::io::stdin().is_terminal();
@@ -107,7 +109,7 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
         context.printer.note(&format!("you may only look here ({}), as with --observe", granted.names().join(" ")));
         observe = true;
     }
-    // Ours alone, unless it was named: a script or a program in the shell that people share would surprise them.
+    // Private unless it was named: a script or a program in the shared shell would surprise the other participants.
     let is_private = args.name.is_none() && !observe && (args.c.is_some() || !is_terminal);
     let name = match args.name {
         Some(name) => Some(name),
@@ -167,7 +169,7 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
             Ok(shell) => shell,
             Err(e) => break End::Failed(e.into()),
         };
-        // A connection that is lost again by then says so when it is read.
+        // If the connection is lost again before this, the next read reports it.
         let _ = shell.input.control(ControlAction::Take).await;
     };
     let takes_words = sitting.stand_up(&end).await;
@@ -198,7 +200,7 @@ fn environment(var: &dyn Fn(&str) -> Option<String>) -> BTreeMap<String, String>
     env
 }
 
-/// What to type to sit down there again.
+/// The command line that attaches to the same shell again.
 fn way_back(target: &Target, name: Option<&str>, observe: bool) -> String {
     let mut words = match target {
         Target::Thread(thread) => format!("cobox shell {}", quoted(thread)),
@@ -214,7 +216,7 @@ fn way_back(target: &Target, name: Option<&str>, observe: bool) -> String {
     words
 }
 
-/// As a shell reads it back.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
     match word.chars().all(is_plain) && !word.starts_with('-') {
@@ -224,7 +226,7 @@ fn quoted(word: &str) -> String {
 }
 
 async fn end_private(dataplane: &Dataplane, name: &str) {
-    // If nobody can be told, it ends by itself after a while with nobody at it.
+    // If the request fails, the shell ends on its own after a while without participants.
     let _ = tokio::time::timeout(END_WITHIN, dataplane.end_shell(name)).await;
 }
 

@@ -124,13 +124,15 @@ fn welcome(context: &Context, running: &Running, is_configured: bool) -> Result<
     Ok(())
 }
 
-/// What an agent must be told to find this broker: nothing, where it looks in the default place and no environment says otherwise.
+/// The option that an agent needs to find this broker. Empty if the broker is in the default place and no environment
+/// variable overrides it.
 fn where_agents_look(data_dir: &Path, is_configured: bool) -> String {
     let default = default_data_dir(&|name| std::env::var_os(name)).and_then(|dir| dir.canonicalize().ok());
     if is_configured && default.as_deref() == Some(data_dir) { String::new() } else { format!(" --data-dir {}", quoted(data_dir)) }
 }
 
-/// Makes this broker the context `local`, unless that is another broker's already. Says whether commands come here now.
+/// Makes this broker the context `local`, unless that context is another broker. Returns whether commands now use this
+/// broker.
 fn write_client_config(context: &Context, note: &BrokerNote) -> Result<bool, Failure> {
     let Some(path) = config_path(&|name| std::env::var_os(name)) else { return Ok(false) };
     let wanted = Entry { url: note.url.clone(), key: KeyPlace::File(note.api_key_file.clone()), ca_file: None };
@@ -140,7 +142,7 @@ fn write_client_config(context: &Context, note: &BrokerNote) -> Result<bool, Fai
     };
     let current = Contexts::change(&path, |contexts| {
         match contexts.find(LOCAL) {
-            // Not there, or written by an earlier run over the same data directory, which then listened elsewhere.
+            // The context is missing, or an earlier run on the same data directory wrote it with another address.
             Some(existing) if existing.key != wanted.key => return Ok(Err(existing.url.clone())),
             Some(existing) if existing.url == wanted.url => {}
             _ => contexts.put(LOCAL, wanted),
@@ -158,7 +160,7 @@ fn write_client_config(context: &Context, note: &BrokerNote) -> Result<bool, Fai
     }
 }
 
-/// How to type this program: by name where the shell finds it so, otherwise by its path.
+/// How to type this program's name: `cobox` if that resolves to it on the PATH, otherwise its path.
 fn own_name() -> String {
     let Ok(program) = std::env::current_exe() else { return "cobox".to_owned() };
     let is_on_path = std::env::var_os("PATH")
@@ -168,14 +170,14 @@ fn own_name() -> String {
     }
     let here = std::env::current_dir().ok().and_then(|dir| program.strip_prefix(dir).ok().map(Path::to_owned));
     match here {
-        // Without a slash a shell would look for it on the path.
+        // Without a slash, a shell would search the PATH for it.
         Some(name) if name.components().count() == 1 => quoted(&Path::new(".").join(name)),
         Some(relative) => quoted(&relative),
         None => quoted(&program),
     }
 }
 
-/// Fit to be pasted into a shell.
+/// Quotes a path for a shell.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-+=:@,".contains(&b));

@@ -1,4 +1,4 @@
-//! `cobox watch`: what goes on in a thread's sandbox, from one session of the thread to the next.
+//! `cobox watch`: follows the events in a thread's sandbox, across consecutive sessions of the thread.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
     way_in::Target,
 };
 
-/// Between two looks for a session, or for a broker that was gone.
+/// Interval between two attempts to find a session, or to reach a broker that was lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
@@ -61,7 +61,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
         let found = match session::of_thread(&client, &thread).await.map(|found| found.filter(|id| Some(id) != ended.as_ref())) {
             Ok(Some(id)) => Ok(id),
             Ok(None) => {
-                // Of a session that is made later, everything is news.
+                // For a session that is created later, every event is new.
                 from = EventsFrom::Start;
                 has_found_broker = true;
                 Err(format!("thread {} has no session; waiting for one", visible(&thread)))
@@ -99,7 +99,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     }
 }
 
-/// A thread that uses this sandbox: what happens there is told to its session.
+/// Returns a thread that uses this sandbox: the sandbox's events are recorded in its session.
 async fn thread_in(client: &Client, sandbox: &str) -> Result<String, Failure> {
     let threads = client.get_sandbox(sandbox).await?.threads;
     threads.into_iter().next().ok_or_else(|| {

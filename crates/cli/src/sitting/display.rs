@@ -1,4 +1,4 @@
-//! The way to the screen: a thread of its own writes, because a terminal that takes nothing must not keep us from leaving.
+//! Writes to the screen from its own thread, because a terminal that accepts no output must not block the detach.
 
 use std::{collections::VecDeque, io, time::Duration};
 
@@ -6,9 +6,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::printer::Printer;
 
-/// Pieces between us and a slow terminal; beyond it what comes from the sandbox waits.
+/// Chunks queued for a slow terminal; beyond that, output from the sandbox is held back.
 const PIECES: usize = 4;
-/// Pieces of our own that wait for a terminal that takes nothing: words that change, another size. Beyond it they are left out.
+/// Chunks of local origin (status changes, resizes) that wait for a blocked terminal; further ones are dropped.
 const MAX_WAITING: usize = 16;
 
 enum Piece {
@@ -18,7 +18,7 @@ enum Piece {
 }
 
 pub struct Display {
-    /// What the thread has no room for yet.
+    /// Chunks that the channel can't take yet.
     waiting: VecDeque<Piece>,
     pieces: mpsc::Sender<Piece>,
     failure: oneshot::Receiver<io::Error>,
@@ -33,7 +33,7 @@ impl Display {
                 match piece {
                     Piece::Bytes(bytes) => {
                         if let Err(error) = printer.stream(&bytes) {
-                            // Nobody to tell means that we have left already.
+                            // The receiver is gone only if the attachment has ended already.
                             let _ = fails.send(error);
                             return;
                         }
@@ -47,7 +47,7 @@ impl Display {
         Self { waiting: VecDeque::new(), pieces, failure }
     }
 
-    /// `false` where it was left out, and what is shown is no longer what it should be.
+    /// `false` if the bytes were dropped, so that the screen is outdated.
     #[must_use]
     pub fn show(&mut self, bytes: Vec<u8>) -> bool {
         if bytes.is_empty() {
@@ -60,17 +60,17 @@ impl Display {
         has_place
     }
 
-    /// What must be shown, however much waits: it leaves the terminal as it should be.
+    /// Queues bytes regardless of the limit: they restore the terminal.
     pub fn show_last(&mut self, bytes: Vec<u8>) {
         self.waiting.push_back(Piece::Bytes(bytes));
     }
 
-    /// Whether more may be shown: while it is not, nothing new is to be asked for.
+    /// Whether the queue is empty. If it isn't, no further output should be requested.
     pub fn has_room(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Hands on what waits. May be dropped at any moment.
+    /// Sends queued chunks to the thread. Cancel-safe.
     pub async fn pass_on(&mut self) -> io::Result<()> {
         while !self.waiting.is_empty() {
             match self.pieces.reserve().await {
@@ -79,14 +79,14 @@ impl Display {
                         permit.send(piece);
                     }
                 }
-                // The thread ends with a failure or with us.
+                // The thread ends with a failure or with this value.
                 Err(_) => return Err((&mut self.failure).await.unwrap_or_else(|_| io::ErrorKind::BrokenPipe.into())),
             }
         }
         Ok(())
     }
 
-    /// Waits until everything is on the screen, but not for a terminal that takes nothing: `false` then.
+    /// Waits until everything is written; `false` if the terminal does not accept it in time.
     pub async fn settle(&mut self, within: Duration) -> bool {
         let (written, is_written) = oneshot::channel();
         self.waiting.push_back(Piece::Mark(written));

@@ -1,4 +1,4 @@
-//! What the system tells somebody who sits at a terminal: another size, stop, go on, end.
+//! The signals of an attached terminal: resize, stop, continue and termination.
 
 use rustix::process;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -27,7 +27,7 @@ impl Signals {
 }
 
 impl Ending {
-    /// Somebody wants this program to end.
+    /// Resolves when the process is asked to terminate.
     pub async fn asked_for(&mut self) {
         let [terminated, hung_up, interrupted, quit] = &mut self.0;
         tokio::select! {
@@ -39,8 +39,8 @@ impl Ending {
     }
 }
 
-/// Stops this program as its terminal's Ctrl-Z would, until somebody lets it go on.
+/// Stops this process, as Ctrl-Z does in its terminal, until SIGCONT.
 pub fn stop_here() {
-    // A program can always stop itself.
+    // A process can always stop itself.
     let _ = process::kill_process(process::getpid(), process::Signal::STOP);
 }

@@ -1,18 +1,18 @@
-//! The keys that are meant for `cobox` itself: Enter, `~` and a letter as in ssh, or a key of one's own choice.
+//! The keys for `cobox` itself: Enter, `~` and a letter as in ssh, or a key that the user chose.
 
 use std::str::FromStr;
 
-/// What comes around a paste in a terminal that was asked to mark it.
+/// Markers around pasted text in bracketed paste mode.
 const PASTE_BEGINS: &[u8] = b"\x1b[200~";
 const PASTE_ENDS: &[u8] = b"\x1b[201~";
 const CTRL_Z: u8 = 0x1a;
 
-/// Which key it is.
+/// The escape key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EscapeKey {
     /// At the beginning of a line.
     AfterEnter(u8),
-    /// Anywhere, as the prefix of tmux is.
+    /// Anywhere, like the prefix key of tmux.
     Anywhere(u8),
     None,
 }
@@ -30,7 +30,7 @@ impl FromStr for EscapeKey {
         match text.as_bytes() {
             b"none" => Ok(EscapeKey::None),
             [key] if key.is_ascii_punctuation() => Ok(EscapeKey::AfterEnter(*key)),
-            // Those that every program needs are nobody's.
+            // Control keys that every program needs can't be the escape key.
             [b'^', key] if !b"MJIHCD[".contains(&key.to_ascii_uppercase()) && (b'@'..=b'_').contains(&key.to_ascii_uppercase()) => {
                 Ok(EscapeKey::Anywhere(key.to_ascii_uppercase() & 0x1f))
             }
@@ -40,7 +40,7 @@ impl FromStr for EscapeKey {
 }
 
 impl EscapeKey {
-    /// How to press it and what follows, for people.
+    /// How to press the escape key and then `key`, for messages.
     pub fn then(self, key: &str) -> String {
         match self {
             EscapeKey::AfterEnter(sign) => format!("Enter {}{key}", char::from(sign)),
@@ -49,7 +49,7 @@ impl EscapeKey {
         }
     }
 
-    /// All there are.
+    /// All escape commands.
     pub fn help(self) -> String {
         let key = match self {
             EscapeKey::AfterEnter(sign) => format!("Enter {}", char::from(sign)),
@@ -60,7 +60,7 @@ impl EscapeKey {
     }
 }
 
-/// What to do with what was typed.
+/// What the typed bytes mean.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Typed {
     Send(Vec<u8>),
@@ -73,12 +73,12 @@ pub enum Typed {
     Help,
 }
 
-/// Finds them in what is typed.
+/// Finds the escape commands in typed input.
 #[derive(Debug)]
 pub struct EscapeScan {
     key: EscapeKey,
     state: State,
-    /// How much of the mark of a paste's begin, or of its end, was just typed.
+    /// Bytes matched so far of the marker that begins or ends a paste.
     marked: usize,
     is_pasting: bool,
 }
@@ -95,8 +95,8 @@ impl EscapeScan {
         Self { key, state: State::LineStart, marked: 0, is_pasting: false }
     }
 
-    /// In order. The escape key is held back until the next byte shows what it was; twice it is once itself. What is pasted is text,
-    /// whatever stands in it.
+    /// Returns the actions in order. The escape key is held back until the next byte decides its meaning; pressed
+    /// twice, it is sent once. Pasted text is never interpreted.
     pub fn scan(&mut self, bytes: &[u8]) -> Vec<Typed> {
         let mut typed = Vec::new();
         let mut send = Vec::with_capacity(bytes.len() + 1);
@@ -138,7 +138,7 @@ impl EscapeScan {
                 typed.push(Typed::Send(std::mem::take(&mut send)));
             }
             typed.push(own);
-            // As after Enter: two of them may follow each other.
+            // As after Enter, so that another command may follow immediately.
             self.state = State::LineStart;
         }
         if !send.is_empty() {
@@ -162,7 +162,7 @@ impl EscapeScan {
         }
     }
 
-    /// Whether a byte is part of what is pasted, marks included once they are known for such.
+    /// Whether a byte belongs to a paste, including its markers once they are complete.
     fn is_in_paste(&mut self, byte: u8) -> bool {
         let was_pasting = self.is_pasting;
         let mark = if was_pasting { PASTE_ENDS } else { PASTE_BEGINS };

@@ -1,28 +1,30 @@
-//! What programs elsewhere switched on in this terminal, to be switched off when they no longer can.
+//! Tracks the modes that remote programs switched on in this terminal, to switch them off when the programs no longer
+//! can.
 
-/// Of a sequence's numbers; longer ones set colours.
+/// Bytes of a sequence's parameters; longer sequences set colours.
 const MAX_PARAMETERS: usize = 64;
-/// Modes remembered that nobody here knows.
+/// Maximum number of unknown modes to remember.
 const MAX_UNKNOWN: usize = 32;
 
-/// Modes that are on in a terminal nobody changed: wrapping, the cursor, repeating keys.
+/// Modes that are on in a default terminal: wrapping, the cursor, key repeat.
 const ON_BY_DEFAULT: [u16; 3] = [7, 8, 25];
-/// Left alone: how a terminal treats its wheel and its Alt key is its owner's choice, and 1048 only saves a cursor.
+/// Never changed: the behaviour of the wheel and the Alt key is the user's choice, and 1048 only saves the cursor.
 const LEFT_ALONE: [u16; 6] = [1007, 1034, 1035, 1036, 1039, 1048];
-/// A screen of its own, by its three names: whichever it is called by, there is one, and any of them leaves it.
+/// The alternate screen under its three mode numbers; each of them leaves it.
 const ALTERNATE: [u16; 3] = [47, 1047, 1049];
-/// Leaves it and brings the cursor back, which every program saves first, and so does what is drawn anew.
+/// Leaves the alternate screen and restores the cursor, which programs and full redraws save when they enter it.
 const LEAVE_ALTERNATE: &[u8] = b"\x1b[?1049l";
-/// Others that programs often change.
+/// Other modes that programs often change.
 const COMMON: [u16; 8] = [1, 5, 6, 7, 12, 25, 2004, 2026];
-/// Make the terminal talk of itself: clicks, movements, focus, colours, sizes. For whoever types, and for nobody who watches.
+/// Modes that make the terminal send reports: clicks, movements, focus, colours, sizes. Only for a participant, never
+/// for an observer.
 const REPORTS: [u16; 12] = [9, 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 2031, 2048];
 
-/// What is on, of all that can be.
+/// The modes that are switched on.
 #[derive(Debug, Default)]
 pub struct Modes {
     state: State,
-    /// Private modes that are not as they were, without the other screen.
+    /// Private modes that differ from their default, except the alternate screen.
     changed: Vec<u16>,
     alternate: bool,
     keypad: bool,
@@ -34,10 +36,10 @@ pub struct Modes {
     link: bool,
     /// `modifyOtherKeys` of xterm; 0 is off.
     other_keys: u16,
-    /// How often kitty's keyboard protocol was pushed, and with which flags the last time.
+    /// How often kitty's keyboard protocol was pushed; the flags are those of the last push.
     keyboard: u8,
     keyboard_flags: u16,
-    /// Of the palette, or of the text, its background and the cursor.
+    /// Set when the palette, the foreground, the background or the cursor colour was changed.
     colours: bool,
 }
 
@@ -51,7 +53,7 @@ enum State {
     /// An operating system command: its first bytes.
     Osc(Vec<u8>),
     String,
-    /// After ESC in one of the two.
+    /// After ESC in `Osc` or `String`.
     StringEscape,
 }
 
@@ -60,7 +62,7 @@ impl Modes {
         let mut rest = output;
         while let Some((&byte, after)) = rest.split_first() {
             if matches!(self.state, State::Text) && byte != 0x1b {
-                // Most of what is printed.
+                // Fast path for plain text, the most frequent input.
                 let skip = rest.iter().position(|b| *b == 0x1b).unwrap_or(rest.len());
                 rest = &rest[skip..];
                 continue;
@@ -121,7 +123,7 @@ impl Modes {
             b'(' => return State::Charset,
             b'=' => self.keypad = true,
             b'>' => self.keypad = false,
-            // A terminal like new.
+            // Full reset of the terminal.
             b'c' => *self = Self::default(),
             _ => {}
         }
@@ -183,12 +185,13 @@ impl Modes {
         }
     }
 
-    /// Whether a program has a screen of its own.
+    /// Whether a program uses the alternate screen.
     pub fn is_alternate(&self) -> bool {
         self.alternate
     }
 
-    /// What stops the terminal from talking of itself and makes its keys the plain ones, so that ours are known; and what undoes that.
+    /// Turns off reports and extended key encodings, so that cobox's own keys are recognized. [`Modes::reports_on`]
+    /// restores them.
     pub fn reports_off(&self) -> Vec<u8> {
         let mut out = self.reports('l');
         if self.keyboard > 0 {
@@ -216,11 +219,11 @@ impl Modes {
         known.flat_map(|mode| format!("\x1b[?{mode}{last}").into_bytes()).collect()
     }
 
-    /// What switches off all that is on, and nothing else. The cursor may be elsewhere afterwards: see [`Modes::moves_cursor`].
+    /// Switches off everything that is on and nothing else. This can move the cursor: see [`Modes::moves_cursor`].
     pub fn off(&self) -> Vec<u8> {
         let mut out = Vec::new();
         if !matches!(self.state, State::Text) {
-            // Ends what never came to its end.
+            // Ends an unfinished sequence.
             out.extend_from_slice(b"\x18\x1b\\");
         }
         for (is_on, sequence) in [
@@ -238,9 +241,9 @@ impl Modes {
             }
         }
         match self.region {
-            // It moves the cursor to the top, from where nobody here may know the way back.
+            // Resetting the scroll region moves the cursor to the top, so it is saved and restored around that.
             true if !self.is_alternate() => out.extend_from_slice(b"\x1b7\x1b[r\x1b8"),
-            // Leaving that screen brings the cursor back, and by where it was saved before.
+            // Leaving the alternate screen restores the cursor from the position that was saved before.
             true => out.extend_from_slice(b"\x1b[r"),
             false => {}
         }
@@ -251,23 +254,24 @@ impl Modes {
             out.extend_from_slice(format!("\x1b[?{mode}{}", if ON_BY_DEFAULT.contains(mode) { 'h' } else { 'l' }).as_bytes());
         }
         if self.alternate {
-            // Last: what was there before has its own cursor.
+            // Last: the normal screen has its own cursor.
             out.extend_from_slice(LEAVE_ALTERNATE);
         }
         out
     }
 
-    /// Counting rows from the screen's first again moves the cursor there, also one that was saved before.
+    /// Switching off origin mode (6) moves the cursor to the first row, also a saved cursor.
     pub fn moves_cursor(&self) -> bool {
         self.changed.contains(&6) && !self.is_alternate()
     }
 
-    /// What leaves the other screen, for a line below what was there before.
+    /// Leaves the alternate screen and starts a line below the previous content.
     pub const fn leave_alternate() -> &'static [u8] {
         b"\x1b[?1049l\r\n"
     }
 
-    /// What switches off everything that programs use, where nobody knows what is on, but for the other screen.
+    /// Switches off all modes that programs commonly use, except the alternate screen: for callers that have no record
+    /// of the modes that are on.
     pub fn all_off() -> &'static [u8] {
         b"\x18\x1b\\\x1b[?1l\x1b>\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1004l\x1b[?1006l\x1b[>4m\x1b[?7h\x1b[?25h\x1b[4l\x1b(B\x0f\x1b[m\r\n"
     }
@@ -310,7 +314,7 @@ mod tests {
         modes.see(b"\x1b[?1002h\x1b[?2004h\x1b[?1006h");
         assert_eq!(modes.reports_off(), b"\x1b[?1002l\x1b[?1006l");
         assert_eq!(modes.reports_on(), b"\x1b[?1002h\x1b[?1006h");
-        // Where keys are spelled otherwise, Ctrl-T would not be known.
+        // With another key encoding, Ctrl-T would not be recognized.
         let mut modes = Modes::default();
         modes.see(b"\x1b[>5u\x1b[>4;2m");
         assert_eq!(modes.reports_off(), b"\x1b[=0u\x1b[>4m");

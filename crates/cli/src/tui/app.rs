@@ -1,4 +1,5 @@
-//! The state of the whole screen and how it changes: `update` takes a message and says what is to be done, and does nothing itself.
+//! The state of the whole screen and its transitions: `update` takes a message and returns the effects to run, without
+//! side effects.
 
 use cobox_langgraph::{Assistant, RunInput, ThreadState};
 
@@ -14,14 +15,14 @@ use super::{
 };
 use crate::chat::{Wish, choose};
 
-/// The directory that both share.
+/// The directory that human and agent share.
 pub const WORKSPACE: &str = "/workspace";
 
-/// What a screen begins with.
+/// Initial settings of a screen.
 #[derive(Clone, Debug)]
 pub struct Beginning {
     pub size: (u16, u16),
-    /// Its address, for people.
+    /// Address of the deployment, for display.
     pub deployment: Option<String>,
     pub assistant: Option<String>,
     pub thread: Option<String>,
@@ -32,7 +33,7 @@ pub struct Beginning {
 pub struct State {
     pub size: (u16, u16),
     pub focus: Pane,
-    /// What stands in the lower corner of a wide screen.
+    /// The pane in the lower corner of a wide screen.
     pub side: Pane,
     pub overlay: Option<Overlay>,
     pub chat: ChatPane,
@@ -40,7 +41,7 @@ pub struct State {
     pub feed: Feed,
     pub files: Files,
     pub sync: SyncState,
-    /// Lines of it that were scrolled past.
+    /// Scroll offset of the sync pane, in lines.
     pub sync_scroll: usize,
     pub deployment: Option<String>,
     pub assistants: Vec<Assistant>,
@@ -49,13 +50,13 @@ pub struct State {
     pub room: Room,
     pub notice: Option<Notice>,
     pub has_broker: bool,
-    /// What was asked for when we began.
+    /// The assistant requested at the start.
     pub(super) asked_assistant: Option<String>,
     pub(super) wish: Wish,
     pub(super) visit: u64,
     /// A message that waits for its thread or its sandbox.
     pub(super) waiting: Option<RunInput>,
-    /// The key that must come again to be meant.
+    /// The key that must be pressed a second time to confirm.
     pub(super) armed: Option<Armed>,
 }
 
@@ -144,7 +145,7 @@ impl State {
                 Vec::new()
             }
             Message::Here { visit, news } if visit == self.visit => self.news(news),
-            // Of a thread that was left.
+            // Belongs to a thread that was left.
             Message::Here { .. } => Vec::new(),
         };
         effects.extend(self.fit());
@@ -178,7 +179,7 @@ impl State {
         }
     }
 
-    /// Into a thread of the deployment, or a new one, with nothing of the last one left but what is being typed.
+    /// Enters a thread of the deployment or a new one. Only the text being typed is kept.
     pub(super) fn enter(&mut self, thread: Option<String>) -> Vec<Effect> {
         self.visit += 1;
         self.thread = None;
@@ -196,14 +197,14 @@ impl State {
         if !self.has_broker {
             return None;
         }
-        // One that is open stays until there is another.
+        // An open sandbox stays until it is replaced.
         if self.room_info().is_none() {
             self.room = Room::Opening;
         }
         Some(Effect::OpenRoom { visit: self.visit, thread: thread.to_owned(), wish: self.wish.clone() })
     }
 
-    /// Sends what waits, as soon as there is a thread for it and its sandbox is there or won't be.
+    /// Sends the waiting message once the thread exists and its sandbox is open or has failed to open.
     pub(super) fn send(&mut self) -> Option<Effect> {
         let (Some(thread), Some(assistant)) = (&self.thread, &self.assistant) else { return None };
         if self.room == Room::Opening && self.wish != Wish::Existing {
@@ -263,7 +264,8 @@ impl State {
                 let told = self.chat.told(event);
                 let Some(sentence) = told else { return Vec::new() };
                 if self.room_info().is_none() {
-                    // Without a broker this is all that is heard of the sandbox; with one it is how we learn that there is one.
+                    // Without a broker this is the only source of sandbox events; with one it shows that the thread
+                    // now has a sandbox.
                     self.feed.note(sentence, false);
                     return self.look_for_room();
                 }
@@ -342,7 +344,7 @@ impl State {
         effects
     }
 
-    /// The agent may have made one meanwhile.
+    /// Looks for a sandbox that the agent may have created in the meantime.
     fn look_for_room(&mut self) -> Vec<Effect> {
         if self.room != Room::None {
             return Vec::new();
@@ -351,7 +353,7 @@ impl State {
         self.open_room(&thread).into_iter().collect()
     }
 
-    /// The shell has the size of its pane.
+    /// Resizes the shell to its pane.
     fn fit(&mut self) -> Option<Effect> {
         let inner = self.places()?.pane(Pane::Terminal)?;
         let me = self.me().map(str::to_owned);

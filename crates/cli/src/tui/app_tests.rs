@@ -1,4 +1,4 @@
-//! The state machine from the outside: keys and news in, effects out.
+//! Tests of the TUI's state machine: keys and events in, effects out.
 
 use cobox_client::FileWatchEvent;
 use cobox_langgraph::{Interrupt, Message as Said, RunEvent, RunInput};
@@ -51,7 +51,7 @@ pub fn room() -> RoomInfo {
     RoomInfo { sandbox: "sb_1".into(), name: None, session: "ssn_1".into(), me: Some("ann".into()), may_type: true }
 }
 
-/// In a thread, its sandbox open and its shell joined.
+/// In a thread, with its sandbox open and its shell joined.
 pub fn settled() -> State {
     let (mut state, _) = State::begin(beginning());
     state.update(Message::Assistants(Ok(vec![assistant()])));
@@ -335,7 +335,7 @@ fn the_mouse_is_the_program_s_where_it_asked_for_it() {
     assert_eq!(state.update(at(MouseEventKind::Up(left))), typed("\x1b[<0;5;3m"));
     assert_eq!(state.update(at(MouseEventKind::ScrollUp)), typed("\x1b[<64;5;3M"));
     assert!(state.update(at(MouseEventKind::Moved)).is_empty(), "that was not asked for");
-    // The click that goes to the pane is no click in it, nor is what follows from it.
+    // A click that moves the focus to the pane is not passed to its program, nor are the events that follow from it.
     state.look_at(Pane::Chat);
     assert!(state.update(at(MouseEventKind::Down(left))).is_empty() && state.focus == Pane::Terminal);
     assert!(state.update(at(MouseEventKind::Up(left))).is_empty());
@@ -362,7 +362,7 @@ fn a_click_in_a_list_chooses() {
     let line = |n: u8| SandboxLine { name: format!("dev{n}"), id: format!("sb_{n}"), state: "active".into() };
     let boxes = (2..6).map(line).collect();
     state.update(Message::Sandboxes(Ok(boxes)));
-    // Four rows in the middle of forty, in a border.
+    // Four rows, centred in forty, inside a border.
     state.update(mouse_at(MouseEventKind::Down(MouseButton::Left), 2, 19));
     assert!(matches!(state.overlay, Some(Overlay::Pick(_))), "beside it nothing is chosen");
     let effects = state.update(mouse_at(MouseEventKind::Down(MouseButton::Left), 60, 19));

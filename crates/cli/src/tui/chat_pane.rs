@@ -1,4 +1,4 @@
-//! The conversation in its pane: what was said, what is being typed, the run under way and what it asks.
+//! The chat pane: the conversation, the text being typed, the current run and its open questions.
 
 use std::collections::HashSet;
 
@@ -16,11 +16,11 @@ pub struct ChatPane {
     pub editor: Editor,
     pub review: Option<Review>,
     pub run: Run,
-    /// Lines from the end.
+    /// Scroll offset, in lines from the end.
     pub scroll: usize,
-    /// Tools are shown with all that went in and came out.
+    /// Whether tool calls show their full arguments and outcomes by default.
     pub is_unfolded: bool,
-    /// Those for which it is the other way round.
+    /// Tool calls that are shown the opposite way.
     pub turned: HashSet<usize>,
     is_titled: bool,
 }
@@ -36,7 +36,7 @@ pub enum Run {
 }
 
 impl ChatPane {
-    /// Another thread, with what was typed so far left as it is.
+    /// Switches to another thread; the text being typed is kept.
     pub fn enter(&mut self, state: &ThreadState) {
         let editor = std::mem::take(&mut self.editor);
         *self = Self { editor, is_unfolded: self.is_unfolded, is_titled: !state.messages.is_empty(), ..Self::default() };
@@ -50,7 +50,8 @@ impl ChatPane {
         self.run != Run::None
     }
 
-    /// What was typed as something for the run: a message, or an answer once all is decided. `None` where there is more to decide.
+    /// Interprets typed text as input for the run: a message or, once every action is decided, the answer. `None`
+    /// while decisions are still missing.
     pub fn input(&mut self, text: &str) -> Result<Option<RunInput>, String> {
         let Some(review) = &mut self.review else {
             let (id, text) = (format!("cobox-{}", cobox_protocol::ShellId::new()), typed::message(text));
@@ -67,7 +68,7 @@ impl ChatPane {
         self.decide(decision)
     }
 
-    /// The answer, once all is decided.
+    /// Records a decision and returns the answer once every action is decided.
     fn decide(&mut self, decision: Decision) -> Result<Option<RunInput>, String> {
         let Some(review) = &mut self.review else { return Ok(None) };
         let said = match &decision {
@@ -96,13 +97,13 @@ impl ChatPane {
         self.scroll = 0;
     }
 
-    /// What the thread is to be listed by, after its first message.
+    /// The thread's title in lists, from its first message.
     pub fn title(&mut self, text: &str) -> Option<String> {
         let is_first = !std::mem::replace(&mut self.is_titled, true);
         is_first.then(|| cobox_langgraph::clean(text, MAX_TITLE_BYTES).replace(['\n', '\t'], " "))
     }
 
-    /// What a run tells; sentences of its sandbox for the feed.
+    /// Applies an event of a run and returns a sentence for the feed if the event is about the sandbox.
     pub fn told(&mut self, event: RunEvent) -> Option<String> {
         match event {
             RunEvent::Started { run_id } => {
@@ -116,7 +117,7 @@ impl ChatPane {
             RunEvent::Interrupted(asked) => self.review = Review::of(asked),
             RunEvent::Custom(told) => return words::custom(&told),
             RunEvent::Reconnected => {}
-            // Whoever ended it knows.
+            // The user ended this run.
             RunEvent::Failed { .. } if matches!(self.run, Run::Going { is_ending: true, .. }) => {}
             RunEvent::Failed { message } => {
                 self.transcript.add_note(format!("the run failed: {message}"));
@@ -139,7 +140,7 @@ impl ChatPane {
         }
     }
 
-    /// Whether a tool is shown with all that went in and came out.
+    /// Whether a tool call is shown with its full arguments and outcome.
     pub fn is_open(&self, number: usize) -> bool {
         self.is_unfolded != self.turned.contains(&number)
     }

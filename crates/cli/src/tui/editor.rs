@@ -1,17 +1,17 @@
-//! The line that is typed into: text, a cursor, what was typed before, and pastes of any size that fits a message.
+//! The input line of the chat: text, a cursor, a history, and pastes up to the size of a message.
 
-/// Longest text, in bytes: more than any model takes at once, and what the plain mode takes too.
+/// Longest text, in bytes: more than any model accepts at once, and the same limit as in plain mode.
 const MAX_BYTES: usize = 1024 * 1024;
-/// Lines that are remembered.
+/// Lines kept in the history.
 const MAX_HISTORY: usize = 200;
 
 #[derive(Debug, Default)]
 pub struct Editor {
     text: String,
-    /// In bytes, between two characters.
+    /// Byte offset, always on a character boundary.
     cursor: usize,
     history: Vec<String>,
-    /// Which line of history is shown, and what was typed before it was looked for.
+    /// The history entry shown, and the draft that was typed before the user went back in the history.
     looking: Option<(usize, String)>,
 }
 
@@ -42,7 +42,7 @@ impl Editor {
         self.cursor = self.text.len();
     }
 
-    /// Takes what was typed and remembers it.
+    /// Returns the text, clears the line and adds the text to the history.
     pub fn take(&mut self) -> String {
         let text = std::mem::take(&mut self.text);
         self.cursor = 0;
@@ -85,7 +85,7 @@ impl Editor {
         self.cursor += self.text[self.cursor..].find('\n').unwrap_or(self.text.len() - self.cursor);
     }
 
-    /// Back to the beginning of a word.
+    /// Moves to the beginning of the word.
     pub fn word_left(&mut self) {
         let before = self.text[..self.cursor].trim_end();
         self.cursor = before.rfind(char::is_whitespace).map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8));
@@ -103,7 +103,7 @@ impl Editor {
         self.text.replace_range(self.cursor..end, "");
     }
 
-    /// What was typed before this; how far back, `looking` knows.
+    /// Shows the previous history entry; `looking` has the current position.
     pub fn older(&mut self) {
         let at = match &self.looking {
             Some((0, _)) => return,

@@ -1,16 +1,16 @@
-//! The shared shell's screen: bytes that a sandbox prints, made into cells; whatever they are, they stay within the pane.
+//! The screen of the shared shell: turns a sandbox's output into cells, and confines any output to the pane.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tui_term::widget::Screen as DrawnScreen;
 
-/// Lines above the screen that can be scrolled back to.
+/// Lines of scrollback above the screen.
 const SCROLLBACK_LINES: usize = 1000;
-/// Largest screen that is emulated, in cells: a 4K display in the smallest readable letters.
+/// Largest emulated screen, in cells: a 4K display with the smallest readable font.
 const MAX_CELLS: u32 = 128 * 1024;
-/// Smallest: a wide character must fit into a row.
+/// Smallest emulated side: a wide character must fit into a row.
 const MIN_SIDE: u16 = 2;
-/// Output that breaks the emulator this often is made to; then the pane stays empty.
+/// After this many panics the output is assumed to be malicious, and the pane stays empty.
 const MAX_PANICS: u32 = 3;
 
 pub struct Emulator {
@@ -35,7 +35,7 @@ impl Emulator {
         }
     }
 
-    /// An empty screen of this size with these bytes on it.
+    /// Replaces the screen by an empty one of this size and processes the bytes.
     pub fn redraw(&mut self, cols: u16, rows: u16, bytes: &[u8]) {
         if self.panics < MAX_PANICS {
             self.parser = parser(cols, rows);
@@ -47,7 +47,7 @@ impl Emulator {
         self.parser.as_ref().map(vt100::Parser::screen)
     }
 
-    /// Up for more than nothing, down for less.
+    /// Scrolls up by a positive number, down by a negative one.
     pub fn scroll(&mut self, lines: isize) {
         self.guarded(|parser| {
             let at = parser.screen().scrollback().saturating_add_signed(lines);
@@ -59,7 +59,7 @@ impl Emulator {
         self.guarded(|parser| parser.screen_mut().set_scrollback(0));
     }
 
-    /// How the part of it that fits into so many rows is seen: the part with the cursor in it.
+    /// The part of the screen that fits into `rows` rows and contains the cursor.
     pub fn window(&self, rows: u16) -> Option<Window<'_>> {
         let screen = self.screen()?;
         let (all, _) = screen.size();
@@ -86,14 +86,14 @@ fn parser(cols: u16, rows: u16) -> Option<vt100::Parser> {
     fits(cols, rows).then(|| vt100::Parser::new(rows.max(MIN_SIDE), cols.max(MIN_SIDE), SCROLLBACK_LINES))
 }
 
-/// A screen from one of its rows on.
+/// A part of a screen, from one of its rows downwards.
 pub struct Window<'a> {
     screen: &'a vt100::Screen,
     top: u16,
 }
 
 impl Window<'_> {
-    /// The row of the screen that is seen first.
+    /// The first row of the screen that is visible.
     pub fn top(&self) -> u16 {
         self.top
     }

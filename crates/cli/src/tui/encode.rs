@@ -1,16 +1,16 @@
-//! Keys and what the mouse does as a terminal sends them, for the shell in the pane; no I/O.
+//! Encodes keys and mouse events as a terminal sends them, for the shell in the pane; no I/O.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 use vt100::{MouseProtocolEncoding, MouseProtocolMode};
 
-/// Nothing for a key that no terminal has bytes for.
+/// Empty for a key that terminals have no encoding for.
 pub fn encode(key: &KeyEvent, has_application_cursor: bool) -> Vec<u8> {
     let (alt, ctrl, shift) = (
         key.modifiers.contains(KeyModifiers::ALT),
         key.modifiers.contains(KeyModifiers::CONTROL),
         key.modifiers.contains(KeyModifiers::SHIFT),
     );
-    // As xterm counts them.
+    // Modifier number of xterm.
     let modifier = 1 + u8::from(shift) + 2 * u8::from(alt) + 4 * u8::from(ctrl);
     let arrow = |letter: char| match modifier {
         1 if has_application_cursor => format!("\x1bO{letter}"),
@@ -48,7 +48,8 @@ pub fn encode(key: &KeyEvent, has_application_cursor: bool) -> Vec<u8> {
     }
 }
 
-/// Pasted text, marked where the program asked for it. An end of the mark within it would let the rest run as typed.
+/// Encodes pasted text, with bracketed paste markers if the program enabled them. An end marker within the text is
+/// removed: the text after it would run as typed input.
 pub fn paste(text: &str, is_marked: bool) -> Vec<u8> {
     let text = text.replace("\r\n", "\r").replace('\n', "\r");
     if is_marked {
@@ -58,7 +59,7 @@ pub fn paste(text: &str, is_marked: bool) -> Vec<u8> {
     }
 }
 
-/// What the mouse does at this column and row; nothing where the program didn't ask for it.
+/// Encodes a mouse event at this column and row; `None` if the program did not enable it.
 pub fn mouse(mouse: &MouseEvent, at: (u16, u16), mode: MouseProtocolMode, encoding: MouseProtocolEncoding) -> Option<Vec<u8>> {
     use MouseProtocolMode as Mode;
     let is_asked_for = match mouse.kind {
@@ -99,7 +100,7 @@ pub fn mouse(mouse: &MouseEvent, at: (u16, u16), mode: MouseProtocolMode, encodi
             let letters: Option<String> = plain.into_iter().map(|n| char::from_u32(u32::from(n))).collect();
             Some([b"\x1b[M", letters?.as_bytes()].concat())
         }
-        // Farther out than a byte can say.
+        // Fails for a position beyond the range of a byte.
         MouseProtocolEncoding::Default => {
             let bytes: Result<Vec<u8>, _> = plain.into_iter().map(u8::try_from).collect();
             Some([b"\x1b[M".to_vec(), bytes.ok()?].concat())

@@ -1,4 +1,4 @@
-//! What happened in the sandbox, the last of it: lines for the feed.
+//! The most recent events of the sandbox as lines of the feed.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use cobox_protocol::{Timestamp, event::SandboxEvent};
 
 use crate::chat::words;
 
-/// Lines that are kept; `cobox session events` has them all.
+/// Lines kept; `cobox session events` shows all of them.
 const MAX_LINES: usize = 500;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct FeedLine {
 #[derive(Debug, Default)]
 pub struct Feed {
     lines: VecDeque<FeedLine>,
-    /// Lines from the end, for who looks back.
+    /// Scroll offset, in lines from the end.
     pub scroll: usize,
 }
 
@@ -34,7 +34,7 @@ impl Feed {
         self.add(FeedLine { at: Some(event.at), text: words::event(event), is_bad: words::is_bad(event), is_agents });
     }
 
-    /// Something that is not an event of the sandbox.
+    /// Adds a line that is not an event of the sandbox.
     pub fn note(&mut self, text: String, is_bad: bool) {
         self.add(FeedLine { at: None, text, is_bad, is_agents: false });
     }
@@ -49,7 +49,7 @@ impl Feed {
         }
         self.lines.push_back(line);
         if self.scroll > 0 {
-            // Who looks back goes on seeing the same.
+            // Keeps the visible lines in place while the user is scrolled back.
             self.scroll(1);
         }
     }

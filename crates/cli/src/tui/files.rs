@@ -1,4 +1,4 @@
-//! The sandbox's files as a tree, which of them changed since they were first seen, and how.
+//! The sandbox's files as a tree, with those that changed since they were first seen and their differences.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -15,26 +15,26 @@ use similar::{ChangeTag, TextDiff};
 
 use crate::printer::visible;
 
-/// Files and directories in the tree.
+/// Maximum number of files and directories in the tree.
 const MAX_PATHS: usize = 5000;
-/// Contents kept from first sight, in bytes of all together.
+/// Total bytes of first-seen contents that are kept.
 const MAX_KEPT_BYTES: usize = 8 * 1024 * 1024;
 /// Largest file that is compared, in bytes.
 pub const MAX_FILE_BYTES: u64 = 256 * 1024;
-/// Lines of a difference that are shown.
+/// Maximum number of lines of a difference.
 const MAX_DIFF_LINES: usize = 2000;
-/// For one comparison; past it the difference is right but longer than it need be.
+/// Time limit for one comparison; past it the difference is correct but longer than necessary.
 const DIFF_WITHIN: Duration = Duration::from_millis(200);
-/// Lines around a change.
+/// Context lines around a change.
 const CONTEXT_LINES: usize = 3;
-/// Directories whose insides nobody edits by hand.
+/// Directories whose contents users don't edit by hand.
 const CLOSED: [&str; 6] = [".git", "node_modules", "__pycache__", ".venv", ".mypy_cache", "target"];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Contents {
     Missing,
     Text(String),
-    /// Not text, too large, or more than is kept.
+    /// Not text, too large, or past the total limit.
     Unkept,
 }
 
@@ -71,11 +71,12 @@ pub struct Diff {
 #[derive(Debug, Default)]
 pub struct Files {
     root: String,
-    /// By the parts of their paths, so that what is in a directory follows it.
+    /// Keyed by path components, so that a directory's contents follow it in order. The value: whether it is a
+    /// directory.
     paths: BTreeMap<Vec<String>, bool>,
     first: HashMap<String, Contents>,
     kept_bytes: usize,
-    /// And whether an agent did it last.
+    /// The change, and whether an agent made the last one.
     changed: BTreeMap<String, (Mark, bool)>,
     folded: HashSet<String>,
     pub selected: usize,
@@ -89,7 +90,7 @@ impl Files {
         Self { root: root.to_owned(), ..Self::default() }
     }
 
-    /// What is there now; those never seen before are as they are.
+    /// Replaces the tree by a new listing; files not seen before count as unchanged.
     pub fn listed(&mut self, entries: &[FileEntry]) {
         self.paths.clear();
         for entry in entries {
@@ -98,7 +99,7 @@ impl Files {
         self.is_listed = true;
     }
 
-    /// A file's contents, kept if it is the first time that they are seen.
+    /// Keeps a file's contents if they are seen for the first time.
     pub fn seen(&mut self, path: &str, contents: Contents) {
         if self.first.contains_key(path) || self.first.len() >= MAX_PATHS {
             return;
@@ -109,7 +110,7 @@ impl Files {
         self.first.insert(path.to_owned(), if fits { contents } else { Contents::Unkept });
     }
 
-    /// Whether all must be listed again.
+    /// Applies a watch event. Returns whether the tree must be listed again.
     pub fn news(&mut self, news: &FileWatchEvent) -> bool {
         match news {
             FileWatchEvent::Watching => {}
@@ -123,7 +124,7 @@ impl Files {
                     self.went(from, event);
                 }
                 self.came(&event.path, event);
-                // What was in a renamed directory has other names now.
+                // The contents of a renamed directory have new paths.
                 return event.kind == FileKind::Directory;
             }
         }
@@ -147,7 +148,7 @@ impl Files {
         }
         self.paths.retain(|known, _| !known.starts_with(&parts));
         if self.first.get(path) == Some(&Contents::Missing) {
-            // It came and went while we looked.
+            // The file was created and removed again since the first listing.
             self.changed.remove(path);
         } else if event.kind == FileKind::File {
             self.mark(path, Mark::Removed, event);
@@ -167,12 +168,12 @@ impl Files {
         self.changed.insert(path.to_owned(), (mark, is_agents));
     }
 
-    /// Those that changed, by path.
+    /// The changed files, sorted by path.
     pub fn changed(&self) -> impl Iterator<Item = (&str, Mark, bool)> {
         self.changed.iter().map(|(path, (mark, is_agents))| (path.as_str(), *mark, *is_agents))
     }
 
-    /// The tree as it is shown.
+    /// The visible nodes of the tree.
     pub fn nodes(&self) -> Vec<Node> {
         let mut nodes = Vec::with_capacity(self.paths.len());
         let mut within: Option<Vec<String>> = None;
@@ -195,7 +196,7 @@ impl Files {
         self.selected = self.selected.saturating_add_signed(by).min(last);
     }
 
-    /// Folds the selected directory, or names the selected file, to be read.
+    /// Folds or unfolds the selected directory, or returns the path of the selected file.
     pub fn open_selected(&mut self) -> Option<String> {
         let node = self.nodes().into_iter().nth(self.selected)?;
         if !node.is_directory {
@@ -207,7 +208,7 @@ impl Files {
         None
     }
 
-    /// How a file differs from what it was when it was first seen.
+    /// Shows how a file differs from its first-seen contents.
     pub fn compare(&mut self, path: &str, now: &Contents) {
         let before = self.first.get(path).unwrap_or(&Contents::Unkept);
         let lines = match (before, now) {
@@ -235,7 +236,7 @@ impl Files {
         self.paths.insert(parts, is_directory);
     }
 
-    /// Below the root; empty for what isn't.
+    /// The path's components below the root; empty for a path outside it.
     fn parts(&self, path: &str) -> Vec<String> {
         let below = path.strip_prefix(&self.root).and_then(|rest| rest.strip_prefix('/')).unwrap_or_default();
         below.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect()

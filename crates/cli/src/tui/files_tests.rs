@@ -1,4 +1,4 @@
-//! What the tree and the differences are after changes of every kind.
+//! Tests of the file tree and its differences after each kind of change.
 
 use cobox_protocol::Timestamp;
 

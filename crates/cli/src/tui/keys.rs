@@ -1,4 +1,4 @@
-//! What keys and pastes mean, by what has the focus.
+//! Interprets keys and pastes, depending on the focus.
 
 use cobox_langgraph::Question;
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::chat::typed;
 
-/// Lines of Page Up and Page Down.
+/// Lines scrolled by Page Up and Page Down.
 const PAGE_LINES: isize = 10;
 
 impl State {
@@ -52,7 +52,7 @@ impl State {
         }
     }
 
-    /// Everything is the shell's but a few keys that shells have no use for.
+    /// All keys go to the shell, except a few that shells don't use.
     fn terminal_key(&mut self, key: &KeyEvent) -> Vec<Effect> {
         let (alt, ctrl, shift) = (
             key.modifiers.contains(KeyModifiers::ALT),
@@ -131,7 +131,7 @@ impl State {
         Vec::new()
     }
 
-    /// What the agent wants to do, to be changed: where it asks and `edit` was begun.
+    /// The proposed action as an editable draft, if a question is open and the user has typed the beginning of `edit`.
     fn draft_of_edit(&self) -> Option<String> {
         let text = self.chat.editor.text();
         let Some(Question::Action(action)) = self.chat.review.as_ref().and_then(|r| r.next()) else { return None };
@@ -222,7 +222,7 @@ impl State {
         Vec::new()
     }
 
-    /// Chooses one from the list that is open.
+    /// Chooses an item of the open list.
     pub(super) fn pick(&mut self, at: usize) -> Vec<Effect> {
         let Some(Overlay::Pick(picker)) = self.overlay.take() else { return Vec::new() };
         picker.items.get(at).map(|item| self.chosen(picker.choice, &item.key)).unwrap_or_default()
@@ -249,7 +249,7 @@ impl State {
                 let me = self.me().map(str::to_owned);
                 self.shell.key(encode::paste(text, is_marked), me.as_deref()).into_iter().collect()
             }
-            // A paste is meant for the chat wherever nothing else takes text.
+            // If no other pane takes text, a paste goes to the chat.
             _ => {
                 self.chat.editor.insert(text);
                 self.look_at(Pane::Chat);
@@ -258,7 +258,7 @@ impl State {
         }
     }
 
-    /// Down for more than nothing.
+    /// Scrolls down by a positive number, up by a negative one.
     pub(super) fn scroll(&mut self, pane: Pane, by: isize) {
         match pane {
             Pane::Chat => self.scroll_chat(-by),
@@ -270,14 +270,14 @@ impl State {
             },
             Pane::Sync => {
                 let room = self.places().and_then(|p| p.pane(Pane::Sync)).map_or(0, |rect| usize::from(rect.height.saturating_sub(2)));
-                // The summary is one line more.
+                // One more for the summary line.
                 let most = (self.sync.details().len() + 1).saturating_sub(room);
                 self.sync_scroll = self.sync_scroll.saturating_add_signed(by).min(most);
             }
         }
     }
 
-    /// Back for more than nothing.
+    /// Scrolls back by a positive number.
     fn scroll_chat(&mut self, by: isize) {
         let most = self.places().and_then(|p| p.pane(Pane::Chat)).map_or(0, |rect| view::chat::most_scroll(self, rect));
         self.chat.scroll = self.chat.scroll.saturating_add_signed(by).min(most);

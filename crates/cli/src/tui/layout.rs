@@ -1,12 +1,12 @@
-//! Which pane is where, by the size of the screen and what has the focus: one rule for drawing and for the mouse.
+//! Positions of the panes, by screen size and focus: one rule, used for drawing and for the mouse.
 
 use ratatui::layout::{Constraint, Layout, Rect};
 
-/// Smallest screen that has room for everything.
+/// Smallest screen that fits the panes.
 pub const MIN_SIZE: (u16, u16) = (80, 24);
-/// From here on panes stand side by side.
+/// From this size on, panes are side by side.
 const WIDE: (u16, u16) = (120, 30);
-/// Rows of the strip of events under a pane that stands alone, with its border.
+/// Rows of the events strip below a single pane, including its border.
 const STRIP_ROWS: u16 = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,14 +40,14 @@ impl Pane {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
     pub header: Rect,
-    /// Names of the panes, where only one is shown.
+    /// Area of the pane names, if only one pane is shown.
     pub tabs: Option<Rect>,
     pub panes: Vec<(Pane, Rect)>,
     pub footer: Rect,
 }
 
 impl Places {
-    /// `None` where the screen is too small. `side` is what stands in the lower corner of a wide one.
+    /// `None` if the screen is too small. `side` is the pane in the lower corner of a wide screen.
     pub fn of((cols, rows): (u16, u16), focus: Pane, side: Pane) -> Option<Self> {
         if cols < MIN_SIZE.0 || rows < MIN_SIZE.1 {
             return None;
@@ -74,19 +74,19 @@ impl Places {
         self.panes.iter().find(|(p, _)| *p == pane).map(|(_, rect)| *rect)
     }
 
-    /// What is at this point.
+    /// The pane at this point.
     pub fn at(&self, col: u16, row: u16) -> Option<(Pane, Rect)> {
         self.panes.iter().find(|(_, rect)| rect.contains((col, row).into())).copied()
     }
 
-    /// The tab at this point, as [`tab_spans`] draws them.
+    /// The tab at this point, as drawn from [`tab_spans`].
     pub fn tab_at(&self, col: u16, row: u16) -> Option<Pane> {
         let tabs = self.tabs.filter(|tabs| tabs.contains((col, row).into()))?;
         tab_spans().into_iter().find(|(_, from, to)| (*from..*to).contains(&(col - tabs.x))).map(|(pane, ..)| pane)
     }
 }
 
-/// From which column to which each tab goes: ` 1 chat `.
+/// The first column and the end column of each tab: ` 1 chat `.
 pub fn tab_spans() -> Vec<(Pane, u16, u16)> {
     let mut from = 0;
     Pane::ALL

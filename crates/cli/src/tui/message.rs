@@ -1,4 +1,4 @@
-//! What the state machine hears, and what it wants done: all that goes between it and the world.
+//! Messages and effects: the complete interface between the state machine and the tasks that do I/O.
 
 use bytes::Bytes;
 use cobox_client::FileWatchEvent;
@@ -9,7 +9,7 @@ use crossterm::event::{KeyEvent, MouseEvent};
 use super::{files::Contents, sync::SyncState};
 use crate::chat::Wish;
 
-/// Why something could not be had, for people.
+/// A result whose error is text for the user.
 pub type Told<T> = Result<T, String>;
 
 #[derive(Debug)]
@@ -21,9 +21,10 @@ pub enum Message {
     Assistants(Told<Vec<Assistant>>),
     Threads(Told<Vec<Thread>>),
     Sandboxes(Told<Vec<SandboxLine>>),
-    /// Something that was asked for didn't come to be.
+    /// A requested action failed.
     Failed(String),
-    /// Of one stay in one thread: what is still on its way when it was left is not for the next.
+    /// Belongs to one visit of one thread: messages still in flight when the thread is left don't apply to the next
+    /// one.
     Here {
         visit: u64,
         news: News,
@@ -41,27 +42,27 @@ pub enum News {
     FeedOver(String),
     Sync(SyncState),
     Listed(Told<Vec<FileEntry>>),
-    /// A file's contents as they were first seen.
+    /// A file's contents at first sight.
     Seen {
         path: String,
         contents: Contents,
     },
     File(FileWatchEvent),
-    /// A file's contents, to be compared.
+    /// A file's contents for a comparison.
     Read {
         path: String,
         contents: Contents,
     },
 }
 
-/// The sandbox that a thread has.
+/// The sandbox of the thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoomInfo {
-    /// Its id, and its name where it has one.
+    /// The sandbox's id; `name` is its name, if it has one.
     pub sandbox: String,
     pub name: Option<String>,
     pub session: String,
-    /// Whom the sandbox knows us as.
+    /// Principal under which the sandbox knows this client.
     pub me: Option<String>,
     pub may_type: bool,
 }
@@ -90,7 +91,7 @@ pub enum Effect {
     ListAssistants,
     ListThreads,
     ListSandboxes,
-    /// A thread of the deployment, or a new one.
+    /// Enters a thread of the deployment, or a new one.
     Enter {
         visit: u64,
         thread: Option<String>,
@@ -100,7 +101,7 @@ pub enum Effect {
         thread: String,
         wish: Wish,
     },
-    /// Feed, files and all else that follows a sandbox.
+    /// Starts to follow the sandbox: its events, files and sync state.
     Follow {
         visit: u64,
     },

@@ -1,7 +1,7 @@
 //! The TUI: chat, the shared terminal, events, files and sync on one screen.
 //!
-//! [`app::State`] is the whole screen and `update` its only change: a message in, effects out, no I/O. `view` draws it. [`run`] owns the
-//! terminal, [`tasks`] do what effects ask for and answer with messages, over one bounded channel.
+//! [`app::State`] is the whole screen, and only its `update` changes it: a message in, effects out, no I/O. `view`
+//! draws it. [`run`] owns the terminal; [`tasks`] execute effects and answer with messages over one bounded channel.
 
 mod app;
 mod chat_pane;

@@ -1,4 +1,5 @@
-//! What the mouse means, by where it is: ours to focus, to scroll and to choose with, and a program's in the shell that asked for it.
+//! Mouse handling: in cobox's own panes it focuses, scrolls and selects; in the shell, events go to a program that
+//! enabled the mouse.
 
 use crossterm::event::{MouseButton, MouseEvent, MouseEventKind};
 use ratatui::{
@@ -14,7 +15,7 @@ use super::{
     view,
 };
 
-/// Lines of one turn of the wheel.
+/// Lines per step of the wheel.
 const WHEEL_LINES: isize = 3;
 
 impl State {
@@ -72,8 +73,9 @@ impl State {
         }
     }
 
-    /// For the program in the shell, as it asked for it; `None` where it did not, or the mouse is not its to have: elsewhere, while somebody
-    /// else types, while one looks back, and with the click that only goes to the pane.
+    /// Encodes a mouse event for the program in the shell. `None` if the program did not enable it, or if the event is
+    /// not for it: outside the pane, while another user has control, while scrolled back, and for the click that moves
+    /// the focus to the pane.
     fn for_program(&mut self, mouse: &MouseEvent, area: Rect) -> Option<Vec<u8>> {
         let inner = Block::bordered().inner(area);
         let point = Position::new(mouse.column, mouse.row);
@@ -82,7 +84,7 @@ impl State {
             self.shell.holds_button = false;
         }
         let is_meant = match mouse.kind {
-            // A button that went down in there belongs there until it is up again.
+            // A button pressed in the pane belongs to it until it is released.
             MouseEventKind::Up(_) | MouseEventKind::Drag(_) => is_held,
             MouseEventKind::Down(_) | MouseEventKind::Moved => self.focus == Pane::Terminal && inner.contains(point),
             _ => inner.contains(point),

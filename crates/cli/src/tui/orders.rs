@@ -1,4 +1,4 @@
-//! What is typed into the chat: messages, decisions and slash commands, as what is to be done.
+//! Interprets text submitted in the chat: messages, decisions and slash commands become effects.
 
 use cobox_langgraph::RunInput;
 
@@ -12,7 +12,7 @@ use crate::chat::{
     typed::{self, Slash},
 };
 
-/// Said where somebody wants to talk and there is nobody.
+/// Shown when the user sends a message without a deployment.
 pub const NO_DEPLOYMENT: &str =
     "nobody to talk to: start with --deployment URL, or set COBOX_DEPLOYMENT_URL or `deployment` in chat.toml (docs/chat.md)";
 
@@ -36,7 +36,7 @@ impl State {
                 self.complain(NO_DEPLOYMENT);
                 Vec::new()
             }
-            // What was typed stays, to be sent afterwards.
+            // The typed text stays in the input line and can be sent later.
             None if self.chat.is_running() || self.waiting.is_some() => {
                 self.complain("the agent is at work: wait, or end the run with Esc Esc");
                 Vec::new()
@@ -117,7 +117,7 @@ impl State {
         self.has_broker
     }
 
-    /// Binds the thread to a sandbox that exists.
+    /// Binds the thread to an existing sandbox.
     pub(super) fn use_sandbox(&mut self, name: &str) -> Vec<Effect> {
         self.wish = Wish::Use { sandbox: name.to_owned() };
         self.open_wished()
@@ -141,7 +141,7 @@ impl State {
 
     fn use_shell(&mut self, name: Option<String>) -> Vec<Effect> {
         let Some(may_type) = self.room_info().map(|info| info.may_type) else {
-            // With no sandbox to look for a shell in, the name can only be a sandbox's.
+            // Without a sandbox there is no shell to name, so the name is a sandbox's.
             if let Some(name) = name {
                 self.look_at(Pane::Terminal);
                 return self.use_sandbox(&name);
@@ -156,7 +156,8 @@ impl State {
         vec![self.shell.join(self.visit, name, may_type)]
     }
 
-    /// Of a file, by its path or the end of it; without one, of the file that changed last in the list.
+    /// Shows the difference of a file given by its path or the end of it; without one, of the first changed file in
+    /// the list.
     fn show_diff(&mut self, path: Option<String>) -> Vec<Effect> {
         let found = match &path {
             Some(path) if path.starts_with('/') => Some(path.clone()),

@@ -1,4 +1,4 @@
-//! A list to choose one thing from: a thread, an assistant, a sandbox.
+//! A list to choose one item from: a thread, an assistant or a sandbox.
 
 use cobox_langgraph::{Assistant, Thread};
 
@@ -7,7 +7,7 @@ use unicode_width::UnicodeWidthStr;
 use super::{message::SandboxLine, view::cut};
 use crate::chat::words::one_line;
 
-/// Columns of one cell: the others must be seen too.
+/// Maximum columns of one cell, so that the other cells stay visible.
 const MAX_CELL: usize = 36;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum Choice {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// What is chosen by it.
+    /// Identifies the choice.
     pub key: String,
     pub label: String,
     pub is_current: bool,
@@ -77,7 +77,7 @@ impl Picker {
     }
 }
 
-/// Items with their cells below each other, by what each stands for.
+/// Builds items with aligned cells. The first value of a row is its key.
 fn aligned<const N: usize>(rows: Vec<(String, [String; N])>, current: Option<&str>) -> Vec<Item> {
     let rows: Vec<(String, [String; N])> =
         rows.into_iter().map(|(key, cells)| (key, cells.map(|cell| cut(&one_line(&cell), MAX_CELL)))).collect();

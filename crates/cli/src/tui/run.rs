@@ -1,4 +1,4 @@
-//! Runs the TUI: reads the terminal, feeds the state, draws it, starts what it asks for.
+//! Runs the TUI: reads the terminal, updates the state, draws it, and starts its effects.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -24,15 +24,15 @@ use super::{
 };
 use crate::{chat::Chat, failure::Failure};
 
-/// Messages on their way to the state. A task that tells more than is drawn waits.
+/// Messages buffered for the state. Tasks that produce more than is processed wait.
 const MESSAGES: usize = 1024;
-/// Messages that are taken before the screen is drawn again: a flood must not keep keys from being seen.
+/// Messages processed before the next draw: a flood of them must not delay the display of typed keys.
 const BATCH: usize = 256;
-/// Between two drawings: nobody sees more of them.
+/// Minimum interval between two draws: users can't see more frames.
 const FRAME: Duration = Duration::from_millis(16);
 
 pub async fn run(chat: Chat) -> Result<u8, Failure> {
-    // What is printed on a screen that is given back a moment later is never read: it is kept until then.
+    // A panic message printed on the alternate screen would be lost when that is left, so it is kept until then.
     let last_words = Arc::new(Mutex::new(None::<String>));
     let kept = last_words.clone();
     let before = std::panic::take_hook();
@@ -82,7 +82,7 @@ async fn hold(chat: Chat) -> Result<u8, Failure> {
                 return leave(tasks).await;
             }
         }
-        // A window may have changed without anybody having said so yet.
+        // The size may have changed before the resize event arrives.
         let size = crossterm::terminal::size()?;
         if size != state.size {
             obey(&mut state, &mut tasks, Message::Resized(size.0, size.1));
@@ -105,7 +105,7 @@ async fn hold(chat: Chat) -> Result<u8, Failure> {
         };
         let mut next = message;
         let mut taken = 0;
-        // Keys that came together are drawn together.
+        // Keys that arrive together are drawn together.
         while let Some(message) = next.take() {
             if obey(&mut state, &mut tasks, message) {
                 return leave(tasks).await;
@@ -118,7 +118,7 @@ async fn hold(chat: Chat) -> Result<u8, Failure> {
     }
 }
 
-/// Whether it is over.
+/// Applies a message and starts the effects. Returns whether the TUI should quit.
 fn obey(state: &mut State, tasks: &mut Tasks, message: Message) -> bool {
     for effect in state.update(message) {
         if effect == Effect::Quit {
@@ -134,7 +134,8 @@ async fn leave(tasks: Tasks) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// What is done at the terminal, as it is done. A task of its own, because a stream of events must not be asked in passing: it would wake nobody.
+/// Reads terminal events in a separate task that awaits the stream: a poll that doesn't await it would register no
+/// wakeup.
 fn read_terminal() -> (mpsc::Receiver<Message>, AbortOnDropHandle<()>) {
     let (send, typed) = mpsc::channel(BATCH);
     let reading = tokio::spawn(async move {

@@ -1,4 +1,5 @@
-//! The terminal while the TUI has it: raw, on a screen of its own, and always given back as it was.
+//! The terminal while the TUI uses it: raw mode on the alternate screen, and a guaranteed restore of its previous
+//! state.
 
 use std::io::{self, Stdout};
 
@@ -10,7 +11,7 @@ use crossterm::{
 };
 use ratatui::{Frame, Terminal, backend::CrosstermBackend};
 
-/// Dropped on return, on error, on unwinding, and before a handled signal ends the program.
+/// Dropped on return, on error, on unwinding, and before a handled signal ends the process.
 pub struct Screen {
     terminal: Terminal<CrosstermBackend<Stdout>>,
     _lent: Lent,
@@ -19,11 +20,12 @@ pub struct Screen {
 impl Screen {
     pub fn enter() -> io::Result<Self> {
         enable_raw_mode()?;
-        // From here on it is given back, however far the rest gets.
+        // From here on the terminal is restored, even if a later step fails.
         let lent = Lent;
         execute!(io::stdout(), EnterAlternateScreen, EnableMouseCapture, EnableBracketedPaste)?;
         let mut terminal = Terminal::new(CrosstermBackend::new(io::stdout()))?;
-        // One that was killed may have left this screen as it was, and only what differs from an empty one is drawn.
+        // A killed process may have left content on this screen, and ratatui draws only the difference to an empty
+        // one.
         terminal.clear()?;
         Ok(Self { terminal, _lent: lent })
     }
@@ -37,7 +39,7 @@ struct Lent;
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // A terminal that is gone can't be restored, and nobody looks at it.
+        // Fails only if the terminal is gone.
         let _ = execute!(io::stdout(), DisableBracketedPaste, DisableMouseCapture, LeaveAlternateScreen, Show);
         let _ = disable_raw_mode();
     }

@@ -1,4 +1,4 @@
-//! The shared shell in its pane: its screen, who types in it, and whether that is us.
+//! The pane of the shared shell: its screen, the participant in control, and whether that is this client.
 
 use cobox_protocol::frame::Controller;
 
@@ -8,20 +8,21 @@ use super::{
 };
 
 pub struct ShellPane {
-    /// The one everybody meets in, where it has no other name.
+    /// Name of the shell; `None` for the default shell that all users share.
     pub name: Option<String>,
     pub emulator: Emulator,
     pub status: Status,
     pub controller: Option<Controller>,
-    /// Whether it is this terminal that has control, where the sandbox says so: we may sit at another one too.
+    /// Whether this terminal has control, if the sandbox reports it: the same user may be attached from another
+    /// terminal.
     yours: Option<bool>,
     pub is_observer: bool,
-    /// Something to know about it, until the next key.
+    /// A message for the user, until the next key.
     pub said: Option<String>,
     asked_for_control: bool,
-    /// A button of the mouse went down in there, and is not up yet.
+    /// A mouse button was pressed in the pane and is not released yet.
     pub holds_button: bool,
-    /// Rows and columns that it has room for.
+    /// Columns and rows of the pane.
     room: (u16, u16),
 }
 
@@ -59,13 +60,13 @@ impl ShellPane {
         self.status == Status::Live
     }
 
-    /// Whether keys go in: nobody else has control.
+    /// Whether input is accepted: no other participant has control.
     pub fn types(&self, me: Option<&str>) -> bool {
         let is_mine = |c: &Controller| self.yours.unwrap_or_else(|| is_of(c, me).unwrap_or(true));
         self.is_live() && !self.is_observer && self.controller.as_ref().is_none_or(is_mine)
     }
 
-    /// Who else types, for people.
+    /// The other participant that has control, as text.
     pub fn other(&self, me: Option<&str>) -> Option<String> {
         let controller = self.controller.as_ref().filter(|_| !self.types(me))?;
         Some(match is_of(controller, me) {
@@ -74,7 +75,7 @@ impl ShellPane {
         })
     }
 
-    /// The pane has another size: the shell follows, if it is ours to say.
+    /// Handles a new size of the pane. The shell is resized if this client has control.
     pub fn fit(&mut self, cols: u16, rows: u16, me: Option<&str>) -> Option<Effect> {
         if self.room == (cols, rows) {
             return None;
@@ -92,7 +93,7 @@ impl ShellPane {
         self.is_live().then_some(Effect::TakeControl)
     }
 
-    /// Keys for the shell; why not, where they don't go in.
+    /// Input for the shell. If it isn't accepted, `said` has the reason.
     pub fn key(&mut self, bytes: Vec<u8>, me: Option<&str>) -> Option<Effect> {
         self.said = None;
         if bytes.is_empty() {
@@ -139,7 +140,7 @@ impl ShellPane {
         None
     }
 
-    /// Ours alone to size, and of another size than the pane.
+    /// Resizes the shell to the pane if this client has control and the sizes differ.
     fn take_size(&self, me: Option<&str>, size: (u16, u16)) -> Option<Effect> {
         let (cols, rows) = self.room;
         (self.types(me) && self.controller.is_some() && size != self.room).then_some(Effect::ResizeShell(cols, rows))

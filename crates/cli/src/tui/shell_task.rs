@@ -1,4 +1,4 @@
-//! The task at a shared shell: what it prints goes to the state, what the state orders goes to it.
+//! The task attached to a shared shell: its output goes to the state, and orders of the state go to it.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use tokio::sync::mpsc;
 
 use super::message::ShellNews;
 
-/// Orders on their way; a person types fewer than this in the time a shell takes to answer.
+/// Buffered orders: a user types fewer than this in the time a shell takes to answer.
 pub const ORDERS: usize = 256;
-/// For the other side to hear that we leave.
+/// Time limit for an orderly detach.
 pub const FAREWELL: Duration = Duration::from_millis(500);
 
 pub enum ShellOrder {
@@ -23,7 +23,7 @@ pub enum ShellOrder {
     Leave,
 }
 
-/// Until the shell ends, the connection does for good, or it is left.
+/// Runs until the shell ends, the connection is lost for good, or the user detaches.
 pub async fn sit<F: Future<Output = bool>>(
     dataplane: Dataplane,
     start: ShellStart,
@@ -59,14 +59,15 @@ pub async fn sit<F: Future<Output = bool>>(
                         return;
                     }
                 };
-                // A connection that broke says so itself, by the other half.
+                // The output half reports a broken connection.
                 drop(done);
             }
         }
     }
 }
 
-/// Lets go of control, so that others need not wait whether we come back. Whoever doesn't hear it finds out by itself.
+/// Releases control, so that others need not wait for this client to return. If that fails, the sandbox detects the
+/// closed connection.
 async fn leave(mut shell: Shell) {
     let going = async {
         shell.input.control(ControlAction::Release).await?;

@@ -1,4 +1,4 @@
-//! The state of a folder that is kept the same here and in the sandbox: asked of the `cobox sync` that runs, every second.
+//! The state of a folder sync: queried every second from the `cobox sync` process that runs it.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use serde_json::Value;
 use super::{message::News, tasks::Teller};
 use crate::commands::sync::running_sync_of;
 
-/// Between two questions: as fast as anybody follows it, and nothing to a sync that works.
+/// Query interval: fast enough for a user, and negligible load for the sync.
 const EVERY: Duration = Duration::from_secs(1);
-/// Conflicts and the like that are shown: more than anybody scrolls through.
+/// Maximum number of detail lines, such as conflicts: more than a user scrolls through.
 const MAX_LINES: usize = 40;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SyncState {
     #[default]
     None,
-    /// A few words, and lines below them.
+    /// A short summary, and detail lines.
     Running { summary: String, details: Vec<String>, conflicts: usize },
 }
 
@@ -37,7 +37,7 @@ impl SyncState {
         }
     }
 
-    /// From what `cobox sync status --json` says.
+    /// Parses the output of `cobox sync status --json`.
     pub fn of(told: Option<Result<Value, String>>) -> Self {
         let status = match told {
             None => return Self::None,
@@ -76,7 +76,7 @@ impl SyncState {
     }
 }
 
-/// Tells what changed, for as long as anybody listens.
+/// Reports changes for as long as the state is alive.
 pub async fn watch(thread: String, sandbox: String, teller: Teller) {
     let mut before = SyncState::None;
     loop {

@@ -1,4 +1,4 @@
-//! Does what the state asks for, in tasks that answer with messages; holds what is open meanwhile.
+//! Executes the state's effects in tasks that answer with messages, and owns the open connections.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -21,12 +21,12 @@ use super::{
 };
 use crate::chat::{Chat, Room, Wish};
 
-/// Questions under way at once: more is a key that is held down.
+/// Concurrent requests: only a key that is held down causes more.
 const MAX_ASKED: usize = 32;
-/// Threads and sandboxes that are listed.
+/// Maximum number of threads or sandboxes in a list.
 const LISTED: u32 = 50;
 
-/// The sandbox of the thread that is shown, for tasks that outlive the moment they were started in.
+/// The sandbox of the current thread, for tasks that outlive a change of it.
 type HeldRoom = watch::Sender<Option<Arc<Room>>>;
 
 pub struct Tasks {
@@ -40,7 +40,7 @@ pub struct Tasks {
     shell: Option<(mpsc::Sender<ShellOrder>, tokio::task::JoinHandle<()>)>,
 }
 
-/// Where a task tells what happened in one stay in a thread.
+/// Sends a task's messages for one visit of a thread.
 #[derive(Clone)]
 pub struct Teller {
     send: mpsc::Sender<Message>,
@@ -48,7 +48,7 @@ pub struct Teller {
 }
 
 impl Teller {
-    /// Whether anybody still listens.
+    /// Returns whether the state still receives messages.
     pub async fn tell(&self, news: News) -> bool {
         self.send.send(Message::Here { visit: self.visit, news }).await.is_ok()
     }
@@ -110,7 +110,7 @@ impl Tasks {
             Effect::Cancel { thread, run } => {
                 self.ask_quietly(move |deployment| async move { deployment.cancel(&thread, &run).await.map_err(|e| in_words(&e)).err() })
             }
-            // A title is good to have, and nothing depends on it.
+            // The title is optional, so a failure is ignored.
             Effect::NameThread { thread, title } => self.ask_quietly(move |deployment| async move {
                 let _ = deployment.name_thread(&thread, &title).await;
                 None
@@ -120,22 +120,22 @@ impl Tasks {
                 let contents = watching::read(&dataplane, &path).await;
                 News::Read { path, contents }
             }),
-            // Of the loop's own concern.
+            // Handled by the main loop.
             Effect::Quit => {}
         }
     }
 
-    /// Leaves the shell as one that lets go of it.
+    /// Detaches from the shell in an orderly way.
     pub async fn leave(mut self) {
         if let Some((orders, task)) = self.shell.take() {
-            // One that doesn't listen any more needs no farewell.
+            // A shell task that has ended needs no order.
             let _ = orders.try_send(ShellOrder::Leave);
             let _ = tokio::time::timeout(FAREWELL, task).await;
         }
     }
 
     fn enter(&mut self, visit: u64, thread: Option<String>) {
-        // The run goes on by itself; the rest is of the thread that is left.
+        // The run continues on the server; everything else belongs to the thread that is left.
         self.run = None;
         self.opening = None;
         self.following.clear();
@@ -156,7 +156,7 @@ impl Tasks {
         self.shell = None;
         let Some(room) = self.room.borrow().clone() else { return };
         let (orders, ordered) = mpsc::channel(ORDERS);
-        // The pane's own emulator, whatever terminal it is drawn on.
+        // The pane's own emulator, which is independent of the terminal it is drawn on.
         let env = BTreeMap::from([("TERM".to_owned(), "xterm-256color".to_owned())]);
         let start = ShellStart { shell: name, cols: Some(cols), rows: Some(rows), observe, env: Some(env), ..ShellStart::default() };
         let (dataplane, teller) = (room.session().dataplane().clone(), self.teller(visit));
@@ -168,7 +168,7 @@ impl Tasks {
     }
 
     fn order(&mut self, order: ShellOrder) {
-        // A shell that has gone says so itself; one that is stuck takes no more keys.
+        // A shell that has ended reports that itself; for one that is stuck, keys are dropped.
         if let Some((orders, _)) = &self.shell {
             let _ = orders.try_send(order);
         }
@@ -192,12 +192,12 @@ impl Tasks {
         let Some(deployment) = self.chat.deployment.clone() else { return };
         let (send, asking) = (self.send.clone(), ask(deployment));
         self.one_more(async move {
-            // Nobody listening any more is the end of it all.
+            // A send fails only when the TUI ends.
             let _ = send.send(asking.await).await;
         });
     }
 
-    /// Says something only where it went wrong.
+    /// Reports only errors.
     fn ask_quietly<F: Future<Output = Option<String>> + Send + 'static>(&mut self, ask: impl FnOnce(Deployment) -> F) {
         let Some(deployment) = self.chat.deployment.clone() else { return };
         let (send, asking) = (self.send.clone(), ask(deployment));

@@ -1,4 +1,4 @@
-//! What follows a sandbox: its events, and its files with what they held when they were first seen.
+//! Tasks that follow a sandbox: its events, and its files with their contents at first sight.
 
 use cobox_client::{Dataplane, EventStream, FileWatchEvent};
 use cobox_protocol::{
@@ -14,10 +14,11 @@ use super::{
     tasks::{Teller, explained},
 };
 
-/// Entries that are listed, and how deep.
+/// Maximum number of listed entries, and the maximum depth.
 const LISTED: u32 = 5000;
 const DEPTH: u32 = 8;
-/// Files whose contents are read at first sight, and bytes of them all: enough for a project's sources, at once over a slow line.
+/// Files whose contents are read at first sight, and their total bytes: enough for a project's sources, and fast over
+/// a slow connection.
 const READ_FILES: usize = 300;
 const READ_BYTES: u64 = 4 * 1024 * 1024;
 
@@ -35,7 +36,7 @@ pub async fn feed(mut events: EventStream, teller: Teller) {
     }
 }
 
-/// Watches before it looks, so that nothing happens between the two unseen.
+/// Starts the watch before the listing, so that no change between the two is missed.
 pub async fn files(dataplane: Dataplane, teller: Teller) {
     let mut watch = dataplane.watch_files(WORKSPACE.as_bytes());
     loop {
@@ -59,7 +60,7 @@ pub async fn files(dataplane: Dataplane, teller: Teller) {
     }
 }
 
-/// All there is, and what is in the small ones.
+/// Lists all files and reads the contents of small ones.
 async fn look(dataplane: &Dataplane, teller: &Teller) -> bool {
     let listed = list(dataplane).await;
     let small: Vec<String> = listed.as_deref().map(|entries| worth_reading(entries).collect()).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! What every command says, in words and as JSON, against a real broker. A change of a shape that programs read shows here.
+//! Snapshots of every command's output, as text and as JSON, against a real broker. They show changes of formats that
+//! programs read.
 
 mod sync;
 mod transcript;
@@ -197,7 +198,8 @@ async fn who_watches_ends_when_its_reader_does() {
     let mut first = String::new();
     BufReader::new(watching.stdout.take().unwrap()).read_line(&mut first).unwrap();
     assert!(first.contains("made the session"), "{first}");
-    // Nothing more happens, and it ends all the same: as `cobox watch | head -1`.
+    // No further event arrives, and the command ends anyway, as in `cobox watch
+    // head -1`.
     assert!(watching.wait().unwrap().success());
 }
 
@@ -278,7 +280,7 @@ async fn a_folder_that_is_kept_the_same() {
     that.is("sync_resolve");
 }
 
-/// With a deployment: tests/chat.
+/// A chat with a deployment is tested in tests/chat.
 #[tokio::test]
 async fn a_chat_without_a_deployment() {
     let broker = TestBroker::start().await;

@@ -1,4 +1,4 @@
-//! What a sync says where somebody has to decide, or is to be told that something stays where it is.
+//! Snapshots of a sync's output when the user must decide, or when a file is left where it is.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::transcript::Transcript;
 
-/// A sync that runs beside the commands, and what it said so far.
+/// A background sync, and its output so far.
 struct Live {
     child: Child,
     words: BufReader<ChildStderr>,
@@ -82,7 +82,7 @@ impl Desk {
         self.quietly(self.broker.cobox().arg("sync").args(words).args(["--sync", self.path()]));
     }
 
-    /// With this run's folder and id taken out, and the sizes of nothing but what is in it.
+    /// Compares with a snapshot after replacing this run's folder and id.
     fn is(&self, it: Transcript, name: &str) {
         let listed = self.quietly(self.broker.cobox().args(["--json", "sync", "list"]));
         let listed: Value = serde_json::from_slice(&listed).unwrap();
@@ -103,7 +103,7 @@ async fn a_conflict() {
     }
     let mut it = Transcript::at(&desk.broker);
     it.run(&["sync", "flush", "--wait", "--sync", desk.path()]);
-    // What it says depends on how soon the conflicts are found.
+    // Its output depends on how soon the conflicts are found.
     desk.sync(&["resume"]);
     it.run(&["sync", "flush", "--wait", "--sync", desk.path()]);
     live.until("conflicts:");
@@ -154,7 +154,7 @@ async fn when_too_much_would_go() {
         desk.write(&format!("f{number:02}"), "x");
     }
     let mut live = Live::start(&desk.broker, desk.path());
-    // One step, so that nothing is seen of it before all are gone.
+    // In one step, so that the sync doesn't see a partial deletion.
     desk.sync(&["pause"]);
     desk.in_sandbox("rm f0* f1[0-4]");
     desk.sync(&["resume"]);
@@ -195,7 +195,7 @@ async fn deleted_and_replaced_files_come_back() {
     it.run(&[&["sync", "trash", "restore", "src"], &at[..]].concat());
     desk.is(it, "sync_trash_restore");
 
-    // Changed since: the old version goes beside it.
+    // Changed in the meantime: the old version is restored beside it.
     desk.write("notes.md", "changed since\n");
     let mut it = Transcript::at(&desk.broker);
     it.run(&[&["sync", "undo"], &at[..]].concat());

@@ -1,4 +1,4 @@
-//! What commands say, as somebody would see it, with what differs from run to run taken out.
+//! Transcripts of commands and their output, with everything redacted that differs from run to run.
 
 use std::{
     io::Write,
@@ -9,12 +9,12 @@ use std::{
 use cobox_testkit::TestBroker;
 use regex::Regex;
 
-/// A sitting at a terminal: each command with what it said, on stdout and then on stderr, and how it ended.
+/// A terminal session: each command with its stdout, its stderr and its exit code.
 pub struct Transcript<'a> {
     broker: &'a TestBroker,
     text: String,
     env: Vec<(String, String)>,
-    /// Paths of this run, and what stands for them.
+    /// Paths of this run, and their placeholders.
     names: Vec<(String, &'static str)>,
 }
 
@@ -34,7 +34,7 @@ impl<'a> Transcript<'a> {
         self
     }
 
-    /// In words, then as JSON.
+    /// Runs the command twice: with text output, then with JSON.
     pub fn both(&mut self, line: &[&str]) {
         self.run(line);
         self.run(&[&["--json"], line].concat());
@@ -64,12 +64,12 @@ impl<'a> Transcript<'a> {
         output
     }
 
-    /// What a command that ran beside these said.
+    /// Adds the output of a background command.
     pub fn add(&mut self, said: &str) {
         self.text.push_str(&format!("{said}\n"));
     }
 
-    /// Compares it with the snapshot of this name.
+    /// Compares the transcript with the snapshot of this name.
     pub fn is(self, name: &str) {
         let mut text = self.text;
         for (path, name) in &self.names {
@@ -87,7 +87,7 @@ impl<'a> Transcript<'a> {
     }
 }
 
-/// How often a sync looks again, and finds nothing new, is a matter of moments.
+/// How often a sync rescans without finding changes depends on timing, so repeated events are removed.
 fn without_repeated_events(text: &str) -> String {
     let (mut kept, mut events) = (String::new(), Vec::new());
     for line in text.lines() {
@@ -109,12 +109,12 @@ fn without_repeated_events(text: &str) -> String {
 fn feed(command: &mut Command, input: &str) -> Output {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("cobox runs");
-    // One that doesn't read what it is given is as good.
+    // A command may exit without reading its input.
     let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
     child.wait_with_output().expect("it ends")
 }
 
-/// Columns are as wide as what is in them, which differs.
+/// Column widths depend on the contents, which differ.
 static SPACES: LazyLock<Regex> = LazyLock::new(|| Regex::new(" {2,}").expect("a pattern"));
 
 static REDACTED: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
@@ -131,10 +131,10 @@ static REDACTED: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
         (r"\(\d+ ms\)", "(0 ms)"),
         (r#""pid": ?\d+"#, r#""pid": 0"#),
         (r"(cmd_ID  )\d+", "${1}PID"),
-        // A broker writes down that a key was used when it gets round to it.
+        // A broker records the last use of a key with a delay.
         (r#"\n *"last_used_at": "TIME","#, ""),
         (r"(default  (?:TIME|\d)  )(?:never|TIME)", "${1}USED"),
-        // Between two looks at the folders a sync may be looking just now.
+        // A sync may be in the middle of a scan at any time.
         (r#""(phase|state)": "(?:scanning|syncing)""#, r#""$1": "watching""#),
         (r"(?m)^(?:scanning|syncing), mode", "watching, mode"),
         (r"(?m)^(SYNC_ID  .*  )(?:scanning|syncing)(  \d+)$", "${1}watching$2"),

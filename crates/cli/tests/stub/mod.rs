@@ -1,4 +1,4 @@
-//! A server on a real socket that answers as a broker and a sandbox would, and remembers what it was asked.
+//! A server on a real socket that imitates a broker and a sandbox, and records its requests.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -9,17 +9,17 @@ use std::{
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::{Message, WebSocket, handshake::derive_accept_key, protocol::Role};
 
-/// The sandbox of the one thread there is, `there`.
+/// The sandbox of the only thread, `there`.
 const SANDBOX: &str = "sb_00000000000000000000000000";
 const SESSION: &str = "ssn_00000000000000000000000000";
-/// Far enough away for any test.
+/// A time far enough in the future for any test.
 const LATER: &str = "2999-01-01T00:00:00Z";
 
 #[derive(Clone, Debug)]
 pub struct Asked {
     method: String,
     path: String,
-    /// Names in lower case.
+    /// Header names are in lower case.
     headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
@@ -47,14 +47,14 @@ impl Stub {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (base, seen) = (base.clone(), seen.clone());
-                // A client that has gone half-way is part of what is tested.
+                // Errors are ignored: some tests close the connection early.
                 std::thread::spawn(move || serve(stream, &base, &seen).ok());
             }
         });
         Self { url, asked }
     }
 
-    /// What was asked of paths that end so, in order.
+    /// The requests for paths with this suffix, in order.
     pub fn asked(&self, path: &str) -> Vec<Asked> {
         self.asked.lock().unwrap().iter().filter(|a| a.path.ends_with(path)).cloned().collect()
     }
@@ -83,7 +83,7 @@ fn serve(mut stream: TcpStream, base: &str, seen: &Mutex<Vec<Asked>>) -> std::io
     }
     seen.lock().unwrap().push(asked.clone());
     if asked.path.ends_with("/endless") && asked.header("range").is_none() {
-        // Promises more than it ever sends, and holds the line until the other side hangs up.
+        // Promises more bytes than it sends, and keeps the connection open until the client closes it.
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nsome of it")?;
         return reader.read_to_end(&mut Vec::new()).map(drop);
     }
@@ -91,7 +91,7 @@ fn serve(mut stream: TcpStream, base: &str, seen: &Mutex<Vec<Asked>>) -> std::io
     write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
 }
 
-/// Runs a command in name only: it is let in, and has ended.
+/// Imitates an exec: accepts the command and reports that it has ended.
 fn exec_stream(mut stream: TcpStream, mut asked: Asked, seen: &Mutex<Vec<Asked>>) -> std::io::Result<()> {
     let accept = derive_accept_key(asked.header("sec-websocket-key").unwrap().as_bytes());
     write!(stream, "HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n\r\n")?;

@@ -1,4 +1,5 @@
-//! Links of an archive: where a symbolic one may point, and a second name for a file that is already unpacked.
+//! Links in an archive: checks the targets of symbolic links, and creates hard links to files that are already
+//! unpacked.
 
 use std::os::fd::OwnedFd;
 
@@ -15,17 +16,17 @@ use crate::files::{
     write::{current, temp_name},
 };
 
-/// Which symbolic links are taken. None is ever followed while unpacking, whatever is chosen.
+/// Which symbolic links are accepted. In all cases none is followed during unpacking.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Links {
-    /// Those that stay in the directory that is unpacked into.
+    /// Links that stay in the directory that is unpacked into.
     Inside,
-    /// All: trees such as Python's virtual environments have links to what the sandbox has elsewhere.
+    /// All links: trees such as Python's virtual environments link to files elsewhere in the sandbox.
     Any,
 }
 
 impl Links {
-    /// `?links=`.
+    /// Parses `?links=`.
     pub fn of(uri: &Uri) -> Result<Self, ApiError> {
         match query_values(uri, "links").next().as_deref() {
             None | Some(b"inside") => Ok(Self::Inside),
@@ -34,7 +35,7 @@ impl Links {
         }
     }
 
-    /// `raw` is the entry's name as it was sent, `directory` the clean name of what it is in.
+    /// `raw` is the entry's name as sent, `directory` the cleaned name of the directory that contains it.
     pub fn check(self, raw: &[u8], directory: &[u8], target: &[u8]) -> Result<(), ApiError> {
         if self == Self::Any || stays_inside(directory, target) {
             return Ok(());
@@ -47,8 +48,8 @@ impl Links {
     }
 }
 
-/// Whether a link in a directory leads nowhere else, as far as its text can tell. What is above the link are directories and no links;
-/// a name in the target may be a link itself, so that `..` after one may be anywhere.
+/// Whether a link stays inside the directory, as far as its text shows. The components above the link are directories,
+/// not links. A name in the target may itself be a link, so `..` after a name could lead anywhere and is refused.
 fn stays_inside(directory: &[u8], target: &[u8]) -> bool {
     if target.first() == Some(&b'/') {
         return false;
@@ -71,18 +72,19 @@ pub fn place_symlink(parent: &OwnedFd, last: &[u8], target: &[u8]) -> Result<(),
     let temp = temp_name()?;
     rustix::fs::symlinkat(target, parent, temp.as_str())?;
     rustix::fs::renameat(parent, temp.as_str(), parent, last).inspect_err(|_| {
-        // The error that is told is the first one.
+        // The first error is reported.
         let _ = rustix::fs::unlinkat(parent, temp.as_str(), AtFlags::empty());
     })
 }
 
-/// Gives a file beneath `base` another name. EINVAL where what has the first one is no regular file.
+/// Gives a file beneath `base` another name. EINVAL if the target is not a regular file.
 pub fn place_hard_link(base: &OwnedFd, target: &[u8], parent: &OwnedFd, last: &[u8]) -> Result<Stat, Errno> {
     let (above, name) = split(target).ok_or(Errno::INVAL)?;
     let above = open_beneath(base, above, OFlags::PATH | OFlags::DIRECTORY)?;
     refuse_kernel_files(&above)?;
     let temp = temp_name()?;
-    // Without following: of a link that a program put there meanwhile this is another name, which the look at it tells.
+    // Without following links: if a program replaces the target by a link in the meantime, the new name refers to that
+    // link, which the check after `linkat` detects.
     if kind(&current(&above, name)?.ok_or(Errno::NOENT)?) != FileType::RegularFile {
         return Err(Errno::INVAL);
     }
@@ -94,7 +96,8 @@ pub fn place_hard_link(base: &OwnedFd, target: &[u8], parent: &OwnedFd, last: &[
         }
         _ => Err(Errno::INVAL),
     });
-    // Still there after an error, and where both names were the same file already: then a rename does nothing.
+    // The temporary name remains after an error, and if both names already referred to the same file: then a rename
+    // does nothing.
     let _ = rustix::fs::unlinkat(parent, temp.as_str(), AtFlags::empty());
     placed
 }

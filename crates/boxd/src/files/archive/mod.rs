@@ -1,4 +1,4 @@
-//! Whole directories over HTTP as a tar, plain or compressed, streamed both ways.
+//! Whole directories over HTTP as a tar archive, plain or compressed, streamed in both directions.
 
 pub(crate) mod links;
 mod pack;
@@ -42,7 +42,7 @@ pub(crate) enum Format {
     TarZstd,
 }
 
-/// `GET /v1/archive?path=`: a directory's contents, or one file, as a tar of names relative to it.
+/// `GET /v1/archive?path=`: the contents of a directory, or one file, as a tar archive with relative names.
 pub async fn get(
     State(server): State<Arc<Server>>,
     caller: Caller<FsRead>,
@@ -54,7 +54,7 @@ pub async fn get(
     let wants_zstd = headers.get_all(header::ACCEPT).iter().any(|v| v.to_str().is_ok_and(|v| v.contains(TAR_ZSTD)));
     let format = if wants_zstd { Format::TarZstd } else { Format::Tar };
     let slot = server.files.workers.archive_slot()?;
-    // What is wrong with the path is told before the answer has begun; what happens later can only cut it short.
+    // Errors in the path are reported before the response begins. Later ones can only truncate it.
     let looked_at = path.clone();
     let opened = server.files.workers.run(move |root| pack::open(root, &looked_at)).await?.map_err(|e| refusal(e, &path))?;
     let top = opened.map_err(|kind| not_a_file(kind, &path))?;
@@ -64,19 +64,20 @@ pub async fn get(
             tracing::warn!(%error, "an archive ended early");
         }
     };
-    // The answer is the stream; when the job is over the stream is too.
+    // The result is not needed: the end of the stream is the end of the job.
     drop(server.files.workers.run_archive(slot, job).await?);
     caller.stream.ends_connection(&connection);
     let open = caller.stream;
     let body = pieces.inspect(move |_| {
-        // Held for as long as the answer lasts.
+        // Held while the response is sent.
         let _ = &open;
     });
     let content_type = if format == Format::Tar { TAR } else { TAR_ZSTD };
     Ok(([(header::CONTENT_TYPE, content_type)], Body::from_stream(body)).into_response())
 }
 
-/// `PUT /v1/archive?path=`: unpacks beneath a directory, which is made if it isn't there. What was unpacked before an error stays.
+/// `PUT /v1/archive?path=`: unpacks into a directory, which is created if missing. Entries unpacked before an error
+/// remain.
 pub async fn put(
     State(server): State<Arc<Server>>,
     caller: Caller<FsWrite>,
@@ -108,7 +109,7 @@ pub async fn put(
                 return Err(disk_full());
             }
             let is_end = chunk.is_none();
-            // The unpacker has stopped listening when it has found something wrong, which its answer tells.
+            // The unpacker stops receiving after an error, which its result contains.
             if sender.send(chunk).await.is_err() || is_end {
                 break;
             }

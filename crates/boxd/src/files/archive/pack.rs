@@ -1,4 +1,5 @@
-//! Writing a tar of a directory: walked by descriptors, so that nothing renamed meanwhile leads elsewhere, and with memory that doesn't grow.
+//! Writes a tar archive of a directory in bounded memory. It walks by descriptors, so that a concurrent rename can't
+//! lead it elsewhere.
 
 use std::{
     ffi::OsStr,
@@ -27,20 +28,21 @@ use crate::files::{
     write::is_temp_name,
 };
 
-/// Directories within directories; each level keeps one descriptor and its listing's buffer.
+/// Maximum depth of directories. Each level holds one descriptor and the buffer of its listing.
 const MAX_DEPTH: usize = 256;
-/// Files up to this size are read before their header is written, so that one being written to is still whole of a kind.
+/// Files up to this size are read before their header is written, so that a file that is being written to doesn't end
+/// the archive with a size mismatch.
 const SMALL_FILE_BYTES: u64 = 256 * 1024;
-/// Fast enough not to hold back a local transfer.
+/// Fast enough not to limit a local transfer.
 const ZSTD_LEVEL: i32 = 3;
 
-/// What an archive is made of, open for reading.
+/// The content to archive, open for reading.
 pub enum Top {
     Directory(OwnedFd),
     File { name: Vec<u8>, file: OwnedFd, stat: Stat },
 }
 
-/// Opens what a path leads to; what can't be packed is told by its type.
+/// Opens what a path leads to. Returns the file type if it can't be archived.
 pub fn open(root: &Root, path: &SandboxPath) -> Result<Result<Top, FileType>, Errno> {
     if kind(&root.stat(path.bytes())?) == FileType::Directory {
         let directory = root.open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY)?;
@@ -67,7 +69,7 @@ fn pack_into<W: Write>(top: Top, out: W) -> io::Result<W> {
     tar.into_inner()
 }
 
-/// One directory being listed, and how much of the current name leads to it.
+/// A directory being listed, and the length of the current name's part that leads to it.
 struct Level {
     entries: Dir,
     prefix_bytes: usize,
@@ -99,7 +101,8 @@ fn pack_directory<W: Write>(tar: &mut Builder<W>, top: OwnedFd) -> io::Result<()
             Ok(None) => {}
             // Deleted since it was listed.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            // Not for the sandbox's user to read: the rest is. Nothing of this entry was written yet.
+            // Not readable for the sandbox's user. Nothing of this entry was written yet, so the archive continues with
+            // the rest.
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => tell_skipped(tar, &name)?,
             Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}", crate::files::path::show(&name)))),
         }
@@ -107,14 +110,14 @@ fn pack_directory<W: Write>(tar: &mut Builder<W>, top: OwnedFd) -> io::Result<()
     Ok(())
 }
 
-/// Writes one entry; a directory is handed back to be walked.
+/// Writes one entry. A directory is returned, to be walked.
 fn pack_entry<W: Write>(tar: &mut Builder<W>, parent: impl AsFd, last: &[u8], name: &[u8]) -> io::Result<Option<OwnedFd>> {
     let stat = rustix::fs::statat(&parent, last, AtFlags::SYMLINK_NOFOLLOW)?;
     let open = |flags| rustix::fs::openat(&parent, last, flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
     match kind(&stat) {
         FileType::Directory => {
             let directory = open(OFlags::DIRECTORY)?;
-            // /proc and /sys, where the whole root is asked for.
+            // Skips /proc and /sys if the whole root is archived.
             if refuse_kernel_files(&directory).is_err() {
                 return Ok(None);
             }
@@ -130,7 +133,7 @@ fn pack_entry<W: Write>(tar: &mut Builder<W>, parent: impl AsFd, last: &[u8], na
         FileType::RegularFile => {
             let file = open(OFlags::NONBLOCK | OFlags::NOCTTY)?;
             let stat = rustix::fs::fstat(&file)?;
-            // It may be something else by now.
+            // It may have been replaced by something else.
             if kind(&stat) == FileType::RegularFile && refuse_kernel_files(&file).is_ok() {
                 pack_file(tar, name, file, &stat)?;
             }
@@ -164,7 +167,7 @@ fn tell_skipped<W: Write>(tar: &mut Builder<W>, name: &[u8]) -> io::Result<()> {
     tar.append_data(&mut header, "pax_global_header", record.as_bytes())
 }
 
-/// `<length> <key>=<value>\n`, where the length counts its own digits too.
+/// `<length> <key>=<value>\n`. The length includes its own digits.
 fn pax_record(key: &str, value: &str) -> String {
     let rest = format!(" {key}={value}\n");
     let mut length = rest.len();
@@ -190,7 +193,7 @@ fn as_path(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
-/// As many bytes as the header has promised: more are left for the next time, fewer are an error.
+/// Reads exactly as many bytes as the header announced: further bytes are ignored, missing ones are an error.
 struct Exactly<'a> {
     file: &'a mut File,
     left: u64,

@@ -1,4 +1,5 @@
-//! Between a worker thread that reads or writes an archive and the connection it comes from or goes to: bounded, and given up when it stalls.
+//! A bounded pipe between the worker thread that reads or writes an archive and the connection. A stalled transfer is
+//! aborted.
 
 use std::io::{self, Read, Write};
 
@@ -8,12 +9,12 @@ use tokio::{runtime::Handle, sync::mpsc};
 
 use crate::body::STALL;
 
-/// Handed over at once.
+/// Size of one piece.
 const PIECE_BYTES: usize = 256 * 1024;
-/// Pieces on their way: one being sent, one waiting, one to hide the hand-over.
+/// Pieces in the pipe: one being sent, one waiting, one to hide the latency of the worker.
 const PIECES: usize = 3;
 
-/// From a worker to a client. Must be made on the runtime.
+/// Pipe from a worker to a client. Must be created on the runtime.
 pub fn outgoing() -> (Outgoing, impl Stream<Item = io::Result<Bytes>>) {
     let (sender, receiver) = mpsc::channel(PIECES);
     let pieces = stream::unfold(Some(receiver), async |receiver| {
@@ -21,7 +22,7 @@ pub fn outgoing() -> (Outgoing, impl Stream<Item = io::Result<Bytes>>) {
         match receiver.recv().await {
             Some(Piece::Bytes(bytes)) => Some((Ok(bytes), Some(receiver))),
             Some(Piece::End) => None,
-            // Without its end an archive must not look like a whole one, whatever the worker died of.
+            // Without its end marker an archive must not look complete, regardless of why the worker stopped.
             None => Some((Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the archive ended early")), None)),
         }
     });
@@ -33,7 +34,7 @@ enum Piece {
     End,
 }
 
-/// Dropped without `finish`, it ends the stream in an error.
+/// Dropping this without `finish` ends the stream with an error.
 pub struct Outgoing {
     sender: mpsc::Sender<Piece>,
     runtime: Handle,
@@ -82,7 +83,7 @@ impl Write for OutgoingWriter<'_> {
     }
 }
 
-/// From a client to a worker. `None` is the end; a sender dropped without it means that the body broke off.
+/// Pipe from a client to a worker. `None` is the end; dropping the sender without it means that the body was truncated.
 pub fn incoming() -> (mpsc::Sender<Option<Bytes>>, Incoming) {
     let (sender, receiver) = mpsc::channel(PIECES);
     (sender, Incoming { receiver, piece: Bytes::new(), is_at_end: false })

@@ -1,4 +1,5 @@
-//! Unpacking a stranger's tar: every entry lands beneath the directory or the request is refused, and no link is ever followed on the way.
+//! Unpacks an untrusted tar archive: every entry lands beneath the directory or the request is refused, and no link is
+//! followed.
 
 use std::{
     cell::Cell,
@@ -33,20 +34,23 @@ use crate::{
     },
 };
 
-/// Entries of one archive: a large monorepo with its dependencies, a few times over.
+/// Maximum entries of one archive: a few times a large monorepo with its dependencies.
 const MAX_ENTRIES: u64 = 1_000_000;
-/// Unpacked bytes of one archive; the same as for one file.
+/// Maximum unpacked bytes of one archive; the same as for one file.
 const MAX_BYTES: u64 = MAX_FILE_BYTES;
-/// Long names and the like before an entry. They are held in memory, and a name has 4 KiB at most.
+/// Maximum size of extension records, such as long names, before an entry. They are held in memory, and a name has at
+/// most 4 KiB.
 const MAX_EXTENSION_BYTES: u64 = 256 * 1024;
-/// After the end of an archive: tar pads to blocks of 10 KiB, some tools to more.
+/// Maximum padding after the end of an archive: tar pads to blocks of 10 KiB, some tools to more.
 const MAX_TRAILING_BYTES: u64 = 1024 * 1024;
-/// 2^24 bytes of history, more than compression level 19 uses: what a decoder may allocate.
+/// Limits a decoder's memory to a window of 2^24 bytes, more than compression level 19 uses.
 const ZSTD_WINDOW_LOG: u32 = 24;
-/// Names of directories whose rights are taken away at the end, kept in memory until then: a hundred thousand ordinary ones.
+/// Maximum memory for the names of directories whose permissions are reduced at the end: a hundred thousand ordinary
+/// names.
 const MAX_LATE_BYTES: usize = 16 * 1024 * 1024;
 const COPY_BYTES: usize = 256 * 1024;
-/// How PAX says that a file's holes are left out. Such an entry has another name and other bytes than the file.
+/// Prefix of the PAX records that mark a file whose holes are omitted. Such an entry has another name and other bytes
+/// than the file.
 const PAX_SPARSE: &[u8] = b"GNU.sparse.";
 
 pub struct Unpacked {
@@ -54,13 +58,13 @@ pub struct Unpacked {
     pub bytes: u64,
 }
 
-/// How a request wants it, and what its changes are told to.
+/// Options of the request, and the logs that its changes are recorded in.
 #[derive(Clone, Copy)]
 pub struct Terms<'a> {
     pub links: Links,
     pub writes: &'a WriteLog,
     pub author: &'a Author,
-    /// Asked while it goes on: a few compressed bytes can stand for more than the disk may hold.
+    /// Checked during unpacking: a few compressed bytes can expand to more than the disk quota.
     pub is_full: &'a dyn Fn() -> bool,
 }
 
@@ -83,7 +87,7 @@ fn unpack_from(from: impl Read, mut unpacker: Unpacker<'_>) -> Result<Unpacked, 
     {
         let mut entries = archive.entries().map_err(|e| unreadable(&e))?;
         loop {
-            // Up to the next entry's contents only headers are read.
+            // Up to the content of the next entry only headers are read.
             budget.set(MAX_EXTENSION_BYTES);
             let Some(entry) = entries.next() else { break };
             let mut entry = entry.map_err(|e| unreadable(&e))?;
@@ -91,7 +95,7 @@ fn unpack_from(from: impl Read, mut unpacker: Unpacker<'_>) -> Result<Unpacked, 
             unpacker.take(&mut entry)?;
         }
     }
-    // The last entry is followed by a block of zeros; a body that was cut off between two entries has none.
+    // A block of zeros follows the last entry. It is missing if the body was truncated between two entries.
     if is_over.get() {
         let message = match unpacker.done.entries {
             0 => "the body has no archive in it: a tar, even an empty one, ends in blocks of zeros".to_owned(),
@@ -108,11 +112,11 @@ fn unreadable(error: &io::Error) -> ApiError {
     ApiError::invalid(format!("the archive can't be read: {error}"))
 }
 
-/// A reader that gives only so much until its budget is set again.
+/// A reader that fails after its budget of bytes, until the budget is set again.
 struct Metered<R> {
     from: R,
     budget: Rc<Cell<u64>>,
-    /// Whether there is nothing more to read.
+    /// Whether the end of the input was reached.
     is_over: Rc<Cell<bool>>,
 }
 
@@ -131,11 +135,11 @@ impl<R: Read> Read for Metered<R> {
 
 struct Unpacker<'a> {
     base: Arc<OwnedFd>,
-    /// The directory of the last entry, because the next one is mostly in the same.
+    /// The directory of the last entry, cached because the next one is mostly in the same.
     last_parent: Option<(Vec<u8>, Arc<OwnedFd>)>,
-    /// Directories that end up with fewer rights than are needed to fill them.
+    /// Directories whose final permissions don't allow filling them.
     late_modes: Vec<(Vec<u8>, Mode)>,
-    /// Of the names in `late_modes` together.
+    /// Memory for the names in `late_modes`.
     late_bytes: usize,
     terms: Terms<'a>,
     buffer: Vec<u8>,
@@ -171,7 +175,7 @@ impl<'a> Unpacker<'a> {
         let name = clean_name(&raw)?;
         let refused = |e: Errno| refusal(e, show(&raw));
         if name.is_empty() {
-            // The directory itself, as `tar -C dir .` begins.
+            // The directory itself: the first entry of `tar -C dir .`.
             let is_directory = kind == EntryType::Directory;
             return if is_directory { Ok(()) } else { Err(ApiError::invalid("an entry has no name")) };
         }
@@ -189,7 +193,7 @@ impl<'a> Unpacker<'a> {
         }
         let parent = self.parent(directory).map_err(refused)?;
         match kind {
-            // Of a sparse one the reader gives the holes too, as zeros.
+            // For a sparse file in GNU form, the reader returns the holes as zeros.
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => self.take_file(entry, &parent, last, &raw),
             EntryType::Directory => {
                 let mode = entry.header().mode().unwrap_or(0o755) & 0o777;
@@ -240,7 +244,7 @@ impl<'a> Unpacker<'a> {
         Ok(())
     }
 
-    /// Of an earlier entry, or of a file that was there: beneath the directory either way.
+    /// The target is an earlier entry or an existing file, in both cases beneath the directory.
     fn take_hard_link(&mut self, target: &[u8], parent: &OwnedFd, last: &[u8], raw: &[u8]) -> Result<(), ApiError> {
         let name = clean_name(target)?;
         let is_new = current(parent, last).map_err(|e| refusal(e, show(raw)))?.is_none();
@@ -271,7 +275,7 @@ impl<'a> Unpacker<'a> {
             Err(e) => return Err(e),
         }
         self.sign(parent, last);
-        // Also against our own umask.
+        // The umask of boxd may have reduced the mode.
         let made = open_beneath(parent, last, OFlags::RDONLY | OFlags::DIRECTORY)?;
         rustix::fs::fchmod(&made, wanted | Mode::RWXU)?;
         if !wanted.contains(Mode::RWXU) {
@@ -284,14 +288,14 @@ impl<'a> Unpacker<'a> {
         Ok(())
     }
 
-    /// Says who made a directory or a link, unless it is gone already.
+    /// Records the author of a directory or a link, unless it is already gone.
     fn sign(&self, parent: &OwnedFd, name: &[u8]) {
         if let Ok(Some(stat)) = current(parent, name) {
             self.terms.author.placed(parent, name, &stat, true);
         }
     }
 
-    /// The directory an entry goes into, made where it is missing.
+    /// Opens the directory of an entry, and creates it if missing.
     fn parent(&mut self, directory: &[u8]) -> Result<Arc<OwnedFd>, Errno> {
         if let Some((known, fd)) = &self.last_parent
             && known == directory
@@ -304,7 +308,7 @@ impl<'a> Unpacker<'a> {
             let next = match open_beneath(&parent, part, flags) {
                 Err(Errno::NOENT) => {
                     match rustix::fs::mkdirat(&parent, part, Mode::from_raw_mode(0o755)) {
-                        // Somebody else was faster; opening it tells what it is.
+                        // Created concurrently. Opening it shows whether it is a directory.
                         Err(Errno::EXIST) => {}
                         other => {
                             other?;
@@ -322,15 +326,16 @@ impl<'a> Unpacker<'a> {
         Ok(parent)
     }
 
-    /// Takes rights away where the archive said so, and makes all of it durable.
+    /// Sets the reduced permissions and makes everything durable.
     fn finish(self) -> Result<Unpacked, ApiError> {
         for (name, mode) in self.late_modes.iter().rev() {
             let set = open_beneath(&self.base, name, OFlags::RDONLY | OFlags::DIRECTORY).and_then(|fd| rustix::fs::fchmod(fd, *mode));
             set.map_err(|e| refusal(e, show(name)))?;
         }
-        // One call for all files: syncing each would take a thousand times as long for a thousand small ones.
+        // One call for all files: syncing each takes a thousand times as long for a thousand small ones.
         match open_beneath(&self.base, b".", OFlags::RDONLY | OFlags::DIRECTORY).and_then(rustix::fs::syncfs) {
-            // A directory that may be written and not read can't be opened for this; the file system's next commit does it.
+            // A directory that is writable but not readable can't be opened for this. The file system's next commit
+            // makes it durable.
             Ok(()) | Err(Errno::ACCESS) => Ok(self.done),
             Err(e) => Err(refusal(e, "the unpacked files")),
         }
@@ -346,7 +351,8 @@ fn not_taken(what: &str, name: &[u8]) -> ApiError {
     ApiError::invalid(format!("the archive's entry {} is {what}; only files, directories and links are unpacked", show(name)))
 }
 
-/// An entry's name without `.` and doubled slashes. The kernel would keep `..` inside too; refusing it tells the sender that something is off.
+/// Removes `.` and double slashes from an entry's name. The kernel would keep `..` inside the directory too; the error
+/// points out a likely mistake.
 fn clean_name(raw: &[u8]) -> Result<Vec<u8>, ApiError> {
     if raw.first() == Some(&b'/') {
         return Err(ApiError::invalid(format!("the archive's entry {} has an absolute name", show(raw))));

@@ -1,4 +1,4 @@
-//! Searching the text of files with ripgrep's own machinery, over a walk of our own that a hostile tree can't lead astray.
+//! Searches the text of files with ripgrep's libraries, on a walk of boxd's own that an untrusted tree can't mislead.
 
 mod sink;
 
@@ -35,20 +35,20 @@ use crate::{
     server::Server,
 };
 
-/// As many as a sandbox mostly has cores.
+/// Matches the number of cores that most sandboxes have.
 const THREADS: u32 = 2;
 const DEFAULT_MATCHES: u32 = 1000;
 const MAX_MATCHES: u32 = 100_000;
-/// Of lines in one answer.
+/// Maximum bytes of lines in one response.
 const MAX_ANSWER_BYTES: u64 = 8 * 1024 * 1024;
-/// A line of a minified file says little; its beginning is enough to know it by.
+/// A line of a minified file is hardly readable; its beginning suffices to identify it.
 const DEFAULT_LINE_BYTES: u32 = 2000;
 const MAX_LINE_BYTES: u32 = 64 * 1024;
 const MAX_CONTEXT_LINES: u32 = 100;
 const MAX_PATTERN_BYTES: usize = 16 * 1024;
-/// What a pattern may take when compiled, and while it runs: beyond any that somebody wrote.
+/// Maximum size of a compiled pattern, and of its lazy DFA: beyond any real pattern.
 const MAX_REGEX_BYTES: usize = 16 * 1024 * 1024;
-/// What one thread may hold of a file: a line this long, or a whole file that is searched across lines.
+/// Maximum memory of one thread for a file: a line of this length, or a whole file for a multi-line search.
 const MAX_HEAP_BYTES: usize = 32 * 1024 * 1024;
 
 pub async fn grep(server: &Server, request: GrepRequest) -> Result<GrepResponse, ApiError> {
@@ -89,7 +89,7 @@ enum Begun {
     File(OwnedFd),
 }
 
-/// A request made ready, and what its threads count together.
+/// A compiled request, and the counters shared by its threads.
 pub(crate) struct Plan {
     path: SandboxPath,
     base: Vec<u8>,
@@ -102,7 +102,7 @@ pub(crate) struct Plan {
     max_matches: u64,
     max_line_bytes: usize,
     stop: Stop,
-    /// Lines of content, or files where those are asked for.
+    /// Matching lines, or matching files if those are requested.
     matches: AtomicU64,
     answer_bytes: AtomicU64,
     files: AtomicU64,
@@ -132,7 +132,7 @@ impl Plan {
             .after_context(if is_content { after as usize } else { 0 })
             .max_matches(Some(if request.output == GrepOutput::Files { 1 } else { max_per_file.into() }))
             .binary_detection(BinaryDetection::quit(0))
-            // A file that a program cuts short while it is mapped would take boxd down: files are read.
+            // Files are read, not mapped: if a program truncated a mapped file, boxd would crash.
             .memory_map(grep_searcher::MmapChoice::never())
             .heap_limit(Some(MAX_HEAP_BYTES));
         Ok(Self {
@@ -168,7 +168,7 @@ impl Plan {
         Ok(Begun::Directory(Walk::new(directory, rules, self.hidden, self.stop.clone())))
     }
 
-    /// A path that names one file.
+    /// Searches a single file.
     pub(crate) fn search_one(&self, file: OwnedFd) -> GrepResponse {
         let mut worker = Worker::new(self);
         worker.search(file, Vec::new());
@@ -179,7 +179,7 @@ impl Plan {
         self.answer(hits, self.stop.reason())
     }
 
-    /// Counts one more of what is limited; false where it is one too many.
+    /// Counts a match. False if it exceeds the limit.
     fn take_one(&self) -> bool {
         let is_within = self.matches.fetch_add(1, Ordering::Relaxed) < self.max_matches;
         if !is_within {
@@ -196,7 +196,7 @@ impl Plan {
         is_within
     }
 
-    /// Whether this much more of one file is beyond what the answer can take.
+    /// Whether this much more from one file exceeds what the response can take.
     fn is_beyond(&self, matches: usize, bytes: usize) -> bool {
         self.matches.load(Ordering::Relaxed) + matches as u64 > self.max_matches
             || self.answer_bytes.load(Ordering::Relaxed) + bytes as u64 > MAX_ANSWER_BYTES
@@ -264,7 +264,7 @@ fn only(globs: Option<&OneOrMany>) -> Result<Option<Override>, ApiError> {
     builder.build().map(Some).map_err(|e| ApiError::invalid(format!("glob: {e}")))
 }
 
-/// What one file had.
+/// The matches of one file.
 struct FileHits {
     path: Vec<u8>,
     count: u64,
@@ -316,12 +316,12 @@ impl<'a> Worker<'a> {
         let is_cut_short = sink.is_cut_short;
         let (mut count, mut hits) = sink.finish();
         if plan.output == GrepOutput::Content {
-            // Counted only now: what a binary file had before its first NUL takes nobody else's place.
+            // Counted only now, so that matches in a binary file before its first NUL don't use up the limits.
             let room = hits.iter().take_while(|hit| plan.take_one() && plan.take_bytes(hit.bytes())).count();
             hits.truncate(room);
             count = room as u64;
             if is_cut_short {
-                // By lines around matches alone, where no match was one too many.
+                // The limit was reached by context lines alone, not by an extra match.
                 plan.stop.stop(StoppedBy::MaxBytes);
             }
         } else if count > 0 && !plan.take_one() {
@@ -355,7 +355,7 @@ impl Visit for Worker<'_> {
     }
 }
 
-/// A file that ends when the search does.
+/// A file that ends when the search is stopped.
 struct Stoppable<'a> {
     file: File,
     plan: &'a Plan,

@@ -1,4 +1,4 @@
-//! What the searcher finds in one file, kept as the answer will tell it: cut to size, and no more than the request's limits leave room for.
+//! Collects the matches in one file in the form of the response: lines are truncated, and the request's limits apply.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use grep_searcher::{Searcher, Sink, SinkContext, SinkContextKind, SinkMatch};
 
 use super::Plan;
 
-/// Places in a line that are told: enough to mark them on a screen.
+/// Maximum matches reported within a line: enough for highlighting.
 const MAX_SPANS: usize = 16;
 
 pub struct Hit {
@@ -31,9 +31,9 @@ pub struct FileSink<'a> {
     pub is_binary: bool,
     count: u64,
     hits: Vec<Hit>,
-    /// Lines that belong to a match still to come.
+    /// Context lines of the next match.
     before: Vec<GrepLine>,
-    /// Of all lines kept.
+    /// Size of all collected lines.
     bytes: usize,
     /// Whether the limits ended the search of this file.
     pub is_cut_short: bool,
@@ -60,7 +60,7 @@ impl<'a> FileSink<'a> {
         self.bytes += shown.len();
         let mut spans = Vec::new();
         if marks {
-            // A pattern that can't be tried again on its own line leaves the line unmarked.
+            // If the pattern can't be matched on the line alone, the line has no spans.
             let _ = self.plan.matcher.find_iter(shown, |m| {
                 if m.end() > m.start() {
                     spans.push((m.start() as u32, m.end() as u32));
@@ -72,7 +72,8 @@ impl<'a> FileSink<'a> {
         GrepLine { line_number: number.unwrap_or(0), text, text_b64, is_cut, spans }
     }
 
-    /// Whether to read on. One more than there is room for is taken: by it the answer knows that there was more.
+    /// Whether to continue. One match beyond the limit is collected, so that the response can report that there were
+    /// more.
     fn goes_on(&mut self) -> bool {
         self.is_cut_short = self.plan.is_beyond(self.hits.len(), self.bytes);
         !self.is_cut_short

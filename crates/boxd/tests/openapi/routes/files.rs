@@ -1,4 +1,4 @@
-//! Files themselves: one, many, and whole directories as archives.
+//! The routes for single files, many files, and directories as archives.
 
 use cobox_protocol::{
     Capability::{FsRead, FsWrite},
@@ -120,7 +120,7 @@ fn follow() -> Parameter {
         .of(json!({ "type": "string", "enum": ["true", "false"], "default": "true" }))
 }
 
-/// GET or HEAD of one file, wherever its path stands.
+/// GET or HEAD of one file. The path may be in the URL or in the query.
 pub fn read(method: &'static str, path: &'static str, id: &'static str, summary: &'static str) -> Operation {
     let is_head = method == "head";
     let with_body = |operation: Operation, status, about| match is_head {

@@ -1,4 +1,5 @@
-//! The LangSmith sandbox SDK's routes. Their shapes are that SDK's, so they are written down here and not taken from our types.
+//! The routes of the LangSmith sandbox SDK. Their shapes are defined by that SDK, so they are written here and not
+//! derived from boxd's types.
 
 use cobox_protocol::{
     Capability::{Exec, FsRead, FsWrite},
@@ -61,7 +62,7 @@ pub fn routes() -> Vec<Operation> {
     routes.into_iter().map(|route| route.tag("langsmith").errors_look_like("langsmith.", refused())).collect()
 }
 
-/// Schemas as values that `json!` can take.
+/// Schemas as values for `json!`.
 const TEXT: Kind = Kind("string", None);
 const BASE64: Kind = Kind("string", Some("base64"));
 const NUMBER: Kind = Kind("integer", None);
@@ -125,7 +126,7 @@ fn refused() -> Shape {
     object(json!({ "detail": detail }))
 }
 
-/// An object whose fields are all there.
+/// An object with only required fields.
 fn object(properties: Value) -> Shape {
     let names: Vec<&String> = properties.as_object().into_iter().flat_map(|p| p.keys()).collect();
     Shape::Plain(json!({ "type": "object", "properties": properties, "required": names }))

@@ -1,4 +1,4 @@
-//! Every route a client can use, one line of the table each, in the order a reader would look for them.
+//! All client routes, one table entry each, in the order in which a reader would look for them.
 
 mod files;
 mod langsmith;

@@ -1,4 +1,4 @@
-//! Commands, processes and shells.
+//! The routes for commands, processes and shells.
 
 use cobox_protocol::{
     Capability::{Exec, Shell, ShellObserve},

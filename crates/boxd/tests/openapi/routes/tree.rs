@@ -1,4 +1,4 @@
-//! The file system around files: looking, searching, rearranging, watching.
+//! The routes for the file tree: inspecting, searching, changing, watching.
 
 use cobox_protocol::{
     Capability::{self, FsRead, FsWrite},

@@ -1,4 +1,4 @@
-//! The conversation: what was said, tools folded to two lines, what the agent asks, and the line that is typed.
+//! Draws the conversation: messages, tool calls folded to two lines, the open question, and the input line.
 
 use cobox_langgraph::{Entry, Question, Role, ToolUse};
 use ratatui::{
@@ -21,11 +21,11 @@ use crate::{
     },
 };
 
-/// Most rows of what is being typed.
+/// Maximum rows of the input.
 const MAX_INPUT_ROWS: u16 = 6;
-/// Rows of a question at the most: the rest of the pane shows what led to it.
+/// Maximum rows of a question: the rest of the pane shows its context.
 const MAX_ASK_ROWS: u16 = 8;
-/// Lines of a tool's outcome that are shown when it is unfolded; the agent has the rest.
+/// Lines of an outcome shown for an unfolded tool call; the agent has the rest.
 const MAX_OUTCOME_LINES: usize = 60;
 
 pub fn draw(frame: &mut Frame, state: &State, area: Rect) {
@@ -49,7 +49,7 @@ pub fn draw(frame: &mut Frame, state: &State, area: Rect) {
     draw_input(frame, state, input);
 }
 
-/// The entry that is drawn in this row of the screen.
+/// The entry drawn in this row of the screen.
 pub fn entry_at(state: &State, area: Rect, row: u16) -> Option<usize> {
     let inner = Block::bordered().inner(area);
     let [above, ..] = parts(state, inner);
@@ -59,7 +59,7 @@ pub fn entry_at(state: &State, area: Rect, row: u16) -> Option<usize> {
     matches!(state.chat.transcript.get(number), Some(Entry::Tool(_))).then_some(number)
 }
 
-/// How far back there is something to see.
+/// Maximum scroll offset.
 pub fn most_scroll(state: &State, area: Rect) -> usize {
     let inner = Block::bordered().inner(area);
     let [above, ..] = parts(state, inner);
@@ -74,7 +74,7 @@ fn parts(state: &State, inner: Rect) -> [Rect; 3] {
 
 type Numbered<'a> = (Option<usize>, Line<'a>);
 
-/// The last lines of the conversation, at least so many where there are.
+/// The last lines of the conversation: at least `enough`, if there are that many.
 fn lines(state: &State, width: u16, enough: usize) -> Vec<Numbered<'static>> {
     let mut parts: Vec<Vec<Numbered>> = Vec::new();
     let mut count = 0;
@@ -148,7 +148,7 @@ fn tool_lines(tool: &ToolUse, is_open: bool, width: usize) -> Vec<Line<'static>>
     lines
 }
 
-/// Text with something before its first line, and as much room before the others.
+/// Wraps text with a prefix on its first line and the same indent on the others.
 fn prefixed(prefix: &str, prefix_style: Style, text: &str, width: usize, style: Style) -> Vec<Line<'static>> {
     let indent = prefix.width();
     let wrapped = wrap(text, width.saturating_sub(indent));
@@ -202,7 +202,7 @@ fn question(state: &State, width: u16) -> Vec<Line<'static>> {
     lines
 }
 
-/// The lines of what is typed, and where the cursor is in them.
+/// The lines of the input, and the cursor's position in them.
 fn input_lines(state: &State, width: u16) -> (Vec<String>, (usize, usize)) {
     let editor = &state.chat.editor;
     let width = usize::from(width).saturating_sub(3).max(1);

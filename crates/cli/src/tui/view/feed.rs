@@ -1,4 +1,4 @@
-//! The feed: what happened in the sandbox, newest last.
+//! Draws the feed: the sandbox's events, newest last.
 
 use ratatui::{
     Frame,
@@ -34,7 +34,7 @@ pub fn draw(frame: &mut Frame, state: &State, area: Rect) {
 }
 
 fn drawn(line: &FeedLine, width: usize) -> Line<'static> {
-    // The day is known to who looks.
+    // Without the date, which the user knows.
     let at = line.at.map(|at| at.to_string()).and_then(|at| at.get(11..19).map(str::to_owned)).unwrap_or_else(|| "        ".to_owned());
     let style = match line {
         FeedLine { is_bad: true, .. } => BAD,
@@ -44,7 +44,7 @@ fn drawn(line: &FeedLine, width: usize) -> Line<'static> {
     Line::from(vec![Span::styled(format!("{at} "), FAINT), Span::styled(shortened(&line.text, width.saturating_sub(9)), style)])
 }
 
-/// What came of a command is said also where the command is too long.
+/// Cuts a long command in the middle of the line, so that its outcome stays visible.
 fn shortened(text: &str, width: usize) -> String {
     match text.rsplit_once(" → ") {
         Some((command, outcome)) if text.width() > width => {

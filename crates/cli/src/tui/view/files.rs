@@ -1,4 +1,4 @@
-//! The sandbox's files with what changed marked, and the difference of one of them.
+//! Draws the sandbox's files with their changes marked, and the difference of one of them.
 
 use ratatui::{
     Frame,
@@ -50,7 +50,7 @@ pub fn draw(frame: &mut Frame, state: &State, area: Rect) {
     frame.render_widget(Paragraph::new(lines), inner);
 }
 
-/// The node that is drawn in this row of the screen.
+/// The node drawn in this row of the screen.
 pub fn node_at(files: &Files, area: Rect, row: u16) -> Option<usize> {
     let inner = Block::bordered().inner(area);
     let count = files.nodes().len();
@@ -58,7 +58,7 @@ pub fn node_at(files: &Files, area: Rect, row: u16) -> Option<usize> {
     (row < inner.bottom() && at < count).then_some(at)
 }
 
-/// The selected one is always seen.
+/// The first visible node, so that the selected one is always visible.
 fn first_shown(files: &Files, count: usize, height: u16) -> usize {
     let height = usize::from(height);
     (files.selected + 1).saturating_sub(height).min(count.saturating_sub(height))

@@ -1,4 +1,4 @@
-//! The lines around the panes: where one is, which panes there are, and which keys do what.
+//! Draws the lines around the panes: the current thread and sandbox, the tabs, and the keys.
 
 use ratatui::{
     Frame,
@@ -16,7 +16,7 @@ use crate::tui::{
 };
 
 pub fn header(frame: &mut Frame, state: &State, area: Rect) {
-    // Enough to tell them apart; the lists have all of it.
+    // Enough characters to distinguish them; the lists show the full names.
     let thread = state.thread.as_deref().map_or_else(|| "no thread".to_owned(), |thread| format!("thread {}", cut(thread, 14)));
     let sandbox = match &state.room {
         Room::None => "no sandbox".to_owned(),
@@ -43,7 +43,7 @@ pub fn tabs(frame: &mut Frame, state: &State, area: Rect) {
     frame.render_widget(Paragraph::new(Line::from(tab_spans().into_iter().enumerate().map(tab).collect::<Vec<_>>())), area);
 }
 
-/// What is worth knowing now, or else the keys.
+/// The current notice, or else the keys.
 pub fn footer(frame: &mut Frame, state: &State, area: Rect) {
     let width = usize::from(area.width);
     if let Some(notice) = &state.notice {

@@ -1,4 +1,4 @@
-//! Draws the state, a pane a file; nothing here changes anything.
+//! Draws the state, one pane per file; nothing here modifies it.
 
 pub mod chat;
 mod feed;
@@ -33,7 +33,7 @@ const ACCENT: Style = Style::new().fg(Color::Cyan);
 const STRONG: Style = Style::new().add_modifier(Modifier::BOLD);
 
 pub fn draw(frame: &mut Frame, state: &State) {
-    // The window has just become another: the next drawing is of the right size.
+    // The window was just resized: the next draw has the right size.
     if (frame.area().width, frame.area().height) != state.size {
         return;
     }
@@ -58,7 +58,7 @@ pub fn draw(frame: &mut Frame, state: &State) {
     overlay::draw(frame, state);
 }
 
-/// Takes the colours out of what was drawn, for who asked for none; what is bold or turned round stays.
+/// Removes all colours for users who disabled them; bold and reversed text stays.
 pub fn without_colour(frame: &mut Frame) {
     for cell in &mut frame.buffer_mut().content {
         (cell.fg, cell.bg) = (Color::Reset, Color::Reset);
@@ -76,7 +76,7 @@ fn too_small(frame: &mut Frame, (cols, rows): (u16, u16)) {
     frame.render_widget(Paragraph::new(lines).alignment(Alignment::Left).wrap(ratatui::widgets::Wrap { trim: true }), frame.area());
 }
 
-/// A border with the pane's name, brighter where the keys go.
+/// A border with the pane's title, highlighted if the pane has the focus.
 fn block<'a>(state: &State, pane: Pane, title: impl Into<Line<'a>>) -> Block<'a> {
     let is_focused = state.focus == pane && state.overlay.is_none();
     let style = if is_focused { ACCENT.add_modifier(Modifier::BOLD) } else { FAINT };

@@ -1,4 +1,4 @@
-//! What lies over the panes: help, and lists to choose from.
+//! Draws what covers the panes: help, and lists to choose from.
 
 use ratatui::{
     Frame,
@@ -36,7 +36,7 @@ const KEYS: [(&str, &str); 16] = [
     ("mouse", "focuses, scrolls, chooses; Shift selects text"),
 ];
 
-/// Lines of help, past which it doesn't scroll.
+/// Lines of the help text; the limit for scrolling.
 pub const HELP_LINES: u16 = (KEYS.len() + COMMANDS.len() + 3) as u16;
 
 pub fn draw(frame: &mut Frame, state: &State) {
@@ -86,12 +86,12 @@ fn pick_area(picker: &Picker, screen: Rect) -> Rect {
     middle(screen, 76, picker.items.len() as u16 + 2)
 }
 
-/// The selected one is always seen.
+/// The first visible item, so that the selected one is always visible.
 fn first_shown(picker: &Picker, height: u16) -> usize {
     (picker.selected + 1).saturating_sub(usize::from(height))
 }
 
-/// The item that is drawn at this point of a screen of this size.
+/// The item drawn at this point of a screen of this size.
 pub fn picked_at(picker: &Picker, (cols, rows): (u16, u16), column: u16, row: u16) -> Option<usize> {
     let inner = Block::bordered().inner(pick_area(picker, Rect::new(0, 0, cols, rows)));
     let at = first_shown(picker, inner.height) + usize::from(row.checked_sub(inner.y)?);

@@ -1,4 +1,4 @@
-//! The state of sync.
+//! Draws the state of the folder sync.
 
 use ratatui::{Frame, layout::Rect, text::Line, widgets::Paragraph};
 
@@ -21,7 +21,7 @@ pub fn draw(frame: &mut Frame, state: &State, area: Rect) {
             lines.extend(details.iter().map(|line| Line::styled(cobox_langgraph::clean(line, 400), style)));
         }
     }
-    // The last line stays at the bottom, not at the top.
+    // The view can't be scrolled past its last line at the bottom.
     let most = lines.len().saturating_sub(usize::from(inner.height));
     frame.render_widget(Paragraph::new(lines.split_off(state.sync_scroll.min(most))), inner);
 }

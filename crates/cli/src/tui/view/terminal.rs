@@ -1,4 +1,4 @@
-//! The shared shell: its screen, and who types in it.
+//! Draws the shared shell: its screen, and the participant in control.
 
 use ratatui::{
     Frame,

@@ -1,4 +1,4 @@
-//! What the screen looks like, whole, at the sizes people have.
+//! Snapshots of the whole screen at common sizes.
 
 use cobox_client::FileWatchEvent;
 use cobox_langgraph::{Interrupt, Message as Said, RunEvent};
@@ -64,7 +64,7 @@ fn change(state: &mut State, path: &str, of: fn(WatchEvent) -> FileWatchEvent) {
     here(state, News::File(of(event)));
 }
 
-/// An agent at work, seen half-way.
+/// An agent in the middle of a run.
 fn at_work() -> State {
     let mut state = settled();
     type_in(&mut state, "mend the leap years");

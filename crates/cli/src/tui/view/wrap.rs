@@ -1,11 +1,11 @@
-//! Breaks text into lines that fit, between words where it can.
+//! Wraps text into lines of a given width, between words where possible.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Columns of a tab.
+/// A tab, expanded.
 const TAB: &str = "    ";
 
-/// At least one line; none wider than `width` columns unless a single character is.
+/// At least one line; none is wider than `width` columns, unless a single character is.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
     let mut lines = Vec::new();
@@ -29,7 +29,7 @@ fn wrap_line(line: &str, width: usize, lines: &mut Vec<String>) {
             used += word.width();
             continue;
         }
-        // Longer than a whole line.
+        // The word is longer than a whole line.
         for c in word.chars() {
             let wide = c.width().unwrap_or(0);
             if used + wide > width && used > 0 {
@@ -43,7 +43,7 @@ fn wrap_line(line: &str, width: usize, lines: &mut Vec<String>) {
     lines.push(current.trim_end().to_owned());
 }
 
-/// The beginning that fits into so many columns.
+/// Cuts text to `width` columns.
 pub fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
