@@ -4,7 +4,7 @@
 use std::{fs, path::Path};
 
 use cobox_protocol::{
-    resources::{CreateVolume, VolumeMountParams},
+    resources::{CreateVolume, MountParams},
     sandbox::CreateSandbox,
 };
 use cobox_testkit::{TestBroker, ensure, eventually, sh};
@@ -146,7 +146,7 @@ async fn restore_older_database(is_mark_old: bool) {
     let id = session.info().sandbox.id.clone();
     let client = broker.client();
     let volume = client.create_volume(&CreateVolume { name: "data".into(), size_bytes: 64 << 20, access: None }).await.unwrap();
-    let mounts = vec![MountWish { volume: "data".into(), path: "/data".into(), read_only: false }];
+    let mounts = vec![MountParams { volume: "data".into(), path: "/data".into(), read_only: false }];
     let (user, on_volume) = kinds::made(&client, CreateSandbox { mounts, ..CreateSandbox::default() }).await;
     kinds::said(&on_volume, "echo in volume > /data/f; echo in snapshot > g").await;
     let snapshot = kinds::snapshot(&client, &user, "base").await;
