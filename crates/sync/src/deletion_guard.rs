@@ -47,6 +47,8 @@ pub struct Trees<'a> {
     pub base: &'a Tree,
     pub local: &'a Tree,
     pub sandbox: &'a Tree,
+    /// Paths that only the sandbox has because they are risky. Nothing that is there makes up for a deletion.
+    pub held_back: &'a BTreeSet<RelPath>,
 }
 
 /// Recent deletions and what the user has confirmed.
@@ -250,7 +252,7 @@ mod tests {
 
         fn judge(&mut self, mode: Mode, is_confirmed: bool) -> (Verdict, Plan) {
             let plan = reconcile(&self.base, &self.local, &self.sandbox, mode, &BTreeMap::new());
-            let trees = Trees { base: &self.base, local: &self.local, sandbox: &self.sandbox };
+            let trees = Trees { base: &self.base, local: &self.local, sandbox: &self.sandbox, held_back: &BTreeSet::new() };
             (self.deletion_guard.judge(trees, &plan, is_confirmed, self.now), plan)
         }
 

@@ -4,7 +4,7 @@
 //! Files inside version control directories and lock files do not count. Tools create and delete them by the hundred,
 //! and a large repository would hide the loss of a small source tree.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::{
     deletion_guard::Trees,
@@ -67,8 +67,9 @@ pub struct DeletionTotals<'a> {
     top_directories: BTreeMap<&'a [u8], DeletionCount>,
     /// Per directory at any depth.
     directories: BTreeMap<RelPath, DeletionCount>,
-    /// The tree of the other side, which lacks the files.
+    /// The tree of the other side, which lacks the files, and the paths in it that do not count as present.
     source: &'a Tree,
+    held_back: &'a BTreeSet<RelPath>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -88,8 +89,14 @@ impl<'a> DeletionTotals<'a> {
         trees: Trees<'a>,
     ) -> Self {
         let source = if side == Side::Local { trees.sandbox } else { trees.local };
-        let mut totals =
-            Self { side, whole: DeletionCount::default(), top_directories: BTreeMap::new(), directories: BTreeMap::new(), source };
+        let mut totals = Self {
+            side,
+            whole: DeletionCount::default(),
+            top_directories: BTreeMap::new(),
+            directories: BTreeMap::new(),
+            source,
+            held_back: trees.held_back,
+        };
         for path in planned {
             totals.add_to_directories(path, |count| count.planned += 1);
             if is_counted(path) {
@@ -137,7 +144,7 @@ impl<'a> DeletionTotals<'a> {
 
     pub fn halt(&self, directory_deletion_limit: usize) -> Option<Halt> {
         let DeletionTotals { side, whole, .. } = *self;
-        let is_empty = || !self.source.iter().any(|(path, entry)| entry.is_file() && is_counted(path));
+        let is_empty = || !self.source.iter().any(|(path, entry)| entry.is_file() && is_counted(path) && !self.held_back.contains(path));
         if whole.planned > 0 && whole.total > 1 && is_empty() {
             let empty_side = if side == Side::Local { Side::Sandbox } else { Side::Local };
             return Some(Halt::FolderEmptied { side: empty_side, files: whole.planned });
@@ -156,7 +163,7 @@ impl<'a> DeletionTotals<'a> {
     fn vanished_directory(&self, directory_deletion_limit: usize) -> Option<Halt> {
         let has_files = |directory: &RelPath| {
             let is_its = |path: &RelPath| is_counted(path) || repository(path).as_ref() == Some(directory);
-            self.source.beneath(directory).any(|(path, entry)| entry.is_file() && is_its(path))
+            self.source.beneath(directory).any(|(path, entry)| entry.is_file() && is_its(path) && !self.held_back.contains(path))
         };
         let mut large = self
             .directories
@@ -211,7 +218,7 @@ mod tests {
         let mut sandbox = base.clone();
         deleted.iter().for_each(|folder| sandbox.prune(&RelPath::new(folder.as_bytes()).unwrap()));
         let plan = reconcile(base, base, &sandbox, Mode::TwoWaySafe, &BTreeMap::new());
-        let trees = Trees { base, local: base, sandbox: &sandbox };
+        let trees = Trees { base, local: base, sandbox: &sandbox, held_back: &BTreeSet::new() };
         DeletionGuard::new(DEFAULT_DIRECTORY_DELETION_LIMIT).judge(trees, &plan, false, std::time::Instant::now())
     }
 

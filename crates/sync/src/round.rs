@@ -2,7 +2,7 @@
 
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     time::{Duration, Instant},
 };
@@ -47,7 +47,23 @@ impl Engine {
         let mut git_paths = std::mem::take(&mut self.git_paths);
         let (base, local, sandbox, forgotten) = self.effective_trees();
         let mut plan = reconcile(&base, &local, &sandbox, self.settings.mode, &self.resolutions);
-        let trees = Trees { base: &base, local: &local, sandbox: &sandbox };
+        // Held back files are not part of the plan: a directory that is moved to a risky name is gone here.
+        let mut held_back: Vec<Change> = Vec::new();
+        if !self.settings.allow_risky && plan.local.iter().any(|c| c.new.is_some()) {
+            match git_paths.refresh(&self.root, self.folder.tree()) {
+                Ok(executed) => {
+                    let risks = RiskFilter::new(&sandbox, executed);
+                    (held_back, plan.local) = plan.local.into_iter().partition(|c| c.new.is_some() && risks.is_risky(&c.path));
+                }
+                Err(e) => {
+                    drop((base, local, sandbox));
+                    (self.deletion_guard, self.git_paths) = (deletion_guard, git_paths);
+                    return Err(e);
+                }
+            }
+        }
+        let new_and_held: BTreeSet<RelPath> = held_back.iter().filter(|c| c.old.is_none()).map(|c| c.path.clone()).collect();
+        let trees = Trees { base: &base, local: &local, sandbox: &sandbox, held_back: &new_and_held };
         let verdict = match deletion_guard.judge(trees, &plan, deletions_confirmed, Instant::now()) {
             // A sync with `once` does not wait for further deletions.
             Verdict::HoldDeletions if self.settings.once => {
@@ -56,11 +72,6 @@ impl Engine {
             }
             verdict => verdict,
         };
-        let mut held_back: Vec<Change> = Vec::new();
-        if !self.settings.allow_risky && plan.local.iter().any(|c| c.new.is_some()) {
-            let risks = RiskFilter::new(&sandbox, git_paths.refresh(&self.root, self.folder.tree())?);
-            (held_back, plan.local) = plan.local.into_iter().partition(|c| c.new.is_some() && risks.is_risky(&c.path));
-        }
         drop((base, local, sandbox));
         (self.deletion_guard, self.git_paths) = (deletion_guard, git_paths);
         match verdict {

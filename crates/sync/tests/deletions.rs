@@ -5,7 +5,7 @@ mod support;
 
 use std::{fs, thread, time::Duration};
 
-use cobox_sync::{Halt, Mode, Phase, Side};
+use cobox_sync::{Halt, Mode, Phase, RelPath, Side};
 use support::{RunningSync, SyncPair};
 
 fn with_files(count: usize) -> (SyncPair, RunningSync) {
@@ -115,4 +115,45 @@ fn pause_and_halt_are_still_shown_after_a_reconnect() {
     sync.disconnect();
     pair.wait_until(|| sync.connection_count() == 3 && sync.status().phase == halted);
     assert_eq!(files_in(&pair.sandbox("src")), 20);
+}
+
+/// A sync with the default settings of 30 files in `src` and 40 in `docs`.
+fn with_directories() -> (SyncPair, RunningSync) {
+    let pair = SyncPair::new();
+    for (folder, count) in [("src", 30), ("docs", 40)] {
+        for number in 0..count {
+            pair.write_local(&format!("{folder}/f{number}"), &format!("{folder} {number}"));
+        }
+    }
+    pair.write_local("x", "x");
+    let sync = pair.start(Mode::TwoWaySafe);
+    sync.flush();
+    (pair, sync)
+}
+
+fn source_gone(directory: &str, files: usize) -> Phase {
+    let directory = RelPath::new(directory.as_bytes()).unwrap();
+    Phase::Halted(Halt::DirectoryGone { side: Side::Local, directory, files, already_deleted: 0 })
+}
+
+#[test]
+fn moving_a_directory_to_a_held_back_name_counts_as_its_deletion() {
+    let (pair, sync) = with_directories();
+    fs::rename(pair.sandbox("src"), pair.sandbox(".idea")).unwrap();
+    pair.wait_until(|| is_halted(&sync));
+    assert_eq!(sync.status().phase, source_gone("src", 30));
+    assert_eq!(files_in(&pair.local("src")), 30);
+}
+
+#[test]
+fn moving_files_into_a_held_back_directory_of_their_own_counts_as_their_deletion() {
+    let (pair, sync) = with_directories();
+    sync.pause();
+    fs::create_dir(pair.sandbox("src/.idea")).unwrap();
+    for number in 0..30 {
+        fs::rename(pair.sandbox(&format!("src/f{number}")), pair.sandbox(&format!("src/.idea/f{number}"))).unwrap();
+    }
+    sync.resume(false).unwrap();
+    pair.wait_until(|| is_halted(&sync));
+    assert_eq!(sync.status().phase, source_gone("src", 30));
 }
