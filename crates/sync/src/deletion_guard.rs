@@ -4,15 +4,16 @@
 //! Deletions of the last two minutes count together, so that slow deletions are recognized as well. Once they exceed a
 //! small part, further deletions are held until a quiet period without new ones, so that little is lost if they turn
 //! out to be too many. All other changes continue. A moved file does not count as deleted, nor does a file that was
-//! created after the first of these deletions: programs create and delete temporary files all the time.
+//! created after the first of these deletions: programs create and delete temporary files all the time. A file at a new
+//! path is only treated as created if its content is new too; otherwise it is a moved one, and its deletion counts.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     time::{Duration, Instant},
 };
 
 use crate::{
-    deletion_totals::{DeletedFiles, DeletionTotals, deleted_files, is_counted},
+    deletion_totals::{DeletedFiles, DeletionTotals, deleted_files, is_counted, new_files},
     entry::{Digest, Entry},
     halt::Halt,
     path::RelPath,
@@ -60,6 +61,8 @@ pub struct DeletionGuard {
     deleted_content: HashMap<Digest, RelPath>,
     /// Existing files that were created after the first of the recent deletions.
     created: HashMap<RelPath, Instant>,
+    /// Files that the current plan creates at a new path with content that it does not remove elsewhere, by side.
+    planned_new: [HashSet<RelPath>; 2],
     /// Deletions of the current plan, by side.
     planned: [DeletedFiles; 2],
     /// Deletions that the user confirmed, by side, until a plan has carried them out.
@@ -92,6 +95,7 @@ impl DeletionGuard {
             deleted: BTreeMap::new(),
             deleted_content: HashMap::new(),
             created: HashMap::new(),
+            planned_new: Default::default(),
             planned: Default::default(),
             confirmed: Default::default(),
             hold: None,
@@ -111,6 +115,11 @@ impl DeletionGuard {
             deleted_files.retain(|path, _| !self.confirmed[side as usize].contains(path) && !self.created.contains_key(path));
             deleted_files
         });
+        let has_deletions = !self.deleted.is_empty() || self.planned.iter().any(|files| !files.is_empty());
+        self.planned_new = match has_deletions {
+            true => [&plan.local, &plan.sandbox].map(|changes| new_files(changes)),
+            false => Default::default(),
+        };
         let (halt, exceeds_small_part) = {
             let totals = [Side::Local, Side::Sandbox].map(|side| self.totals(side, trees));
             let halt = totals.iter().find_map(|side_totals| side_totals.halt(self.directory_deletion_limit));
@@ -140,7 +149,7 @@ impl DeletionGuard {
     /// Records a change that was made on one side.
     pub fn record(&mut self, side: Side, path: &RelPath, new: Option<&Entry>, now: Instant) {
         match new.and_then(Entry::content) {
-            Some((digest, _)) => self.record_content(path, digest, now),
+            Some((digest, _)) => self.record_content(side, path, digest, now),
             None => {
                 self.created.remove(path);
                 if let Some(digest) = self.planned[side as usize].remove(path) {
@@ -157,16 +166,16 @@ impl DeletionGuard {
     }
 
     /// Content that exists again, at its path or at another one, is not deleted.
-    fn record_content(&mut self, path: &RelPath, digest: Digest, now: Instant) {
+    fn record_content(&mut self, side: Side, path: &RelPath, digest: Digest, now: Instant) {
         if self.deleted.is_empty() {
             return;
         }
-        if self.deleted.remove(path).is_none()
-            && let Some(other_path) = self.deleted_content.remove(&digest)
-        {
-            self.deleted.remove(&other_path);
+        let is_back = self.deleted.remove(path).is_some()
+            || self.deleted_content.remove(&digest).is_some_and(|other_path| self.deleted.remove(&other_path).is_some());
+        // Its deletion would be a loss again.
+        if !is_back && self.planned_new[side as usize].contains(path) {
+            self.created.insert(path.clone(), now);
         }
-        self.created.insert(path.clone(), now);
     }
 
     fn expire(&mut self, now: Instant) {
@@ -387,6 +396,42 @@ mod tests {
             assert_eq!(simulation.round(), Verdict::Proceed);
             simulation.advance(Duration::from_millis(30));
         }
+    }
+
+    #[test]
+    fn only_content_that_is_new_at_a_new_path_is_exempt() {
+        let base: Tree = files(60).iter().map(|(path, entry)| (path.clone(), entry.clone())).chain([(path("x"), file("x"))]).collect();
+        let delete_src = |simulation: &mut Simulation, prefix: &str| {
+            (0..60).for_each(|n| simulation.sandbox.set(path(&format!("{prefix}{n}")), None));
+            assert!(matches!(simulation.round(), Verdict::Halt(_)), "{prefix}");
+        };
+        // Moved.
+        let mut simulation = Simulation::new(base.clone());
+        simulation.sandbox.set(path("x"), None);
+        assert_eq!(simulation.round(), Verdict::Proceed);
+        for n in 0..60 {
+            simulation.sandbox.set(path(&format!("f{n}")), None);
+            simulation.sandbox.set(path(&format!("moved{n}")), Some(file(&n.to_string())));
+        }
+        assert_eq!(simulation.round(), Verdict::Proceed);
+        delete_src(&mut simulation, "moved");
+        // Edited.
+        let mut simulation = Simulation::new(base.clone());
+        simulation.sandbox.set(path("x"), None);
+        assert_eq!(simulation.round(), Verdict::Proceed);
+        (0..60).for_each(|n| simulation.sandbox.set(path(&format!("f{n}")), Some(file(&format!("edited {n}")))));
+        assert_eq!(simulation.round(), Verdict::Proceed);
+        delete_src(&mut simulation, "f");
+        // Deleted and created again.
+        let mut simulation = Simulation::new(base);
+        for n in 0..60 {
+            let name = path(&format!("f{n}"));
+            simulation.sandbox.set(name.clone(), None);
+            assert_eq!(simulation.round(), Verdict::Proceed);
+            simulation.sandbox.set(name, Some(file(&format!("again {n}"))));
+            assert_eq!(simulation.round(), Verdict::Proceed);
+        }
+        delete_src(&mut simulation, "f");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! Files inside version control directories and lock files do not count. Tools create and delete them by the hundred,
 //! and a large repository would hide the loss of a small source tree.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::{
     deletion_guard::Trees,
@@ -42,6 +42,14 @@ pub fn deleted_files(changes: &[Change]) -> DeletedFiles {
     };
     let deleted = changes.iter().filter(|c| c.new.is_none()).filter_map(|c| Some((c.path.clone(), digest(&c.old)?)));
     deleted.filter(|(_, digest)| !is_moved(digest)).collect()
+}
+
+/// Files at new paths whose content is new too: the same changes do not remove it elsewhere, as a move does.
+pub fn new_files(changes: &[Change]) -> HashSet<RelPath> {
+    let digest = |entry: &Option<Entry>| entry.as_ref().and_then(Entry::content).map(|(digest, _)| digest);
+    let removed: HashSet<Digest> = changes.iter().filter(|c| digest(&c.new) != digest(&c.old)).filter_map(|c| digest(&c.old)).collect();
+    let is_new = |c: &&Change| c.old.is_none() && digest(&c.new).is_some_and(|digest| !removed.contains(&digest));
+    changes.iter().filter(is_new).map(|c| c.path.clone()).collect()
 }
 
 /// Whether the deletion of this file counts.

@@ -157,3 +157,19 @@ fn moving_files_into_a_held_back_directory_of_their_own_counts_as_their_deletion
     pair.wait_until(|| is_halted(&sync));
     assert_eq!(sync.status().phase, source_gone("src", 30));
 }
+
+#[test]
+fn deleting_a_moved_directory_halts_even_after_another_deletion() {
+    let (pair, sync) = with_directories();
+    fs::remove_file(pair.sandbox("x")).unwrap();
+    sync.flush();
+    assert!(!pair.local("x").exists());
+    fs::rename(pair.sandbox("src"), pair.sandbox("old")).unwrap();
+    sync.flush();
+    assert_eq!(files_in(&pair.local("old")), 30);
+    sync.pause();
+    fs::remove_dir_all(pair.sandbox("old")).unwrap();
+    sync.resume(false).unwrap();
+    pair.wait_until(|| is_halted(&sync) || !pair.local("old").exists());
+    assert!(matches!(sync.status().phase, Phase::Halted(Halt::DirectoryGone { files: 30, .. })), "{:?}", sync.status().phase);
+}
