@@ -226,7 +226,17 @@ impl<'a> RiskFilter<'a> {
     pub fn is_risky(&self, path: &RelPath) -> bool {
         let text = lower(path.bytes());
         let parts: Vec<&str> = text.split('/').collect();
-        has_risky_name(&parts) || self.is_version_control(path, &parts) || self.executed.iter().any(|top| is_within(&text, top))
+        let is_executed = self.executed.iter().any(|top| is_within(&text, top));
+        has_risky_name(&parts) || self.is_version_control(path, &parts) || is_executed || self.redirects(path, &text)
+    }
+
+    /// Whether something other than a directory, such as a link to another one, would take the place of a directory that
+    /// contains risky paths.
+    fn redirects(&self, path: &RelPath, text: &str) -> bool {
+        let is_above = |top: &str| top != text && is_within(top, text);
+        let begins = |path: &&[&str]| path.first() == text.rsplit('/').next().as_ref();
+        let has_risky_contents = self.executed.iter().any(|top| is_above(top)) || ANYWHERE_PATHS.iter().any(begins);
+        has_risky_contents && !matches!(self.sandbox.get(path), Some(Entry::Dir))
     }
 
     fn is_version_control(&self, path: &RelPath, parts: &[&str]) -> bool {
@@ -395,5 +405,14 @@ mod tests {
         ] {
             assert!(!risky(text), "{text}");
         }
+    }
+
+    #[test]
+    fn a_link_in_place_of_a_directory_with_risky_files_is_risky() {
+        assert!(risky("tools") && risky(".github") && risky("home/.config"), "they are no directories in the tree");
+        let tree: Tree = [(RelPath::new(b"tools").unwrap(), Entry::Dir)].into_iter().collect();
+        let executed = [RelPath::new(b"tools/hooks").unwrap()].into_iter().collect();
+        let filter = RiskFilter::new(&tree, &executed);
+        assert!(!filter.is_risky(&RelPath::new(b"tools").unwrap()) && !filter.is_risky(&RelPath::new(b"tool").unwrap()));
     }
 }
