@@ -5,7 +5,7 @@ mod support;
 
 use std::{fs, thread, time::Duration};
 
-use cobox_sync::{Halt, Mode, Phase, RelPath, Side};
+use cobox_sync::{Halt, Mode, Phase, RelPath, RestoreScope, Side};
 use support::{RunningSync, SyncPair};
 
 fn with_files(count: usize) -> (SyncPair, RunningSync) {
@@ -55,7 +55,7 @@ fn deleting_every_file_halts_the_sync() {
     }
     sync.resume(false).unwrap();
     pair.wait_until(|| is_halted(&sync));
-    assert_eq!(sync.status().phase, Phase::Halted(Halt::FolderEmptied { side: Side::Local, files: 10 }));
+    assert_eq!(sync.status().phase, Phase::Halted(Halt::FolderEmptied { side: Side::Local, files: 10, already_deleted: 0 }));
     assert_eq!(files_in(&pair.sandbox("src")), 10);
 }
 
@@ -172,4 +172,37 @@ fn deleting_a_moved_directory_halts_even_after_another_deletion() {
     sync.resume(false).unwrap();
     pair.wait_until(|| is_halted(&sync) || !pair.local("old").exists());
     assert!(matches!(sync.status().phase, Phase::Halted(Halt::DirectoryGone { files: 30, .. })), "{:?}", sync.status().phase);
+}
+
+#[test]
+fn undo_after_a_halt_keeps_all_files_of_the_directory() {
+    let pair = SyncPair::new();
+    for number in 0..30 {
+        pair.write_local(&format!("src/a/b/f{number}"), &number.to_string());
+    }
+    for number in 0..400 {
+        pair.write_local(&format!("src/f{number}"), &format!("other {number}"));
+    }
+    let sync = pair.start(Mode::TwoWaySafe);
+    sync.flush();
+    for number in 0..4 {
+        fs::remove_file(pair.sandbox(&format!("src/a/b/f{number}"))).unwrap();
+    }
+    sync.flush();
+    assert_eq!(files_in(&pair.local("src/a/b")), 26);
+    sync.pause();
+    for number in 4..30 {
+        fs::remove_file(pair.sandbox(&format!("src/a/b/f{number}"))).unwrap();
+    }
+    sync.resume(false).unwrap();
+    pair.wait_until(|| is_halted(&sync));
+    let refused = sync.resume(false).unwrap_err();
+    for part in ["30 files", "4 of them are already deleted", "resume --confirm", "cobox sync undo"] {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+    assert_eq!(pair.trash().restore(&RestoreScope::LastBatch).unwrap().restored.len(), 4);
+    sync.resume(false).unwrap();
+    sync.flush();
+    assert_eq!((files_in(&pair.local("src/a/b")), files_in(&pair.sandbox("src/a/b"))), (30, 30));
+    pair.assert_same();
 }

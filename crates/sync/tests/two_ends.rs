@@ -145,7 +145,7 @@ fn emptying_most_of_the_folder_halts_until_confirmed() {
     }
     sync.resume(false).unwrap();
     assert!(sync.try_flush().unwrap_err().contains("halted"));
-    assert_eq!(sync.status().phase, Phase::Halted(Halt::FolderEmptied { side: Side::Local, files: 10 }));
+    assert_eq!(sync.status().phase, Phase::Halted(Halt::FolderEmptied { side: Side::Local, files: 10, already_deleted: 0 }));
     assert!(pair.sandbox("f30").exists());
 }
 
