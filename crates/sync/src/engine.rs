@@ -157,7 +157,7 @@ impl Engine {
         let waker = inputs.clone();
         // If the queue is full, the engine is awake already; the folder itself knows what changed.
         let mut folder = Folder::open(opened, settings.limits, hooks, move || drop(waker.try_send(EngineInput::LocalChange)))?;
-        folder.trash = Some(Trash::new(folder.root.clone(), settings.trash));
+        folder.trash = Some(Trash::new(folder.root.clone(), root, settings.trash));
         folder.ignore_rules.read_parent_rules(root);
         folder.set_digest_cache(folder.hooks.load_digests());
         let status = Status { mode: settings.mode, ..Status::default() };

@@ -16,7 +16,7 @@ mod restore;
 use std::{
     fmt,
     os::fd::OwnedFd,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -116,6 +116,8 @@ pub struct EmptiedTrash {
 
 pub struct Trash {
     root: Arc<OwnedFd>,
+    /// Path of the folder, for messages.
+    folder: PathBuf,
     limits: TrashLimits,
     /// Size at the last count plus this process's additions since, in bytes.
     used: u64,
@@ -141,13 +143,13 @@ impl CurrentBatch {
 struct LockedTrash(OwnedFd);
 
 impl Trash {
-    pub(crate) fn new(root: Arc<OwnedFd>, limits: TrashLimits) -> Self {
-        Self { root, limits, used: 0, counted_at: None, current: None }
+    pub(crate) fn new(root: Arc<OwnedFd>, folder: &Path, limits: TrashLimits) -> Self {
+        Self { root, folder: folder.to_owned(), limits, used: 0, counted_at: None, current: None }
     }
 
     /// Opens the trash of a folder.
     pub fn open(folder: &Path, limits: TrashLimits) -> Result<Self, SyncError> {
-        Ok(Self::new(Arc::new(open_root(folder).map_err(SyncError::Root)?), limits))
+        Ok(Self::new(Arc::new(open_root(folder).map_err(SyncError::Root)?), folder, limits))
     }
 
     /// Used and permitted size, in bytes.
@@ -266,6 +268,7 @@ impl Trash {
             let top = match self.open_directory(create) {
                 Ok(top) => top,
                 Err(Errno::NOENT) if !create => return Ok(None),
+                Err(Errno::NOTDIR | Errno::LOOP) => return Err(SyncError::TrashBlocked(self.folder.join(TRASH_DIRECTORY))),
                 Err(e) => return Err(trash_error(e)),
             };
             match rustix::fs::flock(&top, FlockOperation::NonBlockingLockExclusive) {
