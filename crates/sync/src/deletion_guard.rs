@@ -4,15 +4,16 @@
 //! Deletions of the last two minutes count together, so that slow deletions are recognized as well. Once they exceed a
 //! small part, further deletions are held until a quiet period without new ones, so that little is lost if they turn
 //! out to be too many. All other changes continue. A moved file does not count as deleted, nor does a file that was
-//! created after the first of these deletions: programs create and delete temporary files all the time.
+//! created after the first of these deletions: programs create and delete temporary files all the time. A file at a new
+//! path is only treated as created if its content is new too; otherwise it is a moved one, and its deletion counts.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     time::{Duration, Instant},
 };
 
 use crate::{
-    deletion_totals::{DeletedFiles, DeletionTotals, deleted_files, is_counted},
+    deletion_totals::{DeletedFiles, DeletionTotals, deleted_files, is_counted, new_files},
     entry::{Digest, Entry},
     halt::Halt,
     path::RelPath,
@@ -47,6 +48,14 @@ pub struct Trees<'a> {
     pub base: &'a Tree,
     pub local: &'a Tree,
     pub sandbox: &'a Tree,
+    /// Paths that only the sandbox has because they are risky. Nothing that is there makes up for a deletion.
+    pub held_back: &'a BTreeSet<RelPath>,
+}
+
+impl<'a> Trees<'a> {
+    fn of(&self, side: Side) -> &'a Tree {
+        if side == Side::Local { self.local } else { self.sandbox }
+    }
 }
 
 /// Recent deletions and what the user has confirmed.
@@ -58,8 +67,12 @@ pub struct DeletionGuard {
     deleted_content: HashMap<Digest, RelPath>,
     /// Existing files that were created after the first of the recent deletions.
     created: HashMap<RelPath, Instant>,
+    /// Files that the current plan creates at a new path with content that it does not remove elsewhere, by side.
+    planned_new: [HashSet<RelPath>; 2],
     /// Deletions of the current plan, by side.
     planned: [DeletedFiles; 2],
+    /// The last plan has halted. Recent deletions do not expire while the user decides.
+    has_halted: bool,
     /// Deletions that the user confirmed, by side, until a plan has carried them out.
     confirmed: [BTreeSet<RelPath>; 2],
     hold: Option<HoldState>,
@@ -90,7 +103,9 @@ impl DeletionGuard {
             deleted: BTreeMap::new(),
             deleted_content: HashMap::new(),
             created: HashMap::new(),
+            planned_new: Default::default(),
             planned: Default::default(),
+            has_halted: false,
             confirmed: Default::default(),
             hold: None,
         }
@@ -103,17 +118,24 @@ impl DeletionGuard {
             self.confirmed = [&plan.local, &plan.sandbox].map(|changes| deleted_files(changes).into_keys().collect());
             self.deleted.clear();
         }
+        self.forget_restored(trees);
         self.expire(now);
         self.planned = [(Side::Local, &plan.local), (Side::Sandbox, &plan.sandbox)].map(|(side, changes)| {
             let mut deleted_files = deleted_files(changes);
             deleted_files.retain(|path, _| !self.confirmed[side as usize].contains(path) && !self.created.contains_key(path));
             deleted_files
         });
+        let has_deletions = !self.deleted.is_empty() || self.planned.iter().any(|files| !files.is_empty());
+        self.planned_new = match has_deletions {
+            true => [&plan.local, &plan.sandbox].map(|changes| new_files(changes)),
+            false => Default::default(),
+        };
         let (halt, exceeds_small_part) = {
             let totals = [Side::Local, Side::Sandbox].map(|side| self.totals(side, trees));
             let halt = totals.iter().find_map(|side_totals| side_totals.halt(self.directory_deletion_limit));
-            (halt, totals.iter().any(DeletionTotals::exceeds_small_part))
+            (halt, totals.iter().any(|side_totals| side_totals.exceeds_small_part(self.directory_deletion_limit)))
         };
+        self.has_halted = halt.is_some();
         if let Some(halt) = halt {
             self.hold = None;
             return Verdict::Halt(halt);
@@ -123,6 +145,21 @@ impl DeletionGuard {
             false => None,
         };
         if self.hold.is_some() { Verdict::HoldDeletions } else { Verdict::Proceed }
+    }
+
+    /// Whether the user rejects the local deletions that the sync halted for: some that were made before are undone.
+    /// Asked when the user resumes the sync without a confirmation.
+    pub fn is_rejected(&self, trees: Trees) -> bool {
+        let is_restored =
+            |(path, deleted): (&RelPath, &RecentDeletion)| deleted.side == Side::Local && trees.local.get(path).is_some_and(Entry::is_file);
+        self.has_halted && self.deleted.iter().any(is_restored)
+    }
+
+    /// Whether a change of the current plan has to wait while deletions are held. The old paths of moved files do not,
+    /// because in a later plan they would look like deletions.
+    pub fn is_held(&self, side: Side, change: &Change) -> bool {
+        let is_file = change.old.as_ref().is_some_and(Entry::is_file);
+        is_deletion(change) && (!is_file || self.planned[side as usize].contains_key(&change.path))
     }
 
     /// Lets held deletions proceed.
@@ -138,7 +175,7 @@ impl DeletionGuard {
     /// Records a change that was made on one side.
     pub fn record(&mut self, side: Side, path: &RelPath, new: Option<&Entry>, now: Instant) {
         match new.and_then(Entry::content) {
-            Some((digest, _)) => self.record_content(path, digest, now),
+            Some((digest, _)) => self.record_content(side, path, digest, now),
             None => {
                 self.created.remove(path);
                 if let Some(digest) = self.planned[side as usize].remove(path) {
@@ -155,20 +192,27 @@ impl DeletionGuard {
     }
 
     /// Content that exists again, at its path or at another one, is not deleted.
-    fn record_content(&mut self, path: &RelPath, digest: Digest, now: Instant) {
+    fn record_content(&mut self, side: Side, path: &RelPath, digest: Digest, now: Instant) {
         if self.deleted.is_empty() {
             return;
         }
-        if self.deleted.remove(path).is_none()
-            && let Some(other_path) = self.deleted_content.remove(&digest)
-        {
-            self.deleted.remove(&other_path);
+        let is_back = self.deleted.remove(path).is_some()
+            || self.deleted_content.remove(&digest).is_some_and(|other_path| self.deleted.remove(&other_path).is_some());
+        // Its deletion would be a loss again.
+        if !is_back && self.planned_new[side as usize].contains(path) {
+            self.created.insert(path.clone(), now);
         }
-        self.created.insert(path.clone(), now);
+    }
+
+    /// Deleted files that exist again on their side, restored by the user for instance, are not deleted.
+    fn forget_restored(&mut self, trees: Trees) {
+        self.deleted.retain(|path, deleted| !trees.of(deleted.side).get(path).is_some_and(Entry::is_file));
     }
 
     fn expire(&mut self, now: Instant) {
-        self.deleted.retain(|_, deleted| now.duration_since(deleted.at) < DELETION_WINDOW);
+        if !self.has_halted {
+            self.deleted.retain(|_, deleted| now.duration_since(deleted.at) < DELETION_WINDOW);
+        }
         self.deleted_content.retain(|_, path| self.deleted.contains_key(path));
         match self.deleted.values().map(|deleted| deleted.at).min() {
             Some(first) => self.created.retain(|_, at| *at >= first),
@@ -193,7 +237,7 @@ impl DeletionGuard {
 }
 
 /// Whether a change deletes a file or a directory.
-pub fn is_deletion(change: &Change) -> bool {
+fn is_deletion(change: &Change) -> bool {
     let is_folder = |entry: &Option<Entry>| entry.as_ref().is_some_and(Entry::is_dir);
     change.new.is_none() || is_folder(&change.old) && !is_folder(&change.new)
 }
@@ -250,7 +294,7 @@ mod tests {
 
         fn judge(&mut self, mode: Mode, is_confirmed: bool) -> (Verdict, Plan) {
             let plan = reconcile(&self.base, &self.local, &self.sandbox, mode, &BTreeMap::new());
-            let trees = Trees { base: &self.base, local: &self.local, sandbox: &self.sandbox };
+            let trees = Trees { base: &self.base, local: &self.local, sandbox: &self.sandbox, held_back: &BTreeSet::new() };
             (self.deletion_guard.judge(trees, &plan, is_confirmed, self.now), plan)
         }
 
@@ -268,7 +312,8 @@ mod tests {
                 self.base.set(path, entry);
             }
             for (side, changes) in [(Side::Sandbox, plan.sandbox), (Side::Local, plan.local)] {
-                for change in changes.into_iter().filter(|c| verdict == Verdict::Proceed || !is_deletion(c)) {
+                let is_held = |change: &Change| verdict != Verdict::Proceed && self.deletion_guard.is_held(side, change);
+                for change in changes.into_iter().filter(|c| !is_held(c)).collect::<Vec<_>>() {
                     let tree = if side == Side::Local { &mut self.local } else { &mut self.sandbox };
                     tree.set(change.path.clone(), change.new.clone());
                     self.deletion_guard.record(side, &change.path, change.new.as_ref(), self.now);
@@ -294,7 +339,7 @@ mod tests {
                 _ => None,
             }
         };
-        let emptied = |files| Some(Halt::FolderEmptied { side: Side::Sandbox, files });
+        let emptied = |files| Some(Halt::FolderEmptied { side: Side::Sandbox, files, already_deleted: 0 });
         let most = |files, total| Some(Halt::MassDeletion { side: Side::Local, directory: None, files, total, already_deleted: 0 });
         for (had, deleted, expected) in [
             (1, 1, None),
@@ -319,7 +364,7 @@ mod tests {
             tree.set(path("folder"), Some(Entry::Dir));
         }
         simulation.local = without(&simulation.local, 0..10);
-        assert_eq!(simulation.round(), Verdict::Halt(Halt::FolderEmptied { side: Side::Local, files: 10 }));
+        assert_eq!(simulation.round(), Verdict::Halt(Halt::FolderEmptied { side: Side::Local, files: 10, already_deleted: 0 }));
     }
 
     #[test]
@@ -374,6 +419,53 @@ mod tests {
     }
 
     #[test]
+    fn a_move_does_not_wait_for_held_deletions() {
+        let mut simulation = Simulation::new(files(60));
+        simulation.local = without(&simulation.local, 0..10);
+        for n in 10..50 {
+            simulation.local.set(path(&format!("f{n}")), None);
+            simulation.local.set(path(&format!("moved{n}")), Some(file(&n.to_string())));
+        }
+        assert_eq!(simulation.round(), Verdict::HoldDeletions);
+        assert!(simulation.sandbox.get(&path("moved20")).is_some() && simulation.sandbox.get(&path("f20")).is_none());
+        assert_eq!(simulation.sandbox.files(), 60);
+        simulation.advance(QUIET_PERIOD);
+        assert_eq!(simulation.round(), Verdict::Proceed);
+        assert_eq!(simulation.sandbox.files(), 50);
+    }
+
+    #[test]
+    fn slow_deletions_of_a_nested_directory_halt_after_a_small_part_was_deleted() {
+        let name = |n: usize| path(&format!("src/a/b/f{n}"));
+        let mut base: Tree = (0..400).map(|n| (path(&format!("src/f{n}")), file(&format!("other {n}")))).collect();
+        ["src", "src/a", "src/a/b"].iter().for_each(|folder| base.set(path(folder), Some(Entry::Dir)));
+        (0..30).for_each(|n| base.set(name(n), Some(file(&n.to_string()))));
+        let mut simulation = Simulation::new(base);
+        for n in 0..30 {
+            simulation.sandbox.set(name(n), None);
+            let verdict = simulation.round();
+            assert_eq!(matches!(verdict, Verdict::Halt(_)), n == 29, "{n}: {verdict:?}");
+            simulation.advance(Duration::from_millis(150));
+        }
+        assert_eq!(simulation.local.files(), 426);
+        // While the user decides, nothing is forgotten.
+        simulation.advance(DELETION_WINDOW * 2);
+        let directory = path("src/a");
+        let halt = Halt::DirectoryGone { side: Side::Local, directory: directory.clone(), files: 30, already_deleted: 4 };
+        assert_eq!(simulation.round(), Verdict::Halt(halt));
+        let is_rejected = |simulation: &Simulation| {
+            let Simulation { base, local, sandbox, .. } = simulation;
+            simulation.deletion_guard.is_rejected(Trees { base, local, sandbox, held_back: &BTreeSet::new() })
+        };
+        assert!(!is_rejected(&simulation));
+        // What the user has restored is no longer counted as deleted.
+        simulation.local.set(name(0), Some(file("0")));
+        assert!(is_rejected(&simulation));
+        let halt = Halt::DirectoryGone { side: Side::Local, directory, files: 29, already_deleted: 3 };
+        assert_eq!(simulation.round(), Verdict::Halt(halt));
+    }
+
+    #[test]
     fn temporary_files_never_halt_the_sync() {
         let mut simulation = Simulation::new(files(20));
         for n in 0..5000 {
@@ -385,6 +477,42 @@ mod tests {
             assert_eq!(simulation.round(), Verdict::Proceed);
             simulation.advance(Duration::from_millis(30));
         }
+    }
+
+    #[test]
+    fn only_content_that_is_new_at_a_new_path_is_exempt() {
+        let base: Tree = files(60).iter().map(|(path, entry)| (path.clone(), entry.clone())).chain([(path("x"), file("x"))]).collect();
+        let delete_src = |simulation: &mut Simulation, prefix: &str| {
+            (0..60).for_each(|n| simulation.sandbox.set(path(&format!("{prefix}{n}")), None));
+            assert!(matches!(simulation.round(), Verdict::Halt(_)), "{prefix}");
+        };
+        // Moved.
+        let mut simulation = Simulation::new(base.clone());
+        simulation.sandbox.set(path("x"), None);
+        assert_eq!(simulation.round(), Verdict::Proceed);
+        for n in 0..60 {
+            simulation.sandbox.set(path(&format!("f{n}")), None);
+            simulation.sandbox.set(path(&format!("moved{n}")), Some(file(&n.to_string())));
+        }
+        assert_eq!(simulation.round(), Verdict::Proceed);
+        delete_src(&mut simulation, "moved");
+        // Edited.
+        let mut simulation = Simulation::new(base.clone());
+        simulation.sandbox.set(path("x"), None);
+        assert_eq!(simulation.round(), Verdict::Proceed);
+        (0..60).for_each(|n| simulation.sandbox.set(path(&format!("f{n}")), Some(file(&format!("edited {n}")))));
+        assert_eq!(simulation.round(), Verdict::Proceed);
+        delete_src(&mut simulation, "f");
+        // Deleted and created again.
+        let mut simulation = Simulation::new(base);
+        for n in 0..60 {
+            let name = path(&format!("f{n}"));
+            simulation.sandbox.set(name.clone(), None);
+            assert_eq!(simulation.round(), Verdict::Proceed);
+            simulation.sandbox.set(name, Some(file(&format!("again {n}"))));
+            assert_eq!(simulation.round(), Verdict::Proceed);
+        }
+        delete_src(&mut simulation, "f");
     }
 
     #[test]
@@ -412,7 +540,10 @@ mod tests {
     fn mirroring_an_empty_folder_reports_the_number_of_deletions() {
         let mut simulation = Simulation::new(Tree::default());
         simulation.sandbox = files(5);
-        assert_eq!(simulation.judge(Mode::Mirror, false).0, Verdict::Halt(Halt::FolderEmptied { side: Side::Local, files: 5 }));
+        assert_eq!(
+            simulation.judge(Mode::Mirror, false).0,
+            Verdict::Halt(Halt::FolderEmptied { side: Side::Local, files: 5, already_deleted: 0 })
+        );
         simulation.local.set(path("mine"), Some(file("mine")));
         let most = Halt::MassDeletion { side: Side::Sandbox, directory: None, files: 5, total: 5, already_deleted: 0 };
         assert_eq!(simulation.judge(Mode::Mirror, false).0, Verdict::Halt(most));

@@ -4,7 +4,7 @@
 //! Files inside version control directories and lock files do not count. Tools create and delete them by the hundred,
 //! and a large repository would hide the loss of a small source tree.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::{
     deletion_guard::Trees,
@@ -44,6 +44,14 @@ pub fn deleted_files(changes: &[Change]) -> DeletedFiles {
     deleted.filter(|(_, digest)| !is_moved(digest)).collect()
 }
 
+/// Files at new paths whose content is new too: the same changes do not remove it elsewhere, as a move does.
+pub fn new_files(changes: &[Change]) -> HashSet<RelPath> {
+    let digest = |entry: &Option<Entry>| entry.as_ref().and_then(Entry::content).map(|(digest, _)| digest);
+    let removed: HashSet<Digest> = changes.iter().filter(|c| digest(&c.new) != digest(&c.old)).filter_map(|c| digest(&c.old)).collect();
+    let is_new = |c: &&Change| c.old.is_none() && digest(&c.new).is_some_and(|digest| !removed.contains(&digest));
+    changes.iter().filter(is_new).map(|c| c.path.clone()).collect()
+}
+
 /// Whether the deletion of this file counts.
 pub fn is_counted(path: &RelPath) -> bool {
     repository(path).is_none() && !is_lock(path.name())
@@ -51,7 +59,11 @@ pub fn is_counted(path: &RelPath) -> bool {
 
 /// The version control directory that contains a path.
 fn repository(path: &RelPath) -> Option<RelPath> {
-    path.ancestors().find(|folder| VERSION_CONTROL.contains(&folder.name()))
+    path.ancestors().find(is_version_control)
+}
+
+fn is_version_control(directory: &RelPath) -> bool {
+    VERSION_CONTROL.contains(&directory.name())
 }
 
 /// Lock files of git, package managers, Emacs and LibreOffice.
@@ -67,8 +79,10 @@ pub struct DeletionTotals<'a> {
     top_directories: BTreeMap<&'a [u8], DeletionCount>,
     /// Per directory at any depth.
     directories: BTreeMap<RelPath, DeletionCount>,
-    /// The tree of the other side, which lacks the files.
+    /// The tree of the other side, which lacks the files, and the paths in it that do not count as present.
     source: &'a Tree,
+    held_back: &'a BTreeSet<RelPath>,
+    base: &'a Tree,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -76,6 +90,16 @@ struct DeletionCount {
     planned: usize,
     already_deleted: usize,
     total: usize,
+}
+
+impl DeletionCount {
+    fn is_large(&self) -> bool {
+        self.planned > 0 && self.planned + self.already_deleted >= MIN_MASS_DELETION
+    }
+
+    fn exceeds_small_part_of(&self, total: usize) -> bool {
+        (self.planned + self.already_deleted) * SMALL_PART_DIVISOR > total
+    }
 }
 
 impl<'a> DeletionTotals<'a> {
@@ -88,8 +112,15 @@ impl<'a> DeletionTotals<'a> {
         trees: Trees<'a>,
     ) -> Self {
         let source = if side == Side::Local { trees.sandbox } else { trees.local };
-        let mut totals =
-            Self { side, whole: DeletionCount::default(), top_directories: BTreeMap::new(), directories: BTreeMap::new(), source };
+        let mut totals = Self {
+            side,
+            whole: DeletionCount::default(),
+            top_directories: BTreeMap::new(),
+            directories: BTreeMap::new(),
+            source,
+            held_back: trees.held_back,
+            base: trees.base,
+        };
         for path in planned {
             totals.add_to_directories(path, |count| count.planned += 1);
             if is_counted(path) {
@@ -137,10 +168,11 @@ impl<'a> DeletionTotals<'a> {
 
     pub fn halt(&self, directory_deletion_limit: usize) -> Option<Halt> {
         let DeletionTotals { side, whole, .. } = *self;
-        let is_empty = || !self.source.iter().any(|(path, entry)| entry.is_file() && is_counted(path));
+        let is_empty = || !self.source.iter().any(|(path, entry)| entry.is_file() && is_counted(path) && !self.held_back.contains(path));
         if whole.planned > 0 && whole.total > 1 && is_empty() {
             let empty_side = if side == Side::Local { Side::Sandbox } else { Side::Local };
-            return Some(Halt::FolderEmptied { side: empty_side, files: whole.planned });
+            let files = whole.planned + whole.already_deleted;
+            return Some(Halt::FolderEmptied { side: empty_side, files, already_deleted: whole.already_deleted });
         }
         let mass_deletion = |directory: Option<RelPath>, DeletionCount { planned, already_deleted, total }: DeletionCount| {
             let files = planned + already_deleted;
@@ -156,7 +188,7 @@ impl<'a> DeletionTotals<'a> {
     fn vanished_directory(&self, directory_deletion_limit: usize) -> Option<Halt> {
         let has_files = |directory: &RelPath| {
             let is_its = |path: &RelPath| is_counted(path) || repository(path).as_ref() == Some(directory);
-            self.source.beneath(directory).any(|(path, entry)| entry.is_file() && is_its(path))
+            self.source.beneath(directory).any(|(path, entry)| entry.is_file() && is_its(path) && !self.held_back.contains(path))
         };
         let mut large = self
             .directories
@@ -170,12 +202,20 @@ impl<'a> DeletionTotals<'a> {
         })
     }
 
-    pub fn exceeds_small_part(&self) -> bool {
-        let exceeds = |count: &DeletionCount| {
-            let files = count.planned + count.already_deleted;
-            count.planned > 0 && files >= MIN_MASS_DELETION && files * SMALL_PART_DIVISOR > count.total
+    /// Whether more than a small part would be gone: in total, of a top-level directory, or of any directory whose
+    /// disappearance would halt the sync.
+    pub fn exceeds_small_part(&self, directory_deletion_limit: usize) -> bool {
+        let exceeds = |count: &DeletionCount| count.is_large() && count.exceeds_small_part_of(count.total);
+        let may_vanish = |(directory, count): (&RelPath, &DeletionCount)| {
+            // A repository counts only as a whole, because its files come and go.
+            if !count.is_large() || is_version_control(directory) {
+                return false;
+            }
+            let left = self.base.beneath(directory).filter(|(path, entry)| entry.is_file() && is_counted(path)).count();
+            let total = left + count.already_deleted;
+            total > directory_deletion_limit && count.exceeds_small_part_of(total)
         };
-        exceeds(&self.whole) || self.top_directories.values().any(exceeds)
+        exceeds(&self.whole) || self.top_directories.values().any(exceeds) || self.directories.iter().any(may_vanish)
     }
 }
 
@@ -211,7 +251,7 @@ mod tests {
         let mut sandbox = base.clone();
         deleted.iter().for_each(|folder| sandbox.prune(&RelPath::new(folder.as_bytes()).unwrap()));
         let plan = reconcile(base, base, &sandbox, Mode::TwoWaySafe, &BTreeMap::new());
-        let trees = Trees { base, local: base, sandbox: &sandbox };
+        let trees = Trees { base, local: base, sandbox: &sandbox, held_back: &BTreeSet::new() };
         DeletionGuard::new(DEFAULT_DIRECTORY_DELETION_LIMIT).judge(trees, &plan, false, std::time::Instant::now())
     }
 
@@ -230,7 +270,9 @@ mod tests {
     fn deleting_a_nested_directory_of_a_large_tree_halts() {
         let base = tree(named("src", 2000).chain(named("src/a/b", 15)).chain(named("src/a/c", 15)));
         assert_eq!(verdict(&base, &["src/a"]), deleted("src/a", 30));
-        assert_eq!(verdict(&base, &["src/a/b"]), Verdict::Proceed);
+        // This could go on until all of src/a is gone.
+        assert_eq!(verdict(&base, &["src/a/b"]), Verdict::HoldDeletions);
+        assert_eq!(verdict(&tree(named("src", 2000).chain(named("src/a/b", 15))), &["src/a/b"]), Verdict::Proceed);
     }
 
     #[test]

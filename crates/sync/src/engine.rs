@@ -157,7 +157,7 @@ impl Engine {
         let waker = inputs.clone();
         // If the queue is full, the engine is awake already; the folder itself knows what changed.
         let mut folder = Folder::open(opened, settings.limits, hooks, move || drop(waker.try_send(EngineInput::LocalChange)))?;
-        folder.trash = Some(Trash::new(folder.root.clone(), settings.trash));
+        folder.trash = Some(Trash::new(folder.root.clone(), root, settings.trash));
         folder.ignore_rules.read_parent_rules(root);
         folder.set_digest_cache(folder.hooks.load_digests());
         let status = Status { mode: settings.mode, ..Status::default() };
@@ -324,13 +324,13 @@ impl Engine {
     }
 
     fn run_round(&mut self, peer: &mut Peer, is_full: bool) -> Result<(), SyncError> {
-        let deletions_confirmed = self.state.deletions_confirmed();
+        let (deletions_confirmed, is_resumed) = (self.state.deletions_confirmed(), self.state.is_resumed());
         self.state.transition(Trigger::RoundStarted).send();
         self.is_unstable = false;
         // After a failed round the time of the last full scan is unknown.
         self.full_scan_at = self.full_scan_at.take().filter(|_| !is_full);
         let full_scan_at = if is_full { Some(Instant::now()) } else { self.full_scan_at };
-        let halt = self.synchronize(peer, is_full, deletions_confirmed).map_err(|failure| match failure {
+        let halt = self.synchronize(peer, is_full, deletions_confirmed, is_resumed).map_err(|failure| match failure {
             // The other side may have sent the reason before it stopped reading.
             SyncError::Lost(_) if peer.write_failed => self.inbox.interruption(CLOSE_REASON_TIMEOUT).unwrap_or(failure),
             failure => failure,

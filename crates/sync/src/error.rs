@@ -23,6 +23,9 @@ pub enum SyncError {
     /// Another command held the trash's lock for longer than a restore takes.
     #[error("the trash is in use by another cobox command")]
     TrashBusy,
+    /// Something else has the trash's name.
+    #[error("{} is not a directory, so nothing can be moved to the trash; move or delete it", .0.display())]
+    TrashBlocked(PathBuf),
     #[error("this token does not permit writing files")]
     NotAllowed,
     /// The connection failed; a new one may work.
@@ -88,7 +91,9 @@ impl SyncError {
                 true
             }
             SyncError::Sandbox { fault, .. } => !matches!(fault, Fault::Version | Fault::NotAllowed),
-            SyncError::RootGone | SyncError::Root(_) | SyncError::TrashBusy | SyncError::GitTimeout { .. } => true,
+            SyncError::RootGone | SyncError::Root(_) | SyncError::TrashBusy | SyncError::TrashBlocked(_) | SyncError::GitTimeout { .. } => {
+                true
+            }
             _ => false,
         }
     }

@@ -6,8 +6,8 @@ use crate::{path::RelPath, side::Side, trash::TrashFull};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Halt {
-    /// One side has no files left; `files` would be deleted on the other one.
-    FolderEmptied { side: Side, files: usize },
+    /// One side has no files left; `files` would be deleted on the other one, where `already_deleted` of them are gone.
+    FolderEmptied { side: Side, files: usize, already_deleted: usize },
     /// More than half of the files would be deleted on one side, in total or in one top-level directory;
     /// `already_deleted` of them are gone.
     MassDeletion { side: Side, directory: Option<RelPath>, files: usize, total: usize, already_deleted: usize },
@@ -23,11 +23,25 @@ impl Halt {
         !matches!(self, Halt::TrashFull(_))
     }
 
+    /// Number of files that are in the local trash already.
+    fn already_deleted_here(&self) -> usize {
+        match self {
+            Halt::FolderEmptied { side: Side::Sandbox, already_deleted, .. }
+            | Halt::MassDeletion { side: Side::Local, already_deleted, .. }
+            | Halt::DirectoryGone { side: Side::Local, already_deleted, .. } => *already_deleted,
+            _ => 0,
+        }
+    }
+
     /// The next step for the user.
     pub fn advice(&self) -> &'static str {
         match self {
             Halt::TrashFull(_) => {
                 "free space with `cobox sync trash empty` and run `cobox sync resume`, or start the sync with a larger --trash-size"
+            }
+            halt if halt.already_deleted_here() > 0 => {
+                "to delete them: `cobox sync resume --confirm`; to keep them: `cobox sync undo`, which restores those that are already \
+                 deleted, and then `cobox sync resume`, which copies all of them back to the sandbox"
             }
             _ => "if this is intended: `cobox sync resume --confirm`; if not, restore the missing files and run `cobox sync resume`",
         }
@@ -44,11 +58,11 @@ impl fmt::Display for Halt {
             if *already_deleted == 0 { String::new() } else { format!(" ({already_deleted} of them are already deleted)") }
         };
         match self {
-            Halt::FolderEmptied { side: Side::Local, files } => {
-                write!(f, "this folder has no files, and {files} would be deleted in the sandbox")
+            Halt::FolderEmptied { side: Side::Local, files, already_deleted } => {
+                write!(f, "this folder has no files, and {files} would be deleted in the sandbox{}", already_suffix(already_deleted))
             }
-            Halt::FolderEmptied { side: Side::Sandbox, files } => {
-                write!(f, "the sandbox's folder has no files, and {files} would be deleted here")
+            Halt::FolderEmptied { side: Side::Sandbox, files, already_deleted } => {
+                write!(f, "the sandbox's folder has no files, and {files} would be deleted here{}", already_suffix(already_deleted))
             }
             Halt::MassDeletion { side, directory, files, total, already_deleted } => {
                 let (place, other) = locations(side);

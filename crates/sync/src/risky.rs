@@ -16,6 +16,7 @@ const ANYWHERE: &[&str] = &[
     ".env.leave",
     ".env.fish",
     ".envrc",
+    ".direnv", // direnv sources profiles cached there as part of a permitted .envrc
     ".autoenv",
     ".autoenv.zsh",
     ".autoenv.leave",
@@ -33,9 +34,23 @@ const ANYWHERE: &[&str] = &[
     "devenv.nix",
     "devenv.yaml",
     "devenv.local.nix",
-    // A prompt that shows a toolchain's version runs the toolchain that the directory selects.
+    // A prompt that shows a toolchain's version runs the toolchain that the directory selects; shims and hooks of version
+    // managers switch to it or install it, and uv accepts the path of a program.
     "rust-toolchain",
     "rust-toolchain.toml",
+    ".nvmrc",
+    ".node-version",
+    ".python-version",
+    ".python-versions",
+    ".ruby-version",
+    // Package managers run or load other programs when they are started in any way, by an editor too.
+    ".npmrc",
+    ".yarnrc",
+    ".yarnrc.yml",
+    ".pnpmfile.cjs",
+    ".pnpmfile.mjs",
+    // Build servers, which editors start when a folder is opened.
+    ".bsp",
     // Read by shells and at login if the folder is a home directory.
     ".profile",
     ".bashrc",
@@ -135,9 +150,12 @@ const ANYWHERE: &[&str] = &[
     ".mcp.json",
     ".aider.conf.yml",
     ".amazonq",
+    ".agent",
+    ".agents",
     ".amp",
     ".augment",
     ".claude",
+    ".cline",
     ".clinerules",
     ".codeium",
     ".codex",
@@ -161,11 +179,13 @@ const ANYWHERE: &[&str] = &[
     "opencode.jsonc",
     ".openhands",
     ".pi",
+    ".qoder",
     ".qwen",
     ".roo",
     ".roomodes",
     ".tabnine",
     ".trae",
+    ".vibe",
     ".warp",
     ".windsurf",
 ];
@@ -181,6 +201,10 @@ const ANYWHERE_PATHS: &[&[&str]] = &[
     &[".config", "environment.d"],
     &[".github", "hooks"],
     &[".github", "copilot"],
+    &[".yarn", "releases"],
+    &[".yarn", "plugins"],
+    &[".pijul", "config"],
+    &["_darcs", "prefs"],
 ];
 
 /// Prefixes and suffixes of names in lower case, for tools that read several variants of a file.
@@ -226,7 +250,17 @@ impl<'a> RiskFilter<'a> {
     pub fn is_risky(&self, path: &RelPath) -> bool {
         let text = lower(path.bytes());
         let parts: Vec<&str> = text.split('/').collect();
-        has_risky_name(&parts) || self.is_version_control(path, &parts) || self.executed.iter().any(|top| is_within(&text, top))
+        let is_executed = self.executed.iter().any(|top| is_within(&text, top));
+        has_risky_name(&parts) || self.is_version_control(path, &parts) || is_executed || self.redirects(path, &text)
+    }
+
+    /// Whether something other than a directory, such as a link to another one, would take the place of a directory that
+    /// contains risky paths.
+    fn redirects(&self, path: &RelPath, text: &str) -> bool {
+        let is_above = |top: &str| top != text && is_within(top, text);
+        let begins = |path: &&[&str]| path.first() == text.rsplit('/').next().as_ref();
+        let has_risky_contents = self.executed.iter().any(|top| is_above(top)) || ANYWHERE_PATHS.iter().any(begins);
+        has_risky_contents && !matches!(self.sandbox.get(path), Some(Entry::Dir))
     }
 
     fn is_version_control(&self, path: &RelPath, parts: &[&str]) -> bool {
@@ -287,7 +321,9 @@ mod tests {
         ("Sapling", &[".sl/config"]),
         ("Jujutsu", &[".jj/repo/config.toml", ".jj/repo/config-id", ".jj/workspace-config.toml", ".jj/repo/store/git/hooks/x", ".jj/repo"]),
         ("Jujutsu, the store", &[".jj/repo/store/git_target", ".jj/repo/store/git/config", ".config/jj/config.toml", ".jjconfig.toml"]),
-        ("direnv", &[".envrc", "a/b/.envrc"]),
+        ("Pijul", &[".pijul/config", "sub/.pijul/config"]),
+        ("Darcs", &["_darcs/prefs/defaults", "_darcs/prefs"]),
+        ("direnv", &[".envrc", "a/b/.envrc", ".direnv/flake-profile.rc", "a/.direnv/bin/python"]),
         ("autoenv", &[".env", ".autoenv", ".autoenv.leave"]),
         ("zsh-autoenv", &[".autoenv.zsh", ".autoenv_leave.zsh"]),
         ("shadowenv", &[".shadowenv.d/500.lisp"]),
@@ -297,6 +333,13 @@ mod tests {
         ("asdf", &[".tool-versions", ".asdfrc"]),
         ("devenv", &["devenv.nix", "devenv.yaml"]),
         ("rustup, from a prompt", &["rust-toolchain.toml", "rust-toolchain"]),
+        ("nvm, fnm, when a shell enters the directory", &[".nvmrc", ".node-version"]),
+        ("pyenv, uv", &[".python-version", ".python-versions"]),
+        ("rbenv, chruby", &[".ruby-version"]),
+        ("npm", &[".npmrc"]),
+        ("Yarn", &[".yarnrc.yml", ".yarnrc", ".yarn/releases/yarn-4.cjs", ".yarn/plugins/x.cjs"]),
+        ("pnpm", &[".pnpmfile.cjs", ".pnpmfile.mjs"]),
+        ("Metals and other clients of build servers", &[".bsp/sbt.json"]),
         ("bash, zsh, fish", &[".bashrc", ".zshenv", ".profile", ".config/fish/config.fish"]),
         ("OpenSSH", &[".ssh/authorized_keys"]),
         ("a desktop", &[".config/autostart/x.desktop", ".config/systemd/user/x.service"]),
@@ -329,7 +372,10 @@ mod tests {
         ("OpenCode", &["opencode.json", "opencode.jsonc", ".opencode/plugins/x.ts", ".opencode.json"]),
         ("Kiro", &[".kiro/hooks/x.kiro.hook", ".kiro/settings/mcp.json", ".kiro/agents/x.json"]),
         ("Roo Code", &[".roo/mcp.json", ".roomodes"]),
-        ("Cline", &[".clinerules/hooks/PreToolUse"]),
+        ("Cline", &[".clinerules/hooks/PreToolUse", ".cline/hooks/x"]),
+        ("assistants that share a directory", &[".agents/skills/x/SKILL.md", ".agent/workflows/x.md"]),
+        ("Mistral Vibe", &[".vibe/config.toml"]),
+        ("Qoder", &[".qoder/mcp.json"]),
         ("Kilo Code", &[".kilocode/mcp.json"]),
         ("Cursor", &[".cursor/mcp.json", ".cursor/hooks.json"]),
         ("Windsurf", &[".windsurf/hooks.json"]),
@@ -391,9 +437,21 @@ mod tests {
             ".config/app/settings.json",
             "tools/hooks-docs/x",
             ".env.example",
+            ".yarn/cache/x.zip",
+            ".pijul/pristine/db",
+            "_darcs/patches/x",
             "lefthook",
         ] {
             assert!(!risky(text), "{text}");
         }
+    }
+
+    #[test]
+    fn a_link_in_place_of_a_directory_with_risky_files_is_risky() {
+        assert!(risky("tools") && risky(".github") && risky("home/.config"), "they are no directories in the tree");
+        let tree: Tree = [(RelPath::new(b"tools").unwrap(), Entry::Dir)].into_iter().collect();
+        let executed = [RelPath::new(b"tools/hooks").unwrap()].into_iter().collect();
+        let filter = RiskFilter::new(&tree, &executed);
+        assert!(!filter.is_risky(&RelPath::new(b"tools").unwrap()) && !filter.is_risky(&RelPath::new(b"tool").unwrap()));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     time::{Duration, Instant},
 };
@@ -11,7 +11,7 @@ use crate::{
     ancestor::PendingChange,
     apply::{needs_content, order_changes},
     content::{BlockReader, MessageSource},
-    deletion_guard::{DeletionGuard, Trees, Verdict, is_deletion},
+    deletion_guard::{DeletionGuard, Trees, Verdict},
     engine::Engine,
     entry::Entry,
     error::SyncError,
@@ -39,15 +39,41 @@ const BATCH_BYTES: u64 = 128 * 1024 * 1024;
 const MAX_SCAN_BYTES: usize = 512 * 1024 * 1024;
 
 impl Engine {
-    /// Runs one round. A halt means that nothing was changed and the user has to decide.
-    pub(crate) fn synchronize(&mut self, peer: &mut Peer, full: bool, deletions_confirmed: bool) -> Result<Option<Halt>, SyncError> {
+    /// Runs one round. A halt means that nothing was changed and the user has to decide. `is_resumed`: the user has looked
+    /// at the deletions that the sync halted for, and did not confirm them.
+    pub(crate) fn synchronize(
+        &mut self,
+        peer: &mut Peer,
+        full: bool,
+        deletions_confirmed: bool,
+        is_resumed: bool,
+    ) -> Result<Option<Halt>, SyncError> {
         self.scan_both(peer, full)?;
         self.adopt_pending_changes()?;
+        if is_resumed {
+            self.keep_rejected_deletions()?;
+        }
         let mut deletion_guard = std::mem::replace(&mut self.deletion_guard, DeletionGuard::new(self.settings.directory_deletion_limit));
         let mut git_paths = std::mem::take(&mut self.git_paths);
         let (base, local, sandbox, forgotten) = self.effective_trees();
         let mut plan = reconcile(&base, &local, &sandbox, self.settings.mode, &self.resolutions);
-        let trees = Trees { base: &base, local: &local, sandbox: &sandbox };
+        // Held back files are not part of the plan: a directory that is moved to a risky name is gone here.
+        let mut held_back: Vec<Change> = Vec::new();
+        if !self.settings.allow_risky && plan.local.iter().any(|c| c.new.is_some()) {
+            match git_paths.refresh(&self.root, self.folder.tree()) {
+                Ok(executed) => {
+                    let risks = RiskFilter::new(&sandbox, executed);
+                    (held_back, plan.local) = plan.local.into_iter().partition(|c| c.new.is_some() && risks.is_risky(&c.path));
+                }
+                Err(e) => {
+                    drop((base, local, sandbox));
+                    (self.deletion_guard, self.git_paths) = (deletion_guard, git_paths);
+                    return Err(e);
+                }
+            }
+        }
+        let new_and_held: BTreeSet<RelPath> = held_back.iter().filter(|c| c.old.is_none()).map(|c| c.path.clone()).collect();
+        let trees = Trees { base: &base, local: &local, sandbox: &sandbox, held_back: &new_and_held };
         let verdict = match deletion_guard.judge(trees, &plan, deletions_confirmed, Instant::now()) {
             // A sync with `once` does not wait for further deletions.
             Verdict::HoldDeletions if self.settings.once => {
@@ -56,17 +82,13 @@ impl Engine {
             }
             verdict => verdict,
         };
-        let mut held_back: Vec<Change> = Vec::new();
-        if !self.settings.allow_risky && plan.local.iter().any(|c| c.new.is_some()) {
-            let risks = RiskFilter::new(&sandbox, git_paths.refresh(&self.root, self.folder.tree())?);
-            (held_back, plan.local) = plan.local.into_iter().partition(|c| c.new.is_some() && risks.is_risky(&c.path));
-        }
         drop((base, local, sandbox));
         (self.deletion_guard, self.git_paths) = (deletion_guard, git_paths);
         match verdict {
             Verdict::Halt(halt) => return Ok(Some(halt)),
             Verdict::HoldDeletions => {
-                [&mut plan.local, &mut plan.sandbox].into_iter().for_each(|changes| changes.retain(|c| !is_deletion(c)))
+                plan.local.retain(|change| !self.deletion_guard.is_held(Side::Local, change));
+                plan.sandbox.retain(|change| !self.deletion_guard.is_held(Side::Sandbox, change));
             }
             Verdict::Proceed => {}
         }
@@ -112,6 +134,20 @@ impl Engine {
             self.deletion_guard.record(*side, path, entry.as_ref(), Instant::now());
         }
         self.base.commit(applied.into_iter().map(|(_, update)| update).collect())
+    }
+
+    /// If the user has undone some of the deletions that the sync halted for, the others are not made either: their files
+    /// are treated as new here, so they are copied back to the sandbox.
+    fn keep_rejected_deletions(&mut self) -> Result<(), SyncError> {
+        let (base, local, sandbox, _) = self.effective_trees();
+        if !self.deletion_guard.is_rejected(Trees { base: &base, local: &local, sandbox: &sandbox, held_back: &BTreeSet::new() }) {
+            return Ok(());
+        }
+        let plan = reconcile(&base, &local, &sandbox, self.settings.mode, &self.resolutions);
+        let is_file_deletion = |change: &Change| change.new.is_none() && !change.old.as_ref().is_some_and(Entry::is_dir);
+        let kept: Vec<Update> = plan.local.into_iter().filter(is_file_deletion).map(|change| (change.path, None)).collect();
+        drop((base, local, sandbox));
+        self.base.commit(kept)
     }
 
     fn scan_both(&mut self, peer: &mut Peer, full: bool) -> Result<(), SyncError> {

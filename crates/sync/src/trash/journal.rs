@@ -71,23 +71,28 @@ impl JournalRecord {
     }
 }
 
-/// Appends records and makes them durable.
+/// Appends records and makes them durable. After an error the journal is as before: records that follow a torn one could
+/// not be read.
 pub fn append(batch: &OwnedFd, records: &[JournalRecord]) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(batch, NAME, flags, Mode::from_raw_mode(0o600))?;
-    let is_new = rustix::fs::fstat(&file)?.st_size == 0;
-    write(File::from(file), is_new, records)
+    let length = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+    let file = File::from(file);
+    write(&file, length == 0, records).inspect_err(|_| {
+        // If this fails too, the disk fails and not only its free space.
+        let _ = file.set_len(length);
+    })
 }
 
 /// Replaces the journal by these records.
 pub fn rewrite(batch: &OwnedFd, records: &[JournalRecord]) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(batch, NEW_NAME, flags, Mode::from_raw_mode(0o600))?;
-    write(File::from(file), true, records)?;
+    write(&File::from(file), true, records)?;
     rustix::fs::renameat(batch, NEW_NAME, batch, NAME)
 }
 
-fn write(mut file: File, is_new: bool, records: &[JournalRecord]) -> Result<(), Errno> {
+fn write(mut file: &File, is_new: bool, records: &[JournalRecord]) -> Result<(), Errno> {
     let mut bytes = if is_new { MAGIC.to_vec() } else { Vec::new() };
     records.iter().for_each(|record| bytes.extend_from_slice(&record.encode()));
     file.write_all(&bytes).and_then(|()| file.sync_data()).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
@@ -123,18 +128,50 @@ mod tests {
     use super::*;
     use crate::entry::Digest;
 
-    #[test]
-    fn a_torn_journal_loses_only_its_last_record() {
-        let dir = tempfile::tempdir().unwrap();
-        let batch = OwnedFd::from(File::open(dir.path()).unwrap());
-        let record = |number: u64| JournalRecord {
+    fn record(number: u64) -> JournalRecord {
+        JournalRecord {
             number,
             at: 17,
             path: RelPath::new(format!("src/{number}").as_bytes()).unwrap(),
             old: Entry::File { digest: Digest::of(b"old"), size: 3, exec: true },
             mode: 0o755,
             new: Some(Entry::Link { target: b"x".as_slice().into() }),
-        };
+        }
+    }
+
+    #[test]
+    fn records_after_a_failed_append_are_readable() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = "mount -t tmpfs -o size=64k none \"$AT\" && exec \"$0\" --exact \"$TEST\" --ignored --nocapture";
+        let ran = std::process::Command::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+            .arg(std::env::current_exe().unwrap())
+            .env("AT", dir.path())
+            .env("TEST", "trash::journal::tests::child_on_a_small_disk")
+            .output()
+            .unwrap();
+        assert!(ran.status.success(), "{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    }
+
+    #[test]
+    #[ignore = "child process of the test above"]
+    fn child_on_a_small_disk() {
+        let Some(at) = std::env::var_os("AT").map(std::path::PathBuf::from) else { return };
+        let batch = OwnedFd::from(File::open(&at).unwrap());
+        append(&batch, &[record(0)]).unwrap();
+        // Fills the disk as far as possible; the last page of the journal has room for some records.
+        let _ = std::fs::write(at.join("filler"), vec![1; 1024 * 1024]);
+        let many: Vec<JournalRecord> = (1..1000).map(record).collect();
+        assert_eq!(append(&batch, &many), Err(Errno::NOSPC));
+        std::fs::remove_file(at.join("filler")).unwrap();
+        append(&batch, &[record(1000)]).unwrap();
+        assert_eq!(read(&batch).unwrap(), [record(0), record(1000)]);
+    }
+
+    #[test]
+    fn a_torn_journal_loses_only_its_last_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let batch = OwnedFd::from(File::open(dir.path()).unwrap());
         append(&batch, &[record(0)]).unwrap();
         append(&batch, &[record(1), record(2)]).unwrap();
         assert_eq!(read(&batch).unwrap(), [record(0), record(1), record(2)]);

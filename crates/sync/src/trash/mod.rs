@@ -16,7 +16,7 @@ mod restore;
 use std::{
     fmt,
     os::fd::OwnedFd,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -65,7 +65,7 @@ const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFO
 pub struct TrashLimits {
     /// Maximum total size of stored files, in bytes; sync halts when a change would exceed it.
     pub bytes: u64,
-    /// Age after which batches are removed.
+    /// Age after which batches are removed, plus as much again, but no more than a day.
     pub age: Duration,
 }
 
@@ -116,6 +116,8 @@ pub struct EmptiedTrash {
 
 pub struct Trash {
     root: Arc<OwnedFd>,
+    /// Path of the folder, for messages.
+    folder: PathBuf,
     limits: TrashLimits,
     /// Size at the last count plus this process's additions since, in bytes.
     used: u64,
@@ -141,13 +143,13 @@ impl CurrentBatch {
 struct LockedTrash(OwnedFd);
 
 impl Trash {
-    pub(crate) fn new(root: Arc<OwnedFd>, limits: TrashLimits) -> Self {
-        Self { root, limits, used: 0, counted_at: None, current: None }
+    pub(crate) fn new(root: Arc<OwnedFd>, folder: &Path, limits: TrashLimits) -> Self {
+        Self { root, folder: folder.to_owned(), limits, used: 0, counted_at: None, current: None }
     }
 
     /// Opens the trash of a folder.
     pub fn open(folder: &Path, limits: TrashLimits) -> Result<Self, SyncError> {
-        Ok(Self::new(Arc::new(open_root(folder).map_err(SyncError::Root)?), limits))
+        Ok(Self::new(Arc::new(open_root(folder).map_err(SyncError::Root)?), folder, limits))
     }
 
     /// Used and permitted size, in bytes.
@@ -168,18 +170,18 @@ impl Trash {
         let needed = stored.fold(0, u64::saturating_add);
         let is_old = self.counted_at.is_none_or(|at| at.elapsed() >= RECOUNT_INTERVAL);
         if is_old || self.used.saturating_add(needed) > self.limits.bytes {
-            self.recount()?;
+            self.recount(now_millis())?;
         }
         let is_full = needed > 0 && self.used.saturating_add(needed) > self.limits.bytes;
         Ok(is_full.then_some(TrashFull { needed, used: self.used, limit: self.limits.bytes }))
     }
 
-    fn recount(&mut self) -> Result<(), SyncError> {
+    fn recount(&mut self, now: u64) -> Result<(), SyncError> {
         self.used = 0;
         if let Some(top) = self.lock(false)? {
-            let oldest = now_millis().saturating_sub(u64::try_from(self.limits.age.as_millis()).unwrap_or(u64::MAX));
+            let max_age = u64::try_from(self.limits.age.as_millis()).unwrap_or(u64::MAX);
             for batch in top.batches()? {
-                if batch.name.at < oldest {
+                if batch.is_expired(now, max_age).map_err(trash_error)? {
                     let EmptiedTrash { files, bytes } = batch.remove(&top.0).map_err(trash_error)?;
                     tracing::info!(batch = %batch.name, files, bytes, "a trash batch has expired");
                     continue;
@@ -266,6 +268,7 @@ impl Trash {
             let top = match self.open_directory(create) {
                 Ok(top) => top,
                 Err(Errno::NOENT) if !create => return Ok(None),
+                Err(Errno::NOTDIR | Errno::LOOP) => return Err(SyncError::TrashBlocked(self.folder.join(TRASH_DIRECTORY))),
                 Err(e) => return Err(trash_error(e)),
             };
             match rustix::fs::flock(&top, FlockOperation::NonBlockingLockExclusive) {
@@ -342,4 +345,34 @@ fn now_millis() -> u64 {
 
 fn millis(at: SystemTime) -> u64 {
     u64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_set_forward_expires_nothing_until_a_further_day_has_passed() {
+        const DAY: u64 = 24 * 3600 * 1000;
+        let dir = tempfile::tempdir().unwrap();
+        let mut trash = Trash::open(dir.path(), TrashLimits::default()).unwrap();
+        let old = Entry::File { digest: crate::entry::Digest::of(b"x"), size: 1, exec: false };
+        let change = Change { path: RelPath::new(b"x").unwrap(), old: Some(old), new: None };
+        drop(trash.begin(&[change], |_| 0o644).unwrap().unwrap());
+        let batches = |trash: &Trash| trash.lock(false).unwrap().unwrap().batches().unwrap().len();
+        let began = now_millis();
+        for (now, why) in [
+            (began + 8 * DAY, "set forward"),
+            (began + 8 * DAY + DAY - 1, "for less than a day"),
+            (began + DAY, "set back"),
+            (began + 30 * DAY, "set forward again"),
+            (began + 8 * DAY, "set back, but the batch is older than the limit"),
+            (began + 9 * DAY - 1, "less than a day later"),
+        ] {
+            trash.recount(now).unwrap();
+            assert_eq!(batches(&trash), 1, "{why}");
+        }
+        trash.recount(began + 9 * DAY).unwrap();
+        assert_eq!(batches(&trash), 0, "a day later");
+    }
 }
