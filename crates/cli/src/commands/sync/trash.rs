@@ -3,8 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::{BufRead, IsTerminal},
-    path::PathBuf,
+    path::{Component, Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
@@ -16,7 +15,7 @@ use super::{
     super::Outcome,
     verbs::{Which, find, within},
 };
-use crate::{byte_size::in_words, context::Context, failure::Failure, printer::visible, span::span};
+use crate::{byte_size::in_words, confirm::confirm, context::Context, failure::Failure, printer::visible, span::span};
 
 /// Restored files shown to people; `--json` has them all.
 const MAX_SHOWN: usize = 20;
@@ -90,7 +89,7 @@ pub async fn run(verb: TrashVerb, context: &Context) -> Outcome {
             let (_, config) = find(&which)?;
             let folder = config.folder.clone();
             let done = in_trash(&which, move |trash| {
-                let scope = RestoreScope::Items(chosen(&items, &trash.items()?, &folder)?);
+                let scope = RestoreScope::Items(chosen(&items, &trash.items()?, &folder, std::env::current_dir().ok().as_deref())?);
                 Ok(trash.restore(&scope)?)
             });
             report(&done.await?, "nothing was restored", context)
@@ -156,26 +155,50 @@ fn list(items: &[TrashItem], context: &Context) -> Outcome {
     Ok(0)
 }
 
-/// The ids that were meant.
-fn chosen(asked: &[String], items: &[TrashItem], folder: &std::path::Path) -> Result<BTreeSet<String>, Failure> {
+/// The latest version of a path, and of each path beneath it, by id.
+fn latest(items: &[TrashItem], path: &str) -> Vec<String> {
+    let beneath = format!("{}/", path.trim_end_matches('/'));
+    let is_meant = |item: &&TrashItem| {
+        let shown = item.path.to_string();
+        path.is_empty() || shown == path || shown.starts_with(&beneath)
+    };
+    // The oldest come first, so that the latest version of each path stays.
+    let latest: BTreeMap<_, _> = items.iter().filter(is_meant).map(|item| (&item.path, &item.id)).collect();
+    latest.into_values().cloned().collect()
+}
+
+/// A path relative to the current directory as the path in the folder. The file is gone, so only names are compared.
+fn from_current(folder: &Path, current: Option<&Path>, text: &str) -> Option<String> {
+    let mut path = PathBuf::new();
+    for part in current?.join(text).components() {
+        match part {
+            Component::ParentDir => drop(path.pop()),
+            Component::CurDir => {}
+            part => path.push(part),
+        }
+    }
+    path.strip_prefix(folder).ok().map(|path| path.display().to_string())
+}
+
+/// The ids of these items, given as ids or as paths.
+fn chosen(asked: &[String], items: &[TrashItem], folder: &Path, current: Option<&Path>) -> Result<BTreeSet<String>, Failure> {
     let mut ids = BTreeSet::new();
     for text in asked {
         if items.iter().any(|item| item.id == *text) {
             ids.insert(text.clone());
             continue;
         }
-        let path = within(folder, text);
-        let beneath = format!("{}/", path.trim_end_matches('/'));
-        let is_meant = |item: &&TrashItem| {
-            let shown = item.path.to_string();
-            shown == path || shown.starts_with(&beneath)
-        };
-        // The oldest come first, so that the latest version of each path stays.
-        let latest: BTreeMap<_, _> = items.iter().filter(is_meant).map(|item| (&item.path, &item.id)).collect();
-        if latest.is_empty() {
+        // Like any path in a shell first, and then as the list shows it.
+        let candidates = [from_current(folder, current, text), Some(within(folder, text))]
+            .into_iter()
+            .flatten()
+            .filter(|_| !text.is_empty())
+            .map(|path| latest(items, &path))
+            .collect::<Vec<_>>();
+        let Some(found) = candidates.into_iter().find(|found| !found.is_empty()) else {
             return Err(Failure::new(format!("{text} is not in the trash")).advise("`cobox sync trash list` shows its content"));
-        }
-        ids.extend(latest.into_values().cloned());
+        };
+        ids.extend(found);
     }
     Ok(ids)
 }
@@ -218,7 +241,8 @@ async fn empty(EmptyArgs { which, older_than, yes }: EmptyArgs, context: &Contex
         let items = in_trash(&which, |trash| Ok(trash.items()?)).await?;
         let meant: Vec<&TrashItem> = items.iter().filter(|item| before.is_none_or(|before| item.at < before)).collect();
         let (count, bytes) = (meant.len(), meant.iter().map(|item| item.size).sum());
-        confirm(count, bytes, config.folder, context).await?;
+        let folder = visible(&config.folder.display().to_string());
+        confirm(context, &format!("erase {} in the trash of {folder} for good?", amount(count, bytes)), false)?;
     }
     let emptied = in_trash(&which, move |trash| Ok(trash.empty(before)?)).await?;
     context.printer.result(&json!({"files": emptied.files, "bytes": emptied.bytes}), || {
@@ -231,24 +255,6 @@ fn amount(files: usize, bytes: u64) -> String {
     format!("{files} file{} ({})", if files == 1 { "" } else { "s" }, in_words(bytes))
 }
 
-/// Asks on a terminal; elsewhere the caller has to say `--yes`.
-async fn confirm(files: usize, bytes: u64, folder: PathBuf, context: &Context) -> Result<(), Failure> {
-    let what = format!("{} in the trash of {}", amount(files, bytes), visible(&folder.display().to_string()));
-    if context.printer.is_json() || !std::io::stdin().is_terminal() {
-        return Err(Failure::new(format!("{what} would be erased for good")).advise("say --yes to erase them"));
-    }
-    context.printer.err(format!("Erase {what} for good? [y/N] ").as_bytes());
-    let answer = tokio::task::spawn_blocking(|| {
-        let mut line = String::new();
-        std::io::stdin().lock().read_line(&mut line).map(|_| line)
-    });
-    let answer = answer.await.map_err(|e| Failure::new(e.to_string()))??;
-    match answer.trim().to_ascii_lowercase().as_str() {
-        "y" | "yes" => Ok(()),
-        _ => Err(Failure::new("nothing was erased")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,5 +265,40 @@ mod tests {
         assert!((599..=601).contains(&ago), "{ago}");
         assert_eq!(moment("1970-01-01T00:01:00Z").unwrap(), SystemTime::UNIX_EPOCH + Duration::from_secs(60));
         assert!(moment("yesterday").is_err());
+    }
+
+    #[test]
+    fn a_path_is_relative_to_the_current_directory_or_to_the_folder() {
+        let item = |id: &str, path: &str| TrashItem {
+            id: id.to_owned(),
+            batch: "b".to_owned(),
+            at: SystemTime::UNIX_EPOCH,
+            path: cobox_sync::RelPath::new(path.as_bytes()).unwrap(),
+            old: Entry::Link { target: b"x".as_slice().into() },
+            size: 1,
+            is_replaced: false,
+            is_from_undo: false,
+        };
+        let items = [item("1", "src/main.rs"), item("2", "main.rs"), item("3", "src/lib/a.rs"), item("4", "src/lib/a.rs")];
+        let restore = |current: &str, text: &str| {
+            let chosen = chosen(&[text.to_owned()], &items, Path::new("/no/folder"), Some(Path::new(current)));
+            chosen.map(|ids| ids.into_iter().collect::<Vec<_>>().join(" ")).unwrap_or_default()
+        };
+        for (current, text, ids) in [
+            ("/no/folder/src", "main.rs", "1"),
+            ("/no/folder/src", "./main.rs", "1"),
+            ("/no/folder/src/lib", "../main.rs", "1"),
+            ("/no/folder/src", "../main.rs", "2"),
+            ("/no/folder/src", "src/main.rs", "1"),
+            ("/no/folder/src", "lib", "4"),
+            ("/no/folder/src", ".", "1 4"),
+            ("/no/folder", "main.rs", "2"),
+            ("/elsewhere", "main.rs", "2"),
+            ("/elsewhere", "/no/folder/src/main.rs", "1"),
+            ("/no/folder/docs", "none", ""),
+            ("/no/folder", "", ""),
+        ] {
+            assert_eq!(restore(current, text), ids, "{text} in {current}");
+        }
     }
 }
