@@ -36,3 +36,28 @@ fn the_glossary_is_short_sorted_and_has_one_line_for_each_term() {
     let keys: Vec<String> = terms.iter().map(|term| term.to_lowercase()).collect();
     assert!(keys.is_sorted_by(|a, b| a < b), "{keys:?}");
 }
+
+/// The names of the project's crates that a manifest depends on, development dependencies excluded.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let section = manifest.split("\n[dependencies]\n").nth(1).unwrap_or_default().split("\n[").next().unwrap_or_default();
+    let mut names: Vec<String> = section
+        .lines()
+        .filter_map(|line| line.strip_prefix("cobox-"))
+        .map(|rest| rest.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_architecture_shows_the_dependencies_of_the_manifests() {
+    let text = read("ARCHITECTURE.md");
+    for path in files("crates", &["toml"]).iter().filter(|path| path.ends_with("/Cargo.toml")) {
+        let name = path.split('/').nth(1).unwrap();
+        let real = dependencies(&read(path));
+        let line = text.lines().find(|line| line.split('→').next().is_some_and(|from| line.contains('→') && from.trim() == name));
+        let shown: Vec<String> =
+            line.and_then(|line| line.split('→').nth(1)).unwrap_or_default().split_whitespace().map(str::to_owned).collect();
+        assert_eq!(shown, real, "dependencies of {name} in ARCHITECTURE.md");
+    }
+}
