@@ -156,3 +156,54 @@ async fn exec_on_a_terminal_leaves_out_what_would_act_on_this_machine() {
         assert!(raw.has_printed(sequence), "{sequence:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_copied_to_a_terminal_is_filtered_as_a_commands_output() {
+    let broker = TestBroker::start().await;
+    let hostile = r"printf 'start\033]52;c;aGk=\007A\033]9;note\007B\033[5iC\033P1000p%%begin\033\\D\033[6nE\033X' > f";
+    assert!(broker.cobox().args(["exec", "-t", "demo", "-c", hostile]).status().unwrap().success());
+    let copy = |name: &'static str, args: &[&str]| {
+        let mut command = broker.cobox();
+        command.arg("cp").args(args);
+        TestTerminal::start(name, &command, (80, 24))
+    };
+    let sequences = ["\x1b]52", "\x1b]9;", "\x1b[5i", "\x1bP1000p", "\x1b[6n"];
+    for (name, to) in [("output", "-"), ("device", "/dev/tty")] {
+        let mut plain = copy(name, &["demo:f", to]);
+        assert!(plain.ended().await.success());
+        assert!(plain.screen_text().contains("startABCDE"), "{name}: {}", plain.screen_text());
+        for sequence in sequences {
+            assert!(!plain.has_printed(sequence), "{name}: {sequence:?}");
+        }
+        // Or the shell's next prompt would be swallowed.
+        assert!(plain.has_printed("\x1bX\x1b\\"), "{name}");
+    }
+    let mut raw = copy("raw", &["--raw", "demo:f", "-"]);
+    assert!(raw.ended().await.success());
+    for sequence in sequences {
+        assert!(raw.has_printed(sequence), "{sequence:?}");
+    }
+    let piped = broker.cobox().args(["cp", "demo:f", "-"]).output().unwrap().stdout;
+    assert!(piped.ends_with(b"E\x1bX"), "{piped:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn output_that_ends_within_a_string_sequence_swallows_nothing_that_comes_after_it() {
+    let broker = TestBroker::start().await;
+    for (name, more, output) in [
+        ("sos", [].as_slice(), r"printf 'a\033Xb'"),
+        ("link", &[], r"printf 'a\033]8;;http://x'"),
+        ("stderr", &[], r"printf 'a\033_b' >&2"),
+        ("c1", &[], r"printf 'a\302\230b'"),
+        ("tty", &["--tty"], r"printf 'a\033Xb'"),
+        ("tty c1", &["--tty"], r"printf 'a\302\230b'"),
+    ] {
+        let mut command = broker.cobox();
+        command.args(["exec", "-t", "demo"]).args(more).args(["-c", output]);
+        let mut terminal = TestTerminal::start(name, &command, (80, 24));
+        assert!(terminal.ended().await.success(), "{name}");
+        assert!(terminal.has_printed("\x1b\\"), "{name}");
+    }
+    let piped = broker.cobox().args(["exec", "-t", "demo", "-c", r"printf 'a\033Xb'"]).output().unwrap();
+    assert_eq!(piped.stdout, b"a\x1bXb");
+}

@@ -3,7 +3,11 @@
 use std::io::{self, BufRead as _, IsTerminal as _};
 
 use cobox_client::{Client, ClientError};
-use cobox_protocol::{ErrorCode, sandbox::SandboxUsage};
+use cobox_protocol::{
+    ErrorCode,
+    sandbox::{SandboxUsage, Uncounted},
+};
+use serde_json::{Value, json};
 
 use crate::{context::Context, failure::Failure, span::rough};
 
@@ -35,7 +39,14 @@ pub async fn usage(client: &Client, sandbox: &str) -> Result<Option<SandboxUsage
 
 /// "42 files, 1.2 MiB".
 pub fn amount(usage: &SandboxUsage) -> String {
-    let (Some(files), Some(bytes)) = (usage.files, usage.bytes) else { return "an unknown number of files".to_owned() };
+    let (Some(files), Some(bytes)) = (usage.files, usage.bytes) else {
+        let why = match usage.uncounted {
+            Some(Uncounted::OtherNode) => " (they are on another node, and only its broker can count them)",
+            Some(Uncounted::Provider) => " (its provider could not count them)",
+            Some(Uncounted::Unknown) | None => "",
+        };
+        return format!("an unknown number of files{why}");
+    };
     let more = if usage.complete { "" } else { "more than " };
     let noun = if files == 1 { "file" } else { "files" };
     format!("{more}{files} {noun}, {}", indicatif::HumanBytes(bytes))
@@ -45,6 +56,28 @@ pub fn amount(usage: &SandboxUsage) -> String {
 pub fn way_back(usage: &SandboxUsage, sandbox: &str) -> String {
     match usage.restorable_seconds {
         0 => "they are erased at once and can't be restored".to_owned(),
-        seconds => format!("`cobox sandbox restore {sandbox}` brings them back within {}", rough(seconds)),
+        seconds => format!(
+            "`cobox sandbox restore {sandbox}` brings them back within {}, or until you need the room for another sandbox",
+            rough(seconds)
+        ),
     }
+}
+
+/// Members of a command's JSON object that say what a deletion erased; `null` if it could not be counted.
+pub fn erased(usage: &SandboxUsage) -> Value {
+    let SandboxUsage { files, bytes, complete, restorable_seconds, .. } = usage;
+    json!({ "files": files, "bytes": bytes, "complete": complete, "restorable_seconds": restorable_seconds })
+}
+
+/// As [`erased`], for a command that erased nothing.
+pub fn nothing_erased() -> Value {
+    json!({ "files": 0, "bytes": 0, "complete": true, "restorable_seconds": null })
+}
+
+/// A JSON object with the members of another one added.
+pub fn with_members(mut object: Value, more: Value) -> Value {
+    if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
+        object.extend(more);
+    }
+    object
 }

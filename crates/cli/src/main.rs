@@ -22,6 +22,7 @@ mod key_prompt;
 mod keyring;
 mod notice;
 mod origin;
+mod output_filter;
 mod pack;
 mod pipe;
 mod place;

@@ -5,7 +5,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use cobox_client::{ClientError, Dataplane, ExecEvent, ExecInput, ExecOutput, ExecStream};
 use cobox_protocol::{
     exec::{ExecResponse, text_and_b64},
@@ -22,8 +21,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     failure::{Failure, INTERRUPTED},
+    output_filter::OutputFilter,
     printer::Printer,
-    sitting::gate::Gate,
     terminal::{EscapeKey, EscapeScan, Modes, RawMode, Typed, shows_alternate, size},
 };
 
@@ -66,13 +65,15 @@ pub async fn run(dataplane: &Dataplane, start: ExecStart, printer: Printer, is_r
     let raw = if is_pty { RawMode::enter()? } else { None };
     let (screen, ended) = running.hold(dataplane, Screen::new(printer, is_pty, is_raw)).await;
     // Without it something still waits to be read by whoever has the terminal, and what is written after it would wait too.
-    if let Some(screen) = screen
-        && is_pty
-        && std::io::stdout().is_terminal()
-    {
-        let new_line: &[u8] = if ended.is_err() { b"\r\n" } else { b"" };
+    if let Some(screen) = screen {
+        printer.err(screen.stderr.finish());
+        let mut left = screen.stdout.finish().to_vec();
+        if is_pty && std::io::stdout().is_terminal() {
+            left.extend(screen.modes.off());
+            left.extend_from_slice(if ended.is_err() { b"\r\n" } else { b"" });
+        }
         // A terminal that is gone can't be reset, and nobody looks at it.
-        let _ = printer.stream(&[&screen.modes.off(), new_line].concat());
+        let _ = printer.stream(&left);
     }
     drop(raw);
     ended
@@ -100,31 +101,8 @@ struct Screen {
     printer: Printer,
     is_pty: bool,
     modes: Modes,
-    stdout: Filter,
-    stderr: Filter,
-}
-
-/// What of one output this terminal gets: a sandbox must not reach its clipboard, title, printer, notifications or files.
-struct Filter {
-    /// None where every byte is wanted: in a pipe or a file, or with `--raw`.
-    gate: Option<Gate>,
-    hides: SequenceKinds,
-}
-
-impl Filter {
-    fn new(is_terminal: bool, is_pty: bool, is_raw: bool) -> Self {
-        // A program with a terminal of its own gets the answers to its queries. Without one they would be typed into the local shell.
-        let hides = if is_pty { SequenceKinds::ALL.without(SequenceKinds::QUERY) } else { SequenceKinds::ALL };
-        Self { gate: (is_terminal && !is_raw).then(Gate::default), hides }
-    }
-
-    /// What may be written now. A sequence that is cut off at the end is never written: what comes after it would complete it.
-    fn admit(&mut self, bytes: Bytes) -> Bytes {
-        match &mut self.gate {
-            Some(gate) => gate.admit(&bytes, self.hides).0.into(),
-            None => bytes,
-        }
-    }
+    stdout: OutputFilter,
+    stderr: OutputFilter,
 }
 
 impl Sink for Screen {
@@ -154,8 +132,10 @@ impl Sink for Screen {
 
 impl Screen {
     fn new(printer: Printer, is_pty: bool, is_raw: bool) -> Self {
-        let stdout = Filter::new(io::stdout().is_terminal(), is_pty, is_raw);
-        let stderr = Filter::new(io::stderr().is_terminal(), is_pty, is_raw);
+        // A program with a terminal of its own gets the answers to its queries. Without one they would be typed into the local shell.
+        let hides = if is_pty { SequenceKinds::ALL.without(SequenceKinds::QUERY) } else { SequenceKinds::ALL };
+        let stdout = OutputFilter::new(io::stdout().is_terminal() && !is_raw, hides);
+        let stderr = OutputFilter::new(io::stderr().is_terminal() && !is_raw, hides);
         Self { printer, is_pty, modes: Modes::default(), stdout, stderr }
     }
 
@@ -383,25 +363,5 @@ impl Signals {
             terminated: signal(SignalKind::terminate())?,
             hung_up: signal(SignalKind::hangup())?,
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HOSTILE: &[u8] =
-        b"a\x1b]52;c;aGk=\x07b\x1b]0;title\x07c\x1b[5id\x1b]9;note\x07e\x1b]777;notify;t;b\x07f\x1b_Gt=f;L2V0Yw==\x1b\\\x1b[31mg\x1b[6n";
-
-    fn shown(mut filter: Filter) -> Vec<u8> {
-        HOSTILE.chunks(3).flat_map(|piece| filter.admit(Bytes::from_static(piece))).filter(|b| *b != 0).collect()
-    }
-
-    #[test]
-    fn a_terminal_gets_no_sequence_that_acts_on_this_machine_and_a_pipe_gets_every_byte() {
-        assert_eq!(shown(Filter::new(true, false, false)), b"abcdef\x1b[31mg");
-        assert_eq!(shown(Filter::new(true, true, false)), b"abcdef\x1b[31mg\x1b[6n", "its own terminal answers");
-        assert_eq!(shown(Filter::new(true, false, true)), HOSTILE, "--raw");
-        assert_eq!(shown(Filter::new(false, false, false)), HOSTILE, "a pipe");
     }
 }

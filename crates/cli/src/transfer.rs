@@ -1,7 +1,7 @@
 //! Uploads and downloads with a progress bar, shared by `cp` and `sync`.
 
 use std::{
-    io,
+    io::{self, IsTerminal},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -9,6 +9,7 @@ use std::{
 use anyhow::Context as _;
 use cobox_client::{ArchiveFormat, ArchiveLinks, Dataplane, RemoteFile, Upload};
 use cobox_protocol::files::ArchiveUnpacked;
+use cobox_stream::SequenceKinds;
 use futures_util::{StreamExt, TryStreamExt};
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -19,6 +20,7 @@ use crate::{
     context::Context,
     daemon::EndSignals,
     failure::{Failure, INTERRUPTED},
+    output_filter::OutputFilter,
     pack::{self, Ignoring, Packed},
     pipe,
     printer::visible,
@@ -148,18 +150,19 @@ pub async fn send_input(context: &Context, dataplane: &Dataplane, to: &[u8]) -> 
 }
 
 /// A file of the sandbox into a local one, which changes all at once or not at all; what is no regular file, such as a pipe or a terminal,
-/// is written into.
-pub async fn receive_file(context: &Context, file: RemoteFile, to: &Path) -> Result<Moved, Failure> {
+/// is written into. A terminal gets every escape sequence only where `is_raw`.
+pub async fn receive_file(context: &Context, file: RemoteFile, to: &Path, is_raw: bool) -> Result<Moved, Failure> {
     use std::os::unix::fs::PermissionsExt;
     // Through a link, as cp does, instead of replacing it.
     let to: PathBuf = to.canonicalize().unwrap_or_else(|_| to.to_owned());
     let shown = to.display().to_string();
-    let bar = context.printer.progress(file.size, &shown);
     if to.metadata().is_ok_and(|meta| !meta.is_file()) {
-        let mut out = tokio::fs::File::options().write(true).open(&to).await.with_context(|| format!("writing {shown}"))?;
-        let bytes = pour(file, &mut out, &bar, &shown).await?;
+        let out = std::fs::File::options().write(true).open(&to).with_context(|| format!("writing {shown}"))?;
+        let (bar, filter) = bar_and_filter(context, &file, &shown, out.is_terminal(), is_raw);
+        let bytes = pour(file, &mut tokio::fs::File::from_std(out), filter, &bar, &shown).await?;
         return Ok(Moved { files: 1, bytes, ..Moved::default() });
     }
+    let bar = context.printer.progress(file.size, &shown);
     let folder = match to.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -172,33 +175,46 @@ pub async fn receive_file(context: &Context, file: RemoteFile, to: &Path) -> Res
     let temporary = tempfile::NamedTempFile::new_in(folder).map_err(unwritable)?;
     let mut out = tokio::fs::File::from_std(temporary.reopen().map_err(unwritable)?);
     let mode = file.mode.unwrap_or(0o644) & 0o777;
-    let bytes = pour(file, &mut out, &bar, &shown).await?;
+    let bytes = pour(file, &mut out, OutputFilter::new(false, SequenceKinds::ALL), &bar, &shown).await?;
     temporary.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
     temporary.persist(&to).map_err(|e| e.error).with_context(|| format!("writing {shown}"))?;
     Ok(Moved { files: 1, bytes, ..Moved::default() })
 }
 
-/// A file of the sandbox to standard output. Nobody reading any more is not an error.
-pub async fn receive_to_output(context: &Context, file: RemoteFile) -> Result<(), Failure> {
-    let bar = context.printer.progress(file.size, "standard output");
-    match pour(file, &mut tokio::io::stdout(), &bar, "standard output").await {
+/// A file of the sandbox to standard output. Nobody reading any more is not an error. A terminal gets every escape sequence only where `is_raw`.
+pub async fn receive_to_output(context: &Context, file: RemoteFile, is_raw: bool) -> Result<(), Failure> {
+    let (bar, filter) = bar_and_filter(context, &file, "standard output", io::stdout().is_terminal(), is_raw);
+    match pour(file, &mut tokio::io::stdout(), filter, &bar, "standard output").await {
         Err(Poured::Unwritable(e)) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other.map(drop)?),
     }
 }
 
+/// Progress bar and filter for a destination that may be a terminal, where a bar would overwrite the file's lines.
+fn bar_and_filter(context: &Context, file: &RemoteFile, to: &str, is_terminal: bool, is_raw: bool) -> (ProgressBar, OutputFilter) {
+    let bar = if is_terminal { ProgressBar::hidden() } else { context.printer.progress(file.size, to) };
+    (bar, OutputFilter::new(is_terminal && !is_raw, SequenceKinds::ALL))
+}
+
 /// All of a file's bytes, as many as were promised.
-async fn pour(file: RemoteFile, out: &mut (impl AsyncWrite + Unpin), bar: &ProgressBar, to: &str) -> Result<u64, Poured> {
+async fn pour(
+    file: RemoteFile,
+    out: &mut (impl AsyncWrite + Unpin),
+    mut filter: OutputFilter,
+    bar: &ProgressBar,
+    to: &str,
+) -> Result<u64, Poured> {
     let size = file.size;
     let mut bytes = 0;
     let mut chunks = std::pin::pin!(file.into_stream());
     let unwritable = |e: io::Error| Poured::Unwritable(io::Error::new(e.kind(), format!("writing {to}: {e}")));
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|e| Poured::Failed(e.into()))?;
-        out.write_all(&chunk).await.map_err(unwritable)?;
         bytes += chunk.len() as u64;
         bar.inc(chunk.len() as u64);
+        out.write_all(&filter.admit(chunk)).await.map_err(unwritable)?;
     }
+    out.write_all(filter.finish()).await.map_err(unwritable)?;
     out.flush().await.map_err(unwritable)?;
     bar.finish_and_clear();
     match size {

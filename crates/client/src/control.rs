@@ -7,11 +7,11 @@ use cobox_protocol::{
     audit::{AuditEntry, AuditHeads, AuditLink},
     host::is_loopback,
     key::{CreateKey, CreatedKey, ExpireKey, KeyInfo, PrincipalInfo},
-    sandbox::{CreateSandbox, PatchSandbox, RestoreSandbox, SandboxInfo, SandboxUsage},
+    sandbox::{CreateSandbox, PatchSandbox, RestoreResponse, RestoreSandbox, SandboxInfo, SandboxUsage},
     session::{HeartbeatResponse, NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
     token::{
-        DelegateRequest, DelegateResponse, FileLinkRequest, FileLinkResponse, RevokeRequest, RevokeResponse, RotateKeyRequest,
-        RotateKeyResponse, ShareInfo, ShareRequest,
+        DelegateRequest, DelegateResponse, FileLinkRequest, FileLinkResponse, PrincipalAccess, RevokeRequest, RevokeResponse,
+        RotateKeyRequest, RotateKeyResponse, ShareInfo, ShareRequest,
     },
 };
 use http::Method;
@@ -171,6 +171,11 @@ impl Client {
         self.json(self.get(&format!("/v1/sandbox/sessions/{id}/share"))).await
     }
 
+    /// Returns whether a principal can enter the session's sandbox, with its share and without it.
+    pub async fn principal_access(&self, id: &SessionId, principal: &str) -> Result<PrincipalAccess, ClientError> {
+        self.json(self.get(&format!("/v1/sandbox/sessions/{id}/share/{}", encode_segment(principal.as_bytes())))).await
+    }
+
     /// Ends a share and every token derived from it.
     pub async fn unshare(&self, id: &SessionId, principal: &str) -> Result<(), ClientError> {
         self.no_content(self.delete(&format!("/v1/sandbox/sessions/{id}/share/{}", encode_segment(principal.as_bytes())))).await
@@ -234,7 +239,7 @@ impl Client {
         self.json(self.get(&paged("/v1/sandboxes", vec!["deleted=true".to_owned()], limit, cursor))).await
     }
 
-    pub async fn restore_sandbox(&self, id_or_name: &str, request: &RestoreSandbox) -> Result<SandboxInfo, ClientError> {
+    pub async fn restore_sandbox(&self, id_or_name: &str, request: &RestoreSandbox) -> Result<RestoreResponse, ClientError> {
         let path = format!("/v1/sandboxes/{}/restore", encode_segment(id_or_name.as_bytes()));
         self.json(self.call(Method::POST, &path).json(request)).await
     }
@@ -242,6 +247,11 @@ impl Client {
     /// Returns the amount of data that a deletion would erase.
     pub async fn sandbox_usage(&self, id_or_name: &str) -> Result<SandboxUsage, ClientError> {
         self.json(self.get(&format!("/v1/sandboxes/{}/usage", encode_segment(id_or_name.as_bytes())))).await
+    }
+
+    /// Counts the files of a deleted sandbox, which a permanent deletion would erase.
+    pub async fn deleted_sandbox_usage(&self, id_or_name: &str) -> Result<SandboxUsage, ClientError> {
+        self.json(self.get(&format!("/v1/sandboxes/{}/usage?deleted=true", encode_segment(id_or_name.as_bytes())))).await
     }
 
     /// Lists the workspace's audit, newest first; for operators.

@@ -148,19 +148,49 @@ pub struct RestoreSandbox {
     pub name: Option<String>,
 }
 
+/// Response to a restore.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct RestoreResponse {
+    #[serde(flatten)]
+    pub sandbox: SandboxInfo,
+    /// Threads whose next session uses the sandbox again.
+    #[serde(default)]
+    pub returning_threads: Vec<String>,
+    /// Threads that used the sandbox and have had another one since: they do not return to it.
+    #[serde(default)]
+    pub threads_elsewhere: Vec<String>,
+}
+
 /// `GET /v1/sandboxes/{id or name}/usage`: the data that a deletion would erase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SandboxUsage {
-    /// Number of files written in the sandbox, without those of its image, snapshot and volumes; `null` if its provider cannot count
-    /// them.
+    /// Number of files written in the sandbox, without those of its image, snapshot and volumes; `null` if they cannot be counted.
     pub files: Option<u64>,
     /// Total size of those files.
     pub bytes: Option<u64>,
     /// False if the count stopped early and there are more files.
     pub complete: bool,
+    /// Why the files cannot be counted, if they cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uncounted: Option<Uncounted>,
     /// How long the sandbox could be restored if it were deleted now; 0 if it could not be.
     pub restorable_seconds: u64,
+}
+
+/// Why the files of a sandbox cannot be counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Uncounted {
+    /// They are on another node, and brokers need not reach each other by network.
+    OtherNode,
+    /// The provider cannot count them, or failed to.
+    Provider,
+    /// Sent by a newer broker.
+    #[serde(other)]
+    Unknown,
 }
 
 /// Whether a string is a valid sandbox name: a host name label, also with `_`, `.` and upper case. Ids are not valid names.

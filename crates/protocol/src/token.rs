@@ -65,8 +65,40 @@ pub struct ShareInfo {
     pub created_at: Timestamp,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
-    /// Whether the capabilities limit the principal. False if session and sandbox are accessible to the whole workspace.
+    /// Whether the capabilities limit the principal. False if it can enter the sandbox without this share.
     pub is_limit: bool,
+}
+
+/// `GET …/share/{principal}`: how a principal can enter the session's sandbox.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct PrincipalAccess {
+    pub principal: String,
+    /// The share of the session with the principal, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<ShareInfo>,
+    /// Whether `access_paths` is not empty.
+    pub can_enter_without_share: bool,
+    /// Everything else that lets the principal into the session's sandbox.
+    pub access_paths: Vec<AccessPath>,
+}
+
+/// What lets a principal into a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum AccessPath {
+    /// The sandbox is open to the whole workspace.
+    WorkspaceAccess,
+    /// The principal owns the sandbox.
+    SandboxOwner,
+    /// The principal is an operator.
+    Operator,
+    /// A share of another session that uses the sandbox.
+    Share { session_id: SessionId },
+    /// Sent by a newer broker.
+    #[serde(other)]
+    Unknown,
 }
 
 /// `POST /internal/tokens/revoke`: exactly one of the first five fields must be set.

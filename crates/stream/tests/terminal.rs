@@ -276,6 +276,10 @@ fn sequences_are_classified_by_their_kind() {
         "\x1b]5113;ac=send;id=x\x1b\\",
         "\x1b]46;/tmp/log\x07",
         "\x1b]51;[\"call\",\"Tapi_x\",[]]\x07",
+        "\x1bP1000p%begin 1 1 0\x1b\\",
+        "\u{90}01000p%exit\u{9c}",
+        "\x1bP1000;1p\x1b\\",
+        "\x1bP0pS(E)\x1b\\",
     ] {
         assert_eq!(kinds_of(host.as_bytes()), SequenceKinds::HOST, "{host:?}");
     }
@@ -399,5 +403,31 @@ fn a_sequence_that_never_ends_does_not_hide_later_output() {
         // CAN cancels every sequence.
         feed(b"\x18hello");
         assert!(String::from_utf8_lossy(&screen.keyframe(SequenceKinds::ALL).ansi).contains("hello"), "{begin:?}");
+    }
+}
+
+#[test]
+fn a_string_that_is_shown_and_has_not_ended_is_known_as_such() {
+    for (output, hides, is_open) in [
+        ("a\x1bXb", SequenceKinds::ALL, true),
+        ("a\u{98}b", SequenceKinds::ALL, true),
+        ("a\x1b^b", SequenceKinds::ALL, true),
+        ("a\x1bXb\x1b\\", SequenceKinds::ALL, false),
+        ("a\x1bXb\x1b[m", SequenceKinds::ALL, false),
+        ("a\x1b]8;;http://x", SequenceKinds::ALL, true),
+        ("a\x1b]8;;http://x\x07", SequenceKinds::ALL, false),
+        ("a\x1b]0;title", SequenceKinds::ALL, false),
+        ("a\x1b]0;title", SequenceKinds::NONE, true),
+        ("a\x1bP1000p%begin", SequenceKinds::ALL, false),
+        ("text", SequenceKinds::ALL, false),
+        // Not shown before it is known what it is.
+        ("a\x1b[1;3", SequenceKinds::ALL, false),
+        ("a\x1b]11;", SequenceKinds::ALL, false),
+    ] {
+        for size in 1..=output.len() {
+            let mut scanner = Scanner::default();
+            output.as_bytes().chunks(size).for_each(|chunk| drop(scanner.scan(chunk)));
+            assert_eq!(scanner.shows_open_string(hides), is_open, "{output:?} without {hides:?} in pieces of {size}");
+        }
     }
 }

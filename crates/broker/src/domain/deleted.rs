@@ -2,14 +2,15 @@
 
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SandboxId,
-    sandbox::{RestoreSandbox, SandboxInfo, SandboxUsage},
+    sandbox::{RestoreResponse, RestoreSandbox, SandboxInfo, SandboxUsage, Uncounted},
+    session::{Scope, ScopeType},
 };
 
 use super::{
     access,
     audit::AuditRecord,
     deployment::internal,
-    model::{Caller, Sandbox},
+    model::{Caller, HARD_END, SANDBOX_RESTORED, Sandbox},
     sandboxes::{Sandboxes, check_name, find, name_taken},
     sessions::Asking,
 };
@@ -32,7 +33,7 @@ impl Sandboxes {
 
     /// Brings a deleted sandbox back, suspended and with its files; for its owner and operators. Shares and tokens from before are not
     /// restored.
-    pub async fn restore(&self, asking: &Asking<'_>, id_or_name: &str, wish: RestoreSandbox) -> Result<SandboxInfo, ApiError> {
+    pub async fn restore(&self, asking: &Asking<'_>, id_or_name: &str, wish: RestoreSandbox) -> Result<RestoreResponse, ApiError> {
         let d = &self.deployment;
         let deleted = self.find_deleted(asking.caller, id_or_name).await?;
         access::may_end(&asking.caller.principal, &deleted)?;
@@ -42,7 +43,7 @@ impl Sandboxes {
         let name = wish.name.or(deleted.name.clone());
         let audit = AuditRecord::of_sandbox(d.now(), &deleted, "sandbox.restored", "asked for").by(asking.caller, asking.request_id);
         match d.store.restore_sandbox(&deleted.id, name.as_deref(), d.now(), &audit).await.map_err(internal)? {
-            RestoredSandbox::Restored(restored) => self.info_with_tags(*restored).await,
+            RestoredSandbox::Restored(restored) => self.restored(*restored).await,
             RestoredSandbox::NameTaken(id) => {
                 let taken = name_taken(&name.unwrap_or_default(), &id);
                 Err(ApiError { message: format!("{}; restore it under another name", taken.message), ..taken })
@@ -58,6 +59,29 @@ impl Sandboxes {
         }
     }
 
+    /// Response with the threads that used the sandbox: those whose next session uses it again, and those that have had another one since.
+    async fn restored(&self, sandbox: Sandbox) -> Result<RestoreResponse, ApiError> {
+        let store = &self.deployment.store;
+        let (mut returning, mut elsewhere) = (Vec::new(), Vec::new());
+        for thread in store.past_threads(&sandbox.id, MAX_THREADS).await.map_err(internal)? {
+            let scope = Scope { kind: ScopeType::Thread.as_str().to_owned(), id: thread };
+            if store.session_of(&sandbox.workspace, &scope.kind, &scope.id).await.map_err(internal)?.is_some() {
+                elsewhere.push(scope.id);
+                continue;
+            }
+            let Some(last) = store.last_session_of(&sandbox.workspace, &scope).await.map_err(internal)? else { continue };
+            let is_kept = last.session.end_reason.as_deref().is_some_and(|why| [HARD_END, SANDBOX_RESTORED].contains(&why));
+            match last.sandbox.id == sandbox.id {
+                true if is_kept => returning.push(scope.id),
+                // Its session ended before the sandbox was deleted.
+                true => {}
+                false => elsewhere.push(scope.id),
+            }
+        }
+        let sandbox = self.info_with_tags(sandbox).await?;
+        Ok(RestoreResponse { sandbox, returning_threads: returning, threads_elsewhere: elsewhere })
+    }
+
     /// Removes the files of a deleted sandbox before their time.
     pub(super) async fn purge(&self, caller: &Caller, id_or_name: &str, request_id: &RequestId) -> Result<(), ApiError> {
         let deleted = self.find_deleted(caller, id_or_name).await?;
@@ -65,24 +89,28 @@ impl Sandboxes {
         tracing::info!(sandbox = %deleted.id, principal = caller.principal.name, %request_id, "a deleted sandbox is purged");
         self.lifecycle.destroy(&deleted.id).await;
         let deleted = self.lifecycle.load(&deleted.id).await?;
-        self.lifecycle.purge(&deleted).await
+        let audit = AuditRecord::of_sandbox(self.deployment.now(), &deleted, "sandbox.purged", "asked for").by(caller, request_id);
+        self.lifecycle.purge(&deleted, &audit).await
     }
 
-    /// Counts the files that a deletion would erase; for its owner and operators.
-    pub async fn usage(&self, caller: &Caller, id_or_name: &str) -> Result<SandboxUsage, ApiError> {
+    /// Counts the files that a deletion would erase, or a permanent deletion of a deleted sandbox; for its owner and operators.
+    pub async fn usage(&self, caller: &Caller, id_or_name: &str, is_deleted: bool) -> Result<SandboxUsage, ApiError> {
         let d = &self.deployment;
-        let sandbox = find(d, caller, id_or_name).await?;
+        let sandbox = match is_deleted {
+            true => self.find_deleted(caller, id_or_name).await?,
+            false => find(d, caller, id_or_name).await?,
+        };
         access::may_end(&caller.principal, &sandbox)?;
-        let written = match self.lifecycle.is_here(&sandbox) {
-            true => d.provider.written_files(&sandbox.id).await,
-            // Only its own node can look at them.
-            false => None,
+        let (written, uncounted) = match self.lifecycle.is_here(&sandbox) {
+            true => (d.provider.written_files(&sandbox.id).await, Uncounted::Provider),
+            false => (None, Uncounted::OtherNode),
         };
         Ok(SandboxUsage {
             files: written.map(|w| w.files),
             bytes: written.map(|w| w.bytes),
             complete: written.is_some_and(|w| w.is_complete),
-            restorable_seconds: d.keep_deleted(&sandbox).as_secs(),
+            uncounted: written.is_none().then_some(uncounted),
+            restorable_seconds: if is_deleted { 0 } else { d.keep_deleted(&sandbox).as_secs() },
         })
     }
 

@@ -41,15 +41,23 @@ pub fn of_sandbox(wish: &Negotiation, sandbox: &Sandbox) -> Vec<Difference> {
     found
 }
 
+/// Differences of a sandbox that a new session is to use. The session may be more private than the sandbox, but not less.
+pub fn of_sandbox_to_attach(wish: &Negotiation, sandbox: &Sandbox) -> Vec<Difference> {
+    let mut found = of_sandbox(wish, sandbox);
+    if wish.access == Some(Access::Workspace) && sandbox.access == Access::Owner {
+        found.push(Difference::new("access", "workspace", "owner"));
+    }
+    found
+}
+
+/// Session and sandbox access are both checked on every use: the workspace has access only if both are `workspace`.
 pub fn of_access(wish: &Negotiation, bound: &Bound) -> Option<Difference> {
-    let word = |access| match access {
-        Access::Owner => "owner",
-        Access::Workspace => "workspace",
-    };
-    let actual = bound.session.access;
-    // Both are checked at every use: a sandbox that is its owner's alone makes its sessions so.
-    let is_so = |wished: &Access| *wished == actual || (*wished == Access::Owner && bound.sandbox.access == Access::Owner);
-    wish.access.filter(|wished| !is_so(wished)).map(|wished| Difference::new("access", word(wished), word(actual)))
+    let is_private = [bound.session.access, bound.sandbox.access].contains(&Access::Owner);
+    match (wish.access?, is_private) {
+        (Access::Owner, false) => Some(Difference::new("access", "owner", "workspace")),
+        (Access::Workspace, true) => Some(Difference::new("access", "workspace", "owner")),
+        (Access::Owner, true) | (Access::Workspace, false) => None,
+    }
 }
 
 pub fn of_tags(wish: &Negotiation, actual: Option<&Tags>) -> Vec<Difference> {

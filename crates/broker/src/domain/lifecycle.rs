@@ -305,10 +305,11 @@ impl Lifecycle {
     }
 
     /// Removes the files of a deleted sandbox, which can't be restored any more. Durable when it returns, as [`Lifecycle::terminate`].
-    pub async fn purge(&self, deleted: &Sandbox) -> Result<(), ApiError> {
-        let purged = Sandbox { intent: Some(Intent::Destroy), restore_until: None, ..deleted.clone() };
+    pub async fn purge(&self, deleted: &Sandbox, audit: &AuditRecord) -> Result<(), ApiError> {
+        let reason = audit.detail.clone().or_else(|| deleted.reason.clone());
+        let purged = Sandbox { intent: Some(Intent::Destroy), restore_until: None, reason, ..deleted.clone() };
         // False where it was restored or is being purged already.
-        if self.deployment.store.replace_sandbox(deleted, &purged, None).await.map_err(internal)? {
+        if self.deployment.store.replace_sandbox(deleted, &purged, Some(audit)).await.map_err(internal)? {
             self.destroy(&deleted.id).await;
         }
         Ok(())

@@ -243,7 +243,7 @@ impl Sessions {
                     ErrorCode::IdempotencyConflict,
                     "this Idempotency-Key came with another request before; use a new one",
                 )),
-                Ensured::QuotaReached(by) => Err(sandboxes::quota_reached(d, principal, &quota, by).await),
+                Ensured::QuotaReached(reached) => Err(sandboxes::quota_reached(d, principal, &quota, reached).await),
                 Ensured::MadeOfGone(what) => Err(making::gone(&what)),
                 Ensured::SandboxGone if wish.sandbox.is_some() => Err(sandboxes::not_found()),
                 // Somebody else was quicker with the name, one way or the other.
@@ -292,7 +292,7 @@ impl Sessions {
         if let Some(sandbox) = &existing {
             access::may_use(&caller.principal, sandbox)?;
             may_see_through(d, caller, sandbox).await?;
-            let differences = differences::of_sandbox(wish, sandbox);
+            let differences = differences::of_sandbox_to_attach(wish, sandbox);
             if !differences.is_empty() {
                 return Err(differences::of_existing_sandbox(sandbox, &differences));
             }

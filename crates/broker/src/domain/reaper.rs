@@ -8,7 +8,7 @@ use std::{
 };
 
 use cobox_protocol::{ApiError, SandboxId, Timestamp, session::State};
-use cobox_provider::{DiskUsage, FailedDisk, control};
+use cobox_provider::{DiskUsage, FailedDisk, HostDisk, control};
 use futures_util::{StreamExt, stream};
 use tokio::task::JoinSet;
 
@@ -102,7 +102,7 @@ impl Reaper {
         let due_by = DueBy {
             now,
             suspended: before(now, d.config.keep_suspended()),
-            // On a full disk what was deleted goes first.
+            // On a full disk also those that have not expired: see `purge_for_room`.
             restorable: if self.lifecycle.is_host_full.load(Ordering::SeqCst) { now.plus(d.config.keep_deleted()) } else { now },
         };
         let sandboxes = match d.store.sandboxes_due(&d.node, due_by).await {
@@ -127,6 +127,7 @@ impl Reaper {
                 }
             })
             .await;
+        self.purge_for_room(&sandboxes, now).await;
         self.kinds.tick().await;
         self.collect_claims(&sandboxes, now).await;
         for node in d.nodes.dead(now) {
@@ -170,10 +171,11 @@ impl Reaper {
         match sandbox.state {
             State::Active | State::Idle => self.look_at_running(sandbox, now).await,
             State::Suspended => self.look_at_suspended(sandbox, now).await,
-            State::Terminated if sandbox.restore_until.is_some() => {
-                let reason = sandbox.reason.as_deref().unwrap_or_default();
-                tracing::info!(sandbox = %sandbox.id, reason, "removing the files of a deleted sandbox: its time to be restored is over, or the disk is full");
-                self.lifecycle.purge(sandbox).await
+            State::Terminated if sandbox.restore_until.is_some_and(|until| until <= now) => {
+                let reason = "the time in which it could be restored is over";
+                tracing::info!(sandbox = %sandbox.id, reason, "a deleted sandbox is purged");
+                let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.purged", reason);
+                self.lifecycle.purge(sandbox, &audit).await
             }
             State::Provisioning | State::Terminated | State::Failed => Ok(()),
         }
@@ -218,6 +220,26 @@ impl Reaper {
         }
         self.measure_disk(sandbox, now).await?;
         self.tell_if_due(sandbox, now).await
+    }
+
+    /// Purges deleted sandboxes before they expire, oldest first, while the host's disk has less than its reserve: at that point no sandbox
+    /// of the node can write.
+    async fn purge_for_room(&self, sandboxes: &[Sandbox], now: Timestamp) {
+        let is_kept = |s: &&Sandbox| s.intent.is_none() && s.restore_until.is_some_and(|until| until > now);
+        let mut kept: Vec<&Sandbox> = sandboxes.iter().filter(is_kept).collect();
+        kept.sort_by_key(|s| (s.ended_at, s.id.clone()));
+        for sandbox in kept {
+            let Some(disk) = self.lifecycle.deployment.provider.host_disk().await.filter(|disk| disk.available < disk.reserve) else {
+                return;
+            };
+            let HostDisk { available, reserve } = disk;
+            let reason = format!("the host's disk has {available} bytes left, less than its reserve of {reserve}");
+            tracing::warn!(sandbox = %sandbox.id, owner = sandbox.owner, reason, "a deleted sandbox is purged before it expires, to free disk space");
+            let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.purged", &reason);
+            if let Err(error) = self.lifecycle.purge(sandbox, &audit).await {
+                tracing::warn!(sandbox = %sandbox.id, %error, "a deleted sandbox could not be purged; retrying");
+            }
+        }
     }
 
     /// Of all that run, each in a task: one that takes its time over its own takes nobody else's.

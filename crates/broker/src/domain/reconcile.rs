@@ -47,7 +47,10 @@ async fn reconcile_one(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox, is_running
             Ok(())
         }
         // Deleted, and its files are gone before their time.
-        (None, State::Terminated, None) => lifecycle.purge(sandbox).await,
+        (None, State::Terminated, None) => {
+            let audit = AuditRecord::of_sandbox(lifecycle.deployment.now(), sandbox, "sandbox.purged", "its files were gone");
+            lifecycle.purge(sandbox, &audit).await
+        }
         (_, _, None) => lose(lifecycle, sandbox).await,
         (Some(Intent::Resume), _, Some(true)) => {
             let d = &lifecycle.deployment;

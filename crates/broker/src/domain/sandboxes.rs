@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     policy::Quota,
-    store::{AddedSandbox, ChangedSandbox, Counted, PageWish, SandboxChange, Viewer},
+    store::{AddedSandbox, ChangedSandbox, Counted, PageWish, QuotaReached, SandboxChange, Viewer},
 };
 
 /// Sandboxes that a refusal at the limit names: enough to choose one from.
@@ -67,7 +67,7 @@ impl Sandboxes {
         match d.store.add_sandbox(&sandbox, &tags, &quota, &audit).await.map_err(internal)? {
             AddedSandbox::Added => {}
             AddedSandbox::NameTaken(id) => return Err(name_taken(&sandbox.name.unwrap_or_default(), &id)),
-            AddedSandbox::QuotaReached(by) => return Err(quota_reached(d, &asking.caller.principal, &quota, by).await),
+            AddedSandbox::QuotaReached(reached) => return Err(quota_reached(d, &asking.caller.principal, &quota, reached).await),
             AddedSandbox::MadeOfGone(what) => return Err(making::gone(&what)),
         }
         self.brought_up(sandbox, asking.wait, tags).await
@@ -259,25 +259,37 @@ fn own_span(field: &str, seconds: u64) -> Result<Duration, ApiError> {
     }
 }
 
-/// Says at once which limit it is and what to delete: of the caller's own sandboxes, those that were unused for longest.
-pub async fn quota_reached(d: &Deployment, caller: &Principal, quota: &Quota, by: Counted) -> ApiError {
-    let (whose, limit, setting) = match by {
+/// Names the limit and what to delete: the caller's least recently used sandboxes, or deleted ones of other owners, which no new sandbox
+/// evicts.
+pub async fn quota_reached(d: &Deployment, caller: &Principal, quota: &Quota, reached: QuotaReached) -> ApiError {
+    let (whose, limit, setting) = match reached.by {
         Counted::Workspace => (format!("workspace {} has", caller.workspace), quota.of_workspace, "max_sandboxes_per_workspace"),
         Counted::Owner => ("you have".to_owned(), quota.of_owner.unwrap_or_default(), "max_sandboxes in the policy"),
     };
     // The refusal stands without them.
     let unused = d.store.least_used(&caller.workspace, &caller.name, NAMED_AT_LIMIT).await.unwrap_or_default();
     let named: Vec<&str> = unused.iter().map(|s| s.name.as_deref().unwrap_or(s.id.as_str())).collect();
-    let advice = match named.is_empty() {
-        true => "none of them is yours, so ask their owners or an operator to delete some".to_owned(),
-        false => format!("delete one first; of yours, least recently used: {}", named.join(", ")),
+    let of_yours = || format!("of yours, least recently used: {}", named.join(", "));
+    let deleted = match reached.deleted {
+        1 => "1 deleted sandbox whose files are kept".to_owned(),
+        n => format!("{n} deleted sandboxes whose files are kept"),
+    };
+    let (counted, advice) = match (reached.deleted, named.is_empty()) {
+        (0, true) => (String::new(), "none of them is yours, so ask their owners or an operator to delete some".to_owned()),
+        (0, false) => (String::new(), format!("delete one first; {}", of_yours())),
+        (_, is_empty) => {
+            let freed = "`cobox sandbox delete --permanent`, by its owner or an operator, frees the room of a deleted sandbox";
+            let or = if is_empty { String::new() } else { format!("; or delete one for good, {}", of_yours()) };
+            (format!(", among them {deleted}"), format!("{freed}{or}"))
+        }
     };
     let details: Vec<_> = unused
         .iter()
         .map(|s| serde_json::json!({ "id": s.id, "name": s.name, "state": s.state.as_str(), "last_active_at": s.last_active_at }))
         .collect();
-    ApiError::new(ErrorCode::QuotaExceeded, format!("{whose} {limit} sandboxes, which is the limit ({setting}); {advice}"))
-        .with_details(serde_json::json!({ "limit": limit, "least_used": details }))
+    let message = format!("{whose} {limit} sandboxes{counted}, which is the limit ({setting}); {advice}");
+    ApiError::new(ErrorCode::QuotaExceeded, message)
+        .with_details(serde_json::json!({ "limit": limit, "deleted": reached.deleted, "least_used": details }))
 }
 
 pub fn not_found() -> ApiError {

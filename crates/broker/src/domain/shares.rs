@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use cobox_protocol::{
-    ApiError, CapabilitySet, ErrorCode, SessionId, ShareId, Timestamp, id::is_external_id, session::Access, token::ShareInfo,
+    ApiError, CapabilitySet, ErrorCode, SandboxId, SessionId, ShareId, Timestamp,
+    id::is_external_id,
+    session::Access,
+    token::{AccessPath, PrincipalAccess, ShareInfo},
 };
 
 use super::{
@@ -51,15 +54,62 @@ pub async fn enter(d: &Deployment, principal: &Principal, session: &Session, san
         Ok(()) => return Ok(Entry::default()),
         Err(refused) => refused,
     };
-    // Who may not use a sandbox can't let others into it either.
-    let may_be_shared = sandbox.access == Access::Workspace || sandbox.owner == session.owner || sandbox.owner == principal.name;
-    if !may_be_shared || !access::is_visible(principal, session) {
+    if !may_be_shared(principal, session, sandbox) || !access::is_visible(principal, session) {
         return Err(refused);
     }
     let share = d.store.share_of(&session.id, &principal.name).await.map_err(internal)?;
     match share.filter(|s| !s.is_over(d.now())) {
         Some(share) => Ok(Entry { share: Some(share) }),
         None => Err(refused),
+    }
+}
+
+/// Who may not use a sandbox can't let others into it either.
+fn may_be_shared(principal: &Principal, session: &Session, sandbox: &Sandbox) -> bool {
+    sandbox.access == Access::Workspace || sandbox.owner == session.owner || sandbox.owner == principal.name
+}
+
+/// Decides who can enter a session's sandbox without a share of that session. The thread authority and the policy may still refuse a
+/// principal; they decide on a request and cannot be asked about a principal that makes none.
+struct AccessPaths<'a> {
+    bound: &'a Bound,
+    /// Living shares of the other sessions of the sandbox.
+    shares: Vec<(Session, Share)>,
+}
+
+impl<'a> AccessPaths<'a> {
+    async fn into_sandbox_of(d: &Deployment, bound: &'a Bound) -> Result<Self, ApiError> {
+        let sandbox = &bound.sandbox.id;
+        let sessions = d.store.sessions_on(sandbox).await.map_err(internal)?;
+        let found = d.store.shares_on(sandbox).await.map_err(internal)?;
+        let of_another = |share: Share| {
+            let session = sessions.iter().find(|s| s.id == share.session && s.id != bound.session.id)?;
+            Some((session.clone(), share))
+        };
+        Ok(Self { bound, shares: found.into_iter().filter(|s| !s.is_over(d.now())).filter_map(of_another).collect() })
+    }
+
+    fn of(&self, principal: &Principal) -> Vec<AccessPath> {
+        let sandbox = &self.bound.sandbox;
+        let mut paths = Vec::new();
+        if sandbox.access == Access::Workspace {
+            paths.push(AccessPath::WorkspaceAccess);
+        }
+        if sandbox.owner == principal.name {
+            paths.push(AccessPath::SandboxOwner);
+        }
+        if principal.is_operator() {
+            paths.push(AccessPath::Operator);
+        }
+        // Shares only matter to principals that have no other access.
+        if paths.is_empty() {
+            let shared = self
+                .shares
+                .iter()
+                .filter(|(session, share)| share.principal == principal.name && may_be_shared(principal, session, sandbox));
+            paths.extend(shared.map(|(session, _)| AccessPath::Share { session_id: session.id.clone() }));
+        }
+        paths
     }
 }
 
@@ -134,10 +184,8 @@ impl Sessions {
         if name == bound.session.owner {
             return Err(ApiError::invalid(format!("principal: {} made the session, and may use it already", cut(name))));
         }
-        let known = if is_external_id(name) { d.store.principal(&bound.session.workspace, name).await.map_err(internal)? } else { None };
-        if known.is_none() {
-            let message = format!("the workspace has no principal `{}`; see `cobox keys list`", cut(name));
-            return Err(ApiError::new(ErrorCode::PrincipalNotFound, message));
+        if self.principal_of(&bound, name).await?.is_none() {
+            return Err(no_principal(name));
         }
         let share = Share {
             id: ShareId::new(),
@@ -155,13 +203,13 @@ impl Sessions {
             .detail(format!("{} with {name}: {}", share.id, capabilities.names().join(" ")));
         let ending = d.ending("its share was replaced", audit);
         match d.store.share(&share, MAX_SHARES, &ending).await.map_err(internal)? {
-            Shared::Added(share) => Ok((info(share, &bound), true)),
+            Shared::Added(share) => Ok((self.info_of_share(share, &bound).await?, true)),
             Shared::Changed(changed) => {
                 if changed.id == share.id {
                     // Tokens of the one before it have ended.
                     self.tell_soon(&bound).await;
                 }
-                Ok((info(changed, &bound), false))
+                Ok((self.info_of_share(changed, &bound).await?, false))
             }
             Shared::TooMany => {
                 Err(ApiError::invalid(format!("principal: the session is shared with {MAX_SHARES} others, which is the most; revoke one")))
@@ -173,8 +221,29 @@ impl Sessions {
     pub async fn shares(&self, caller: &Caller, id: &SessionId) -> Result<Vec<ShareInfo>, ApiError> {
         let bound = self.shareable(caller, id).await?;
         let found = self.deployment.store.shares(id).await.map_err(internal)?;
+        let paths = AccessPaths::into_sandbox_of(&self.deployment, &bound).await?;
         let now = self.deployment.now();
-        Ok(found.into_iter().filter(|s| !s.is_over(now)).map(|s| info(s, &bound)).collect())
+        let mut list = Vec::with_capacity(found.len());
+        for share in found.into_iter().filter(|s| !s.is_over(now)) {
+            let is_limit = self.paths_of(&share.principal, &paths).await?.is_empty();
+            list.push(info(share, is_limit));
+        }
+        Ok(list)
+    }
+
+    /// Whether a principal of the workspace can enter the session's sandbox, by its share and without it.
+    pub async fn principal_access(&self, caller: &Caller, id: &SessionId, principal: &str) -> Result<PrincipalAccess, ApiError> {
+        let d = &self.deployment;
+        let bound = self.shareable(caller, id).await?;
+        let Some(known) = self.principal_of(&bound, principal).await? else { return Err(no_principal(principal)) };
+        let paths = AccessPaths::into_sandbox_of(d, &bound).await?.of(&known);
+        let share = d.store.share_of(id, principal).await.map_err(internal)?.filter(|s| !s.is_over(d.now()));
+        Ok(PrincipalAccess {
+            principal: known.name,
+            share: share.map(|s| info(s, paths.is_empty())),
+            can_enter_without_share: !paths.is_empty(),
+            access_paths: paths,
+        })
     }
 
     /// Ends a share with the tokens that came by it: durable when it returns, and the sandbox has been told or will be again.
@@ -187,11 +256,42 @@ impl Sessions {
             .detail(cut(principal));
         let ended = d.store.unshare(id, principal, &d.ending("its share was revoked", audit)).await.map_err(internal)?;
         if ended.is_none() {
-            let message = format!("the session is not shared with `{}`", cut(principal));
-            return Err(ApiError::new(ErrorCode::ShareNotFound, message));
+            return Err(self.not_shared(&bound, principal).await?);
         }
         self.tell_soon(&bound).await;
         Ok(())
+    }
+
+    /// The error also says if the principal can enter without a share, because the caller wants to keep it out.
+    async fn not_shared(&self, bound: &Bound, principal: &str) -> Result<ApiError, ApiError> {
+        let paths = AccessPaths::into_sandbox_of(&self.deployment, bound).await?;
+        let paths = self.paths_of(principal, &paths).await?;
+        let shown = cut(principal);
+        let message = match paths.is_empty() {
+            true => format!("the session is not shared with `{shown}`"),
+            false => {
+                format!("the session is not shared with `{shown}`, but {shown} can still enter: {}", reasons(&paths, &bound.sandbox.id))
+            }
+        };
+        let error = ApiError::new(ErrorCode::ShareNotFound, message);
+        Ok(if paths.is_empty() { error } else { error.with_details(serde_json::json!({ "access_paths": paths })) })
+    }
+
+    async fn info_of_share(&self, share: Share, bound: &Bound) -> Result<ShareInfo, ApiError> {
+        let paths = AccessPaths::into_sandbox_of(&self.deployment, bound).await?;
+        let is_limit = self.paths_of(&share.principal, &paths).await?.is_empty();
+        Ok(info(share, is_limit))
+    }
+
+    async fn paths_of(&self, principal: &str, paths: &AccessPaths<'_>) -> Result<Vec<AccessPath>, ApiError> {
+        Ok(self.principal_of(paths.bound, principal).await?.map_or_else(Vec::new, |known| paths.of(&known)))
+    }
+
+    async fn principal_of(&self, bound: &Bound, name: &str) -> Result<Option<Principal>, ApiError> {
+        if !is_external_id(name) {
+            return Ok(None);
+        }
+        self.deployment.store.principal(&bound.session.workspace, name).await.map_err(internal)
     }
 
     /// Goes on when the caller doesn't wait for it.
@@ -209,7 +309,22 @@ impl Sessions {
     }
 }
 
-fn info(share: Share, bound: &Bound) -> ShareInfo {
+fn no_principal(name: &str) -> ApiError {
+    ApiError::new(ErrorCode::PrincipalNotFound, format!("the workspace has no principal `{}`; see `cobox keys list`", cut(name)))
+}
+
+fn reasons(paths: &[AccessPath], sandbox: &SandboxId) -> String {
+    let reason = |way: &AccessPath| match way {
+        AccessPath::WorkspaceAccess => format!("sandbox {sandbox} is open to the whole workspace"),
+        AccessPath::SandboxOwner => format!("sandbox {sandbox} is theirs"),
+        AccessPath::Operator => "they are an operator".to_owned(),
+        AccessPath::Share { session_id } => format!("session {session_id} of the same sandbox is shared with them"),
+        AccessPath::Unknown => "there is another way".to_owned(),
+    };
+    paths.iter().map(reason).collect::<Vec<_>>().join(", and ")
+}
+
+fn info(share: Share, is_limit: bool) -> ShareInfo {
     ShareInfo {
         id: share.id,
         session_id: share.session,
@@ -219,7 +334,7 @@ fn info(share: Share, bound: &Bound) -> ShareInfo {
         shared_by: share.shared_by,
         created_at: share.created_at,
         expires_at: share.expires_at,
-        is_limit: bound.session.access == Access::Owner || bound.sandbox.access == Access::Owner,
+        is_limit,
     }
 }
 

@@ -7,7 +7,7 @@ use axum::{
 };
 use cobox_protocol::{
     ApiError, SandboxId,
-    sandbox::{CreateSandbox, PatchSandbox, RestoreSandbox, SandboxInfo, SandboxUsage},
+    sandbox::{CreateSandbox, PatchSandbox, RestoreResponse, RestoreSandbox, SandboxInfo, SandboxUsage},
     session::Page,
 };
 use http::StatusCode;
@@ -91,10 +91,15 @@ async fn restore(
     who: Authenticated,
     Path(id_or_name): Path<String>,
     MaybeJsonBody(wish): MaybeJsonBody<RestoreSandbox>,
-) -> Result<Json<SandboxInfo>, Failure> {
+) -> Result<Json<RestoreResponse>, Failure> {
     Ok(Json(api.sandboxes.restore(&who.asking(), &id_or_name, wish).await?))
 }
 
-async fn usage(State(api): State<Api>, who: Authenticated, Path(id_or_name): Path<String>) -> Result<Json<SandboxUsage>, Failure> {
-    Ok(Json(api.sandboxes.usage(&who.caller, &id_or_name).await?))
+async fn usage(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(id_or_name): Path<String>,
+    Params(Deleted { deleted }): Params<Deleted>,
+) -> Result<Json<SandboxUsage>, Failure> {
+    Ok(Json(api.sandboxes.usage(&who.caller, &id_or_name, deleted.unwrap_or_default()).await?))
 }

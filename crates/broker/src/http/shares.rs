@@ -3,11 +3,11 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::{delete, post},
+    routing::{get, post},
 };
 use cobox_protocol::{
     session::Page,
-    token::{ShareInfo, ShareRequest},
+    token::{PrincipalAccess, ShareInfo, ShareRequest},
 };
 use http::StatusCode;
 
@@ -17,7 +17,7 @@ use crate::domain::shares::ShareWish;
 pub fn routes() -> Routes {
     Routes::new()
         .route("/v1/sandbox/sessions/{id}/share", post(share).get(list))
-        .route("/v1/sandbox/sessions/{id}/share/{principal}", delete(unshare))
+        .route("/v1/sandbox/sessions/{id}/share/{principal}", get(principal_access).delete(unshare))
 }
 
 async fn share(
@@ -36,6 +36,14 @@ async fn share(
 async fn list(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<Page<ShareInfo>>, Failure> {
     let items = api.sessions.shares(&who.caller, &session_id(&id)?).await?;
     Ok(Json(Page { items, next_cursor: None }))
+}
+
+async fn principal_access(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path((id, principal)): Path<(String, String)>,
+) -> Result<Json<PrincipalAccess>, Failure> {
+    Ok(Json(api.sessions.principal_access(&who.caller, &session_id(&id)?, &principal).await?))
 }
 
 async fn unshare(State(api): State<Api>, who: Authenticated, Path((id, principal)): Path<(String, String)>) -> Result<StatusCode, Failure> {

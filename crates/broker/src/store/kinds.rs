@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use cobox_protocol::{PoolId, SnapshotId, Timestamp, VolumeId, tags::Tags};
 
-use super::{Counted, Stored, Viewer};
+use super::{QuotaReached, Stored, Viewer};
 use crate::{
     domain::{
         audit::AuditRecord,
@@ -53,7 +53,7 @@ pub enum AddedMember {
     Added,
     /// The pool has as many as it wants, or is gone.
     NotWanted,
-    QuotaReached(Counted),
+    QuotaReached(QuotaReached),
     /// A snapshot or a volume that it is to be made of.
     MadeOfGone(String),
 }

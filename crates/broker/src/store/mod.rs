@@ -147,6 +147,8 @@ pub trait Store: KindStore + Send + Sync {
     async fn share_of(&self, session: &SessionId, principal: &str) -> Stored<Option<Share>>;
     /// By principal.
     async fn shares(&self, session: &SessionId) -> Stored<Vec<Share>>;
+    /// Of all living sessions that use a sandbox.
+    async fn shares_on(&self, sandbox: &SandboxId) -> Stored<Vec<Share>>;
     /// Ends a share and the tokens that came by it. `None` when there is none.
     async fn unshare(&self, session: &SessionId, principal: &str, ending: &Ending) -> Stored<Option<Share>>;
 

@@ -90,7 +90,7 @@ pub enum Ensured {
     Replayed(Bound),
     /// The idempotency key came with another request before.
     KeyReused,
-    QuotaReached(Counted),
+    QuotaReached(QuotaReached),
     /// The new sandbox's name is another's by now.
     NameTaken(SandboxId),
     /// The sandbox to attach to has ended.
@@ -142,7 +142,7 @@ pub enum ChangedSandbox {
 pub enum AddedSandbox {
     Added,
     NameTaken(SandboxId),
-    QuotaReached(Counted),
+    QuotaReached(QuotaReached),
     /// A snapshot or a volume that it is to be made of.
     MadeOfGone(String),
 }
@@ -177,7 +177,15 @@ impl DueBy {
     };
 }
 
-/// Whose sandboxes are as many as may be.
+/// A limit on sandboxes that a new one would exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuotaReached {
+    pub by: Counted,
+    /// Number of deleted sandboxes whose files are kept and hold the room; 0 if living sandboxes alone reach the limit.
+    pub deleted: u64,
+}
+
+/// Whose sandboxes a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     Workspace,

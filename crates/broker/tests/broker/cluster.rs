@@ -38,6 +38,17 @@ async fn ensure_without_waiting(client: &Client, thread: &str) -> crate::harness
 }
 
 #[tokio::test]
+async fn the_files_of_another_nodes_sandbox_are_not_counted_and_the_answer_says_why() {
+    let (_database, _worlds, a, b) = two().await;
+    let ann = a.human("ann").await;
+    let path = format!("/v1/sandboxes/{}/usage", sandbox_id(&ann.ensure("t").await));
+    let here = ann.get(&path).await.ok(200);
+    assert_eq!((&here["files"], here.get("uncounted")), (&json!(3), None));
+    let there = ann.at(&b).get(&path).await.ok(200);
+    assert_eq!((&there["files"], &there["uncounted"]), (&json!(null), &json!("other_node")));
+}
+
+#[tokio::test]
 async fn any_broker_serves_any_session_and_names_its_node() {
     let (_database, worlds, a, b) = two().await;
     let ann = a.human("ann").await;

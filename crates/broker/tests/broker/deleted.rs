@@ -185,6 +185,126 @@ async fn deleted_sandboxes_count_against_the_quota_and_make_room_oldest_first() 
 }
 
 #[tokio::test]
+async fn a_new_sandbox_at_the_quota_erases_no_deleted_sandbox_of_another_owner() {
+    let mut world = world();
+    world.config.max_sandboxes_per_workspace = 3;
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let hers = ann.ensure("hers").await;
+    release(&ann, &hers).await;
+    world.clock.advance(1);
+    let first = bob.ensure("first").await;
+    release(&bob, &first).await;
+    bob.ensure("second").await;
+    // Both deleted sandboxes fit beside a third; of the two only bob's own makes room for his next one.
+    bob.ensure("third").await;
+    broker.tick().await;
+    assert_eq!(destroyed(&world), [sandbox_id(&first)]);
+    let refused = bob.post("/v1/sandboxes", json!({})).await;
+    assert!(refused.message().contains("1 deleted sandbox"), "{}", refused.message());
+    assert!(refused.message().contains("cobox sandbox delete --permanent"), "{}", refused.message());
+    assert_eq!((&refused.json()["error"]["details"]["deleted"], &refused.json()["error"]["details"]["limit"]), (&json!(1), &json!(3)));
+    assert_eq!(refused.error(429), "QUOTA_EXCEEDED");
+    broker.tick().await;
+    assert_eq!(destroyed(&world), [sandbox_id(&first)]);
+    restore(&ann, &sandbox_id(&hers)).await;
+    let refused = bob.post("/v1/sandboxes", json!({})).await;
+    assert_eq!(refused.json()["error"]["details"]["deleted"], 0);
+    assert_eq!(refused.error(429), "QUOTA_EXCEEDED");
+    ann.delete(&format!("/v1/sandboxes/{}?permanent=true", sandbox_id(&hers))).await.ok(204);
+    bob.post("/v1/sandboxes", json!({})).await.ok(201);
+}
+
+#[tokio::test]
+async fn an_eviction_is_audited_with_the_principal_whose_sandbox_needed_the_room() {
+    let mut world = world();
+    world.config.max_sandboxes_per_workspace = 1;
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    release(&ann, &made).await;
+    ann.ensure("u").await;
+    let root = broker.key("root", PrincipalKind::Operator).await;
+    let purged = audited(&root, &sandbox_id(&made), "sandbox.purged").await;
+    assert_eq!((&purged["principal"], purged["request_id"].is_string()), (&json!("ann"), true));
+    assert!(purged["detail"].as_str().unwrap().contains("made room"), "{purged}");
+}
+
+#[tokio::test]
+async fn a_deleted_sandbox_whose_time_is_over_takes_no_room() {
+    let mut world = world();
+    world.config.max_sandboxes_per_workspace = 1;
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let made = ann.ensure("hers").await;
+    release(&ann, &made).await;
+    world.clock.advance(3600);
+    // Before its files are removed, which the node of a dead broker can't do.
+    bob.ensure("his").await;
+}
+
+async fn audited(operator: &Client, id: &SandboxId, action: &str) -> Value {
+    let audit = operator.get(&format!("/v1/audit?sandbox={id}")).await.ok(200);
+    let found = audit["items"].as_array().unwrap().iter().find(|r| r["action"] == action);
+    found.unwrap_or_else(|| panic!("no {action} in {audit}")).clone()
+}
+
+#[tokio::test]
+async fn purging_a_deleted_sandbox_is_audited_with_the_caller() {
+    let world = world();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let id = sandbox_id(&ann.ensure("t").await);
+    ann.delete(&format!("/v1/sandboxes/{id}")).await.ok(204);
+    ann.delete(&format!("/v1/sandboxes/{id}?permanent=true")).await.ok(204);
+    let root = broker.key("root", PrincipalKind::Operator).await;
+    let purged = audited(&root, &id, "sandbox.purged").await;
+    assert_eq!((&purged["principal"], &purged["actor"]), (&json!("ann"), &json!("human")));
+    assert!(purged["request_id"].is_string(), "{purged}");
+}
+
+#[tokio::test]
+async fn the_files_of_a_deleted_sandbox_are_counted_before_it_is_deleted_for_good() {
+    let world = world();
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let made = ann.post("/v1/sandboxes", json!({ "name": "dev" })).await.ok(201);
+    let usage = |id: &str| format!("/v1/sandboxes/{id}/usage?deleted=true");
+    assert_eq!(ann.get(&usage("dev")).await.error(404), "SANDBOX_NOT_FOUND", "it lives");
+    ann.delete("/v1/sandboxes/dev").await.ok(204);
+    assert_eq!(ann.get("/v1/sandboxes/dev/usage").await.error(404), "SANDBOX_NOT_FOUND");
+    for id in ["dev", made["id"].as_str().unwrap()] {
+        let counted = ann.get(&usage(id)).await.ok(200);
+        assert_eq!((&counted["files"], &counted["restorable_seconds"]), (&json!(3), &json!(0)));
+    }
+    assert_eq!(bob.get(&usage("dev")).await.error(403), "FORBIDDEN");
+    assert_eq!(ann.get(&usage("nothing")).await.error(404), "SANDBOX_NOT_FOUND");
+}
+
+#[tokio::test]
+async fn a_restored_sandbox_says_which_threads_return_to_it_and_which_have_another_by_now() {
+    let world = world();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let (a, b, c) = (ann.ensure("a").await, ann.ensure("b").await, ann.ensure("c").await);
+    for made in [&a, &b, &c] {
+        release(&ann, made).await;
+    }
+    let restored = restore(&ann, &sandbox_id(&a)).await;
+    assert_eq!((&restored["returning_threads"], &restored["threads_elsewhere"]), (&json!(["a"]), &json!([])));
+    let again = ann.ensure("b").await;
+    let restored = restore(&ann, &sandbox_id(&b)).await;
+    assert_eq!((&restored["returning_threads"], &restored["threads_elsewhere"]), (&json!([]), &json!(["b"])));
+    assert_eq!(ann.ensure("b").await["session_id"], again["session_id"]);
+    // Its thread's last session was another one, which has ended too.
+    world.clock.advance(1);
+    let again = ann.ensure("c").await;
+    release(&ann, &again).await;
+    let restored = restore(&ann, &sandbox_id(&c)).await;
+    assert_eq!((&restored["returning_threads"], &restored["threads_elsewhere"]), (&json!([]), &json!(["c"])));
+}
+
+#[tokio::test]
 async fn the_policy_can_switch_restoring_off() {
     let mut world = world();
     std::fs::create_dir_all(&world.config.data_dir).unwrap();
@@ -210,6 +330,28 @@ async fn what_was_deleted_goes_first_when_the_hosts_disk_is_full() {
     broker.tick().await;
     broker.tick().await;
     assert_eq!(destroyed(&world), [sandbox_id(&made)]);
+    let root = broker.key("root", PrincipalKind::Operator).await;
+    let purged = audited(&root, &sandbox_id(&made), "sandbox.purged").await;
+    assert!(purged["detail"].as_str().unwrap().contains("disk has 1 bytes left, less than its reserve of 1000"), "{purged}");
+}
+
+#[tokio::test]
+async fn while_the_hosts_disk_has_its_reserve_no_deleted_sandbox_is_purged() {
+    let world = world();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let set = |available| *world.provider.host_disk.lock().unwrap() = Some(HostDisk { available, reserve: 1000 });
+    set(999);
+    broker.tick().await;
+    // Writers stay stopped until there is a quarter more, but nothing has to be erased for that.
+    set(1000);
+    broker.tick().await;
+    release(&ann, &made).await;
+    broker.tick().await;
+    broker.tick().await;
+    assert!(destroyed(&world).is_empty());
+    restore(&ann, &sandbox_id(&made)).await;
 }
 
 #[tokio::test]
@@ -287,6 +429,13 @@ async fn an_option_that_an_existing_session_does_not_have_is_refused_with_the_di
         assert_eq!(refused.error(409), "SESSION_CONFLICT");
     }
     ensure(json!({ "access": "workspace", "provider_preference": "auto" })).await.ok(200);
+    let patch = json!({ "access": "owner" });
+    ann.call(Method::PATCH, &format!("/v1/sandboxes/{}", sandbox_id(&made)), Some(patch), &[]).await.ok(200);
+    // The sandbox's own access counts on every way to it.
+    let refused = ensure(json!({ "access": "workspace" })).await;
+    assert!(refused.message().contains("access is owner, not workspace"), "{}", refused.message());
+    assert_eq!(refused.error(409), "SESSION_CONFLICT");
+    ensure(json!({ "access": "owner" })).await.ok(200);
     assert_eq!(ensure(json!({ "provider_preference": "elsewhere" })).await.error(400), "INVALID_REQUEST");
 }
 
@@ -308,4 +457,21 @@ async fn a_template_that_an_existing_session_or_sandbox_was_not_made_by_is_refus
     let made_by_it = json!({ "thread_id": "v", "mode": "ensure", "template": "small" });
     ann.post("/v1/sandbox/sessions", made_by_it.clone()).await.ok(200);
     ann.post("/v1/sandbox/sessions", made_by_it).await.ok(200);
+}
+
+#[tokio::test]
+async fn a_session_open_to_the_workspace_can_not_be_made_on_a_sandbox_that_is_its_owners_alone() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    ann.post("/v1/sandboxes", json!({ "name": "dev", "access": "owner" })).await.ok(201);
+    let wish = |access: &str| json!({ "thread_id": "t", "mode": "ensure", "sandbox_id": "dev", "access": access });
+    let refused = ann.post("/v1/sandbox/sessions", wish("workspace")).await;
+    assert_eq!(
+        refused.json()["error"]["details"]["differences"],
+        json!([{ "field": "access", "requested": "workspace", "actual": "owner" }])
+    );
+    assert_eq!(refused.error(409), "SESSION_CONFLICT");
+    assert_eq!(ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "get" })).await.error(404), "SESSION_NOT_FOUND");
+    ann.post("/v1/sandbox/sessions", wish("owner")).await.ok(200);
 }

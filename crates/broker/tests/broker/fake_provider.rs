@@ -26,7 +26,7 @@ use cobox_protocol::{
 };
 use cobox_provider::{
     Adapter, BoxdSocket, BoxedStream, DiskUsage, FailedDisk, HostDisk, Provider, ProviderError, ProviderFeatures, ProviderSandbox,
-    SandboxRoot, SandboxSpec,
+    SandboxRoot, SandboxSpec, WrittenFiles,
 };
 use futures_util::StreamExt;
 use http::{HeaderMap, Method, StatusCode};
@@ -392,6 +392,9 @@ impl Provider for FakeProvider {
     }
     async fn failed_disks(&self) -> Vec<FailedDisk> {
         self.failed_disks.lock().unwrap().clone()
+    }
+    async fn written_files(&self, _: &SandboxId) -> Option<WrittenFiles> {
+        Some(WrittenFiles { files: 3, bytes: 300, is_complete: true })
     }
 
     async fn disk_usage(&self, _: &SandboxId, _: &SandboxSpec) -> Option<DiskUsage> {

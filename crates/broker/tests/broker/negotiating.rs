@@ -174,13 +174,17 @@ async fn another_ones_private_sandbox_is_forbidden_on_every_way() {
     for hint in [json!({ "sandbox_hint": "mine" }), json!({ "name": "mine" })] {
         assert_eq!(ask(&bob, "t", hint).await.error(403), "FORBIDDEN");
     }
-    // Not even through a session whose own access is wider.
+    // Not even through a session whose own access is wider, because the sandbox's was too when it was made.
+    let set_access =
+        async |access: &str| ann.call(Method::PATCH, "/v1/sandboxes/mine", Some(json!({ "access": access })), &[]).await.ok(200);
+    set_access("workspace").await;
     let made = ask(&ann, "t", json!({ "sandbox_hint": "mine", "access": "workspace" })).await.ok(200);
+    set_access("owner").await;
     assert_eq!(ask(&bob, "t", json!({})).await.error(403), "FORBIDDEN");
     let relay = format!("/v1/sandbox/relay/{}/v1/x", made["session_id"].as_str().unwrap());
     assert_eq!(bob.get(&relay).await.error(403), "FORBIDDEN");
     ann.get(&relay).await.ok(200);
-    ann.call(Method::PATCH, "/v1/sandboxes/mine", Some(json!({ "access": "workspace" })), &[]).await.ok(200);
+    set_access("workspace").await;
     assert_eq!(ask(&bob, "t", json!({})).await.ok(200)["session_id"], made["session_id"]);
 }
 

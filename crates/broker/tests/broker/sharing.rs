@@ -200,3 +200,61 @@ async fn what_everybody_may_use_is_limited_by_no_share_until_its_sandbox_is_its_
     assert_eq!(carl.post(SESSIONS, json!({ "thread_id": "t", "mode": "ensure" })).await.error(403), "FORBIDDEN");
     assert_eq!(ann.get(&share).await.ok(200)["items"][0]["is_limit"], true);
 }
+
+#[tokio::test]
+async fn a_share_of_a_private_session_limits_nobody_while_its_sandbox_is_open_to_the_workspace() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob, _, _) = people(&broker).await;
+    ann.post("/v1/sandboxes", json!({ "name": "dev", "access": "workspace" })).await.ok(201);
+    let wish = json!({ "thread_id": "h2", "mode": "ensure", "sandbox_id": "dev", "access": "owner" });
+    let made = ann.post(SESSIONS, wish).await.ok(200);
+    let share = format!("{}/share", session_path(&made));
+    let shared = ann.post(&share, json!({ "principal": "bob", "capabilities": ["fs_read"] })).await.ok(201);
+    assert_eq!(shared["is_limit"], false);
+    let before = ann.get(&format!("{share}/bob")).await.ok(200);
+    assert_eq!((&before["can_enter_without_share"], &before["access_paths"]), (&json!(true), &json!([{ "kind": "workspace_access" }])));
+    assert_eq!(before["share"]["id"], shared["id"]);
+
+    ann.delete(&format!("{share}/bob")).await.ok(204);
+    let after = ann.get(&format!("{share}/bob")).await.ok(200);
+    assert_eq!((&after["can_enter_without_share"], &after["share"]), (&json!(true), &Value::Null));
+    // Without a share there is nothing to revoke, and the answer must not read as if bob were kept out.
+    let again = ann.delete(&format!("{share}/bob")).await;
+    assert!(again.message().contains("bob can still enter"), "{}", again.message());
+    assert_eq!(again.json()["error"]["details"]["access_paths"], json!([{ "kind": "workspace_access" }]));
+    assert_eq!(again.error(404), "SHARE_NOT_FOUND");
+    bob.post(SESSIONS, json!({ "thread_id": "zz", "mode": "ensure", "sandbox_id": "dev" })).await.ok(200);
+}
+
+#[tokio::test]
+async fn a_share_of_another_session_of_the_same_sandbox_and_an_operators_right_are_ways_in_too() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob, carl, _) = people(&broker).await;
+    ann.post("/v1/sandboxes", json!({ "name": "dev", "access": "owner" })).await.ok(201);
+    let ensure = async |thread: &str| {
+        let wish = json!({ "thread_id": thread, "mode": "ensure", "sandbox_id": "dev", "access": "owner" });
+        ann.post(SESSIONS, wish).await.ok(200)
+    };
+    let (first, second) = (ensure("one").await, ensure("two").await);
+    let share = |session: &Value| format!("{}/share", session_path(session));
+    let with = |name: &str| json!({ "principal": name, "capabilities": ["fs_read"] });
+    assert_eq!(ann.post(&share(&first), with("bob")).await.ok(201)["is_limit"], true);
+    assert_eq!(ann.post(&share(&second), with("bob")).await.ok(201)["is_limit"], false);
+    assert_eq!(ann.get(&share(&first)).await.ok(200)["items"][0]["is_limit"], false);
+    assert_eq!(ann.post(&share(&first), with("root")).await.ok(201)["is_limit"], false);
+    ann.delete(&format!("{}/bob", share(&first))).await.ok(204);
+    let left = async |session: &Value, name: &str| ann.get(&format!("{}/{name}", share(session))).await.ok(200)["access_paths"].clone();
+    assert_eq!(left(&first, "bob").await, json!([{ "kind": "share", "session_id": second["session_id"] }]));
+    assert_eq!(left(&first, "root").await, json!([{ "kind": "operator" }]));
+    assert_eq!(left(&first, "ann").await, json!([{ "kind": "sandbox_owner" }]));
+    bob.get(&format!("/dp/{}/v1/x", sandbox_id(&first))).await.ok(200);
+    ann.delete(&format!("{}/bob", share(&second))).await.ok(204);
+    assert_eq!(left(&first, "bob").await, json!([]));
+    bob.get(&format!("/dp/{}/v1/x", sandbox_id(&first))).await.error(403);
+    assert!(!ann.delete(&format!("{}/bob", share(&first))).await.message().contains("can still enter"));
+
+    assert_eq!(carl.get(&format!("{}/bob", share(&first))).await.error(403), "FORBIDDEN");
+    assert_eq!(ann.get(&format!("{}/nobody", share(&first))).await.error(404), "PRINCIPAL_NOT_FOUND");
+}

@@ -9,8 +9,8 @@ use cobox_broker::{
     },
     policy::Quota,
     store::{
-        AddedKey, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, PageWish, RevokedKey,
-        SessionFilter, Store, Viewer,
+        AddedKey, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, PageWish, QuotaReached,
+        RevokedKey, SessionFilter, Store, Viewer,
         sql::{SqlStore, postgres, sqlite},
     },
 };
@@ -223,7 +223,7 @@ async fn sessions_of_one_scope_are_one(store: &dyn Store) {
     assert_eq!(store.sessions(&viewer("bob"), &filter, &page).await.unwrap().len(), 0);
     assert_eq!(store.sessions(&viewer("ann"), &filter, &page).await.unwrap().len(), 1);
     let full = EnsureWish { quota: quota(1), ..wish("too many") };
-    assert_eq!(store.ensure(&full).await.unwrap(), Ensured::QuotaReached(Counted::Workspace));
+    assert_eq!(store.ensure(&full).await.unwrap(), Ensured::QuotaReached(QuotaReached { by: Counted::Workspace, deleted: 0 }));
 }
 
 /// What is read together is what is read one by one.

@@ -24,7 +24,8 @@ use crate::{
     after_help = "\
 One side is in a sandbox: THREAD:/path, or :/path for the default thread or --sandbox. A relative path there starts in /workspace.
 As with cp -r, what is copied onto an existing folder lands in it, and of `.` or DIR/. what is in it does. Modes are kept, links stay
-links inside a folder. `-` is standard input or output, for one file.
+links inside a folder. `-` is standard input or output, for one file. On a terminal, escape sequences that would act on this machine are
+left out of it; --raw lets them through. Pipes and files get every byte.
 
 Examples:
   cobox cp report.pdf demo:/workspace/
@@ -39,6 +40,10 @@ pub struct Args {
     /// Taken for the habit of it: folders are always copied with all that is in them
     #[arg(id = "recursive", short = 'r', long = "recursive", short_alias = 'R')]
     _recursive: bool,
+    /// Write all escape sequences of a file that is copied to a terminal; without this, those that reach the clipboard, the title, the
+    /// keyboard, printers, notifications or files of this machine are left out
+    #[arg(long)]
+    raw: bool,
     /// From and to: local paths, or THREAD:/path; the last one is a folder when there are more than two
     #[arg(value_name = "SRC... DST", required = true, num_args = 1..)]
     paths: Vec<OsString>,
@@ -100,7 +105,7 @@ async fn copy(args: &Args, context: &Context) -> Result<Option<Moved>, Failure> 
             }
         }
         Place::Local(to) if to.as_os_str() == STREAM => {
-            print(context, &downloads).await?;
+            print(context, &downloads, args.raw).await?;
             return Ok(None);
         }
         Place::Local(to) => {
@@ -109,7 +114,7 @@ async fn copy(args: &Args, context: &Context) -> Result<Option<Moved>, Failure> 
             }
             for wanted in &downloads {
                 let way_in = context.enter_existing(&wanted.target).await?;
-                moved += download(context, &way_in.dataplane, wanted, &to).await?;
+                moved += download(context, &way_in.dataplane, wanted, &to, args.raw).await?;
             }
         }
     }
@@ -166,7 +171,7 @@ fn is_contents(path: &OsStr) -> bool {
     matches!(last, Some(b"." | b".."))
 }
 
-async fn download(context: &Context, dataplane: &Dataplane, wanted: &Download, to: &Path) -> Result<Moved, Failure> {
+async fn download(context: &Context, dataplane: &Dataplane, wanted: &Download, to: &Path, is_raw: bool) -> Result<Moved, Failure> {
     let Download { from, is_contents, .. } = wanted;
     let shown = || String::from_utf8_lossy(&from.path).into_owned();
     let target = match from.name() {
@@ -175,7 +180,7 @@ async fn download(context: &Context, dataplane: &Dataplane, wanted: &Download, t
     };
     match dataplane.kind(&from.path).await? {
         PathKind::File if from.is_directory => Err(Failure::new(format!("{} is a file, not a folder", shown()))),
-        PathKind::File => receive_file(context, dataplane.read_file(&from.path).await?, &target).await,
+        PathKind::File => receive_file(context, dataplane.read_file(&from.path).await?, &target, is_raw).await,
         PathKind::Directory if target.exists() && !target.is_dir() => {
             Err(Failure::new(format!("{} is a file; a folder can't be copied onto it", target.display())))
         }
@@ -188,7 +193,7 @@ async fn download(context: &Context, dataplane: &Dataplane, wanted: &Download, t
 }
 
 /// One file, to standard output.
-async fn print(context: &Context, downloads: &[Download]) -> Result<(), Failure> {
+async fn print(context: &Context, downloads: &[Download], is_raw: bool) -> Result<(), Failure> {
     let [Download { target, from, .. }] = downloads else {
         return Err(Failure::new("several files would run into one on standard output").advise("copy them one by one"));
     };
@@ -198,7 +203,7 @@ async fn print(context: &Context, downloads: &[Download]) -> Result<(), Failure>
     let dataplane = context.enter_existing(target).await?.dataplane;
     let shown = String::from_utf8_lossy(&from.path).into_owned();
     match dataplane.kind(&from.path).await? {
-        PathKind::File if !from.is_directory => receive_to_output(context, dataplane.read_file(&from.path).await?).await,
+        PathKind::File if !from.is_directory => receive_to_output(context, dataplane.read_file(&from.path).await?, is_raw).await,
         PathKind::File => Err(Failure::new(format!("{shown} is a file, not a folder"))),
         PathKind::Directory => Err(Failure::new(format!("{shown} is a folder, which is no one file for standard output"))
             .advise("`cobox exec -- tar c …` prints an archive of one")),

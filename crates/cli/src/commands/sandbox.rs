@@ -7,16 +7,20 @@ use cobox_client::{Client, ClientError};
 use cobox_protocol::{
     ErrorCode,
     resources::TemplateInfo,
-    sandbox::{CreateSandbox, PatchSandbox, RestoreSandbox, SandboxInfo, SandboxUsage},
+    sandbox::{CreateSandbox, PatchSandbox, RestoreResponse, RestoreSandbox, SandboxInfo, SandboxUsage},
 };
 use serde_json::json;
 
-use super::{Outcome, exec, session::AccessArg, shell, sync};
+use super::{
+    Outcome, exec,
+    session::{self, AccessArg},
+    shell, sync,
+};
 use crate::{
     confirm::{self, confirm},
     context::Context,
     failure::Failure,
-    printer::{Printer, fields},
+    printer::{Printer, fields, visible},
     way_in::Target,
 };
 
@@ -135,7 +139,7 @@ Example:
     /// End a sandbox and every session that uses it
     #[command(after_help = "\
 Shows how many files the sandbox has and asks. `cobox sandbox restore` brings a deleted sandbox back within an hour, unless the broker's
-settings say otherwise.")]
+settings say otherwise, or until you need the room for another sandbox.")]
     Delete {
         /// The sandbox, as `cobox sandbox list` or `cobox sandbox list --deleted` shows it
         #[arg(value_name = "NAME|ID")]
@@ -149,7 +153,8 @@ settings say otherwise.")]
     },
     /// Bring a released or deleted sandbox back, with its files
     #[command(after_help = "\
-The sandbox is suspended; its thread's next command starts it. Shares and tokens from before are not restored.
+The sandbox is suspended. Its thread's next command starts it, unless the thread has had another sandbox since: then use it with
+`--sandbox`, as in `cobox exec --sandbox demo -- ls`. Shares and tokens from before are not restored.
 
 Examples:
   cobox sandbox list --deleted
@@ -249,16 +254,24 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
         Command::Sync { which, rest } => return sync::run(sync_args(&which, rest), context).await,
         Command::Connect { which, seat } => return shell::sit(&Target::Sandbox(which), seat, context).await,
         Command::Delete { which, yes, permanent } => {
-            let usage = match confirm::usage(&client, &which).await {
-                Ok(usage) => usage,
-                // A deleted one, of which nobody counts the files again.
-                Err(e) if permanent && e.is(ErrorCode::SandboxNotFound) => None,
-                Err(e) => return Err(e.into()),
+            let usage = match client.sandbox_usage(&which).await {
+                // A deleted one can be deleted for good.
+                Err(e) if permanent && e.is(ErrorCode::SandboxNotFound) => {
+                    client.deleted_sandbox_usage(&which).await.map_err(|missing| {
+                        let is_missing = missing.is(ErrorCode::SandboxNotFound);
+                        let failure = Failure::from(missing);
+                        if is_missing {
+                            failure.advise("`cobox sandbox list` and `cobox sandbox list --deleted` show those there are")
+                        } else {
+                            failure
+                        }
+                    })?
+                }
+                usage => usage?,
             };
-            let usage = usage.map(|u| SandboxUsage { restorable_seconds: if permanent { 0 } else { u.restorable_seconds }, ..u });
-            let fate = |u: &SandboxUsage| format!("{}; {}", confirm::amount(u), confirm::way_back(u, &which));
-            let question = usage.as_ref().map_or_else(String::new, |u| format!(" It has {}.", fate(u)));
-            confirm(context, &format!("delete sandbox {which}?{question}"), yes)?;
+            let usage = SandboxUsage { restorable_seconds: if permanent { 0 } else { usage.restorable_seconds }, ..usage };
+            let fate = format!("{}; {}", confirm::amount(&usage), confirm::way_back(&usage, &which));
+            confirm(context, &format!("delete sandbox {which}? It has {fate}."), yes)?;
             match permanent {
                 true => client.delete_sandbox_permanently(&which).await?,
                 false => client.delete_sandbox(&which).await?,
@@ -266,9 +279,8 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             if let Some(cache) = context.thread_cache() {
                 cache.forget_id(&which);
             }
-            context.printer.result(&json!({"sandbox": which, "deleted": true}), || {
-                format!("deleted {which}{}", usage.as_ref().map_or_else(String::new, |u| format!("; it had {}", fate(u))))
-            })?;
+            let deleted = confirm::with_members(json!({"sandbox": which, "deleted": true}), confirm::erased(&usage));
+            context.printer.result(&deleted, || format!("deleted {which}; it had {fate}"))?;
         }
         Command::Restore { which, name } => {
             let wish = RestoreSandbox { name };
@@ -282,7 +294,21 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 }
                 restored => restored?,
             };
-            show(context, &restored)?;
+            let RestoreResponse { sandbox, returning_threads, threads_elsewhere } = &restored;
+            context.printer.result(&restored, || fields(&pairs(sandbox)))?;
+            let by_name = sandbox.name.as_deref().unwrap_or(sandbox.id.as_str());
+            for thread in returning_threads {
+                context.printer.note(&format!("the next command of thread {} starts it", visible(thread)));
+            }
+            for thread in threads_elsewhere {
+                let (shown, has_session) = (visible(thread), session::of_thread(&client, thread).await?.is_some());
+                let keeps =
+                    if has_session { "has another sandbox by now and keeps it" } else { "had another sandbox since and gets a new one" };
+                context.printer.note(&format!("thread {shown} {keeps}; use this one with `cobox exec --sandbox {by_name} -- COMMAND`"));
+            }
+            if returning_threads.is_empty() && threads_elsewhere.is_empty() {
+                context.printer.note(&format!("use it with `cobox exec --sandbox {by_name} -- COMMAND`, which starts it"));
+            }
         }
     }
     Ok(0)
@@ -334,29 +360,31 @@ fn template_row(t: &TemplateInfo) -> Vec<String> {
 }
 
 fn show(context: &Context, s: &SandboxInfo) -> Result<(), Failure> {
-    context.printer.result(s, || {
-        let mut pairs = vec![
-            ("sandbox", s.id.to_string()),
-            ("name", s.name.clone().unwrap_or_else(|| "-".to_owned())),
-            ("state", s.state.as_str().to_owned()),
-            ("provider", s.provider.clone()),
-            ("owner", s.owner.clone()),
-            ("threads", if s.threads.is_empty() { "-".to_owned() } else { s.threads.join(", ") }),
-            ("created", s.created_at.to_string()),
-            ("last active", s.last_active_at.to_string()),
-            ("lease expires", s.lease_expires_at.to_string()),
-            ("url", s.http_base_url.clone()),
-        ];
-        if s.keep {
-            pairs.push(("kept", "yes".to_owned()));
-        }
-        if !s.tags.is_empty() {
-            pairs.push(("tags", s.tags.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")));
-        }
-        if let Some(reason) = &s.reason {
-            pairs.push(("reason", reason.clone()));
-        }
-        fields(&pairs)
-    })?;
+    context.printer.result(s, || fields(&pairs(s)))?;
     Ok(())
+}
+
+fn pairs(s: &SandboxInfo) -> Vec<(&'static str, String)> {
+    let mut pairs = vec![
+        ("sandbox", s.id.to_string()),
+        ("name", s.name.clone().unwrap_or_else(|| "-".to_owned())),
+        ("state", s.state.as_str().to_owned()),
+        ("provider", s.provider.clone()),
+        ("owner", s.owner.clone()),
+        ("threads", if s.threads.is_empty() { "-".to_owned() } else { s.threads.join(", ") }),
+        ("created", s.created_at.to_string()),
+        ("last active", s.last_active_at.to_string()),
+        ("lease expires", s.lease_expires_at.to_string()),
+        ("url", s.http_base_url.clone()),
+    ];
+    if s.keep {
+        pairs.push(("kept", "yes".to_owned()));
+    }
+    if !s.tags.is_empty() {
+        pairs.push(("tags", s.tags.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")));
+    }
+    if let Some(reason) = &s.reason {
+        pairs.push(("reason", reason.clone()));
+    }
+    pairs
 }

@@ -138,7 +138,7 @@ Examples:
     /// End a session, its tokens and its sandbox (unless that is named or used elsewhere)
     #[command(after_help = "\
 Shows how many files the sandbox has and asks. `cobox sandbox restore` brings a released sandbox back within an hour, unless the broker's
-settings say otherwise.")]
+settings say otherwise, or until you need the room for another sandbox.")]
     Release {
         /// A thread, or a session's id (ssn_…)
         #[arg(value_name = "THREAD|SESSION")]
@@ -235,9 +235,9 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             if let Some(cache) = context.thread_cache() {
                 cache.forget_id(id.as_str());
             }
-            context.printer.result(&json!({"session_id": id, "sandbox_id": fate.sandbox, "released": true}), || {
-                format!("released {id}; {}", fate.after())
-            })?;
+            let erased = fate.erased.as_ref().map_or_else(confirm::nothing_erased, confirm::erased);
+            let released = json!({"session_id": id, "sandbox_id": fate.sandbox, "released": true});
+            context.printer.result(&confirm::with_members(released, erased), || format!("released {id}; {}", fate.after()))?;
         }
     }
     Ok(0)

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use cobox_client::{Client, ClientError};
 use cobox_protocol::{
-    Timestamp,
-    token::{ShareInfo, ShareRequest},
+    ErrorCode, SessionId, Timestamp,
+    sandbox::SandboxInfo,
+    token::{AccessPath, ShareInfo, ShareRequest},
 };
 use serde_json::json;
 
@@ -14,7 +16,8 @@ use crate::{context::Context, printer::fields, span::span};
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "\
 A share lets one other principal of your workspace into a session that is yours alone (`cobox session ensure --access owner`), as
-itself and with at most these capabilities. A session that the whole workspace may use is limited by no share.
+itself and with at most these capabilities. A share does not limit principals that can enter the session's sandbox without it: the whole
+workspace if the sandbox is open to it, operators, and principals that have a share of another session of the same sandbox.
 
 Examples:
   cobox share grant demo bob --capability fs_read --expires 2h
@@ -67,7 +70,12 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 ])
             })?;
             if !share.is_limit {
-                context.printer.note("note: the whole workspace may use this session; the share limits nothing while that is so");
+                let paths = AccessPaths::of(&client, &id, &share.principal).await?;
+                let words = paths.words();
+                context.printer.note(&format!(
+                    "note: {} can enter without the share, which limits nothing while that is so: {words}",
+                    share.principal
+                ));
             }
         }
         Command::List { which } => {
@@ -89,28 +97,85 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
         }
         Command::Revoke { which, principal } => {
             let id = session::find(&client, &which).await?;
-            let shares = client.list_shares(&id).await?.items;
-            let can_still_enter = shares.iter().any(|share| share.principal == principal && !share.is_limit);
-            if can_still_enter {
-                context
-                    .printer
-                    .note(&format!("warning: the whole workspace may use this session; {principal} can enter without the share"));
+            let before = AccessPaths::of(&client, &id, &principal).await?;
+            if !before.paths.is_empty() {
+                context.printer.note(&format!("warning: {principal} can enter without the share: {}", before.words()));
             }
+            // If there is no share, the error repeats that the principal can enter.
             client.unshare(&id, &principal).await?;
-            let revoked = json!({"session_id": id, "principal": principal, "revoked": true, "can_still_enter": can_still_enter});
+            let after = AccessPaths::of(&client, &id, &principal).await?;
+            let can_still_enter = !after.paths.is_empty();
+            let revoked = json!({"session_id": id, "principal": principal, "revoked": true, "can_still_enter": can_still_enter, "access_paths": after.paths});
             context.printer.result(&revoked, || match can_still_enter {
                 true => format!("the share of {principal} has ended, and its tokens"),
                 false => format!("{principal} is no longer let in"),
             })?;
             if can_still_enter {
-                let sandbox = client.get_session(&id).await?.sandbox.id;
-                context.printer.note(&format!(
-                    "warning: {principal} can still enter: `cobox sandbox set {sandbox} --access owner` keeps everyone but you and operators out"
-                ));
+                context.printer.note(&format!("warning: {principal} can still enter: {}", after.words_and_advice()));
             }
         }
     }
     Ok(0)
+}
+
+/// How a principal can enter a session's sandbox without a share of the session.
+struct AccessPaths {
+    paths: Vec<AccessPath>,
+    /// The sandbox's name, or its id if it has none.
+    sandbox: String,
+    principal: String,
+}
+
+impl AccessPaths {
+    async fn of(client: &Client, session: &SessionId, principal: &str) -> Result<Self, ClientError> {
+        let paths = match client.principal_access(session, principal).await {
+            Ok(access) => access.access_paths,
+            // Not of the workspace: the command itself says so.
+            Err(e) if e.is(ErrorCode::PrincipalNotFound) => Vec::new(),
+            Err(e) => return Err(e),
+        };
+        let sandbox = match paths.is_empty() {
+            true => String::new(),
+            false => name_of_sandbox(client, session).await?,
+        };
+        Ok(Self { paths, sandbox, principal: principal.to_owned() })
+    }
+
+    fn words(&self) -> String {
+        let Self { sandbox, principal, .. } = self;
+        let words = |way: &AccessPath| match way {
+            AccessPath::WorkspaceAccess => format!("sandbox {sandbox} is open to the whole workspace"),
+            AccessPath::SandboxOwner => format!("sandbox {sandbox} belongs to {principal}"),
+            AccessPath::Operator => format!("{principal} is an operator"),
+            AccessPath::Share { session_id } => format!("session {session_id}, which uses the same sandbox, is shared with {principal}"),
+            AccessPath::Unknown => "in a way that this version of cobox does not know".to_owned(),
+        };
+        self.paths.iter().map(words).collect::<Vec<_>>().join("; ")
+    }
+
+    /// With the commands that keep the principal out.
+    fn words_and_advice(&self) -> String {
+        let advice = |way: &AccessPath| match way {
+            AccessPath::WorkspaceAccess => {
+                Some(format!("`cobox sandbox set {} --access owner` keeps everyone but its owner and operators out", self.sandbox))
+            }
+            AccessPath::Share { session_id } => Some(format!("`cobox share revoke {session_id} {}` ends that share", self.principal)),
+            AccessPath::SandboxOwner | AccessPath::Operator | AccessPath::Unknown => None,
+        };
+        let advice: Vec<String> = self.paths.iter().filter_map(advice).collect();
+        std::iter::once(self.words()).chain(advice).collect::<Vec<_>>().join("; ")
+    }
+}
+
+async fn name_of_sandbox(client: &Client, session: &SessionId) -> Result<String, ClientError> {
+    let id = client.get_session(session).await?.sandbox.id;
+    match client.get_sandbox(id.as_str()).await {
+        Ok(SandboxInfo { name: Some(name), .. }) => Ok(name),
+        Ok(_) => Ok(id.to_string()),
+        // A session's owner need not have access to its sandbox.
+        Err(e) if e.is(ErrorCode::Forbidden) => Ok(id.to_string()),
+        Err(e) => Err(e),
+    }
 }
 
 fn ends(share: &ShareInfo) -> Option<String> {

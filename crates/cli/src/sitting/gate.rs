@@ -29,6 +29,12 @@ impl Gate {
         (shown, found)
     }
 
+    /// Returns what terminates a string sequence that was shown without its end. Without it a terminal would treat the next prompt as
+    /// part of the string.
+    pub fn finish(&self, hides: SequenceKinds) -> &'static [u8] {
+        if self.scanner.shows_open_string(hides) { b"\x1b\\" } else { b"" }
+    }
+
     /// What has come and is not shown yet.
     pub fn held(&self) -> &[u8] {
         &self.held

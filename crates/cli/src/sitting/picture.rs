@@ -73,11 +73,14 @@ impl Picture {
         out
     }
 
+    /// Who watches is asked nothing: the answer would be typed into a shell that is not theirs.
+    fn hides(&self) -> SequenceKinds {
+        if self.is_watched { SequenceKinds::ALL } else { SequenceKinds::ALL.without(SequenceKinds::QUERY).without(self.allows) }
+    }
+
     /// Takes it, and gives what this terminal may have of it.
     fn see(&mut self, bytes: &[u8]) -> Vec<u8> {
-        // Who watches is asked nothing: the answer would be typed into a shell that is not theirs.
-        let hides =
-            if self.is_watched { SequenceKinds::ALL } else { SequenceKinds::ALL.without(SequenceKinds::QUERY).without(self.allows) };
+        let hides = self.hides();
         let (shown, found) = self.gate.admit(bytes, hides);
         self.modes.see(&shown);
         guarded(|| self.screen.feed(bytes, &found));
@@ -182,6 +185,7 @@ impl Picture {
         }
         let (row, col) = self.screen.cursor();
         let is_alternate = self.modes.is_alternate();
+        out.extend_from_slice(self.gate.finish(self.hides()));
         out.extend(self.modes.off());
         if self.modes.moves_cursor() {
             let row = if self.is_known { row + 1 } else { self.here.1 };

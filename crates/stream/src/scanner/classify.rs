@@ -42,6 +42,8 @@ pub fn dcs(header: &[u8], last: u8) -> SequenceKinds {
         // `tmux;` passes the rest to the outer terminal; `|` programs keys; `@` is kitty's remote control.
         b't' if header.is_empty() => SequenceKinds::CLIPBOARD,
         b'|' | b'@' => SequenceKinds::CLIPBOARD,
+        // `1000p` starts tmux control mode, in which iTerm2 executes what follows. Other parameters are ReGIS graphics, which can report.
+        b'p' if !header.iter().any(|b| (0x20..=0x2f).contains(b)) => SequenceKinds::HOST,
         _ => SequenceKinds::NONE,
     }
 }

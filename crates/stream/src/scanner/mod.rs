@@ -137,6 +137,16 @@ impl Scanner {
         found
     }
 
+    /// Whether the output so far ends within a string sequence that a viewer without these kinds is shown. A terminal treats all
+    /// further output as part of that string until a string terminator (`ESC \`).
+    pub fn shows_open_string(&self, hides: SequenceKinds) -> bool {
+        match self.state {
+            State::String { kinds, .. } => !kinds.intersects(hides),
+            State::OscMark => !SequenceKinds::MARK.intersects(hides),
+            _ => false,
+        }
+    }
+
     /// Number of bytes that change nothing in this state.
     fn skippable(&self, rest: &[u8]) -> usize {
         match self.state {

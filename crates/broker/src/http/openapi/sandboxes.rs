@@ -3,7 +3,7 @@
 use cobox_openapi::{Operation, Parameter};
 use cobox_protocol::{
     ErrorCode::*,
-    sandbox::{CreateSandbox, PatchSandbox, RestoreSandbox, SandboxInfo, SandboxUsage},
+    sandbox::{CreateSandbox, PatchSandbox, RestoreResponse, RestoreSandbox, SandboxInfo, SandboxUsage},
     session::Page,
 };
 
@@ -49,15 +49,15 @@ pub fn routes() -> Vec<Operation> {
             .gives_nothing(204, "It has ended.")
             .fails(&[Forbidden, SandboxNotFound, ProviderUnavailable]),
         keyed("post", "/v1/sandboxes/{id_or_name}/restore", "restoreSandbox", "Bring a deleted sandbox back, suspended, with its files")
-            .about("For its owner and operators. Shares and tokens from before are not restored; its thread's next session uses it again.")
+            .about("For its owner and operators. Shares and tokens from before are not restored. A thread that has had another sandbox since does not return.")
             .with([which()])
             .takes::<RestoreSandbox>()
             .body_optional()
-            .gives::<SandboxInfo>(200, "The sandbox, suspended.")
+            .gives::<RestoreResponse>(200, "The sandbox, suspended, and the threads that return to it.")
             .fails(&[Forbidden, SandboxNotFound, SandboxConflict, SandboxStarting, InUse]),
         keyed("get", "/v1/sandboxes/{id_or_name}/usage", "getSandboxUsage", "Count the files that deleting it would erase")
             .about("For its owner and operators.")
-            .with([which()])
+            .with([which(), flag("deleted", "Of a deleted sandbox: what a permanent deletion would erase.")])
             .gives::<SandboxUsage>(200, "What was written in it.")
             .fails(&[Forbidden, SandboxNotFound]),
     ];

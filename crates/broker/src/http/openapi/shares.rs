@@ -4,7 +4,7 @@ use cobox_openapi::{Operation, Parameter};
 use cobox_protocol::{
     ErrorCode::*,
     session::Page,
-    token::{ShareInfo, ShareRequest},
+    token::{PrincipalAccess, ShareInfo, ShareRequest},
 };
 
 use super::{keyed, session_id};
@@ -19,6 +19,11 @@ pub fn routes() -> Vec<Operation> {
             .fails(&[CapabilityDenied, PrincipalNotFound]),
         keyed("get", "/v1/sandbox/sessions/{id}/share", "listShares", "Whom it is shared with")
             .gives::<Page<ShareInfo>>(200, "All of them: there are few."),
+        keyed("get", "/v1/sandbox/sessions/{id}/share/{principal}", "getPrincipalAccess", "Whether a principal can enter, and how")
+            .about("By a share of the session, and without one: ask it before a share is taken back, and after.")
+            .with([Parameter::path("principal", "Its name.")])
+            .gives::<PrincipalAccess>(200, "Its share, and every other way into the session's sandbox.")
+            .fails(&[PrincipalNotFound]),
         keyed("delete", "/v1/sandbox/sessions/{id}/share/{principal}", "unshare", "Take a share back, with the tokens it gave")
             .with([Parameter::path("principal", "Its name.")])
             .gives_nothing(204, "It has ended.")

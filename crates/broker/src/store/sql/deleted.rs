@@ -1,4 +1,5 @@
-//! Deleted sandboxes whose files are still kept: they can be restored, count against the quotas, and make room for new ones.
+//! Deleted sandboxes whose files are still kept: they can be restored, count against the quotas, and make room for new ones of their
+//! owner.
 
 use cobox_protocol::{SandboxId, Timestamp, event::EventKind, session::State};
 use sqlx::{AnyConnection, Row};
@@ -13,7 +14,8 @@ use crate::{
         events::Event,
         model::{SANDBOX_RESTORED, Sandbox},
     },
-    store::{Hint, PageWish, RestoredSandbox, Stored, Viewer},
+    policy::Quota,
+    store::{Counted, Hint, PageWish, QuotaReached, RestoredSandbox, Stored, Viewer},
 };
 
 pub async fn list(db: &mut AnyConnection, viewer: &Viewer, now: Timestamp, page: &PageWish) -> Stored<Vec<Sandbox>> {
@@ -95,36 +97,75 @@ pub async fn restore(
     Ok(RestoredSandbox::Restored(Box::new(restored)))
 }
 
-/// Gives up as many deleted sandboxes, of a workspace or of one owner in it, as another sandbox within the limit needs; false where all
-/// of them would not do. The caller holds the workspace's lock.
-pub async fn make_room(tx: &mut AnyConnection, workspace: &str, owner: Option<&str>, limit: u32) -> Stored<bool> {
-    // No more are counted than matter.
-    let living = sqlx::query(
+/// Makes room for a new sandbox, or returns the limit that it would exceed. Deleted sandboxes whose files are kept count against the
+/// limits. Only those of the new sandbox's owner are evicted, oldest first: one user must not be able to erase what another may want to
+/// restore. Nothing is evicted unless the new sandbox then fits. The caller holds the workspace's lock.
+pub async fn make_room(tx: &mut AnyConnection, fresh: &Sandbox, quota: &Quota, audit: &AuditRecord) -> Stored<Option<QuotaReached>> {
+    let now = fresh.created_at;
+    let mut excess = 0;
+    for (by, limit) in [(Counted::Workspace, Some(quota.of_workspace)), (Counted::Owner, quota.of_owner)] {
+        let Some(limit) = limit else { continue };
+        let owner = matches!(by, Counted::Owner).then_some(fresh.owner.as_str());
+        let living = self::living(tx, &fresh.workspace, owner, limit).await?;
+        if living >= u64::from(limit) {
+            return Ok(Some(QuotaReached { by, deleted: 0 }));
+        }
+        let deleted = self::deleted(tx, &fresh.workspace, owner, now).await?;
+        let too_many = (living + deleted + 1).saturating_sub(u64::from(limit));
+        let own = self::deleted(tx, &fresh.workspace, Some(&fresh.owner), now).await?;
+        if too_many > own {
+            return Ok(Some(QuotaReached { by, deleted }));
+        }
+        excess = excess.max(too_many);
+    }
+    if excess > 0 {
+        evict(tx, fresh, excess, audit).await?;
+    }
+    Ok(None)
+}
+
+/// Counts living sandboxes, up to the limit.
+async fn living(tx: &mut AnyConnection, workspace: &str, owner: Option<&str>, limit: u32) -> Stored<u64> {
+    let counted = sqlx::query(
         "SELECT count(*) AS n FROM
          (SELECT id FROM sandboxes WHERE workspace_id = $1 AND ended_at IS NULL AND ($2 IS NULL OR owner = $2) LIMIT $3) AS living",
     );
-    let living = living.bind(workspace).bind(owner).bind(i64::from(limit)).fetch_one(&mut *tx).await?;
-    let free = u64::from(limit).saturating_sub(rows::count(&living, "n")?);
-    if free == 0 {
-        return Ok(false);
-    }
-    let excess = sqlx::query(
-        "SELECT id FROM sandboxes WHERE workspace_id = $1 AND restore_until IS NOT NULL AND ($2 IS NULL OR owner = $2)
-         ORDER BY ended_at DESC, id DESC LIMIT $4 OFFSET $3",
+    rows::count(&counted.bind(workspace).bind(owner).bind(i64::from(limit)).fetch_one(tx).await?, "n")
+}
+
+/// Counts deleted sandboxes that can be restored. Expired ones take no room: their node removes the files in its next round.
+async fn deleted(tx: &mut AnyConnection, workspace: &str, owner: Option<&str>, now: Timestamp) -> Stored<u64> {
+    let counted = sqlx::query(
+        "SELECT count(*) AS n FROM sandboxes
+         WHERE workspace_id = $1 AND restore_until IS NOT NULL AND restore_until > $3 AND ($2 IS NULL OR owner = $2)",
     );
-    let free = i64::try_from(free).unwrap_or(i64::MAX);
-    let excess = excess.bind(workspace).bind(owner).bind(free - 1).bind(i64::from(u32::MAX)).fetch_all(&mut *tx).await?;
-    let ids = excess.iter().map(|row| row.try_get::<&str, _>("id")).collect::<Result<std::collections::BTreeSet<_>, _>>()?;
+    rows::count(&counted.bind(workspace).bind(owner).bind(now.unix()).fetch_one(tx).await?, "n")
+}
+
+/// Evicts the owner's oldest deleted sandboxes.
+async fn evict(tx: &mut AnyConnection, fresh: &Sandbox, count: u64, audit: &AuditRecord) -> Stored<()> {
+    const REASON: &str = "it was deleted, and made room for another sandbox of its owner";
+    let oldest = sqlx::query(
+        "SELECT id FROM sandboxes WHERE workspace_id = $1 AND owner = $2 AND restore_until IS NOT NULL AND restore_until > $3
+         ORDER BY ended_at, id LIMIT $4",
+    );
+    let count = i64::try_from(count).unwrap_or(i64::MAX);
+    let oldest = oldest.bind(&fresh.workspace).bind(&fresh.owner).bind(fresh.created_at.unix()).bind(count).fetch_all(&mut *tx).await?;
+    let ids = oldest.iter().map(|row| row.try_get::<&str, _>("id")).collect::<Result<std::collections::BTreeSet<_>, _>>()?;
     lock::sandboxes(tx, ids.clone()).await?;
     for id in ids {
-        sqlx::query(
-            "UPDATE sandboxes SET intent = 'destroy', restore_until = NULL, reason = 'it was deleted, and made room for another sandbox'
-             WHERE id = $1 AND restore_until IS NOT NULL",
-        )
-        .bind(id)
-        .execute(&mut *tx)
-        .await?;
-        hint::send(tx, &Hint::Sandbox(id.parse().map_err(|_| super::rows::corrupt("id", id))?)).await?;
+        let done = sqlx::query(
+            "UPDATE sandboxes SET intent = 'destroy', restore_until = NULL, reason = $2 WHERE id = $1 AND restore_until IS NOT NULL",
+        );
+        if done.bind(id).bind(REASON).execute(&mut *tx).await?.rows_affected() == 0 {
+            continue;
+        }
+        let id: SandboxId = id.parse().map_err(|_| rows::corrupt("id", id))?;
+        let AuditRecord { at, workspace, request_id, principal, actor, .. } = audit.clone();
+        let purged =
+            AuditRecord { request_id, principal, actor, sandbox: Some(id.clone()), ..AuditRecord::new(at, &workspace, "sandbox.purged") };
+        notes::audit(tx, &purged.detail(REASON)).await?;
+        hint::send(tx, &Hint::Sandbox(id)).await?;
     }
-    Ok(true)
+    Ok(())
 }

@@ -299,7 +299,7 @@ impl KindStore for SqlStore {
         {
             return Ok(None);
         }
-        let taken = pools::take(&mut tx, taking, fresh, quota).await?;
+        let taken = pools::take(&mut tx, taking, fresh, quota, audit).await?;
         if let Some(taken) = &taken {
             tags::set(&mut tx, On::Sandbox, &taken.workspace, taken.id.as_str(), tags).await?;
             let audit = AuditRecord { sandbox: Some(taken.id.clone()), ..audit.clone() };

@@ -497,6 +497,9 @@ impl Store for SqlStore {
     async fn shares(&self, session: &SessionId) -> Stored<Vec<Share>> {
         asked!(self, db => shares::list(db, session))
     }
+    async fn shares_on(&self, sandbox: &SandboxId) -> Stored<Vec<Share>> {
+        asked!(self, db => shares::on_sandbox(db, sandbox))
+    }
     async fn unshare(&self, session: &SessionId, principal: &str, ending: &Ending) -> Stored<Option<Share>> {
         let mut tx = self.base.begin().await?;
         let ended = shares::remove(&mut tx, session, principal, ending).await?;

@@ -3,7 +3,7 @@
 use cobox_protocol::{PoolId, key::PrincipalKind};
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
-use super::{hint, kinds, lock, notes, rows, sandboxes};
+use super::{deleted, hint, kinds, lock, notes, rows, sandboxes};
 use crate::{
     domain::{
         audit::AuditRecord,
@@ -12,7 +12,7 @@ use crate::{
         pools::MAX_REPLICAS,
     },
     policy::Quota,
-    store::{AddedKind, AddedMember, ChangedKind, Counted, Hint, PoolTaking, Stored},
+    store::{AddedKind, AddedMember, ChangedKind, Hint, PoolTaking, Stored},
 };
 
 pub async fn add(tx: &mut AnyConnection, pool: &Pool, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
@@ -134,8 +134,8 @@ pub async fn add_member(tx: &mut AnyConnection, sandbox: &Sandbox, quota: &Quota
     if let Some(missing) = kinds::missing(tx, &sandbox.making).await? {
         return Ok(AddedMember::MadeOfGone(missing));
     }
-    if let Some(by) = sandboxes::is_full(tx, sandbox, quota).await? {
-        return Ok(AddedMember::QuotaReached(by));
+    if let Some(reached) = deleted::make_room(tx, sandbox, quota, audit).await? {
+        return Ok(AddedMember::QuotaReached(reached));
     }
     sandboxes::insert(tx, sandbox).await?;
     notes::audit(tx, audit).await?;
@@ -144,12 +144,13 @@ pub async fn add_member(tx: &mut AnyConnection, sandbox: &Sandbox, quota: &Quota
 
 /// Gives a waiting member the owner and the name of the sandbox that would be made. `None` when none waits, or when the new owner has as
 /// many as may be: then the same is found out by whoever makes one. The caller holds the workspace's lock.
-pub async fn take(tx: &mut AnyConnection, taking: &PoolTaking, fresh: &Sandbox, quota: &Quota) -> Stored<Option<Sandbox>> {
-    // The workspace has it already, its owner hasn't.
-    let quota = Quota { of_workspace: u32::MAX, of_owner: quota.of_owner };
-    if let Some(Counted::Owner) = sandboxes::is_full(tx, fresh, &quota).await? {
-        return Ok(None);
-    }
+pub async fn take(
+    tx: &mut AnyConnection,
+    taking: &PoolTaking,
+    fresh: &Sandbox,
+    quota: &Quota,
+    audit: &AuditRecord,
+) -> Stored<Option<Sandbox>> {
     let found = sqlx::query(
         "SELECT * FROM sandboxes
          WHERE pool_id = $1 AND state IN ('active', 'idle') AND intent IS NULL AND ended_at IS NULL
@@ -171,6 +172,11 @@ pub async fn take(tx: &mut AnyConnection, taking: &PoolTaking, fresh: &Sandbox, 
         }
     }
     let Some(found) = suitable else { return Ok(None) };
+    // The workspace has it already, its owner hasn't.
+    let quota = Quota { of_workspace: u32::MAX, of_owner: quota.of_owner };
+    if deleted::make_room(tx, fresh, &quota, audit).await?.is_some() {
+        return Ok(None);
+    }
     let done = sqlx::query(
         "UPDATE sandboxes SET pool_id = NULL, name = $2, owner = $3, owner_kind = $4, access = $5, kept = $6, template = $7, state = 'active',
                               last_active_at = $8, running_since = $8, active_seconds = 0, created_at = $8,

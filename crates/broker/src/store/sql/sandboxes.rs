@@ -21,9 +21,7 @@ use crate::{
         model::{OldKeys, Sandbox},
     },
     policy::Quota,
-    store::{
-        AddedSandbox, ChangedSandbox, Counted, Counting, DueBy, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Stored, Viewer,
-    },
+    store::{AddedSandbox, ChangedSandbox, Counting, DueBy, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Stored, Viewer},
 };
 
 pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
@@ -36,8 +34,8 @@ pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: 
     if let Some(missing) = kinds::missing(tx, &sandbox.making).await? {
         return Ok(AddedSandbox::MadeOfGone(missing));
     }
-    if let Some(by) = is_full(tx, sandbox, quota).await? {
-        return Ok(AddedSandbox::QuotaReached(by));
+    if let Some(reached) = deleted::make_room(tx, sandbox, quota, audit).await? {
+        return Ok(AddedSandbox::QuotaReached(reached));
     }
     insert(tx, sandbox).await?;
     tags::set(tx, On::Sandbox, &sandbox.workspace, sandbox.id.as_str(), tags).await?;
@@ -98,17 +96,6 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
     events::append(tx, &[Event::of_sandbox(audit.at, &changed, what).by(audit)]).await?;
     notes::audit(tx, audit).await?;
     Ok(ChangedSandbox::Changed(Box::new(changed)))
-}
-
-/// Whether there are as many sandboxes as may be, so that this one would be too many; the caller holds the workspace's lock. Deleted
-/// ones whose files are kept count too, but make room: the one deleted first goes first.
-pub async fn is_full(tx: &mut AnyConnection, fresh: &Sandbox, quota: &Quota) -> Stored<Option<Counted>> {
-    if !deleted::make_room(tx, &fresh.workspace, None, quota.of_workspace).await? {
-        return Ok(Some(Counted::Workspace));
-    }
-    let Some(most) = quota.of_owner else { return Ok(None) };
-    let has_room = deleted::make_room(tx, &fresh.workspace, Some(&fresh.owner), most).await?;
-    Ok((!has_room).then_some(Counted::Owner))
 }
 
 pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {

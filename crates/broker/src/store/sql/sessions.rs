@@ -7,7 +7,7 @@ use cobox_protocol::{
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
 use super::{
-    events, kinds, lock, notes, pools, rows, sandboxes,
+    deleted, events, kinds, lock, notes, pools, rows, sandboxes,
     tags::{self, On},
 };
 use crate::{
@@ -68,7 +68,7 @@ pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured
             return Ok(Ensured::MadeOfGone(missing));
         }
         let taken = match &wish.taking {
-            Some(taking) => pools::take(tx, taking, &fresh.sandbox, &wish.quota).await?,
+            Some(taking) => pools::take(tx, taking, &fresh.sandbox, &wish.quota, &wish.audit).await?,
             None => None,
         };
         let made = match taken {
@@ -77,8 +77,8 @@ pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured
                 Bound { session: Session { active_base, sandbox: sandbox.id.clone(), ..fresh.session.clone() }, sandbox }
             }
             None => {
-                if let Some(by) = sandboxes::is_full(tx, &fresh.sandbox, &wish.quota).await? {
-                    return Ok(Ensured::QuotaReached(by));
+                if let Some(reached) = deleted::make_room(tx, &fresh.sandbox, &wish.quota, &wish.audit).await? {
+                    return Ok(Ensured::QuotaReached(reached));
                 }
                 sandboxes::insert(tx, &fresh.sandbox).await?;
                 fresh.clone()

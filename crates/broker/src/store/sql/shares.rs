@@ -1,6 +1,6 @@
 //! Shares: whom else a session was opened to. Tokens that came by one end in the transaction that ends it.
 
-use cobox_protocol::{SessionId, event::EventKind};
+use cobox_protocol::{SandboxId, SessionId, event::EventKind};
 use sqlx::AnyConnection;
 
 use super::{events, notes, rows, sandboxes, sessions};
@@ -64,6 +64,14 @@ pub async fn of(db: &mut AnyConnection, session: &SessionId, principal: &str) ->
 pub async fn list(db: &mut AnyConnection, session: &SessionId) -> Stored<Vec<Share>> {
     let found = sqlx::query("SELECT * FROM shares WHERE session_id = $1 ORDER BY principal").bind(session.as_str()).fetch_all(db).await?;
     found.iter().map(rows::share).collect()
+}
+
+pub async fn on_sandbox(db: &mut AnyConnection, sandbox: &SandboxId) -> Stored<Vec<Share>> {
+    let found = sqlx::query(
+        "SELECT shares.* FROM shares JOIN sessions ON sessions.id = shares.session_id
+         WHERE sessions.sandbox_id = $1 AND sessions.ended_at IS NULL ORDER BY shares.session_id, shares.principal",
+    );
+    found.bind(sandbox.as_str()).fetch_all(db).await?.iter().map(rows::share).collect()
 }
 
 pub async fn remove(tx: &mut AnyConnection, session: &SessionId, principal: &str, ending: &Ending) -> Stored<Option<Share>> {
