@@ -126,6 +126,8 @@ async fn options_that_an_existing_session_does_not_have_fail_and_name_the_differ
     assert!(template.contains("template is none, not x"), "{template}");
     let provider = stderr_of_failure(&run(&broker, &["session", "ensure", "demo", "--provider", "elsewhere"]));
     assert!(provider.contains("elsewhere"), "{provider}");
+    let tag = stderr_of_failure(&run(&broker, &["session", "ensure", "demo", "--tag", "team=red"]));
+    assert!(tag.contains("tag team is not set, not red"), "{tag}");
     stdout(&run(&broker, &["session", "ensure", "demo", "--access", "workspace", "--provider", "local"]));
 }
 

@@ -1,7 +1,7 @@
 //! How an existing session or sandbox differs from what a request asks for. `ensure` refuses such a request: it would change nothing,
 //! and its caller would believe that it did.
 
-use cobox_protocol::{ApiError, ErrorCode, session::Access, tags::Tags};
+use cobox_protocol::{ApiError, ErrorCode, session::Access};
 use serde_json::json;
 
 use super::{
@@ -58,12 +58,6 @@ pub fn of_access(wish: &Negotiation, bound: &Bound) -> Option<Difference> {
         (Access::Workspace, true) => Some(Difference::new("access", "workspace", "owner")),
         (Access::Owner, true) | (Access::Workspace, false) => None,
     }
-}
-
-pub fn of_tags(wish: &Negotiation, actual: Option<&Tags>) -> Vec<Difference> {
-    let actual_of = |key: &str| actual.and_then(|tags| tags.get(key));
-    let differs = wish.tags.iter().filter(|(key, value)| actual_of(key) != Some(*value));
-    differs.map(|(key, value)| Difference::new(format!("tag {key}"), value, actual_of(key).map_or("not set", String::as_str))).collect()
 }
 
 pub fn conflict(session: &Session, sandbox: &Sandbox, differences: &[Difference]) -> ApiError {

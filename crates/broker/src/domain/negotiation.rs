@@ -195,10 +195,6 @@ impl Sessions {
     async fn must_be_as_asked(&self, wish: &Negotiation, found: &Bound) -> Result<(), ApiError> {
         let mut differences = differences::of_sandbox(wish, &found.sandbox);
         differences.extend(differences::of_access(wish, found));
-        if !wish.tags.is_empty() {
-            let tags = self.deployment.store.session_tags(&[&found.session.id]).await.map_err(internal)?;
-            differences.extend(differences::of_tags(wish, tags.get(found.session.id.as_str())));
-        }
         match differences.is_empty() {
             true => Ok(()),
             false => Err(differences::conflict(&found.session, &found.sandbox, &differences)),

@@ -182,7 +182,9 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 provider_preference: provider,
                 ..asking(&thread, Mode::Ensure)
             };
-            show(context, &client.negotiate(&request).await?, show_token)?;
+            let session = client.negotiate(&request).await?;
+            check_tags(&client, &thread, &session, &request).await?;
+            show(context, &session, show_token)?;
         }
         Command::Get { thread, show_token } => match client.negotiate(&asking(&thread, Mode::Get)).await {
             Ok(session) => show(context, &session, show_token)?,
@@ -241,6 +243,22 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
         }
     }
     Ok(0)
+}
+
+/// Fails where a session that existed lacks a tag that was asked for. The broker accepts such a request, because other clients send
+/// their tags with every one.
+async fn check_tags(client: &Client, thread: &str, session: &NegotiateResponse, request: &NegotiateRequest) -> Result<(), Failure> {
+    if request.tags.is_empty() {
+        return Ok(());
+    }
+    let filter = SessionFilter { thread_id: Some(thread.to_owned()), ..SessionFilter::default() };
+    let page = client.list_sessions(&filter).await?;
+    let Some(found) = page.items.iter().find(|found| found.session_id == session.session_id) else { return Ok(()) };
+    let differs = |(key, value): &(&String, &String)| found.tags.get(*key) != Some(*value);
+    let Some((key, value)) = request.tags.iter().find(differs) else { return Ok(()) };
+    let actual = found.tags.get(key).map_or("not set", String::as_str);
+    let message = format!("thread `{thread}` has a session already, and its tag {key} is {actual}, not {value}");
+    Err(Failure::new(message).advise("leave --tag out to join it; tags are set when a session is made"))
 }
 
 /// What becomes of a session's sandbox when the session is released.
