@@ -216,9 +216,11 @@ async fn lied_to_a_client(dataplane: &Dataplane) {
         dataplane.exec(&ExecRequest { command: Some("true".to_owned()), ..Default::default() }).await.unwrap_err();
     }
     dataplane.list_files(&ListRequest::default()).await.unwrap_err();
-    let file = dataplane.read_file(b"/workspace/a").await.unwrap();
-    let pieces: Vec<_> = file.into_stream().collect().await;
-    assert!(pieces.last().unwrap().is_err(), "half a file is not a file");
+    // The connection may break before the response's head was sent.
+    if let Ok(file) = dataplane.read_file(b"/workspace/a").await {
+        let pieces: Vec<_> = file.into_stream().collect().await;
+        assert!(pieces.last().unwrap().is_err(), "half a file is not a file");
+    }
     let mut stream = dataplane.exec_stream(ExecStart { command: Some("true".to_owned()), ..Default::default() }).await.unwrap();
     let (mut output, mut failed) = (Vec::new(), false);
     while let Some(event) = stream.output.next().await {
