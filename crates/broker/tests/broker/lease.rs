@@ -196,16 +196,27 @@ async fn a_backup_with_old_records_ends_nothing() {
     broker.kill().await;
     let data = &world.config.data_dir;
     let backup = tempfile::tempdir().unwrap();
+    database_is_closed(data).await;
     copy_database(data, backup.path());
 
     let broker = world.start().await;
     ann.at(&broker).ensure("t").await;
     broker.run_for(&world.clock, 2 * KEEP_SUSPENDED as i64).await;
     broker.kill().await;
+    database_is_closed(data).await;
     copy_database(backup.path(), data);
     let broker = world.start().await;
     broker.tick().await;
     assert_eq!(ann.at(&broker).state(&id).await, "suspended");
+}
+
+/// A killed broker's connections close on threads of their own, and the last one removes the write-ahead log by its path.
+async fn database_is_closed(data: &std::path::Path) {
+    let is_open = || {
+        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        descriptors.filter_map(|fd| std::fs::read_link(fd.path()).ok()).any(|file| file.starts_with(data) && file != data)
+    };
+    eventually("the database is closed", async || !is_open()).await;
 }
 
 fn copy_database(from: &std::path::Path, to: &std::path::Path) {
