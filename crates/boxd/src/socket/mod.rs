@@ -139,7 +139,7 @@ async fn talk<C: Conversation>(server: Arc<Server>, socket: WebSocket, record: A
         }
         Err(end) => (end, None),
     };
-    // Has no effect if the conversation already reported its subject.
+    // Has no effect if the conversation already recorded the request, when its subject was known.
     record.tell(&server.audit, end.code, end.error.as_ref().map(|e| e.code));
     goodbye::<C::Frame>(&mut sink, &mut stream, end, open, &record.request_id).await;
 }
