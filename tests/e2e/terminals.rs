@@ -22,7 +22,7 @@ async fn two_people_and_an_observer_share_one_shell() {
         other.wait_for("$ ").await;
     }
 
-    // The controller types, and the pty has the size of the controller's terminal, whatever size the observers have.
+    // The controller types, and the pty has the size of the controller's terminal; the observers' sizes have no effect.
     ada.press("echo size $(stty size)\r");
     for person in [&ada, &bob, &eve] {
         person.wait_for("size 24 80").await;

@@ -1,4 +1,4 @@
-//! The only place that decides who may do what: holds the keys and revocations of the broker's last push, and ends the
+//! The only place that authorizes requests: holds the keys and revocations of the broker's last push, and ends the
 //! streams whose token is revoked.
 
 use std::{

@@ -15,7 +15,7 @@ use http::Extensions;
 /// client.
 pub const STALL: Duration = Duration::from_secs(60);
 
-/// Maximum read from a body that is not expected, to describe what is wrong with it.
+/// Maximum read from a body that is not expected, to describe it in the error.
 const MAX_UNWANTED_BYTES: usize = 64 * 1024;
 
 /// The body as a stream. Ends with an error if the client sent less than it announced, or nothing for too long.

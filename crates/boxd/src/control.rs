@@ -21,7 +21,7 @@ use crate::{answer::Failure, audit::After, auth::Authority, body, happenings::Wi
 
 /// Room for some 100 000 revocations; a broker that has more must first let tokens of that age expire.
 const MAX_STATE_BYTES: usize = 8 * 1024 * 1024;
-/// Time to notify open streams why they end, before the response tells the broker to proceed.
+/// Time to notify open streams why they end, before the response allows the broker to proceed.
 const FAREWELL_WITHIN: Duration = Duration::from_millis(250);
 
 /// `PUT /control/state`. A push older than the current version changes nothing; the response contains the version in

@@ -53,7 +53,7 @@ pub async fn execute(server: &Arc<Server>, request: ExecRequest, claims: &Arc<Cl
     let id = server.commands.answered_id();
     let outcome = match launched {
         Ok(started) => {
-            // From here on the client may disconnect at any time, and this guard then kills what was started.
+            // From here on the client may disconnect at any time, and this guard then kills the program.
             let program = started.program.clone();
             let mut guard = KillOnDrop {
                 program: Some(program.clone()),

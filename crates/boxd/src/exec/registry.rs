@@ -57,8 +57,8 @@ pub struct Commands {
 #[derive(Default)]
 struct Known {
     commands: HashMap<String, Entry>,
-    /// Ended commands with their expiry, earliest first. Holds the only long-lived reference to them, so removing one
-    /// frees everything it held.
+    /// Ended commands with their expiry, earliest first. No task holds a reference to them, so forgetting one frees
+    /// everything it held.
     ended: VecDeque<(Instant, Arc<Command>)>,
     /// Whether a task is waiting for the first of them to expire.
     is_forgetting: bool,

@@ -1,5 +1,5 @@
-//! Translates the LangSmith SDKs' command requests to boxd's: which program, with which timeout, and who may reconnect
-//! to it.
+//! Translates the LangSmith SDKs' command requests to boxd's: the program, its timeout, and how long a client can
+//! reconnect to it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -72,7 +72,7 @@ impl Shells {
     }
 }
 
-/// Plans a streamed command: what is run, and the terms of its retention.
+/// Plans a streamed command: the program, and the terms of its retention.
 pub fn plan(asked: Execute, server: &Server, shells: Shells) -> Result<(ExecStart, Terms), ApiError> {
     let unattended = match (asked.idle_timeout_seconds, span("idle_timeout_seconds", asked.idle_timeout_seconds)?) {
         (None, _) => Unattended::Usual,

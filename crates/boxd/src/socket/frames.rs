@@ -126,7 +126,7 @@ fn is_too_big(error: &axum::Error) -> bool {
     error.to_string().contains("too long")
 }
 
-/// Describes what is wrong with a frame. Its contents are not repeated, because they may include a token.
+/// Describes the error in a frame. The frame's contents are not repeated, because they may include a token.
 fn complaint<D: Dialect>(text: &str, error: &serde_json::Error) -> String {
     let frame: serde_json::Value = match serde_json::from_str(text) {
         Ok(frame) => frame,

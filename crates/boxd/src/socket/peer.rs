@@ -75,7 +75,7 @@ impl Out {
         (self.error)(error, &self.request_id)
     }
 
-    /// Reports what is wrong with a frame; the conversation continues.
+    /// Reports an invalid frame or request; the conversation continues.
     pub async fn complain(&self, error: &ApiError) -> Result<(), End> {
         self.message(self.complaint(error)).await
     }

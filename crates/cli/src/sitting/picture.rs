@@ -103,7 +103,7 @@ impl Picture {
         let was_row_by_row = self.is_row_by_row();
         self.here = here;
         // The terminal has returned to the shell's size, perhaps before the shell was notified of the other one: its
-        // programs will then not redraw what was cut off.
+        // programs will then not redraw the part that had been cut off.
         let is_back = here == self.screen.size();
         if was_row_by_row || is_back || self.is_row_by_row() { self.redraw() } else { Vec::new() }
     }
