@@ -1,4 +1,5 @@
-//! Releasing and deleting on the command line: it counts the files, asks, and the sandbox can be restored with them.
+//! Releasing and deleting on the command line: the command counts the files, asks for confirmation, and the sandbox can
+//! be restored with its files.
 
 use std::process::Output;
 

@@ -1,5 +1,5 @@
-//! A host whose disk runs full: writers are stopped before that, and a filesystem that failed all the same is well again after a restart.
-//! The disk is a small filesystem of the test's own.
+//! A host whose disk fills up: writers are stopped before that, and a filesystem that failed nevertheless is repaired
+//! by a restart. The disk is a small filesystem created by the test.
 
 use std::{
     fs::File,
@@ -11,9 +11,9 @@ use cobox_client::{Dataplane, Upload};
 use cobox_protocol::{ErrorCode, exec::ExecRequest, session::Mode};
 use cobox_testkit::{BrokerOptions, TestBroker, ensure, eventually, negotiate, sh};
 
-/// Size of the disk: room for a sandbox, its database, and little else.
+/// Size of the disk: enough for a sandbox, its database, and little else.
 const DISK_BYTES: u64 = 128 << 20;
-/// What the first test keeps free.
+/// Free space that the first test reserves.
 const RESERVE_BYTES: u64 = 32 << 20;
 
 async fn broker_on_small_disk(reserve_bytes: u64) -> TestBroker {
@@ -27,7 +27,7 @@ fn free_bytes(dir: &Path) -> u64 {
     stat.f_bavail * stat.f_frsize
 }
 
-/// Fills the disk until so many bytes are free.
+/// Fills the disk until `left` bytes are free.
 fn fill(data_dir: &Path, left: u64) {
     let mut ballast = File::create(data_dir.join("ballast")).unwrap();
     while free_bytes(data_dir) > left {
@@ -88,7 +88,7 @@ async fn writers_are_stopped_before_the_hosts_disk_is_full_and_go_on_when_there_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_filesystem_that_failed_is_noticed_checked_and_mounted_again() {
-    // Nothing is kept free, so that the disk is really full.
+    // No space is reserved, so that the disk really fills up.
     let broker = broker_on_small_disk(0).await;
     let (client, data) = (broker.client(), broker.data_dir());
     let session = ensure(&client, "t").await;
@@ -100,7 +100,7 @@ async fn a_filesystem_that_failed_is_noticed_checked_and_mounted_again() {
     let script = "for i in $(seq 400); do head -c 50000 /dev/urandom > g$i || break; sync; done 2>&1 | tail -1; touch h 2>&1";
     eventually("its filesystem fails", || async {
         let request = ExecRequest { command: Some(script.to_owned()), ..ExecRequest::default() };
-        // While the disk is full a request may fail in any way.
+        // While the disk is full, a request may fail with any error.
         let answer = session.dataplane().exec(&request).await.ok()?;
         answer.stdout.contains("Read-only file system").then_some(())
     })
@@ -129,7 +129,7 @@ async fn a_filesystem_that_failed_is_noticed_checked_and_mounted_again() {
     let verified = broker.cobox().args(["audit", "verify"]).output().unwrap();
     let report = String::from_utf8_lossy(&verified.stdout).into_owned();
     assert!(!verified.status.success() && report.contains("are missing"), "{report}");
-    // Written with the next records of the dataplane, which are gathered and, after a failure, tried again after a pause.
+    // Written with the dataplane's next audit records, which are batched and, after a failure, retried after a pause.
     eventually("the gap is explained", || async {
         let audit = broker.cobox().args(["audit", "--limit", "1000"]).output().unwrap();
         String::from_utf8_lossy(&audit.stdout).contains("audit.lost").then_some(())

@@ -1,4 +1,4 @@
-//! Many sandboxes at once: fifty here, five hundred in the soak; bursts of them, and starts that fail.
+//! Many sandboxes at once: fifty here, five hundred in the soak test; concurrent bursts, and failing starts.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use cobox_protocol::{ErrorCode, session::Mode};
 use cobox_testkit::{BrokerOptions, Leftovers, TestBroker, negotiate, sh};
 use futures_util::{StreamExt, stream};
 
-/// How many are started at the same moment: more only queue for two processors.
+/// Number of concurrent starts: more would only queue for two processors.
 const AT_ONCE: usize = 8;
 
 async fn many(count: usize) {
@@ -47,7 +47,7 @@ async fn many(count: usize) {
     record(&summary);
 }
 
-/// Memory of boxd and its init that nobody shares.
+/// Memory of boxd and its init that is not shared with other processes.
 fn unique_memory_kib(pid: i32) -> u64 {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     let pids = std::iter::once(pid.to_string()).chain(children.split_ascii_whitespace().map(str::to_owned));
@@ -65,7 +65,7 @@ fn median(mut values: Vec<u64>) -> u64 {
     values[values.len() / 2]
 }
 
-/// Shown by `make test` on demand and kept by `make soak`.
+/// Prints a measurement and saves it; `make test` shows it on demand and `make soak` keeps it.
 pub fn record(line: &str) {
     #[allow(clippy::print_stdout, reason = "a measurement is for the reader of the run")]
     {
@@ -89,7 +89,7 @@ async fn soak_five_hundred_sandboxes_at_once() {
     many(500).await;
 }
 
-/// Asks for all of them in the same moment.
+/// Requests all sandboxes at the same moment.
 async fn burst(count: usize) {
     let broker = TestBroker::start().await;
     let client = broker.client();
@@ -123,7 +123,7 @@ async fn soak_a_burst_of_four_hundred_ensures_all_succeed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn starts_that_fail_leave_no_process_and_no_zombie() {
-    // With a user, even root, it runs programs of its own, which can be broken.
+    // With a user, even root, the broker runs helper programs, which the test can break.
     let options = BrokerOptions { uid: Some(rustix::process::geteuid().as_raw()), ..BrokerOptions::default() };
     let broker = TestBroker::start_with(options).await;
     let client = broker.client();

@@ -1,5 +1,5 @@
-//! An older database that is put back: newer sandboxes, snapshots and volumes keep their files, and come back with the database that knows
-//! them.
+//! Restoring an older database: sandboxes, snapshots and volumes that are newer than it keep their files, and are
+//! available again once a database that contains them is back.
 
 use std::{fs, path::Path};
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::kinds;
 
-/// Replaces the database's files in one directory by those in another.
+/// Replaces the database files in one directory by those of another.
 fn copy_database(from: &Path, to: &Path) {
     let files = |dir: &Path| {
         let all = fs::read_dir(dir).unwrap().map(|e| e.unwrap());
@@ -31,7 +31,7 @@ fn doctor(broker: &TestBroker, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
 }
 
-/// How far the audit had come by the mark, zero without one.
+/// The audit record number in the mark file; zero if there is no mark.
 fn marked_number(data: &Path) -> u64 {
     let mark = fs::read(data.join("audit-mark.json")).unwrap_or_default();
     serde_json::from_slice::<Value>(&mark).ok().and_then(|mark| mark["number"].as_u64()).unwrap_or(0)
@@ -77,14 +77,14 @@ async fn a_backup_of_a_moment_ago_is_noticed_after_a_stop() {
     let report = doctor(&broker, &[]);
     assert!(report["quarantine"].as_array().unwrap().is_empty(), "{report}");
     assert!(report["restored"]["database_at"].is_string(), "{report}");
-    // And a stop alone is none.
+    // Merely stopping the broker is not reported as a restore.
     broker.interrupt();
     fs::remove_file(data.join("restored.json")).unwrap();
     broker.launch().await;
     assert!(doctor(&broker, &[])["restored"].is_null());
 }
 
-/// The backup is seconds old, as in a quick test of restoring.
+/// Restores an empty database from a backup that is seconds old, as in a quick trial of restoring.
 async fn restore_empty_database(is_stopped: bool) {
     let mut broker = TestBroker::start().await;
     let data = broker.data_dir();
@@ -163,7 +163,7 @@ async fn restore_older_database(is_mark_old: bool) {
         async move { (is_marked && is_mark_new).then_some(()) }
     })
     .await;
-    // Killed, so that the sandbox runs on into the next broker's life.
+    // Killed, so that the sandbox keeps running until the next broker starts.
     broker.kill();
     if is_mark_old {
         fs::write(&mark, &old_mark).unwrap();

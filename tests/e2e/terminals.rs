@@ -1,9 +1,9 @@
-//! People at real terminals, each with the real program, at one shell.
+//! Several participants with real terminals and the real CLI at one shared shell.
 
 use cobox_protocol::key::PrincipalKind;
 use cobox_testkit::{TestBroker, TestTerminal, eventually};
 
-/// Sits somebody down at the thread's shell.
+/// Attaches a new participant to the thread's shell.
 async fn sit(broker: &TestBroker, name: &'static str, size: (u16, u16), more: &[&str]) -> TestTerminal {
     let key = broker.key_of(name, PrincipalKind::Human, None).await;
     let mut command = broker.cobox();
@@ -22,13 +22,13 @@ async fn two_people_and_an_observer_share_one_shell() {
         other.wait_for("$ ").await;
     }
 
-    // The one in control types, and the terminal has their size, whoever else looks.
+    // The controller types, and the pty has the size of the controller's terminal; the observers' sizes have no effect.
     ada.press("echo size $(stty size)\r");
     for person in [&ada, &bob, &eve] {
         person.wait_for("size 24 80").await;
     }
 
-    // Keys of the others go nowhere, and they are told why.
+    // Input of observers is discarded, and they see why.
     bob.press("echo bob-was-here-$((6*7))\r");
     bob.wait_for("ada (human) has control").await;
     eve.press("echo eve-was-here-$((6*7))\r");
@@ -39,7 +39,7 @@ async fn two_people_and_an_observer_share_one_shell() {
         assert!(!person.screen_text().contains("was-here"), "{}", person.screen_text());
     }
 
-    // Enter ~t takes control at once; everybody hears of it and the size follows.
+    // Enter ~t takes control immediately; all participants are notified and the size follows.
     bob.press("\r~t");
     bob.wait_for("you have control").await;
     for other in [&ada, &eve] {
@@ -50,7 +50,7 @@ async fn two_people_and_an_observer_share_one_shell() {
         person.wait_for("size 30 100").await;
     }
     bob.resize(90, 28);
-    // The size arrives by its own way; asking again is what a person would do.
+    // The size arrives independently of the input, so the command is repeated until it shows.
     eventually("the new size", || {
         bob.press("echo now $(stty size)\r");
         let shown = bob.screen_text().contains("now 28 90");
@@ -59,18 +59,18 @@ async fn two_people_and_an_observer_share_one_shell() {
     .await;
     ada.resize(70, 20);
     bob.press("clear; echo still $(stty size)\r");
-    // Those who watch are a moment behind, and would wipe away with the screen what they are told next.
+    // Observers lag slightly, so a late clear of their screen would erase the notices of the next step.
     for person in [&ada, &bob, &eve] {
         person.wait_for("still 28 90").await;
     }
 
-    // Released, it is for whoever types next.
+    // After a release, the next participant who types gets control.
     bob.press("\r~r");
     ada.wait_until_printed("nobody has control").await;
     ada.press("clear; echo back-to-ada\r");
     bob.wait_for("back-to-ada").await;
 
-    // Leaving leaves the shell alone; `exit` ends it for everybody, with its code.
+    // Leaving does not affect the shell; `exit` ends it for all participants, with its exit code.
     ada.press("\r~.");
     assert_eq!(ada.ended().await.code(), Some(255));
     ada.wait_for("which lives on").await;
@@ -99,7 +99,7 @@ async fn who_comes_late_to_a_full_screen_program_sees_what_the_others_see() {
     ada.press("done\r");
     for person in [&ada, &bob] {
         person.wait_for("after-done").await;
-        // What was there before the program is there again, for who came late too.
+        // The screen from before the program is back, also for a participant who joined late.
         person.wait_for("before").await;
     }
     assert!(!bob.look(|s| s.alternate_screen()));
@@ -125,7 +125,7 @@ async fn a_shell_for_a_script_is_its_own_and_ends_with_it() {
     assert!(ada.ended().await.code().is_some_and(|code| code != 0));
 }
 
-/// Prints each sequence that a terminal must not get, with a letter after it.
+/// Prints each sequence that a terminal must not receive, each followed by a letter.
 const ACTS_ON_THE_MACHINE: &str = r"printf 'start\033]52;c;aGk=\007A\033]9;note\007B\033]777;notify;t;b\007C\033[5iD\033[4iE\033_Gt=f;L2V0Yw==\033\\F\033]0;title\007G\033[6nH\n'; printf 'ERR\033]52;c;aGk=\007OR\n' >&2";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -143,7 +143,7 @@ async fn exec_on_a_terminal_leaves_out_what_would_act_on_this_machine() {
     for sequence in sequences.iter().chain(&["\x1b[6n"]) {
         assert!(!plain.has_printed(sequence), "{sequence:?}");
     }
-    // A program with a terminal of its own is answered, and reaches no more than that.
+    // The query of a program on a pty is answered; nothing else gets through.
     let mut tty = exec("tty", &["--tty"]);
     assert!(tty.ended().await.success());
     assert!(tty.has_printed("\x1b[6n"));
@@ -175,7 +175,7 @@ async fn a_file_that_is_copied_to_a_terminal_is_filtered_as_a_commands_output() 
         for sequence in sequences {
             assert!(!plain.has_printed(sequence), "{name}: {sequence:?}");
         }
-        // Or the shell's next prompt would be swallowed.
+        // Without the terminator the shell's next prompt would be swallowed.
         assert!(plain.has_printed("\x1bX\x1b\\"), "{name}");
     }
     let mut raw = copy("raw", &["--raw", "demo:f", "-"]);

@@ -1,4 +1,5 @@
-//! Who may do what, decided here alone: the keys and revocations the broker last told us, and the streams that end when it takes one back.
+//! The only place that authorizes requests: holds the keys and revocations of the broker's last push, and ends the
+//! streams whose token is revoked.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -29,7 +30,7 @@ use crate::{
     server::Server,
 };
 
-/// What the last push said.
+/// Contents of the last control push.
 pub struct View {
     pub version: u64,
     pub lease_expires_at: Timestamp,
@@ -53,7 +54,8 @@ impl View {
         })
     }
 
-    /// Why a good token no longer counts: the sandbox ends, or it was revoked by name or with the key that signed it.
+    /// Why a correctly signed token is refused: the sandbox is ending, or the token was revoked by id or with its
+    /// signing key.
     fn refusal(&self, claims: &Claims) -> Option<ApiError> {
         if let Some(ending) = self.ending {
             return Some(ending.error());
@@ -68,7 +70,7 @@ pub struct Authority {
     pub clock: Arc<dyn Clock>,
     view: watch::Sender<Arc<View>>,
     requests: AtomicU64,
-    /// When the broker last sent a request, or when boxd started. Not the wall clock, which may jump.
+    /// When the broker last sent a request, or when boxd started. Monotonic, because the wall clock may jump.
     last_broker_request: Mutex<Instant>,
     /// One per running request or shell, so bounded by the limits on those.
     streams: Mutex<HashMap<u64, Stream>>,
@@ -97,7 +99,7 @@ impl Authority {
         })
     }
 
-    /// Takes a push, unless a newer one was here first, and ends the streams it revokes.
+    /// Applies a push unless a newer one was applied before, and ends the streams that it revokes.
     pub fn replace(&self, state: &ControlState) -> Result<(), String> {
         let view = Arc::new(View::new(&self.sandbox, state)?);
         let is_taken = self.view.send_if_modified(|current| {
@@ -142,10 +144,10 @@ impl Authority {
         }
     }
 
-    /// Resolves when no request and no shell is under way.
+    /// Resolves when no request and no shell is running.
     pub async fn quiet(&self) {
         loop {
-            // Before the look, so that a stream that closes in between is not missed.
+            // Before the check, so that a stream that closes in between is not missed.
             let closed = self.stream_closed.notified();
             if self.streams().is_empty() {
                 return;
@@ -154,7 +156,7 @@ impl Authority {
         }
     }
 
-    /// The token of the `Authorization` header, checked, with the capability the request needs.
+    /// Verifies the token in the `Authorization` header and the capability the request needs.
     pub fn authorize(&self, headers: &HeaderMap, needed: Capability) -> Result<Claims, ApiError> {
         let claims = self.verify(bearer(headers)?)?;
         require(&claims, needed)?;
@@ -162,7 +164,7 @@ impl Authority {
         Ok(claims)
     }
 
-    /// A token that came in a frame. It counts as a request.
+    /// Verifies a token that arrived in a frame. It counts as a request.
     pub fn authorize_token(&self, token: &str, needed: Capability) -> Result<Claims, ApiError> {
         let claims = self.verify(token)?;
         require(&claims, needed)?;
@@ -193,12 +195,12 @@ impl Authority {
         }
     }
 
-    /// Something that lasts, and ends when its token is revoked.
+    /// Registers a request or shell that ends when its token is revoked.
     pub fn open(self: &Arc<Self>, claims: Arc<Claims>) -> OpenStream {
         let id = self.next_stream.fetch_add(1, Ordering::Relaxed);
         let ended = CancellationToken::new();
         self.streams().insert(id, Stream { claims: claims.clone(), ended: ended.clone(), connection: None });
-        // A push between the check of the token and the line above has already looked through the streams and missed this one.
+        // A push between the token check and the line above has already scanned the streams and missed this one.
         if self.view().refusal(&claims).is_some() {
             ended.cancel();
         }
@@ -206,7 +208,7 @@ impl Authority {
     }
 
     fn streams(&self) -> MutexGuard<'_, HashMap<u64, Stream>> {
-        // Each change to the map is a single call, so a panic elsewhere can't have left it half done.
+        // Each change to the map is a single call, so a panic elsewhere can't leave it half done.
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -228,24 +230,24 @@ pub struct OpenStream {
 }
 
 impl OpenStream {
-    /// Resolves with the reason when the token was revoked or the sandbox is about to end.
+    /// Resolves with the reason when the token is revoked or the sandbox is about to end.
     pub async fn revoked(&self) -> ApiError {
         self.ended.cancelled().await;
         let claims = self.authority.streams().get(&self.id).map(|s| s.claims.clone());
         claims.and_then(|c| self.authority.view().refusal(&c)).unwrap_or_else(revoked)
     }
 
-    /// Whose it is, by the newest token.
+    /// Claims of the newest token.
     pub fn claims(&self) -> Option<Arc<Claims>> {
         self.authority.streams().get(&self.id).map(|s| s.claims.clone())
     }
 
-    /// A second capability, beside the one that let the request in.
+    /// Checks a second capability, in addition to the one that admitted the request.
     pub fn also_needs(&self, needed: Capability) -> Result<(), ApiError> {
         self.claims().map_or_else(|| Err(revoked()), |claims| require(&claims, needed))
     }
 
-    /// Runs a request's work unless its token is revoked meanwhile.
+    /// Runs a request's work until it is done or its token is revoked.
     pub async fn until_revoked<T>(&self, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
         tokio::select! {
             biased;
@@ -254,7 +256,8 @@ impl OpenStream {
         }
     }
 
-    /// For an answer on its way out: a client that doesn't read would never see it end, so its connection goes too.
+    /// Closes the connection too when the stream ends, because a client that doesn't read its response would not notice
+    /// the end.
     pub fn ends_connection(&self, connection: &Connection) {
         if let Some(stream) = self.authority.streams().get_mut(&self.id) {
             stream.connection = Some(connection.end.clone());
@@ -264,7 +267,7 @@ impl OpenStream {
         }
     }
 
-    /// A fresh token took over.
+    /// Continues under a fresh token.
     pub fn renew(&self, claims: Arc<Claims>) {
         if let Some(stream) = self.authority.streams().get_mut(&self.id) {
             stream.claims = claims.clone();
@@ -303,7 +306,7 @@ fn require(claims: &Claims, needed: Capability) -> Result<(), ApiError> {
     Err(ApiError::new(ErrorCode::CapabilityDenied, message).with_details(serde_json::json!({ "capability": needed.as_str() })))
 }
 
-/// What a handler needs, named in its signature so that it can't be forgotten.
+/// The capability a handler needs, part of its signature so that it can't be forgotten.
 pub trait Need: Send + Sync {
     const CAPABILITY: Capability;
 }
@@ -318,7 +321,7 @@ macro_rules! needs {
 }
 needs! { FsRead FsWrite Exec Shell ShellObserve }
 
-/// An admitted request.
+/// An authorized request.
 pub struct Caller<N> {
     pub stream: OpenStream,
     pub claims: Arc<Claims>,
@@ -327,7 +330,7 @@ pub struct Caller<N> {
 }
 
 impl<N> Caller<N> {
-    /// The file, command, shell or process the request is about, for the audit.
+    /// Sets the file, command, shell or process that the request is about, for the audit log.
     pub fn aims_at(&self, target: &str) {
         if let Some(record) = &self.record {
             record.aims_at(target);

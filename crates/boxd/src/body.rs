@@ -1,4 +1,4 @@
-//! Request bodies: bounded, and given up when the client stalls.
+//! Request bodies: bounded in size, and aborted when the client stalls.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -11,13 +11,14 @@ use cobox_protocol::{ApiError, ErrorCode, json::must_be_empty};
 use futures_util::{Stream, StreamExt, stream};
 use http::Extensions;
 
-/// Longest a client may pause in the middle of a body, or leave an archive unread: a laptop's Wi-Fi coming back, not a lunch.
+/// Maximum pause of a client within a body, or in reading an archive: covers a Wi-Fi reconnect, but not an abandoned
+/// client.
 pub const STALL: Duration = Duration::from_secs(60);
 
-/// Of a body that is not wanted, what is read to say what is wrong with it.
+/// Maximum read from a body that is not expected, to describe it in the error.
 const MAX_UNWANTED_BYTES: usize = 64 * 1024;
 
-/// The body as it comes in. Ends with an error where the client sent less than it announced, or nothing for too long.
+/// The body as a stream. Ends with an error if the client sent less than it announced, or nothing for too long.
 pub fn chunks(body: Body) -> impl Stream<Item = Result<Bytes, ApiError>> + Send + Unpin + 'static {
     let next = |mut data: axum::body::BodyDataStream| async move {
         let item = match tokio::time::timeout(STALL, data.next()).await {
@@ -31,7 +32,7 @@ pub fn chunks(body: Body) -> impl Stream<Item = Result<Bytes, ApiError>> + Send 
     stream::unfold(body.into_data_stream(), next).boxed()
 }
 
-/// The whole body, at most `limit` bytes of it.
+/// Reads the whole body, at most `limit` bytes.
 pub async fn collect(body: Body, limit: usize) -> Result<Bytes, ApiError> {
     let mut chunks = chunks(body);
     let mut whole = BytesMut::new();
@@ -45,7 +46,7 @@ pub async fn collect(body: Body, limit: usize) -> Result<Bytes, ApiError> {
     Ok(whole.freeze())
 }
 
-/// The body of a request whose route takes none. It is left unread until its sender is known.
+/// The body of a request whose route takes none. It stays unread until the sender is authenticated.
 #[derive(Clone)]
 pub struct UnwantedBody(Arc<Mutex<Option<Body>>>);
 
@@ -54,7 +55,7 @@ impl UnwantedBody {
         Self(Arc::new(Mutex::new(Some(body))))
     }
 
-    /// Called when the sender of a request is authenticated.
+    /// Checks that the body is empty; called once the sender of the request is authenticated.
     pub async fn must_be_empty(extensions: &Extensions) -> Result<(), ApiError> {
         let Some(Self(body)) = extensions.get::<Self>() else { return Ok(()) };
         let body = body.lock().unwrap_or_else(PoisonError::into_inner).take();

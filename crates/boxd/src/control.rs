@@ -1,4 +1,5 @@
-//! The broker's own channel: it pushes keys, revocations and the lease, and asks how boxd is. Whoever reaches this listener is the broker.
+//! The broker's control channel: it pushes keys, revocations and the lease, and queries boxd's status. Every client of
+//! this listener is trusted as the broker.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,21 +19,21 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{answer::Failure, audit::After, auth::Authority, body, happenings::Wish, server::Server};
 
-/// Some 100 000 revocations; a broker that has more must let tokens of that age expire first.
+/// Room for some 100 000 revocations; a broker that has more must first let tokens of that age expire.
 const MAX_STATE_BYTES: usize = 8 * 1024 * 1024;
-/// What open streams get to hear why they end, before an answer tells the broker to go on with it.
+/// Time to notify open streams why they end, before the response allows the broker to proceed.
 const FAREWELL_WITHIN: Duration = Duration::from_millis(250);
 
-/// `PUT /control/state`. One older than what is known changes nothing; the answer says which version holds. One that
-/// announces the end is answered when everybody has been told, or has had the time for it.
+/// `PUT /control/state`. A push older than the current version changes nothing; the response contains the version in
+/// force. A push that announces the end is answered when all streams have been notified or the time for it is over.
 pub async fn put_state(State(server): State<Arc<Server>>, content: Body) -> Result<Json<BoxdStatus>, Failure> {
-    // Before the push is taken: one that shortens the lease must not end boxd while its broker is there to decide.
+    // Before the push is applied: a push that shortens the lease must not end boxd while its broker is there to decide.
     server.authority.note_broker_request();
     let bytes = body::collect(content, MAX_STATE_BYTES).await?;
     let state: ControlState = serde_json::from_slice(&bytes).map_err(|e| ApiError::invalid(format!("the state can't be read: {e}")))?;
     server.authority.replace(&state).map_err(ApiError::invalid)?;
     if state.stop_reason.is_some() {
-        // Past this they are cut off: the broker doesn't wait any longer either.
+        // Streams that are still open after this time are cut off; the broker stops waiting too.
         let _ = tokio::time::timeout(FAREWELL_WITHIN, server.authority.quiet()).await;
     }
     Ok(Json(server.authority.status()))
@@ -44,31 +45,32 @@ pub async fn get_status(State(server): State<Arc<Server>>) -> Json<BoxdStatus> {
     Json(server.authority.status())
 }
 
-/// `GET /control/claims?life=&after=`: the audit's lines, oldest first.
+/// `GET /control/claims?life=&after=`: audit entries, oldest first.
 pub async fn get_claims(State(server): State<Arc<Server>>, after: Query<After>) -> Json<ClaimBatch> {
     server.authority.note_broker_request();
     Json(server.audit.fetch(after))
 }
 
-/// `GET /control/happenings?life=&after=&wait=`: what was done, oldest first, as soon as there is some.
+/// `GET /control/happenings?life=&after=&wait=`: activities, oldest first; waits until there are some.
 pub async fn get_happenings(State(server): State<Arc<Server>>, Query(wish): Query<Wish>) -> Json<ActivityBatch> {
     server.authority.note_broker_request();
     Json(tokio::select! {
         happenings = server.happenings.fetch(&wish) => happenings,
-        // Nobody waits for what won't come any more.
+        // At shutdown the request stops waiting, because no more activities will come.
         () = server.shutdown.cancelled() => server.happenings.take(&wish),
     })
 }
 
-/// `POST /control/shutdown`: answers, then everything ends.
+/// `POST /control/shutdown`: sends the response, then shuts everything down.
 pub async fn shutdown(State(server): State<Arc<Server>>) -> StatusCode {
     tracing::info!("the broker asked boxd to end");
     server.shutdown.cancel();
     StatusCode::ACCEPTED
 }
 
-/// Cancels `shutdown` once the lease has run out and the broker has been silent for the grace time. The lease is wall-clock time; the
-/// silence is not, so that a clock that jumps forward, or a machine that wakes up, leaves the decision to a broker that is there.
+/// Cancels `shutdown` once the lease has run out and the broker has been silent for the grace period. The lease is
+/// wall-clock time and the silence is monotonic, so that after a clock jump or a suspended machine an available broker
+/// still decides.
 pub async fn end_with_the_lease(authority: Arc<Authority>, grace: Duration, shutdown: CancellationToken) {
     let mut pushes = authority.subscribe();
     loop {
@@ -86,7 +88,8 @@ pub async fn end_with_the_lease(authority: Arc<Authority>, grace: Duration, shut
     }
 }
 
-/// Passes on to the sandbox's programs what the broker says of the disk: writers stop when it is full and go on when there is room.
+/// Applies the broker's disk state to the sandbox's programs: writers stop when the disk is full and continue when
+/// there is space.
 pub async fn hold_writers(server: Arc<Server>) {
     let mut pushes = server.authority.subscribe();
     let mut is_stopped = false;
@@ -95,7 +98,7 @@ pub async fn hold_writers(server: Arc<Server>) {
         if wanted != is_stopped {
             match server.programs.stop_writers(wanted).await {
                 Ok(()) => is_stopped = wanted,
-                // Tried again with the next push.
+                // Retried with the next push.
                 Err(error) => tracing::warn!(%error, stop = wanted, "telling the programs about the disk failed"),
             }
         }
@@ -130,9 +133,10 @@ mod tests {
     fn a_clock_that_jumps_ends_nothing_while_the_broker_is_there() {
         let (lease, seconds) = (Timestamp::from_unix(100_000), Duration::from_secs);
         let left = |now, silence| until_end(lease, Timestamp::from_unix(now), silence, GRACE);
-        // A machine that slept for a day, or a clock set forward: the lease is over, the broker was heard 25 s ago.
+        // After a machine slept for a day, or the clock was set forward: the lease has expired, but the broker was
+        // heard 25 s ago.
         assert_eq!(left(100_000 + 86_400, seconds(25)), seconds(35));
-        // A clock set back by an hour prolongs the lease by as much; the broker's next push corrects it.
+        // Setting the clock back by an hour extends the lease by an hour; the broker's next push corrects it.
         assert_eq!(left(100_000 - 3600, seconds(600)), seconds(3660));
     }
 }

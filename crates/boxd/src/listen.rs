@@ -1,4 +1,4 @@
-//! HTTP/1.1 on an inherited UNIX listener: bounded connections, bounded headers, and an end when told.
+//! HTTP/1.1 on an inherited UNIX listener: bounded connections, bounded headers, and shutdown on request.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -10,21 +10,21 @@ use tokio::{net::UnixListener, sync::Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
 
-/// Longest a client may take over a request's headers, and longest an idle connection is kept.
+/// Maximum time for a client to send a request's headers, and for a connection to stay idle.
 const HEADERS_WITHIN: Duration = Duration::from_secs(30);
 /// Request line and headers together: tokens are below 4 KiB, paths below 4 KiB times three when percent-encoded.
 const MAX_HEADER_BYTES: usize = 32 * 1024;
-/// What one connection may hold of a body not yet taken: enough for full speed on a local socket.
+/// Buffer per connection for a body that is not read yet: enough for full speed on a local socket.
 const CONNECTION_BUFFER_BYTES: usize = 256 * 1024;
-/// After a failed accept (descriptors used up, as a rule) there is no point in trying again at once.
+/// Pause after a failed accept: usually descriptors are used up, so an immediate retry would fail too.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// In every request's extensions: what its answer can do with the connection it goes by.
+/// Added to every request's extensions: what a handler can do with the connection that carries its response.
 #[derive(Clone)]
 pub struct Connection {
-    /// Cancelling it drops the connection.
+    /// Cancelling it closes the connection.
     pub end: CancellationToken,
-    /// Files that go by it without being read.
+    /// Sends files over the connection without reading them into memory.
     pub outgoing: FileSender,
 }
 

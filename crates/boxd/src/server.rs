@@ -1,4 +1,4 @@
-//! The daemon as a whole: what every request shares, the two routers, and the life from the first connection to the last.
+//! The daemon: the state that all requests share, the two routers, and the run from the first connection to shutdown.
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,12 +31,12 @@ use crate::{
     watch::{self, Watching},
 };
 
-/// The broker, and a second one that takes over from it.
+/// The broker, and a second one during a takeover.
 const MAX_CONTROL_CONNECTIONS: usize = 16;
-/// What requests under way and shells get to say goodbye.
+/// Time for running requests and shells to finish or notify their clients at shutdown.
 const DRAIN_WITHIN: Duration = Duration::from_secs(2);
 
-/// What every request shares.
+/// State shared by all requests.
 pub struct Server {
     pub authority: Arc<Authority>,
     pub audit: AuditTrail,
@@ -55,15 +55,16 @@ pub struct Server {
 }
 
 impl Server {
-    /// For what an answer need not wait for: it is done as soon as the answer is written, in the order it was asked for.
+    /// Runs work that the response doesn't have to wait for: right after the response is written, in order of
+    /// submission.
     pub fn afterwards(&self, work: impl FnOnce() + Send + 'static) {
-        // The thread's own next task: the one that asks writes its answer in the turn it has now.
+        // Queued as the thread's next task: the caller writes its response within its current poll.
         self.tasks.spawn(async move { work() });
     }
 }
 
-/// Serves until `shutdown` is cancelled: by the caller, by the broker, or here when the lease has run out with no broker in sight.
-/// What runs in the sandbox is the caller's to end afterwards.
+/// Serves until `shutdown` is cancelled: by the caller, by the broker, or here when the lease has run out without
+/// contact to a broker. The caller then has to end what runs in the sandbox.
 pub async fn serve(
     config: BoxdConfig,
     programs: Arc<dyn Spawn>,
@@ -91,7 +92,7 @@ pub async fn serve(
         shutdown: shutdown.clone(),
     });
     let tasks = server.tasks.clone();
-    // Clients stop being served first, the broker can still ask meanwhile.
+    // The client listener stops first; the broker can still send requests in the meantime.
     let control_end = CancellationToken::new();
     tokio::join!(
         accept_loop(clients, client_router(server.clone()), config.dataplane.connections as usize, tasks.clone(), shutdown.clone()),
@@ -119,7 +120,7 @@ fn client_router(server: Arc<Server>) -> Router {
         .with_state(server)
 }
 
-/// A router that remembers its paths, which the router itself doesn't tell.
+/// A router that records its paths, because axum's `Router` doesn't expose them.
 #[derive(Default)]
 struct Routes {
     router: Router<Arc<Server>>,
@@ -133,12 +134,12 @@ impl Routes {
     }
 }
 
-/// The path of every route for clients: what is documented is compared with it.
+/// The paths of all client routes; a test compares the documentation with it.
 pub fn client_paths() -> Vec<&'static str> {
     client_routes().paths
 }
 
-/// At the root and below the base that clients are given.
+/// Served at the root and below the base URL that clients are given.
 async fn health() -> Json<serde_json::Value> {
     Json(serde_json::json!({ "status": "ok" }))
 }

@@ -1,4 +1,4 @@
-//! Commands whose clients have left: they end, and what they hold doesn't keep others out.
+//! Commands whose clients have disconnected: they end, and free what they hold for others.
 
 mod support;
 
@@ -56,9 +56,9 @@ async fn a_command_with_a_client_or_with_a_timeout_of_its_own_is_not_ended() {
     drop(ExecClient::start(&boxd, named("timed", timed)).await);
     let build = ExecStart { timeout_seconds: Some(600.0), ..command("exec sleep 1000") };
     drop(ExecClient::start(&boxd, named("build", build)).await);
-    // What a client says of a terminal counts only while none is connected.
+    // The timeout a client sets for a terminal runs only while no client is connected.
     let mut terminal = SdkClient::run(&boxd, "/bin/sh", json!({ "pty": true, "timeout": 1 })).await;
-    // An abandoned one that started after them has ended: they would have, too.
+    // An abandoned command that started later has ended, so these would have ended as well.
     drop(ExecClient::start(&boxd, named("left", ExecStart { pty: true, ..command("cat") })).await);
     until_running(&boxd, 4).await;
     assert_eq!(running(&boxd).await, 4);

@@ -1,4 +1,4 @@
-//! Asks a person before a command erases something. Without a terminal the command needs `--yes`.
+//! Asks for confirmation before a command erases files. Without a terminal the command requires `--yes`.
 
 use std::io::{self, BufRead as _, IsTerminal as _};
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{context::Context, failure::Failure, span::rough};
 
-/// Returns when the person agrees or has agreed already; a failure otherwise, and nothing is to be done.
+/// Returns if the user agrees or `has_agreed`; otherwise fails, and the caller must not proceed.
 pub fn confirm(context: &Context, question: &str, has_agreed: bool) -> Result<(), Failure> {
     if has_agreed {
         return Ok(());
@@ -28,7 +28,7 @@ pub fn confirm(context: &Context, question: &str, has_agreed: bool) -> Result<()
     }
 }
 
-/// What deleting a sandbox would erase; `None` for a sandbox that the caller may not delete.
+/// The files that deleting a sandbox would erase; `None` if the caller may not delete it.
 pub async fn usage(client: &Client, sandbox: &str) -> Result<Option<SandboxUsage>, ClientError> {
     match client.sandbox_usage(sandbox).await {
         Ok(usage) => Ok(Some(usage)),
@@ -37,7 +37,7 @@ pub async fn usage(client: &Client, sandbox: &str) -> Result<Option<SandboxUsage
     }
 }
 
-/// "42 files, 1.2 MiB".
+/// A size such as "42 files, 1.2 MiB".
 pub fn amount(usage: &SandboxUsage) -> String {
     let (Some(files), Some(bytes)) = (usage.files, usage.bytes) else {
         let why = match usage.uncounted {
@@ -52,7 +52,7 @@ pub fn amount(usage: &SandboxUsage) -> String {
     format!("{more}{files} {noun}, {}", indicatif::HumanBytes(bytes))
 }
 
-/// How it ends: at once, or after a time in which it can be restored.
+/// Whether the files are erased immediately, or how they can be restored and for how long.
 pub fn way_back(usage: &SandboxUsage, sandbox: &str) -> String {
     match usage.restorable_seconds {
         0 => "they are erased at once and can't be restored".to_owned(),
@@ -63,18 +63,18 @@ pub fn way_back(usage: &SandboxUsage, sandbox: &str) -> String {
     }
 }
 
-/// Members of a command's JSON object that say what a deletion erased; `null` if it could not be counted.
+/// Members of a command's JSON object that report what a deletion erased; `null` if it could not be counted.
 pub fn erased(usage: &SandboxUsage) -> Value {
     let SandboxUsage { files, bytes, complete, restorable_seconds, .. } = usage;
     json!({ "files": files, "bytes": bytes, "complete": complete, "restorable_seconds": restorable_seconds })
 }
 
-/// As [`erased`], for a command that erased nothing.
+/// The members of [`erased`] for a command that erased nothing.
 pub fn nothing_erased() -> Value {
     json!({ "files": 0, "bytes": 0, "complete": true, "restorable_seconds": null })
 }
 
-/// A JSON object with the members of another one added.
+/// Adds the members of `more` to a JSON object.
 pub fn with_members(mut object: Value, more: Value) -> Value {
     if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
         object.extend(more);

@@ -1,4 +1,4 @@
-//! `cobox`: the one command people type, for brokers and for the sandboxes behind them.
+//! `cobox`: the command line program, for brokers and for the sandboxes they manage.
 
 mod byte_size;
 mod chat;
@@ -92,13 +92,13 @@ struct Cli {
     command: Option<Command>,
 }
 
-/// The first argument of the process that becomes a sandbox's.
+/// First argument of the process that becomes a sandbox's launcher.
 const LAUNCH: &str = "__launch";
-/// Exit code of a command line that says nothing to do, as of one that can't be read.
+/// Exit code of a command line that names no command or can't be parsed.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    // Before anything else: namespaces are entered by a process that has one thread and no state of its own.
+    // Must come first: namespaces have to be entered by a process with a single thread and no state.
     if std::env::args_os().nth(1).is_some_and(|arg| arg == LAUNCH) {
         cobox_provider::local::launch_main()
     }
@@ -115,7 +115,7 @@ fn main() -> ExitCode {
     let outcome = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
             let outcome = catch_unwind(AssertUnwindSafe(|| runtime.block_on(run(cli.command, &context))));
-            // A thread may still wait for the keyboard; it must not keep the program alive, nor one that broke.
+            // A thread may still be blocked reading the keyboard; it must not delay the exit, also not after a panic.
             runtime.shutdown_background();
             outcome.unwrap_or_else(|panic| resume_unwind(panic))
         }
@@ -131,7 +131,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// What was asked for instead of a command, such as help; or why the line can't be read, as JSON for who asked for that.
+/// Prints what clap returned instead of a command: help, or a parse error, which is JSON if the command line has
+/// `--json`.
 fn misread(e: &clap::Error) -> ExitCode {
     let is_for_program = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
     if !e.use_stderr() || !is_for_program {
@@ -146,14 +147,14 @@ fn usage_failure(e: &clap::Error) -> Failure {
     let paragraph = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join(" ").trim().to_owned();
     let usage = told.split("\n\n").find(|part| part.starts_with("Usage:")).map(paragraph);
     let what = match e.kind() {
-        // All of the help.
+        // This kind of error contains the whole help text.
         clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "this says nothing to do".to_owned(),
         _ => paragraph(told.split("\n\n").next().unwrap_or_default().trim_start_matches("error:")),
     };
     Failure::new(what).advise(usage.unwrap_or_else(|| "`--help` shows what there is".to_owned())).exit_with(USAGE)
 }
 
-/// `cobox` alone is a look into the sandbox, or, where there is none to look into, help.
+/// `cobox` without a command opens the sandbox view, or prints help if there is no sandbox to view.
 async fn run(command: Option<Command>, context: &Context) -> commands::Outcome {
     match command {
         Some(command) => command.run(context).await,

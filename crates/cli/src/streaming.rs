@@ -1,4 +1,4 @@
-//! A command in a sandbox as if it ran here: its output as it comes, this input in it, and Ctrl-C for it.
+//! Runs a command in a sandbox as if it ran locally: streams its output, forwards standard input, and passes Ctrl-C on.
 
 use std::{
     io::{self, IsTerminal},
@@ -26,27 +26,27 @@ use crate::{
     terminal::{EscapeKey, EscapeScan, Modes, RawMode, Typed, shows_alternate, size},
 };
 
-/// Bytes read from standard input at once.
+/// Read size for standard input, in bytes.
 const STDIN_CHUNK: usize = 64 * 1024;
-/// For the sandbox to end a command that is not wanted any more.
+/// Time for the sandbox to end a cancelled command.
 const CANCEL_WITHIN: Duration = Duration::from_secs(5);
-/// For what was printed to be written after an end that doesn't wait for its reader.
+/// Time to write the remaining output at an end that doesn't wait for its reader.
 const WRITE_WITHIN: Duration = Duration::from_secs(1);
-/// Pieces of output that wait to be written: enough for the network and the reader to work at the same time.
+/// Output chunks queued for writing: enough for the network and the reader to work in parallel.
 const UNWRITTEN: usize = 8;
-/// Exit codes of what a signal ended: 128 and the signal's number.
+/// Exit codes for an end by a signal: 128 plus the signal's number.
 const BROKEN_PIPE: u8 = 141;
 const TERMINATED: u8 = 143;
 const HUNG_UP: u8 = 129;
 
-/// How a command came to its end.
+/// How a command ended.
 pub struct Ended {
     pub exit_code: i32,
     pub signal: Option<i32>,
     pub timed_out: bool,
 }
 
-/// Ended by what happened here, with this exit code, or why it failed.
+/// The run ended locally with this exit code, or failed.
 pub enum Stop {
     Here(u8),
     Failed(Failure),
@@ -58,13 +58,13 @@ impl<E: Into<Failure>> From<E> for Stop {
     }
 }
 
-/// Runs a command to its end, with its output shown as it comes. `is_raw`: a terminal gets every escape sequence.
+/// Runs a command to its end and shows its output as it arrives. With `is_raw` a terminal gets every escape sequence.
 pub async fn run(dataplane: &Dataplane, start: ExecStart, printer: Printer, is_raw: bool) -> Result<Ended, Stop> {
     let is_pty = start.pty;
     let mut running = Running::start(dataplane, start, printer).await?;
     let raw = if is_pty { RawMode::enter()? } else { None };
     let (screen, ended) = running.hold(dataplane, Screen::new(printer, is_pty, is_raw)).await;
-    // Without it something still waits to be read by whoever has the terminal, and what is written after it would wait too.
+    // `None` means that the writer is still blocked on the terminal, and anything written now would block too.
     if let Some(screen) = screen {
         printer.err(screen.stderr.finish());
         let mut left = screen.stdout.finish().to_vec();
@@ -72,14 +72,14 @@ pub async fn run(dataplane: &Dataplane, start: ExecStart, printer: Printer, is_r
             left.extend(screen.modes.off());
             left.extend_from_slice(if ended.is_err() { b"\r\n" } else { b"" });
         }
-        // A terminal that is gone can't be reset, and nobody looks at it.
+        // A terminal that is gone can't be reset and doesn't need it.
         let _ = printer.stream(&left);
     }
     drop(raw);
     ended
 }
 
-/// Runs a command to its end, with up to so many bytes of each output in one answer.
+/// Runs a command to its end, and returns up to `max_bytes` of each output stream in one answer.
 pub async fn gather(dataplane: &Dataplane, start: ExecStart, printer: Printer, max_bytes: usize) -> Result<ExecResponse, Stop> {
     let mut running = Running::start(dataplane, start, printer).await?;
     let began = Instant::now();
@@ -92,7 +92,7 @@ pub async fn gather(dataplane: &Dataplane, start: ExecStart, printer: Printer, m
     Ok(ExecResponse { stdout, stderr, stdout_b64, stderr_b64, exit_code, signal, timed_out, truncated, duration_ms, command_id })
 }
 
-/// Where a command's output goes; it may block.
+/// Destination of a command's output; it may block.
 trait Sink: Send + 'static {
     fn take(&mut self, event: ExecEvent) -> io::Result<()>;
 }
@@ -132,14 +132,15 @@ impl Sink for Screen {
 
 impl Screen {
     fn new(printer: Printer, is_pty: bool, is_raw: bool) -> Self {
-        // A program with a terminal of its own gets the answers to its queries. Without one they would be typed into the local shell.
+        // A program on a pty receives the answers to its terminal queries. Without a pty they would be typed into the
+        // local shell.
         let hides = if is_pty { SequenceKinds::ALL.without(SequenceKinds::QUERY) } else { SequenceKinds::ALL };
         let stdout = OutputFilter::new(io::stdout().is_terminal() && !is_raw, hides);
         let stderr = OutputFilter::new(io::stderr().is_terminal() && !is_raw, hides);
         Self { printer, is_pty, modes: Modes::default(), stdout, stderr }
     }
 
-    /// For somebody who reads along, and not in the middle of their screen.
+    /// Prints a note for an interactive user, except over the screen of a pty program.
     fn say(&self, words: &str) {
         if self.printer.is_interactive() && !self.is_pty {
             self.printer.note(words);
@@ -147,7 +148,7 @@ impl Screen {
     }
 }
 
-/// The first bytes of each output.
+/// Captures the first bytes of each output stream.
 #[derive(Default)]
 struct Kept {
     max_bytes: usize,
@@ -191,7 +192,7 @@ impl Running {
         Ok(Self { printer, command_id, input, output, is_pty, has_stdin, interrupts: 0 })
     }
 
-    /// How it ended; and the sink, unless it is still stuck.
+    /// Runs until the end. Returns the result, and the sink unless it is still blocked.
     async fn hold<S: Sink>(&mut self, dataplane: &Dataplane, sink: S) -> (Option<S>, Result<Ended, Stop>) {
         let (events, mut writing) = write_into(sink);
         let mut events = Some(events);
@@ -204,7 +205,7 @@ impl Running {
         (written.ok().and_then(Result::ok).map(|(sink, _)| sink), Err(ended))
     }
 
-    /// Until all that the command printed is written, or an end that doesn't wait for it.
+    /// Runs until all output of the command is written, or until an end that doesn't wait for it.
     async fn watch<S: Sink>(
         &mut self,
         dataplane: &Dataplane,
@@ -212,8 +213,9 @@ impl Running {
         writing: &mut JoinHandle<(S, io::Result<()>)>,
     ) -> Result<(S, Result<Ended, Stop>), Stop> {
         let mut signals = Signals::new()?;
-        // A task of its own: a command that doesn't read must not hold up what it prints. Where its input is not ours to read, none is: it is
-        // for whoever comes after us, and a terminal's would stop us in the background.
+        // A separate task: a command that doesn't read its input must not block its output. Input that isn't ours to
+        // read is left alone: it belongs to the next reader, and reading a terminal in the background would stop this
+        // process.
         let mut typing = match self.has_stdin {
             true => Some(AbortOnDropHandle::new(tokio::spawn(pass_on(self.input.clone(), self.is_pty)))),
             false => None,
@@ -224,7 +226,7 @@ impl Running {
                 passed = hand_on(events.as_ref(), &mut self.output) => match passed {
                     Passed::One => {}
                     Passed::Over(ended) => (over, *events) = (Some(ended), None),
-                    // What happened to the writing comes by itself.
+                    // The writer's task reports its own failure.
                     Passed::Unwritten => *events = None,
                 },
                 written = &mut *writing => match written {
@@ -243,7 +245,7 @@ impl Running {
                 },
                 typed = async { typing.as_mut().expect("checked by its condition").await }, if typing.is_some() => match typed {
                     Ok(Ok(true)) => return Err(self.stop(dataplane, &over, INTERRUPTED).await),
-                    // Where it failed, what the reading half says of it is the better message.
+                    // A failure here is also reported by the reading side, with a better message.
                     Ok(_) => typing = None,
                     Err(e) => return Err(Failure::new(format!("reading standard input: {e}")).into()),
                 },
@@ -255,7 +257,7 @@ impl Running {
                     if self.interrupts > 1 || over.is_some() {
                         return Err(self.stop(dataplane, &over, INTERRUPTED).await);
                     }
-                    // Kept for the next connection if there is none now.
+                    // Queued for the next connection if there is none now.
                     let _ = self.input.signal("INT").await;
                 }
                 _ = signals.terminated.recv() => return Err(self.stop(dataplane, &over, TERMINATED).await),
@@ -264,7 +266,7 @@ impl Running {
         }
     }
 
-    /// Ends the command, unless it has ended.
+    /// Cancels the command, unless it has ended.
     async fn stop(&self, dataplane: &Dataplane, over: &Option<Result<Ended, Stop>>, code: u8) -> Stop {
         if over.is_none() {
             self.cancel(dataplane).await;
@@ -272,19 +274,20 @@ impl Running {
         Stop::Here(code)
     }
 
-    /// Whoever can't be told: the command runs on, and `cobox ps` shows it.
+    /// Cancels the command. If the sandbox can't be reached, the command keeps running, and a note refers to `cobox
+    /// ps`.
     async fn cancel(&self, dataplane: &Dataplane) {
         let told = tokio::time::timeout(CANCEL_WITHIN, dataplane.cancel(&self.command_id)).await;
         if !matches!(told, Ok(Ok(()))) {
             let words = format!("cobox: the command could not be ended; try `cobox kill {}`", self.command_id);
             let printer = self.printer;
-            // Where nobody reads stderr, nobody misses it.
+            // Ignored if stderr is closed or blocked.
             let _ = tokio::time::timeout(WRITE_WITHIN, tokio::task::spawn_blocking(move || printer.note(&words))).await;
         }
     }
 }
 
-/// On a thread of its own: a reader that stalls must not keep us from hearing signals.
+/// Starts a writer on its own thread: a blocked reader must not delay signal handling.
 fn write_into<S: Sink>(mut sink: S) -> (mpsc::Sender<ExecEvent>, JoinHandle<(S, io::Result<()>)>) {
     let (events, mut coming) = mpsc::channel(UNWRITTEN);
     let writing = tokio::task::spawn_blocking(move || {
@@ -301,11 +304,12 @@ fn write_into<S: Sink>(mut sink: S) -> (mpsc::Sender<ExecEvent>, JoinHandle<(S, 
 enum Passed {
     One,
     Over(Result<Ended, Stop>),
-    /// Nobody writes any more.
+    /// The writer has ended.
     Unwritten,
 }
 
-/// Hands on what happens next, once there is room for it: a reader that is slow slows the command down. Never where it is over.
+/// Forwards the next event when the queue has capacity, so a slow reader slows the command down. Never resolves
+/// without a queue, which is dropped once the command is over.
 async fn hand_on(events: Option<&mpsc::Sender<ExecEvent>>, output: &mut ExecOutput) -> Passed {
     let Some(events) = events else { return std::future::pending().await };
     let Ok(room) = events.reserve().await else { return Passed::Unwritten };
@@ -320,7 +324,7 @@ async fn hand_on(events: Option<&mpsc::Sender<ExecEvent>>, output: &mut ExecOutp
     }
 }
 
-/// `true` where the one at the keyboard wants to leave.
+/// Forwards standard input. Returns `true` if the user typed the escape for leaving.
 async fn pass_on(input: ExecInput, is_pty: bool) -> Result<bool, ClientError> {
     let has_escapes = is_pty && std::io::stdin().is_terminal();
     let mut stdin = tokio::io::stdin();
@@ -339,7 +343,7 @@ async fn pass_on(input: ExecInput, is_pty: bool) -> Result<bool, ClientError> {
             match typed {
                 Typed::Send(bytes) => input.stdin(&bytes).await?,
                 Typed::Leave => return Ok(true),
-                // Nobody shares a command.
+                // A command has no other participants, so these keys have no effect.
                 Typed::Take | Typed::Release | Typed::Help | Typed::Status | Typed::Redraw | Typed::Suspend => {}
             }
         }

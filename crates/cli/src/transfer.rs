@@ -27,15 +27,15 @@ use crate::{
     unpack::{Unpacked, unpack},
 };
 
-/// Bytes read from a local file at once.
+/// Read size for local files, in bytes.
 const READ_CHUNK: usize = 64 * 1024;
 
-/// What was moved, as `--json` shows it.
+/// Totals of a transfer, as `--json` shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Moved {
     pub files: u64,
     pub links: u64,
-    /// Of the files' contents, before compression.
+    /// Size of the files' contents before compression.
     pub bytes: u64,
     pub left_out: u64,
 }
@@ -49,7 +49,7 @@ impl std::ops::AddAssign for Moved {
     }
 }
 
-/// Ends a transfer at Ctrl-C by dropping it, which removes the file that is only half there.
+/// Aborts a transfer at Ctrl-C by dropping it, which also removes the partial file.
 pub async fn interruptible<T>(transfer: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let mut signals = EndSignals::new()?;
     tokio::select! {
@@ -66,7 +66,7 @@ impl Moved {
     }
 }
 
-/// One local file to a path in the sandbox, with its mode.
+/// Uploads one local file, with its mode.
 pub async fn send_file(context: &Context, dataplane: &Dataplane, from: &Path, to: &[u8]) -> Result<Moved, Failure> {
     use std::os::unix::fs::PermissionsExt;
     let meta = tokio::fs::metadata(from).await.with_context(|| format!("reading {}", from.display()))?;
@@ -75,13 +75,13 @@ pub async fn send_file(context: &Context, dataplane: &Dataplane, from: &Path, to
     }
     let bar = context.printer.progress(Some(meta.len()), &from.display().to_string());
     let (path, counted) = (from.to_owned(), bar.clone());
-    // Files of /proc and the like say that they are empty, and are not.
+    // Files in /proc and similar report a size of 0 although they have contents.
     let length = Some(meta.len()).filter(|length| *length > 0);
     let upload = Upload::from_stream(length, move || {
         let (path, bar) = (path.clone(), counted.clone());
         async move {
             bar.set_position(0);
-            // No more than was promised, though it grows meanwhile.
+            // At most the announced length, even if the file grows during the upload.
             let file = tokio::fs::File::open(&path).await?.take(length.unwrap_or(u64::MAX));
             Ok(ReaderStream::with_capacity(file, READ_CHUNK).inspect_ok(move |chunk| bar.inc(chunk.len() as u64)))
         }
@@ -91,7 +91,7 @@ pub async fn send_file(context: &Context, dataplane: &Dataplane, from: &Path, to
     Ok(Moved { files: 1, bytes: written?.size, ..Moved::default() })
 }
 
-/// A local folder's contents into a folder of the sandbox.
+/// Uploads a local folder's contents into a folder of the sandbox.
 pub async fn send_folder(context: &Context, dataplane: &Dataplane, from: &Path, to: &[u8], ignoring: Ignoring) -> Result<Moved, Failure> {
     let root = from.to_owned();
     let total = {
@@ -133,7 +133,7 @@ pub async fn send_folder(context: &Context, dataplane: &Dataplane, from: &Path, 
     })
 }
 
-/// Standard input to a path in the sandbox.
+/// Uploads standard input to a path in the sandbox.
 pub async fn send_input(context: &Context, dataplane: &Dataplane, to: &[u8]) -> Result<Moved, Failure> {
     let bar = context.printer.progress(None, "standard input");
     let (counted, unread) = (bar.clone(), Mutex::new(Some(tokio::io::stdin())));
@@ -149,11 +149,11 @@ pub async fn send_input(context: &Context, dataplane: &Dataplane, to: &[u8]) -> 
     Ok(Moved { files: 1, bytes: written?.size, ..Moved::default() })
 }
 
-/// A file of the sandbox into a local one, which changes all at once or not at all; what is no regular file, such as a pipe or a terminal,
-/// is written into. A terminal gets every escape sequence only where `is_raw`.
+/// Downloads a file into a local one, which is replaced atomically. A target that is not a regular file, such as a pipe
+/// or a terminal, is written to directly. A terminal gets every escape sequence only with `is_raw`.
 pub async fn receive_file(context: &Context, file: RemoteFile, to: &Path, is_raw: bool) -> Result<Moved, Failure> {
     use std::os::unix::fs::PermissionsExt;
-    // Through a link, as cp does, instead of replacing it.
+    // Writes through a symlink, as cp does, instead of replacing it.
     let to: PathBuf = to.canonicalize().unwrap_or_else(|_| to.to_owned());
     let shown = to.display().to_string();
     if to.metadata().is_ok_and(|meta| !meta.is_file()) {
@@ -167,7 +167,7 @@ pub async fn receive_file(context: &Context, file: RemoteFile, to: &Path, is_raw
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    // The temporary name, which these errors would show, is nothing anybody asked for.
+    // These errors would name the temporary file, which the user doesn't know.
     let unwritable = |e: io::Error| match e.kind() {
         io::ErrorKind::NotFound => Failure::new(format!("{} does not exist", folder.display())),
         kind => Failure::new(format!("can't write in {}: {kind}", folder.display())),
@@ -181,7 +181,8 @@ pub async fn receive_file(context: &Context, file: RemoteFile, to: &Path, is_raw
     Ok(Moved { files: 1, bytes, ..Moved::default() })
 }
 
-/// A file of the sandbox to standard output. Nobody reading any more is not an error. A terminal gets every escape sequence only where `is_raw`.
+/// Downloads a file to standard output. A closed standard output is not an error. A terminal gets every escape sequence
+/// only with `is_raw`.
 pub async fn receive_to_output(context: &Context, file: RemoteFile, is_raw: bool) -> Result<(), Failure> {
     let (bar, filter) = bar_and_filter(context, &file, "standard output", io::stdout().is_terminal(), is_raw);
     match pour(file, &mut tokio::io::stdout(), filter, &bar, "standard output").await {
@@ -196,7 +197,7 @@ fn bar_and_filter(context: &Context, file: &RemoteFile, to: &str, is_terminal: b
     (bar, OutputFilter::new(is_terminal && !is_raw, SequenceKinds::ALL))
 }
 
-/// All of a file's bytes, as many as were promised.
+/// Copies the file's bytes, and checks that they are as many as announced.
 async fn pour(
     file: RemoteFile,
     out: &mut (impl AsyncWrite + Unpin),
@@ -223,7 +224,7 @@ async fn pour(
     }
 }
 
-/// Why not all of it came through.
+/// Why a download is incomplete.
 enum Poured {
     Unwritable(io::Error),
     Failed(Failure),
@@ -238,7 +239,7 @@ impl From<Poured> for Failure {
     }
 }
 
-/// A folder of the sandbox into a local one.
+/// Downloads a folder of the sandbox into a local one.
 pub async fn receive_folder(context: &Context, archive: RemoteFile, to: &Path) -> Result<Moved, Failure> {
     let bar = context.printer.progress(None, &to.display().to_string());
     let counted = counting(archive, bar.clone());

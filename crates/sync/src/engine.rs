@@ -47,7 +47,7 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 const CLOSE_REASON_TIMEOUT: Duration = Duration::from_secs(1);
 /// A flush is repeated for at most this many rounds while files keep changing; then the current state is reported.
 const MAX_FLUSH_ROUNDS: u32 = 5;
-/// A sync with `once` ends after this many rounds even if files keep changing, and reports what is not in sync.
+/// A sync with `once` ends after this many rounds even if files keep changing, and reports the unsynced files.
 const MAX_ONCE_ROUNDS: u32 = 6;
 /// Consecutive connections without a completed round after which a sync with `once` gives up.
 const MAX_ONCE_CONNECTIONS: u32 = 6;

@@ -254,7 +254,7 @@ impl Drop for Staging {
     }
 }
 
-/// Grants execute permission to all who may read, or to no user.
+/// Grants execute permission to all users with read permission, or to none.
 pub fn with_exec(mode: u32, exec: bool) -> u32 {
     if exec { mode | ((mode & 0o444) >> 2) | 0o100 } else { mode & !0o111 }
 }

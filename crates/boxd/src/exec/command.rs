@@ -1,4 +1,5 @@
-//! A command whose output is kept: it runs whether anybody is connected or not, and whoever comes back finds every byte once.
+//! A command with retained output: it runs independently of client connections, and a client that reconnects receives
+//! every byte exactly once.
 
 use std::{
     fs::File,
@@ -35,38 +36,40 @@ use crate::{
     server::Server,
 };
 
-/// Of each of its streams, in memory: what a client that acknowledges as it goes has under way. Taken as it fills, not before.
+/// Per output stream, in memory: enough for what a client that acknowledges continuously has in flight. Allocated as it
+/// fills.
 const RING_BYTES: usize = 1024 * 1024;
-/// First buffer for a program's output, and the one for a program that fills it: as large as a frame, for the same reason.
+/// Initial read buffer, and the one for programs that fill it: as large as a frame, for the same reason.
 const SMALL_READ_BYTES: usize = 8 * 1024;
 const LARGE_READ_BYTES: usize = 64 * 1024;
-/// What the pipe of a program that prints a lot is made: fewer changes between it and us.
+/// Pipe size for a program that prints a lot: a larger pipe means fewer context switches between the program and boxd.
 const LARGE_PIPE_BYTES: usize = 1024 * 1024;
-/// How long output is still read after the program has ended while something it started holds the pipes open.
+/// How long output is still read after the program has exited while one of its children holds the pipes open.
 const LINGER: Duration = Duration::from_millis(100);
-/// Most that a last look takes: the largest pipe an ordinary user can make, so all that a program wrote before it ended.
+/// Maximum read by the final drain: the largest pipe an unprivileged user can create, so everything that the program
+/// wrote before it exited.
 const DRAIN_BYTES: usize = 1024 * 1024;
 
 pub struct Command {
     pub listed: Listed,
     pub stdout: Log,
-    /// A terminal has one stream.
+    /// `None` on a terminal, which has a single output stream.
     pub stderr: Option<Log>,
     pub input: Input,
     pub has_input: bool,
-    /// Closed when the command has ended: there are only so many.
+    /// Closed when the command has ended, because the number of ptys is limited.
     pty: Mutex<Option<Arc<Descriptor>>>,
     kill_on_disconnect: bool,
     /// See [`Terms`](super::Terms).
     pub kept_for: Option<Duration>,
     attached: AtomicUsize,
-    /// Somebody came, or the last one left.
+    /// Notified when the first client attaches or the last one detaches.
     attendance: Notify,
 }
 
 impl Command {
-    /// What is to be read and written is in the second part, for [`Running::run`].
-    /// `said` is in the program's place where there is none.
+    /// The second return value reads and writes the pipes; see [`Running::run`]. `said` replaces the program's output
+    /// where the program could not be started.
     pub fn new(
         listed: Listed,
         started: Started,
@@ -133,21 +136,21 @@ impl Command {
     }
 
     fn pty(&self) -> MutexGuard<'_, Option<Arc<Descriptor>>> {
-        // Each change is a single assignment.
+        // Each change is a single assignment, so the value is consistent even after a panic.
         self.pty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody is connected to it.
+    /// Registers a client connection.
     pub fn attach(self: &Arc<Self>) -> Attached {
         self.attached.fetch_add(1, Ordering::SeqCst);
         self.attendance.notify_waiters();
         Attached(self.clone())
     }
 
-    /// Resolves when nobody was connected for so long.
+    /// Resolves when no client has been connected for `limit`.
     async fn unattended_for(&self, limit: Duration) {
         loop {
-            // Before the look, so that who comes or goes in between is not missed.
+            // Before the check, so that a client that attaches or detaches in between is not missed.
             let changed = self.attendance.notified();
             if self.attached.load(Ordering::SeqCst) > 0 {
                 changed.await;
@@ -157,13 +160,13 @@ impl Command {
         }
     }
 
-    /// Memory that its output takes.
+    /// Memory held by its buffered output, in bytes.
     pub fn memory(&self) -> usize {
         self.stdout.memory() + self.stderr.as_ref().map_or(0, Log::memory)
     }
 }
 
-/// One connection to a command.
+/// One client connection to a command; dropping it detaches.
 pub struct Attached(pub Arc<Command>);
 
 impl Drop for Attached {
@@ -179,14 +182,14 @@ impl Drop for Attached {
     }
 }
 
-/// One stream of a program on its way to its log.
+/// One output stream of a program and the log it is copied to.
 struct Stream {
     from: Option<Arc<Descriptor>>,
     log: Log,
     place: SpoolPlace,
 }
 
-/// What runs beside everybody who looks.
+/// The task that runs a command, independently of its viewers.
 pub struct Running {
     command: Arc<Command>,
     stdin: Option<Arc<Descriptor>>,
@@ -198,7 +201,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Runs until the program has ended and all it printed is in the logs.
+    /// Runs until the program has exited and all its output is in the logs.
     pub async fn run(self, server: &Server) {
         let Running { command, stdin, is_terminal, out, err, timeout, unattended } = self;
         let exited = CancellationToken::new();
@@ -219,14 +222,14 @@ impl Running {
             ended
         };
         let feed = async {
-            // Ends with the program: nobody else will read it.
+            // Ends with the program: no other process will read the input.
             tokio::select! {
                 () = command.input.feed(stdin, is_terminal) => {}
                 () = exited.cancelled() => command.input.refuse(),
             }
         };
         let (ended, (), out, err) = tokio::join!(ended, feed, out.pump(server, &exited), err.pump(server, &exited));
-        // A terminal that goes away says so to those who hold it.
+        // A terminal needs no reader: processes that still hold it get a hangup when it closes.
         for pipe in [out, err].into_iter().flatten().filter(|_| !is_terminal) {
             server.commands.leftovers.read_to_nowhere(server, pipe);
         }
@@ -249,7 +252,8 @@ impl Stream {
         Self { from, log, place }
     }
 
-    /// Moves what the program prints to the log, until it prints no more. What somebody else still holds when it has ended is returned.
+    /// Copies the program's output to the log until end of file. Returns the pipe if another process still holds it
+    /// open after the program has exited.
     async fn pump(self, server: &Server, exited: &CancellationToken) -> Option<Arc<Descriptor>> {
         let from = self.from.as_ref()?;
         let mut buf = vec![0; SMALL_READ_BYTES];
@@ -268,10 +272,11 @@ impl Stream {
             self.take(server, &buf[..n]).await;
             if n == buf.len() && buf.len() < LARGE_READ_BYTES {
                 buf = vec![0; LARGE_READ_BYTES];
-                // A terminal has no such size, and a user may have used up what there is: then it goes as it did.
+                // Fails on a terminal, which has no pipe size, or when the user's pipe quota is used up: the pipe then
+                // keeps its size.
                 let _ = rustix::pipe::fcntl_setpipe_size(&**from, LARGE_PIPE_BYTES);
             }
-            // A child left in the background that prints without pause is not waited for either.
+            // Also bounds the wait for a background child that prints without pause.
             if deadline.is_some_and(|deadline| Instant::now() > deadline) {
                 break;
             }
@@ -297,7 +302,7 @@ impl Stream {
         }
     }
 
-    /// Takes bytes in a thread that may wait for the disk.
+    /// Appends bytes to the log on a blocking thread, because this may wait for the disk.
     async fn spool(&self, server: &Server, bytes: &[u8]) -> usize {
         if self.place.get().is_none() {
             let file = match server.authority.view().disk_full {
@@ -309,7 +314,7 @@ impl Stream {
                     .map_err(|error| tracing::warn!(%error, "no file for a command's output"))
                     .ok(),
             };
-            // Only this task makes it.
+            // Only this task sets it.
             let _ = self.place.set(file.map(File::from));
         }
         let (log, length, bytes) = (self.log.clone(), bytes.len(), bytes.to_vec());
@@ -317,7 +322,7 @@ impl Stream {
         if let Some(error) = self.log.take_spool_failure() {
             tracing::warn!(%error, "a command's output is kept in memory only from here on");
         }
-        // Only a panic in there gives nothing; the bytes are then as lost as the spool.
+        // `None` only after a panic in that thread; these bytes are then lost together with the spool.
         taken.unwrap_or(length)
     }
 }

@@ -1,4 +1,5 @@
-//! A command that ran to its end, on its way to the client: as one short piece, or in pieces with the memory it takes.
+//! The answer for a command that ran to its end: sent as one short piece, or in pieces that carry their memory
+//! reservation.
 
 use axum::{
     Json,
@@ -18,19 +19,20 @@ use crate::{
     long_json::{self, Text},
 };
 
-/// Output up to this is answered in one piece: however it is encoded, a socket takes that without waiting for its client.
+/// Output up to this size is answered in one piece: in any encoding, a socket's send buffer takes it without waiting
+/// for the client.
 const SHORT_BYTES: usize = 16 * 1024;
 
-/// What stands at the end of stderr for a client whose answer has no other place for it.
+/// Appended to stderr for clients whose answer format has no field for it.
 const TIMED_OUT: &str = "\n[the command took longer than its timeout and was ended]\n";
 const TRUNCATED: &str = "\n[there was more output than fits an answer; stream it or write it to a file]\n";
 
 pub struct Done {
-    /// All of the answer but the output.
+    /// The whole answer except the output.
     pub told: ExecResponse,
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
-    /// What the output takes.
+    /// The memory reservation of the output.
     pub memory: Memory,
 }
 
@@ -53,9 +55,9 @@ impl Done {
         long_json::answer(&self.told, texts, self.memory, connection).map_err(internal)
     }
 
-    /// As the LangSmith SDK takes it.
+    /// The answer in the format of the LangSmith SDK.
     pub fn brief_answer(mut self, connection: &Connection) -> Result<Response, ApiError> {
-        // It has no fields for these, and must not be left to find out.
+        // That format has no fields for these two facts, so they are appended to stderr.
         for (is_so, said) in [(self.told.timed_out, TIMED_OUT), (self.told.truncated, TRUNCATED)] {
             if is_so {
                 self.stderr.extend_from_slice(said.as_bytes());
@@ -74,7 +76,7 @@ impl Done {
     }
 }
 
-/// The same for a command that was typed in a shell, for which `memory` was taken.
+/// The answer for a command that was typed into a shell; `memory` is its reservation.
 pub fn answer_of_a_shell(done: ShellRunResult, memory: Memory, commands: &Commands, connection: &Connection) -> Result<Response, ApiError> {
     let length = done.output.len() + done.output_b64.as_ref().map_or(0, String::len);
     if length <= SHORT_BYTES {

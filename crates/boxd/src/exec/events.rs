@@ -1,4 +1,5 @@
-//! `POST /v1/exec` as an event stream: the frames of a command's output as server-sent events, resumed by asking again from where it broke off.
+//! `POST /v1/exec` as an event stream: a command's output frames as server-sent events. A client resumes by repeating
+//! the request with the position where the stream broke off.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,41 +25,41 @@ use crate::{
     server::Server,
 };
 
-/// Events between a command and a slow client; beyond it the command's output waits where it is kept.
+/// Events queued for a slow client; beyond it the output stays in the command's log.
 const WAITING_EVENTS: usize = 2;
-/// Something to send while nothing happens, so that proxies between don't take the silence for an end.
+/// Interval of keep-alive comments while there is no output, so that proxies don't close the connection as idle.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const LAST_EVENT_ID: &str = "last-event-id";
 
-/// Whether the client asked for events and nothing else: one that takes both gets the whole answer.
+/// Whether the client accepts only an event stream; one that also accepts JSON gets the whole answer.
 pub fn are_wanted(headers: &HeaderMap) -> bool {
     let accepts = |kind: &str| headers.get_all(header::ACCEPT).iter().any(|v| v.to_str().is_ok_and(|v| v.contains(kind)));
     accepts("text/event-stream") && !accepts("application/json") && !accepts("*/*")
 }
 
-/// How a command's life is told as events.
+/// Encodes a command's events for one dialect.
 pub trait Script: Send + 'static {
     const FORM: Form;
 
     fn ready(&mut self, ready: ExecReady, positions: (u64, u64)) -> Bytes;
-    /// `positions` is where both streams go on after it.
+    /// `positions` are the offsets at which both streams continue after it.
     fn event(&mut self, event: Event, positions: (u64, u64)) -> Bytes;
-    /// The stream ends before the command does.
+    /// The event for a stream that ends before the command does.
     fn cut_off(&mut self, why: CutOff, positions: (u64, u64)) -> Option<Bytes>;
 }
 
 pub enum CutOff {
-    /// Its token has ended, or was taken back.
+    /// The token has expired or was revoked.
     Refused(ApiError),
-    /// boxd is about to end.
+    /// boxd is about to exit.
     Shutdown,
 }
 
-/// A stream of events to begin.
+/// An event stream that is about to start.
 pub struct Events<S> {
     pub start: ExecStart,
     pub terms: Terms,
-    /// Of each stream, where not all of it is wanted.
+    /// Maximum bytes of each stream, if limited.
     pub max_output: Option<u64>,
     pub script: S,
 }
@@ -101,7 +102,8 @@ impl<S: Script> Events<S> {
                 () = shutdown.cancelled() => Some(CutOff::Shutdown),
             };
             if let Some(event) = cut_off.and_then(|why| script.cut_off(why, viewer.positions())) {
-                // A client that doesn't read has its connection ended instead.
+                // The event is dropped where the queue is full: the connection of a client that doesn't read is closed
+                // instead.
                 let _ = events.try_send(event);
             }
             drop(slot);
@@ -116,7 +118,7 @@ impl<S: Script> Events<S> {
     }
 }
 
-/// Sends what happens until it is over or nobody takes it any more.
+/// Sends events until the command is over or the client is gone.
 async fn tell(viewer: &mut Viewer, script: &mut impl Script, events: &mpsc::Sender<Bytes>) {
     let ready = ready(viewer);
     if events.send(script.ready(ready, viewer.positions())).await.is_err() {
@@ -151,7 +153,7 @@ async fn tell(viewer: &mut Viewer, script: &mut impl Script, events: &mpsc::Send
     }
 }
 
-/// Our own events: the frames of the WebSocket.
+/// boxd's own dialect: the frames of the WebSocket.
 struct Frames;
 
 impl Script for Frames {
@@ -174,7 +176,7 @@ impl Script for Frames {
     }
 }
 
-/// One event, with where both streams go on after it.
+/// One event; its id holds the offsets at which both streams continue after it.
 fn event(frame: &ServerFrame<ExecReady>, (stdout, stderr): (u64, u64)) -> Bytes {
     let name = match frame {
         ServerFrame::Ready(_) => "ready",
@@ -184,7 +186,7 @@ fn event(frame: &ServerFrame<ExecReady>, (stdout, stderr): (u64, u64)) -> Bytes 
         ServerFrame::Exit { .. } => "exit",
         _ => "error",
     };
-    // Strings and numbers always serialise, and JSON has no raw line breaks.
+    // Strings and numbers always serialise, and JSON contains no raw line breaks.
     let data = serde_json::to_string(frame).unwrap_or_default();
     Bytes::from(format!("event: {name}\nid: {stdout}-{stderr}\ndata: {data}\n\n"))
 }

@@ -1,4 +1,4 @@
-//! What clients type for a command, from the frame to the program: kept in order, taken once, never more than a bit of it waiting.
+//! Input queue between a command's clients and its program: ordered, deduplicated and bounded.
 
 use std::{
     collections::VecDeque,
@@ -13,20 +13,20 @@ use crate::{
     typists::{Typist, Typists},
 };
 
-/// Waiting for the program to read it; beyond it clients' sockets aren't read.
+/// Maximum input queued for the program; beyond it the clients' sockets aren't read.
 const MAX_PENDING_BYTES: usize = 1024 * 1024;
-/// What a frame takes beside its bytes: an empty one is not for nothing.
+/// Overhead charged per frame, so that empty frames count against the limit too.
 const FRAME_COST_BYTES: usize = 128;
-/// What ends the input of a terminal whose program hasn't chosen something else, at the beginning of a line. Within one it only hands
-/// over what there is of it.
+/// EOT (Ctrl-D): ends the input of a terminal, unless its program has chosen another character. Works only at the
+/// beginning of a line; within a line it just submits the pending text.
 const END_OF_TRANSMISSION: u8 = 4;
 
 #[derive(Default)]
 pub struct Input {
     state: Mutex<State>,
-    /// Something came, or nothing more will.
+    /// Notified when input arrives or the queue closes.
     came: Notify,
-    /// The program took something.
+    /// Notified when the program has read some input.
     taken: Notify,
 }
 
@@ -40,14 +40,15 @@ struct State {
 }
 
 impl Input {
-    /// Who sends frames on a new connection.
+    /// Registers a new connection that sends input frames.
     pub fn typist(&self, principal: &str, client: Option<&str>) -> Typist {
         let mut state = self.state();
         state.connections += 1;
         Typist::new(principal, client, state.connections)
     }
 
-    /// Takes a frame, unless the one of that client and number was taken already. `false` where nothing more is taken at all.
+    /// Queues a frame, unless the frame with this client and number was queued before. Returns `false` if the queue is
+    /// closed.
     pub fn push(&self, numbered: Option<(&Typist, u64)>, bytes: Bytes) -> bool {
         let mut state = self.state();
         let is_new = numbered.is_none_or(|(typist, seq)| state.typists.is_new(typist, seq));
@@ -67,7 +68,7 @@ impl Input {
         true
     }
 
-    /// Nothing more comes.
+    /// No more input will come.
     pub fn close(&self) {
         self.state().is_closed = true;
         self.came.notify_one();
@@ -77,10 +78,10 @@ impl Input {
         self.state().pending_bytes < MAX_PENDING_BYTES
     }
 
-    /// Resolves when another frame may be taken.
+    /// Resolves when the queue has capacity for another frame.
     pub async fn room(&self) {
         loop {
-            // Before the look, so that what is taken in between is not missed.
+            // Before the check, so that a read in between is not missed.
             let taken = self.taken.notified();
             if self.has_room() {
                 return;
@@ -89,7 +90,8 @@ impl Input {
         }
     }
 
-    /// Gives the program what comes, until it wants no more or nothing more comes; then its input is closed.
+    /// Writes input to the program until the program stops reading or the queue closes; then closes the program's
+    /// input.
     pub async fn feed(&self, to: Option<Arc<Descriptor>>, is_terminal: bool) {
         if let Some(to) = &to {
             let mut last = b'\n';
@@ -98,7 +100,7 @@ impl Input {
                 while !rest.is_empty() {
                     match to.write(rest).await {
                         Ok(n) => rest = &rest[n..],
-                        // The program doesn't want the rest, which is its right.
+                        // The program has closed its input, which is legitimate.
                         Err(_) => return self.refuse(),
                     }
                 }
@@ -108,7 +110,8 @@ impl Input {
             if is_terminal {
                 let is_within_a_line = !matches!(last, b'\n' | b'\r' | END_OF_TRANSMISSION);
                 for _ in 0..=u8::from(is_within_a_line) {
-                    // A terminal has no end of its own to close: one that is gone doesn't need it either.
+                    // A terminal has no write side to close. A failed write means the terminal is gone, which needs no
+                    // EOT.
                     let _ = to.write(&[END_OF_TRANSMISSION]).await;
                 }
             }
@@ -137,7 +140,7 @@ impl Input {
         self.taken.notify_waiters();
     }
 
-    /// Nothing more is taken, and what waits goes.
+    /// Closes the queue and discards what it holds.
     pub fn refuse(&self) {
         let mut state = self.state();
         state.is_closed = true;
@@ -148,7 +151,7 @@ impl Input {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Each change is whole before anything can panic.
+        // Each change is complete before anything can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,5 +1,5 @@
-//! What a command left in the background may go on printing: its pipes are read to nowhere, so that it doesn't end by writing to one
-//! that nobody holds.
+//! Drains the output pipes of processes that a command left in the background, so that they don't die of SIGPIPE when
+//! they print.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,9 +7,11 @@ use tokio::sync::Semaphore;
 
 use crate::{descriptor::Descriptor, server::Server};
 
-/// A stream each. Past it they are closed, and whoever writes to one learns that: descriptors are for connections too.
+/// Maximum pipes drained, one per stream. Beyond it pipes are closed and their writers get SIGPIPE: descriptors are
+/// needed for connections too.
 const MAX_PIPES: usize = 256;
-/// At once, and how long until the next: enough for a server's log, and one that prints without end takes next to nothing of boxd.
+/// Bytes per read, and the pause between reads: enough for a server's log, while a process that prints without end
+/// costs boxd almost nothing.
 const READ_BYTES: usize = 16 * 1024;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -22,7 +24,7 @@ impl Default for Leftovers {
 }
 
 impl Leftovers {
-    /// Reads the pipe until nobody writes to it any more.
+    /// Reads and discards until all writers have closed the pipe.
     pub fn read_to_nowhere(&self, server: &Server, pipe: Arc<Descriptor>) {
         let Ok(place) = self.0.clone().try_acquire_owned() else { return };
         let shutdown = server.shutdown.clone();

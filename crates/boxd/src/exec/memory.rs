@@ -1,4 +1,4 @@
-//! The memory that all commands together may take for what they are given and what is captured of them.
+//! The memory budget shared by all commands, for their input and their captured output.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use cobox_protocol::{ApiError, ErrorCode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Half of what boxd has at least, the pages of files that go through it apart.
+/// Half of the minimum memory that boxd has, not counting the page cache of files that it serves.
 const BUDGET_KIB: usize = 256 * 1024;
 
 pub struct MemoryBudget(Arc<Semaphore>);
@@ -26,11 +26,11 @@ impl MemoryBudget {
     }
 }
 
-/// Some of it, given back when this is dropped.
+/// A reservation from the budget, returned on drop.
 pub struct Memory(OwnedSemaphorePermit);
 
 impl Memory {
-    /// Gives back what is more than so many bytes take.
+    /// Releases the part of the reservation that exceeds `bytes`.
     pub fn cut(mut self, bytes: usize) -> Self {
         match self.0.split(kib(bytes) as usize) {
             Some(needed) => Self(needed),
@@ -38,7 +38,7 @@ impl Memory {
         }
     }
 
-    /// Takes more, or gives back, until it is what so many bytes take.
+    /// Grows or shrinks the reservation to `bytes`.
     pub fn resized(mut self, bytes: usize, budget: &MemoryBudget) -> Result<Self, ApiError> {
         let held = self.0.num_permits() * 1024;
         if bytes >= held {
@@ -47,7 +47,7 @@ impl Memory {
         Ok(self.cut(bytes))
     }
 
-    /// Bytes that hold it for as long as there is a copy of them.
+    /// Wraps bytes so that the reservation lasts as long as any copy of them.
     pub fn owned_by(self, bytes: impl AsRef<[u8]> + Send + 'static) -> Bytes {
         Bytes::from_owner(Owned { bytes, _memory: self })
     }

@@ -1,4 +1,5 @@
-//! Running commands: to an answer, as an event stream, or over a WebSocket that may be lost and come back.
+//! Running commands: with a single answer, as an event stream, or over a WebSocket that can be resumed after a
+//! disconnect.
 
 mod command;
 mod done;
@@ -63,7 +64,7 @@ pub async fn run(
     Ok(events::answer(&server, caller, &headers, &connection, as_start(request), most).await?)
 }
 
-/// The same for another dialect, whose request is its own.
+/// Runs a command for another API dialect, which has its own request type.
 pub(crate) async fn run_as<R: serde::de::DeserializeOwned>(
     server: &Arc<Server>,
     caller: &Caller<Exec>,
@@ -97,8 +98,8 @@ pub(crate) async fn read_request<R: serde::de::DeserializeOwned>(
     Ok((request, memory))
 }
 
-/// Runs a command that has a name, or joins the one that runs already, and gives its whole answer. It doesn't end with its client:
-/// asking again gives the same answer for as long as its output is kept.
+/// Runs a command with an id, or joins it if it is already running, and returns its whole answer. It outlives its
+/// client: repeating the request returns the same answer for as long as the output is retained.
 async fn join(server: &Arc<Server>, request: ExecRequest, caller: &Caller<Exec>) -> Result<Done, ApiError> {
     let limit = max_output(request.max_output_bytes, &server.limits);
     let memory = server.commands.memory(2 * limit)?;

@@ -1,4 +1,5 @@
-//! One command from its request to its answer, the shortest way: what it prints goes straight into the answer, and it ends with its client.
+//! The short path for one command from request to answer: output goes straight into the answer, and the command is
+//! killed if its client disconnects.
 
 use std::{
     convert::Infallible,
@@ -33,10 +34,11 @@ use crate::{
     workload::Exit,
 };
 
-/// Most commands are over within this time. For as long nobody looks at what one prints: its pipes hold it, and to be told of each of their
-/// ends takes as long as all else that boxd does for a small command. One that prints more than they hold waits for it, once.
+/// Most commands finish within this time. Their output isn't polled until then: the pipes hold it, and the readiness
+/// events for both pipe ends cost as much as everything else boxd does for a small command. A command that prints more
+/// than the pipes hold waits for this delay once.
 const FIRST_LOOK: Duration = Duration::from_millis(2);
-/// How long output is still read after the program has ended while something it started holds the pipes open.
+/// How long output is still read after the program has exited while one of its children holds the pipes open.
 const LINGER: Duration = Duration::from_millis(100);
 
 pub async fn execute(server: &Arc<Server>, request: ExecRequest, claims: &Arc<Claims>) -> Result<Done, ApiError> {
@@ -47,11 +49,11 @@ pub async fn execute(server: &Arc<Server>, request: ExecRequest, claims: &Arc<Cl
     let argv = shown(&plan.command.argv);
     let name = argv.first().cloned().unwrap_or_default();
     let launched = server.programs.launch(plan.command).await;
-    // Made while the program starts.
+    // Generated while the program starts.
     let id = server.commands.answered_id();
     let outcome = match launched {
         Ok(started) => {
-            // From here on somebody may leave at any time, and what was started goes with them.
+            // From here on the client may disconnect at any time, and this guard then kills the program.
             let program = started.program.clone();
             let mut guard = KillOnDrop {
                 program: Some(program.clone()),
@@ -87,7 +89,7 @@ impl Outcome {
         Self { ended: Ended { exit, timed_out: false }, stdout: Capture::default(), stderr: Capture::of(said.into_bytes()) }
     }
 
-    /// `memory` is what was taken for it.
+    /// `memory` is the reservation for the output.
     pub fn done(self, command_id: String, duration: Duration, memory: Memory) -> Done {
         let truncated = self.stdout.truncated || self.stderr.truncated;
         let (stdout, stderr) = (self.stdout.into_bytes(), self.stderr.into_bytes());
@@ -108,8 +110,8 @@ impl Outcome {
     }
 }
 
-/// Kills the program's whole tree unless told that it has ended: also when the client has gone and this is dropped half-way. What it
-/// did happened nevertheless, so its end is told.
+/// Kills the program's whole process tree unless the program has ended; this includes the client disconnecting, which
+/// drops the request half-way. Its end is then still reported as an activity, because its side effects did happen.
 struct KillOnDrop {
     program: Option<Arc<dyn Program>>,
     server: Arc<Server>,
@@ -170,10 +172,10 @@ async fn watch(
         };
         tokio::select! {
             never = nudge => match never {},
-            // Closed pipes are no end: a program may close them and go on.
+            // Closed pipes don't mean that it has ended: a program may close them and go on.
             _ = &mut streams => ended.await,
             end = &mut ended => {
-                // Past this time a background child holds the pipes; what is in them is still taken below.
+                // Past this time a background child holds the pipes; what they contain is still drained below.
                 let _ = tokio::time::timeout(LINGER, streams).await;
                 end
             }
@@ -193,7 +195,7 @@ async fn feed(input: Option<Descriptor>, bytes: Option<Vec<u8>>) {
     while !rest.is_empty() {
         match input.write(rest).await {
             Ok(n) => rest = &rest[n..],
-            // The program doesn't want the rest, which is its right.
+            // The program has closed its input, which is legitimate.
             Err(_) => return,
         }
     }

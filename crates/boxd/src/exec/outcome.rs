@@ -1,4 +1,4 @@
-//! How a program ends: by itself, for taking too long, or without ever having run.
+//! How a program ends: by exiting, by its timeout, or because it could not be started.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
 
 const KILL: i32 = 9;
 
-/// The program's end, or the one it was brought to for taking too long, with all it started.
+/// Waits for the program's exit; after the timeout kills it and everything it started.
 pub async fn end_within(program: &dyn Program, timeout: Duration) -> Ended {
     match tokio::time::timeout(timeout, program.wait()).await {
         Ok(exit) => Ended { exit, timed_out: false },
@@ -25,8 +25,8 @@ pub async fn end_within(program: &dyn Program, timeout: Duration) -> Ended {
     }
 }
 
-/// What a shell would answer for a program that can't be run: its exit code and its words. An error where it is the request's or the
-/// sandbox's fault.
+/// The exit code and message that a shell would give for a program that can't be started. Returns an error where the
+/// request or the sandbox is at fault.
 pub fn not_started(name: &str, error: &std::io::Error) -> Result<(Exit, String), ApiError> {
     if is_bad_cwd(error) {
         return Err(ApiError::invalid(format!("cwd: {error}")));
@@ -44,7 +44,7 @@ pub fn not_started(name: &str, error: &std::io::Error) -> Result<(Exit, String),
     }
 }
 
-/// Stands for a program that never ran.
+/// Placeholder for a program that could not be started.
 pub struct NeverRan(pub Exit);
 
 impl Program for NeverRan {

@@ -1,13 +1,15 @@
-//! What is kept of a program's output: the first bytes up to a limit. The rest is read and dropped, so that the program never blocks on us.
+//! Captured output of a program: the first bytes up to a limit. The rest is read and discarded, so that the program
+//! never blocks on a full pipe.
 
 use std::os::fd::AsFd;
 
 use crate::descriptor::{Descriptor, read_now};
 
-/// As much as a pipe holds by default.
+/// The default capacity of a pipe.
 const CHUNK_BYTES: usize = 64 * 1024;
 const FIRST_BYTES: usize = 4 * 1024;
-/// Most that a last look takes: the largest pipe an ordinary user can make, so all that a program wrote before it ended.
+/// Maximum read by the final drain: the largest pipe an unprivileged user can create, so everything that the program
+/// wrote before it exited.
 const DRAIN_BYTES: usize = 1024 * 1024;
 
 #[derive(Default)]
@@ -27,14 +29,14 @@ impl Capture {
         Self { limit: bytes.len(), bytes, truncated: false, is_at_end: true }
     }
 
-    /// Whether somebody still holds the other side of what it is read from.
+    /// Whether another process still holds the write end of the pipe.
     pub fn is_open(&self) -> bool {
         !self.is_at_end
     }
 
     pub async fn read_to_end(&mut self, from: Option<&Descriptor>) {
         let Some(from) = from else { return };
-        // Most commands print little or nothing: the large buffer is for those that fill the small one.
+        // Most commands print little or nothing: the large buffer is only for those that fill the small one.
         let mut chunk = vec![0; FIRST_BYTES];
         while !self.is_at_end {
             match from.read(&mut chunk).await {
@@ -47,7 +49,7 @@ impl Capture {
         }
     }
 
-    /// Takes what is in the pipe now, without waiting for more.
+    /// Reads what the pipe contains now, without waiting for more.
     pub fn drain(&mut self, from: Option<&impl AsFd>) {
         let Some(from) = from else { return };
         let mut chunk = [0; FIRST_BYTES];
@@ -63,7 +65,7 @@ impl Capture {
         }
     }
 
-    /// What is kept. A character cut in two by the limit goes, so that text stays text.
+    /// The captured bytes. A character that the limit cut in two is removed, so that text stays valid UTF-8.
     pub fn into_bytes(mut self) -> Vec<u8> {
         if self.truncated
             && let Err(cut) = std::str::from_utf8(&self.bytes)

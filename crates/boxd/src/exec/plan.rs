@@ -1,4 +1,4 @@
-//! From a request to what will be run: every field checked, every default filled in.
+//! Turns a request into what will be run: validates every field and fills in the defaults.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,11 +17,12 @@ use crate::{
     workload::{Command, MAX_EXEC_ARGS_BYTES, STRING_OVERHEAD_BYTES, Stdio},
 };
 
-/// A command nobody set a time for: a long build ends by itself, a forgotten server doesn't hold a client for ever.
+/// Timeout where the client sets none: long enough for a long build, while a forgotten server doesn't hold a client for
+/// ever.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
-/// The longest anybody may set, and what 0 means: a day.
+/// The longest timeout a client may set, and the meaning of 0: a day.
 pub const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// Of stdout and of stderr: what fits a model's context many times over.
+/// Default capture limit for each of stdout and stderr: many times what fits into a model's context.
 const DEFAULT_OUTPUT_BYTES: usize = 1024 * 1024;
 const DEFAULT_SHELL: &str = "/bin/sh";
 
@@ -33,7 +34,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What a request may raise `max_output_bytes` to is the sandbox's to say; more is cut to that, and `truncated` tells.
+    /// The sandbox's limits define the maximum of `max_output_bytes`; a larger value is reduced to it, and `truncated`
+    /// reports the cut.
     pub fn new(request: ExecRequest, limits: &DataplaneLimits) -> Result<Self, ApiError> {
         let stdin = match (request.stdin, request.stdin_b64) {
             (Some(_), Some(_)) => return Err(two_stdins()),
@@ -57,15 +59,16 @@ pub fn max_output(asked: Option<u64>, limits: &DataplaneLimits) -> usize {
     asked.map_or(DEFAULT_OUTPUT_BYTES, |n| usize::try_from(n).unwrap_or(usize::MAX)).min(most)
 }
 
-/// How long a command whose output is kept may take, and is kept.
+/// How long a command with retained output may run, and how long its output is retained.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Where its `start` says nothing.
+    /// Used where its `start` sets no timeout.
     pub default_timeout: Duration,
     pub unattended: Unattended,
-    /// A timeout that counts only while no client is connected: what a client says of a terminal, which a user may keep open for longer.
+    /// A timeout that runs only while no client is connected: the one a client sets for a terminal, which a user may
+    /// keep open for longer.
     pub unattended_timeout: Option<Duration>,
-    /// Its output goes so long after its end, or sooner by the sandbox's own limit.
+    /// How long its output is retained after its end; the sandbox's own limit may be shorter.
     pub kept_for: Option<Duration>,
 }
 
@@ -75,21 +78,21 @@ impl Terms {
     }
 }
 
-/// What becomes of a command with no client connected.
+/// What happens to a command while no client is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unattended {
-    /// One on a terminal, or without a timeout of its own, ends after the sandbox's own limit: its client may never come back. Any other
-    /// ends with its timeout.
+    /// A command on a terminal, or without a timeout of its own, ends after the sandbox's limit, because its client may
+    /// never come back. Any other ends with its timeout.
     Usual,
-    /// As its client asked.
+    /// Ends after the time its client set.
     EndsAfter(Duration),
-    /// Its client asked for no limit: it ends with its timeout, and without one after the sandbox's own limit.
+    /// Its client set no limit: it ends with its timeout, or without one after the sandbox's limit.
     EndsWithTimeout,
 }
 
 impl Terms {
-    /// How long a command runs on with no client connected, where its timeout doesn't end it anyway. `own_timeout` is what its `start`
-    /// says, `usual` the sandbox's limit.
+    /// How long a command keeps running with no client connected; `None` where its timeout ends it anyway.
+    /// `own_timeout` is from its `start`, `usual` is the sandbox's limit.
     fn unattended_for(&self, is_terminal: bool, own_timeout: Option<Duration>, usual: Duration) -> Option<Duration> {
         let ends_anyway = own_timeout.is_some() || self.default_timeout < MAX_TIMEOUT;
         let timeout = own_timeout.into_iter().chain(self.unattended_timeout).min();
@@ -102,22 +105,22 @@ impl Terms {
     }
 }
 
-/// A command whose output is kept.
+/// What to run for a command with retained output.
 pub struct StreamPlan {
     pub command: Command,
-    /// What it gets to read before anything a client sends.
+    /// Input that the program reads before any input frames.
     pub stdin: Option<Bytes>,
     pub stdin_stays_open: bool,
     pub timeout: Duration,
     pub unattended: Option<Duration>,
     pub kept_for: Option<Duration>,
     pub kill_on_disconnect: bool,
-    /// What is told of it.
+    /// The command as shown in the activity feed.
     pub told: String,
 }
 
 impl StreamPlan {
-    /// `None` where nothing is to be run, only joined.
+    /// Returns `None` if nothing is to be run and an existing command is joined.
     pub fn new(start: ExecStart, terms: Terms, usual: Duration) -> Result<Option<Self>, ApiError> {
         if start.command.is_none() && start.argv.is_none() && start.command_id.is_some() {
             return Ok(None);
@@ -128,7 +131,7 @@ impl StreamPlan {
             (Some(StdinStart::Text(text)), None) => (Some(Bytes::from(text)), false),
             (None, Some(b64)) => (Some(Bytes::from(decoded(&b64)?)), false),
             (Some(StdinStart::Open(is_open)), None) => (None, is_open),
-            // Somebody who asks for a terminal means to type.
+            // A client that asks for a terminal will send input.
             (None, None) => (None, start.pty),
         };
         let (cols, rows) = terminal_size(start.cols.unwrap_or(DEFAULT_COLS), start.rows.unwrap_or(DEFAULT_ROWS))?;
@@ -165,7 +168,7 @@ pub fn terminal_size(cols: u16, rows: u16) -> Result<(u16, u16), ApiError> {
     }
 }
 
-/// A request's command, as a stream's `start` says it.
+/// Converts a request to the `start` of a stream.
 pub fn as_start(request: ExecRequest) -> ExecStart {
     ExecStart {
         command: request.command,
@@ -213,7 +216,7 @@ fn words(command: Option<String>, argv: Option<Vec<String>>, shell: Option<Strin
     Ok(argv)
 }
 
-/// What is run, in words: the command, or which one is joined.
+/// Display text of the command, or the id of the command that is joined.
 pub fn subject(command: Option<&str>, argv: Option<&[String]>, command_id: Option<&str>) -> String {
     match (command, argv) {
         (Some(command), _) => command.to_owned(),
@@ -222,10 +225,10 @@ pub fn subject(command: Option<&str>, argv: Option<&[String]>, command_id: Optio
     }
 }
 
-/// A name and its value.
+/// Name and value.
 pub type Variable = (Vec<u8>, Vec<u8>);
 
-/// Variables as the kernel takes them.
+/// Environment variables as the kernel takes them.
 pub fn environment(env: Option<BTreeMap<String, String>>) -> Result<Vec<Variable>, ApiError> {
     let env = env.unwrap_or_default();
     fits("env", env.iter().map(|(name, value)| name.len() + 1 + value.len()))?;
@@ -240,7 +243,7 @@ pub fn environment(env: Option<BTreeMap<String, String>>) -> Result<Vec<Variable
         .collect()
 }
 
-/// Before anything is done with each of so many strings.
+/// Checks the total length of the strings before they are processed one by one.
 fn fits(field: &str, lengths: impl Iterator<Item = usize>) -> Result<(), ApiError> {
     match lengths.map(|length| length + STRING_OVERHEAD_BYTES).sum::<usize>() > MAX_EXEC_ARGS_BYTES {
         true => Err(too_large(&format!("{field}, with {STRING_OVERHEAD_BYTES} bytes for each string,"), MAX_EXEC_ARGS_BYTES as u64)),
@@ -248,7 +251,7 @@ fn fits(field: &str, lengths: impl Iterator<Item = usize>) -> Result<(), ApiErro
     }
 }
 
-/// A working directory: absolute, so that it means the same to everybody.
+/// The working directory; must be absolute, so that it means the same to every process.
 pub fn directory(cwd: Option<String>) -> Result<Option<Vec<u8>>, ApiError> {
     match cwd {
         Some(cwd) if !cwd.starts_with('/') => Err(ApiError::invalid("cwd must be an absolute path in the sandbox")),

@@ -1,5 +1,5 @@
-//! The commands of a sandbox by their ids: started once whoever asks and how often, kept for a while when they have ended, and
-//! remembered as gone for longer.
+//! The sandbox's commands by id: each is started once however many clients ask for it and how often, retained for a
+//! while after its end, and its id is remembered for longer so that it is not run again.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -32,12 +32,13 @@ use crate::{
     server::Server,
 };
 
-/// How many full spools all commands together may take of the sandbox's disk.
+/// Number of full spools that all commands together may use on the sandbox's disk.
 const SPOOLS: u64 = 4;
-/// Ids of commands that are no longer kept. One that is forgotten here too could be run a second time.
+/// Remembered ids of commands that are no longer retained. An id that falls out of this list could be run a second
+/// time.
 const MAX_FORGOTTEN: usize = 4096;
 
-/// What all commands of the sandbox share.
+/// State shared by all commands of the sandbox.
 pub struct Commands {
     slots: Arc<PrincipalSlots>,
     unattended: Duration,
@@ -45,29 +46,29 @@ pub struct Commands {
     spools: Arc<Budget>,
     pub(super) leftovers: Leftovers,
     retention: Duration,
-    /// Of ended ones.
+    /// Maximum number of ended commands that are retained.
     most_kept: usize,
     most_kept_memory: usize,
     known: Mutex<Known>,
-    /// One is to be forgotten before the one that was waited for.
+    /// Notified when a command expires before the one whose expiry is being awaited.
     sooner: Notify,
 }
 
 #[derive(Default)]
 struct Known {
     commands: HashMap<String, Entry>,
-    /// The one that is forgotten first at the front, each with when that is. Nobody else keeps them, so that one taken out of here
-    /// is gone with all it held.
+    /// Ended commands with their expiry, earliest first. No task holds a reference to them, so forgetting one frees
+    /// everything it held.
     ended: VecDeque<(Instant, Arc<Command>)>,
-    /// Whether somebody waits for the first of them to be forgotten.
+    /// Whether a task is waiting for the first of them to expire.
     is_forgetting: bool,
     forgotten: Ids,
-    /// Of those whose output went straight into an answer and was never kept. Apart from the others: they are many, and nobody but
-    /// whoever got the answer knows their ids.
+    /// Ids of commands whose output went straight into an answer and was never retained. Separate from the others
+    /// because they are many, and only the client that got the answer knows the id.
     answered: Ids,
 }
 
-/// Some ids, the oldest of which go first.
+/// A bounded set of ids that evicts the oldest.
 #[derive(Default)]
 struct Ids {
     known: HashSet<String>,
@@ -95,7 +96,7 @@ enum Entry {
     Known(Arc<Command>),
 }
 
-/// A command on its way, for everybody who asked for it meanwhile.
+/// A command that is being started, for all clients that request it in the meantime.
 type Begun = watch::Receiver<Option<Result<Arc<Command>, ApiError>>>;
 
 impl Commands {
@@ -114,7 +115,7 @@ impl Commands {
         }
     }
 
-    /// A place for a running command.
+    /// Reserves a slot for a running command.
     pub fn slot(&self, claims: &Claims) -> Result<PrincipalSlot, ApiError> {
         self.slots.take(&claims.sub)
     }
@@ -127,7 +128,7 @@ impl Commands {
         &self.memory
     }
 
-    /// Starts a command, or joins the one of that id.
+    /// Starts a command, or joins the one with this id.
     pub async fn start(server: &Arc<Server>, start: ExecStart, terms: Terms, claims: &Arc<Claims>) -> Result<Attached, ApiError> {
         let id = match &start.command_id {
             Some(id) if !is_external_id(id) => {
@@ -138,10 +139,11 @@ impl Commands {
         };
         let mut plan = StreamPlan::new(start, terms, server.commands.unattended)?;
         if let Some(stdin) = plan.as_mut().and_then(|plan| plan.stdin.as_mut()) {
-            // Its own, beside its request's: it may wait for the program for as long as that runs.
+            // A reservation of its own, apart from its request's: the input may wait for the program for as long as
+            // that runs.
             *stdin = server.commands.memory(stdin.len())?.owned_by(std::mem::take(stdin));
         }
-        // Dropped when this is: by then whoever asked is attached, or has left.
+        // Dropped when this function returns: by then the client is attached, or has disconnected.
         let (_here, left) = oneshot::channel();
         let mut begun = match server.commands.find_or_begin(server, id, plan, claims, left)? {
             Entry::Known(command) => return Ok(command.attach()),
@@ -188,21 +190,22 @@ impl Commands {
         let slot = self.slot(claims)?;
         let (tell, begun) = watch::channel(None);
         known.commands.insert(id.clone(), Entry::Starting(begun.clone()));
-        // Not in the request's own task: it may go while others wait for the same command.
+        // Runs in its own task, because the request's task may be dropped while other clients wait for the same
+        // command.
         let (server, claims) = (server.clone(), claims.clone());
         let tasks = server.tasks.clone();
         tasks.spawn(async move { run(&server, id, plan, &claims, (slot, left), tell).await });
         Ok(Entry::Starting(begun))
     }
 
-    /// A new id for a command that is answered and not kept.
+    /// A new id for a command whose output is not retained.
     pub fn answered_id(&self) -> String {
         let id = CommandId::new().to_string();
         self.known().answered.add(id.clone());
         id
     }
 
-    /// Keeps a command that has ended for a while, as long as there is room.
+    /// Retains a command that has ended, evicting those that expire first where a limit is exceeded.
     fn keep(server: &Arc<Server>, command: Arc<Command>) {
         let commands = &server.commands;
         let mut known = commands.known();
@@ -223,7 +226,7 @@ impl Commands {
         }
     }
 
-    /// Forgets those whose time has come, and says when the next one's will.
+    /// Removes the expired commands and returns the expiry of the next one.
     fn forget_expired(&self) -> Option<Instant> {
         let mut known = self.known();
         let now = Instant::now();
@@ -240,7 +243,7 @@ impl Commands {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        // A panic half-way can at worst leave a command that is kept too long.
+        // A panic half-way can at worst leave a command that is retained too long.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -256,7 +259,7 @@ impl Known {
     }
 }
 
-/// The whole life of a command.
+/// The whole life of a command, from start to retention.
 async fn run(
     server: &Arc<Server>,
     id: String,
@@ -282,7 +285,7 @@ async fn run(
     drop(tell);
     let to_the_end = async {
         let hold_first = async {
-            // Until whoever asked is attached, or has left before it came to that.
+            // Until the requesting client is attached, or has disconnected before that.
             let _ = left.await;
             drop(first);
         };

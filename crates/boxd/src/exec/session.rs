@@ -1,4 +1,5 @@
-//! `WS /v1/exec/ws`: a command with its input and output as frames, joined again after a lost connection where it was left.
+//! `WS /v1/exec/ws`: a command whose input and output are frames; after a lost connection the client resumes at its
+//! offsets.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -25,9 +26,9 @@ use crate::{
     typists::Typist,
 };
 
-/// Short answers (acknowledgements, complaints) waiting for a slow client; beyond it its frames aren't read.
+/// Short answers (acknowledgements, error frames) queued for a slow client; beyond it the client's frames aren't read.
 const MAX_WAITING_ANSWERS: usize = 64;
-/// Of a client's own name for itself, as for shells.
+/// Maximum length of the name a client gives itself; the same as for shells.
 const MAX_CLIENT_CHARS: usize = 64;
 
 pub async fn open(
@@ -110,7 +111,7 @@ async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ExecStart>>) -> Result<E
 pub fn ready(viewer: &Viewer) -> ExecReady {
     let job = viewer.command().job();
     let (stdout_offset, stderr_offset) = viewer.positions();
-    // One that never ran has no number; its exit says the rest.
+    // A command that could not be started has no pid; its exit event gives the reason.
     ExecReady { command_id: job.id.clone(), pid: job.program.pid().unwrap_or(0), stdout_offset, stderr_offset }
 }
 
@@ -121,7 +122,7 @@ fn message(event: Event, is_binary: bool) -> Message {
     }
 }
 
-/// The frame that says it in JSON.
+/// The event as a JSON frame.
 pub fn frame(event: Event) -> ServerFrame<ExecReady> {
     match event {
         Event::Output(output) => ServerFrame::output(output.stream, output.offset, output.bytes()),

@@ -1,4 +1,4 @@
-//! Output that no longer fits into memory, in a file without a name on the sandbox's own disk.
+//! Spool for output that no longer fits into memory: an unlinked file on the sandbox's own disk.
 
 use std::{
     fs::File,
@@ -12,7 +12,7 @@ use std::{
 
 use cobox_stream::Spool;
 
-/// What all spools together may take of the disk.
+/// Disk space that all spools together may use.
 pub struct Budget {
     left: AtomicU64,
 }
@@ -31,15 +31,15 @@ impl Budget {
     }
 }
 
-/// The file, made when it is first needed; empty where it couldn't be.
+/// The spool's file, created on first use; `None` if it could not be created.
 pub type SpoolPlace = Arc<OnceLock<Option<File>>>;
 
-/// A ring in a file: an offset's byte is at that offset modulo the limit.
+/// A ring buffer in a file: the byte of an offset is stored at that offset modulo the limit.
 pub struct SpoolFile {
     pub place: SpoolPlace,
     pub limit: u64,
     pub budget: Arc<Budget>,
-    /// How much of the file has ever been written, which is what it takes of the disk.
+    /// High-water mark of the file, which is its disk usage.
     pub used: u64,
 }
 
@@ -48,7 +48,7 @@ impl SpoolFile {
         self.place.get().and_then(Option::as_ref).ok_or_else(|| io::Error::other("there is no file for it"))
     }
 
-    /// The stretches of the file that hold `length` bytes from an offset on: one, or two where it wraps.
+    /// The file ranges that hold `length` bytes from an offset on: one, or two where it wraps around.
     fn stretches(&self, offset: u64, length: usize) -> [(u64, usize); 2] {
         let at = offset % self.limit;
         let before_the_end = usize::try_from(self.limit - at).unwrap_or(usize::MAX).min(length);
@@ -82,7 +82,7 @@ impl Spool for SpoolFile {
         Ok(())
     }
 
-    /// The place is used again when the ring comes around.
+    /// Nothing to do: the space is reused when the ring wraps around.
     fn discard(&mut self, _before: u64) {}
 }
 

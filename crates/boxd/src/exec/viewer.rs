@@ -1,4 +1,5 @@
-//! One connection's view of a command: its streams from the offsets asked for, each byte once, and the exit after the last.
+//! One connection's view of a command: its streams from the requested offsets, each byte once, and the exit after the
+//! last byte.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,22 +11,24 @@ use tokio::{task::JoinHandle, time::Instant};
 use super::command::{Attached, Command};
 use crate::processes::Ended;
 
-/// Output in one frame: large enough that a frame's own cost doesn't show, and small enough that it is still in the core's own
+/// Output per frame: large enough to make the overhead of a frame negligible, and small enough to stay in the core's
 /// cache each time it is copied on its way out.
 const FRAME_BYTES: usize = 64 * 1024;
-/// The first of a connection, from which they grow to that: over a network on which none lasts, each still brings something.
+/// Size of a connection's first frame; later frames grow to [`FRAME_BYTES`]. On a network where no connection lasts,
+/// each connection still makes progress.
 const FIRST_FRAME_BYTES: usize = 16 * 1024;
-/// The same as text, which is at most 800 KiB even if all of it must be escaped.
+/// Output per text frame: at most 800 KiB even if every byte must be escaped.
 const TEXT_FRAME_BYTES: usize = 128 * 1024;
-/// A viewer that takes and acknowledges nothing for so long no longer holds up the program: it finds the rest in the spool, or a gap.
-/// Of several only the one furthest along does; the others find theirs there at once.
+/// A viewer that neither takes nor acknowledges output for this long no longer blocks the program; it gets the rest
+/// from the spool, or a gap. Of several viewers only the one furthest ahead can block the program; the others read from
+/// the spool immediately.
 const STALL: Duration = Duration::from_secs(30);
 
-/// How long the program is held up for acknowledgements of what was sent already. A client that sends them as it goes keeps its output
-/// in memory; one that waits for more before it does gets more.
+/// How long the program waits for acknowledgements of output that was already sent. A client that acknowledges
+/// continuously keeps its output in memory; one that waits for more output before it acknowledges gets more.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(50);
 
-/// Resolves at that time, if there is one.
+/// Resolves at that time; never, if there is none.
 pub async fn at(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
@@ -33,7 +36,7 @@ pub async fn at(time: Option<Instant>) {
     }
 }
 
-/// What there is to tell.
+/// What a viewer receives next.
 pub enum Event {
     Output(Output),
     Gap { stream: OutputStream, from: u64, to: u64 },
@@ -43,7 +46,7 @@ pub enum Event {
 pub struct Output {
     pub stream: OutputStream,
     pub offset: u64,
-    /// As a binary frame: the head, then the bytes.
+    /// As a binary frame: the header, then the bytes.
     pub frame: BytesMut,
 }
 
@@ -56,7 +59,7 @@ impl Output {
 pub struct Viewer {
     stdout: Source,
     stderr: Option<Source>,
-    /// Whose turn it is when both have something.
+    /// Whether stderr is next when both streams have output.
     is_stderrs_turn: bool,
     is_holding: bool,
     last_progress: Instant,
@@ -76,7 +79,7 @@ impl Viewer {
         }
     }
 
-    /// No more than so much of each stream is wanted: the rest is passed over, and told as a gap at its end.
+    /// Limits each stream to this offset: output beyond it is skipped, and reported as a gap at the end of the stream.
     pub fn cut_at(&mut self, offset: u64) {
         for source in std::iter::once(&mut self.stdout).chain(&mut self.stderr) {
             source.cut_at = offset;
@@ -87,12 +90,12 @@ impl Viewer {
         &self.attached.0
     }
 
-    /// Where each stream goes on.
+    /// The offset at which each stream continues.
     pub fn positions(&self) -> (u64, u64) {
         (self.stdout.position, self.stderr.as_ref().map_or(0, |s| s.position))
     }
 
-    /// What comes next; after the exit there is nothing more. May be dropped while it waits.
+    /// The next event; there is none after the exit. Cancel safe.
     pub async fn next(&mut self) -> Event {
         loop {
             if let Some(event) = self.read_now() {
@@ -115,7 +118,7 @@ impl Viewer {
         }
     }
 
-    /// Its client has everything before this offset.
+    /// Records that the client has received everything before this offset.
     pub fn acknowledge(&mut self, stream: OutputStream, offset: u64) {
         match (stream, &mut self.stderr) {
             (OutputStream::Stdout, _) => self.stdout.acknowledge(offset),
@@ -125,8 +128,8 @@ impl Viewer {
         self.progress();
     }
 
-    /// When the program is no longer to be held up by this viewer, unless it makes progress before: first for its acknowledgements,
-    /// then at all.
+    /// When this viewer stops blocking the program unless it makes progress: first the limit for its acknowledgements,
+    /// then the overall limit.
     pub fn stalls_at(&self) -> Option<Instant> {
         let awaits_acknowledgements = std::iter::once(&self.stdout).chain(&self.stderr).any(Source::awaits_acknowledgements);
         match awaits_acknowledgements {
@@ -175,11 +178,11 @@ impl Viewer {
     }
 }
 
-/// How output is sent, which decides where it may be cut.
+/// Encoding of the output, which determines where it may be split.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     Bytes,
-    /// Not in the middle of a character, where there is a choice.
+    /// Text is not split within a character where that can be avoided.
     Text,
 }
 
@@ -188,18 +191,18 @@ struct Source {
     stream: OutputStream,
     form: Form,
     position: u64,
-    /// Nothing from here on is wanted.
+    /// Output from this offset on is skipped.
     cut_at: u64,
-    /// Where what was passed over begins.
+    /// Start of the skipped range.
     passed_over: Option<u64>,
-    /// On this connection.
+    /// Bytes sent on this connection.
     sent_bytes: usize,
     is_holding: bool,
     acknowledged: u64,
-    /// Lately: see [`ACKNOWLEDGED_WITHIN`].
+    /// Whether the client acknowledges promptly: see [`ACKNOWLEDGED_WITHIN`].
     has_acknowledged: bool,
     is_over: bool,
-    /// With a thread that reads from the disk while `reading`.
+    /// `None` while a blocking thread reads from the disk with it, see `reading`.
     reader: Option<Reader>,
     reading: Option<JoinHandle<(Reader, Read, BytesMut)>>,
     read: Option<(Read, BytesMut)>,
@@ -227,7 +230,7 @@ impl Source {
         }
     }
 
-    /// What can be had without waiting for anything.
+    /// The next event that is available without waiting.
     fn read_now(&mut self) -> Option<Event> {
         if self.is_over {
             return None;
@@ -265,7 +268,7 @@ impl Source {
                 self.position = to;
                 Some(Event::Gap { stream: self.stream, from, to })
             }
-            // The end itself comes with the next look.
+            // The next call returns the end itself.
             Read::End if self.passed_over.is_some() => {
                 self.passed_over.take().map(|from| Event::Gap { stream: self.stream, from, to: self.position })
             }
@@ -277,7 +280,7 @@ impl Source {
         }
     }
 
-    /// A full frame has more behind it, so what is cut from it comes with that.
+    /// Removes an incomplete character at the end of a full frame: more output follows, so the next frame sends it.
     fn cut_at_a_character(&mut self, frame: &mut BytesMut) {
         let bytes = &frame[BINARY_HEAD_BYTES..];
         let Some(reader) = self.reader.as_mut().filter(|_| bytes.len() == TEXT_FRAME_BYTES) else { return };
@@ -290,7 +293,7 @@ impl Source {
         }
     }
 
-    /// Resolves when there may be something to read. May be dropped while it waits.
+    /// Resolves when there may be something to read. Cancel safe.
     async fn ready(&mut self) {
         if self.is_over {
             return std::future::pending().await;
@@ -314,7 +317,7 @@ impl Source {
                     self.reader = Some(reader);
                     self.read = Some((read, frame));
                 }
-                // The thread panicked, or the runtime ends: nothing more will come from here.
+                // The thread panicked or the runtime is shutting down: no more output will come from here.
                 Err(_) => self.is_over = true,
             }
         } else if let Some(reader) = &mut self.reader {

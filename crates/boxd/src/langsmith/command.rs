@@ -1,4 +1,5 @@
-//! From the LangSmith SDKs' words for a command to ours: which program, how long, and who may come back to it.
+//! Translates the LangSmith SDKs' command requests to boxd's: the program, its timeout, and how long a client can
+//! reconnect to it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,11 +20,11 @@ use crate::{
     server::Server,
 };
 
-/// What the SDK names when its user names nothing; not every root file system has it.
+/// The SDK's default shell; not every root file system has it.
 const SDK_DEFAULT_SHELL: &str = "/bin/bash";
-/// Where it is missing, and every system has it.
+/// The fallback where that shell is missing; every system has it.
 const PLAIN_SHELL: &str = "/bin/sh";
-/// A command that is one of these and nothing else is a terminal by pipes.
+/// A command that consists of just one of these names is a terminal over pipes.
 const SHELLS: [&str; 6] = ["sh", "bash", "dash", "ash", "zsh", "fish"];
 
 /// `POST /execute`.
@@ -51,7 +52,7 @@ pub async fn execute(
     Ok(exec::run_as(&server, &caller, &headers, content, adapt).await?.brief_answer(&connection)?)
 }
 
-/// Which shells there are.
+/// The shells that are installed in the sandbox.
 #[derive(Clone, Copy)]
 pub struct Shells {
     has_default: bool,
@@ -62,7 +63,7 @@ impl Shells {
         Ok(Self { has_default: server.files.is_file(SDK_DEFAULT_SHELL).await? })
     }
 
-    /// The SDK's own default is not a choice of its user: where it is missing, another does.
+    /// Picks the shell. The SDK's default is not a choice of its user, so the fallback replaces it where it is missing.
     fn choose(self, asked: Option<String>) -> String {
         match asked.unwrap_or_else(|| SDK_DEFAULT_SHELL.to_owned()) {
             shell if shell == SDK_DEFAULT_SHELL && !self.has_default => PLAIN_SHELL.to_owned(),
@@ -71,7 +72,7 @@ impl Shells {
     }
 }
 
-/// A command of a stream: what is run, and on which terms it is kept.
+/// Plans a streamed command: the program, and the terms of its retention.
 pub fn plan(asked: Execute, server: &Server, shells: Shells) -> Result<(ExecStart, Terms), ApiError> {
     let unattended = match (asked.idle_timeout_seconds, span("idle_timeout_seconds", asked.idle_timeout_seconds)?) {
         (None, _) => Unattended::Usual,
@@ -81,7 +82,7 @@ pub fn plan(asked: Execute, server: &Server, shells: Shells) -> Result<(ExecStar
     let kept_for = span("ttl_seconds", asked.ttl_seconds)?;
     let is_terminal = asked.pty == Some(true) || asked.close_stdin != Some(true) && asked.command.as_deref().is_some_and(is_bare_shell);
     let timeout_seconds = asked.timeout_seconds.or(asked.timeout.filter(|_| !is_terminal));
-    // Older clients send one with every command: it must not end a terminal that somebody is using.
+    // Older clients send a timeout with every command: it must not end a terminal while a user is connected to it.
     let unattended_timeout = span("timeout", asked.timeout.filter(|seconds| is_terminal && *seconds > 0.0))?;
     let start = ExecStart { timeout_seconds, ..started(asked, server, shells)? };
     Ok((start, Terms { unattended, unattended_timeout, kept_for, ..Terms::timeout(MAX_TIMEOUT) }))
@@ -103,7 +104,7 @@ fn started(asked: Execute, server: &Server, shells: Shells) -> Result<ExecStart,
     };
     let pty = asked.pty == Some(true);
     let shell = shells.choose(asked.shell);
-    // Without a command, on a terminal, the shell itself is what runs.
+    // On a terminal without a command, the shell itself is the program.
     let (command, argv, shell) = match asked.command.filter(|command| !(pty && command.is_empty())) {
         Some(command) => (Some(command), None, Some(shell)),
         None if pty => (None, Some(vec![shell]), None),
@@ -125,7 +126,7 @@ fn started(asked: Execute, server: &Server, shells: Shells) -> Result<ExecStart,
     })
 }
 
-/// Everybody's commands run as the sandbox's one user: another can't be had, and must not be promised.
+/// All commands run as the sandbox's only user. A request for another user is refused, because it can't be honoured.
 fn may_run_as(asked: Option<&str>, user: &str) -> Result<(), ApiError> {
     match asked.filter(|asked| !asked.is_empty() && *asked != user) {
         None => Ok(()),
@@ -138,7 +139,7 @@ fn is_bare_shell(command: &str) -> bool {
     command.rsplit('/').next().is_some_and(|name| SHELLS.contains(&name)) && !command.contains(char::is_whitespace)
 }
 
-/// Seconds; negative ones mean that there is no such limit.
+/// Parses seconds; a negative value means no limit.
 fn span(field: &str, seconds: Option<f64>) -> Result<Option<Duration>, ApiError> {
     match seconds {
         Some(s) if !s.is_finite() => Err(ApiError::invalid(format!("{field}: must be a number of seconds, or -1 for no limit"))),

@@ -1,4 +1,5 @@
-//! `POST /execute/stream/start` and `…/resume`: a command as the LangSmith SDK's server-sent events, with its output in base64.
+//! `POST /execute/stream/start` and `…/resume`: a command as the LangSmith SDK's server-sent events, with base64
+//! output.
 
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ use crate::{
     server::Server,
 };
 
-/// Of a request that names a command and two offsets.
+/// Maximum size of a resume request, which holds a command id and two offsets.
 const MAX_RESUME_BYTES: usize = 64 * 1024;
 
 pub async fn start(
@@ -40,7 +41,7 @@ pub async fn start(
     let shells = Shells::of(&server).await?;
     let (asked, _memory) = caller.stream.until_revoked(exec::read_request::<Execute>(&server, &headers, content)).await?;
     caller.aims_at(&subject(asked.command.as_deref(), None, asked.command_id.as_deref()));
-    // It has no way to send input later.
+    // This API has no request that sends input later.
     let (start, terms) = plan(Execute { close_stdin: Some(true), ..asked }, &server, shells)?;
     Ok(Events { start, terms, max_output: None, script: Told }.answer(&server, caller, &connection).await?)
 }
@@ -57,7 +58,7 @@ pub async fn resume(
     Ok(events.answer(&server, caller, &connection).await?)
 }
 
-/// What only joins a command, from where its client has it.
+/// A `start` that only joins a command, at the offsets the client has reached.
 pub fn joining(asked: Resume) -> ExecStart {
     ExecStart {
         command_id: Some(asked.command_id),
@@ -81,7 +82,7 @@ impl Script for Told {
             Event::Output(output) => {
                 event(word(output.stream), &json!({ "offset": output.offset, "data": STANDARD.encode(output.bytes()) }))
             }
-            // The next output's offset says it.
+            // The SDK has no event for a gap: the offset of the next output shows it.
             Event::Gap { .. } => Bytes::from_static(b":\n\n"),
             Event::Exit(ended) => {
                 let last = match ended.timed_out {
@@ -96,7 +97,7 @@ impl Script for Told {
 
     fn cut_off(&mut self, why: CutOff, (stdout, stderr): (u64, u64)) -> Option<Bytes> {
         match why {
-            // Its client asks again at once, and a key it asks with is swapped for a fresh token.
+            // The client reconnects immediately, and the gateway exchanges its API key for a fresh token.
             CutOff::Refused(error) if matches!(error.code, ErrorCode::TokenExpired | ErrorCode::ProviderUnavailable) => {
                 Some(event("ack_required", &json!({ "stdout_offset": stdout, "stderr_offset": stderr })))
             }
@@ -119,6 +120,6 @@ fn word(stream: OutputStream) -> &'static str {
 }
 
 fn event(name: &str, data: &Value) -> Bytes {
-    // JSON has no raw line breaks.
+    // JSON contains no raw line breaks.
     Bytes::from(format!("event: {name}\ndata: {data}\n\n"))
 }

@@ -1,4 +1,4 @@
-//! The LangSmith sandbox SDK's routes at the root: its shapes and its errors over the same operations.
+//! The routes of the LangSmith sandbox SDK: its request and error formats on top of boxd's operations.
 
 pub mod command;
 pub mod events;
@@ -31,11 +31,11 @@ use crate::{
     server::Server,
 };
 
-/// How it is told that a command took too long.
+/// The SDK's error type for a command that exceeded its timeout.
 const COMMAND_TIMEOUT: &str = "CommandTimeout";
 const TOOK_TOO_LONG: &str = "the command took longer than its timeout and was ended";
 
-/// Of a search: a pattern and two paths.
+/// Maximum size of a search request, which holds a pattern and two paths.
 const MAX_SEARCH_BYTES: usize = 64 * 1024;
 
 /// `POST /upload?path=`: multipart, one field `file`.
@@ -68,7 +68,7 @@ pub async fn upload(
     Ok((status, Json(with_bytes(json!({ "path": shown, "size": written.size, "etag": written.etag }), path_b64.as_deref()))))
 }
 
-/// A path's exact bytes beside its text, where that lost something. That SDK passes over what it doesn't know.
+/// Adds a path's exact bytes where its text is lossy. The SDK ignores fields that it doesn't know.
 fn with_bytes(mut told: Value, path_b64: Option<&str>) -> Value {
     if let Some(path_b64) = path_b64 {
         told["path_b64"] = path_b64.into();
@@ -102,7 +102,7 @@ struct SearchRequest {
 }
 
 impl SearchRequest {
-    /// That SDK's paths may be relative to where its commands run.
+    /// The SDK's paths may be relative to the working directory of its commands.
     fn absolute(&self, server: &Server) -> Option<String> {
         let path = self.path.as_deref()?;
         Some(if path.starts_with('/') { path.to_owned() } else { format!("{}/{path}", server.programs.work_dir()) })
@@ -121,7 +121,7 @@ pub async fn glob(State(server): State<Arc<Server>>, caller: Caller<FsRead>, con
     Ok(Json(json!({ "matches": found.matches.iter().map(told).collect::<Vec<_>>(), "truncated": found.truncated })))
 }
 
-/// `POST /grep`: the pattern is text.
+/// `POST /grep`: the pattern is literal text.
 pub async fn grep(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Result<Json<Value>, Failure> {
     let request: SearchRequest = read_object(&body::collect(content, MAX_SEARCH_BYTES).await?)?;
     let asked = GrepRequest {
@@ -139,7 +139,7 @@ pub async fn grep(State(server): State<Arc<Server>>, caller: Caller<FsRead>, con
     Ok(Json(json!({ "matches": matches, "truncated": found.truncated })))
 }
 
-/// `GET /tunnel`: this sandbox's ports can't be reached from outside.
+/// `GET /tunnel`: not supported, because this sandbox's ports can't be reached from outside.
 pub async fn tunnel() -> Failure {
     let message = "tunnels to ports of a sandbox are not served here; run what you need inside it";
     Failure(ApiError::new(ErrorCode::Unsupported, message))

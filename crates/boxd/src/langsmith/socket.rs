@@ -1,4 +1,5 @@
-//! `WS /execute/ws`: a command in the LangSmith SDKs' own frames, which a client that lost its connection joins again where it was.
+//! `WS /execute/ws`: a command in the LangSmith SDKs' own frames; after a lost connection the client resumes at its
+//! offsets.
 
 use std::sync::Arc;
 
@@ -57,7 +58,8 @@ impl Dialect for LangsmithClientFrame {
         encode(&LangsmithServerFrame::Error { error_type, error: format!("{} (error_id={request_id})", error.message) })
     }
 
-    /// What the client mends by coming back is no error to it: a key's next token, a sandbox that wakes up, a daemon that starts again.
+    /// Conditions that the client resolves by reconnecting are not sent as errors: the API key's next token, a sandbox
+    /// that resumes, a daemon that restarts.
     fn farewell(end: &End, request_id: &RequestId) -> (Option<Message>, u16) {
         match &end.error {
             Some(error) if matches!(error.code, ErrorCode::TokenExpired | ErrorCode::ProviderUnavailable) => (None, close::GOING_AWAY),
@@ -103,7 +105,7 @@ async fn run(peer: &mut Peer<'_, LangsmithClientFrame>, start: ExecStart, terms:
             free = out.permit(), if permit.is_none() => permit = Some(free?),
             event = viewer.next(), if permit.is_some() => match event {
                 Event::Exit(ended) => {
-                    // Its place is one of those that the last frames go out by.
+                    // The last frames need the slot that this permit holds.
                     drop(permit.take());
                     for message in shown.rest() {
                         out.message(message).await?;
@@ -135,7 +137,8 @@ async fn obey(frame: LangsmithClientFrame, viewer: &Viewer, commands: &Commands)
             }
             let bytes = data.into_bytes();
             let bytes = commands.memory(bytes.len())?.owned_by(bytes);
-            // A command that reads no more, or has just ended, is no error: its exit says the rest.
+            // A closed input is not an error: the command has closed it or has just ended, and its exit is reported
+            // separately.
             let _ = command.input.push(None, bytes);
             Ok(())
         }
@@ -149,7 +152,7 @@ async fn obey(frame: LangsmithClientFrame, viewer: &Viewer, commands: &Commands)
         }
         LangsmithClientFrame::Resize { cols, rows } => {
             let (cols, rows) = terminal_size(cols, rows)?;
-            // One that has just ended needs no size.
+            // A command that has just ended has no terminal to resize.
             if command.job().ended().is_none() { command.resize(cols, rows) } else { Ok(()) }
         }
         LangsmithClientFrame::Execute(_) | LangsmithClientFrame::Reconnect(_) | LangsmithClientFrame::Auth { .. } => {
@@ -158,7 +161,7 @@ async fn obey(frame: LangsmithClientFrame, viewer: &Viewer, commands: &Commands)
     }
 }
 
-/// Both streams as text.
+/// Both streams converted to text.
 #[derive(Default)]
 struct Shown {
     stdout: Characters,
@@ -172,7 +175,8 @@ impl Shown {
                 let shown = self.of(output.stream).take(output.offset, output.bytes());
                 shown.map(|(offset, data)| text(output.stream, offset, data))
             }
-            // The SDK knows no word for it: the next offset is later than it counted, and it goes on from there.
+            // The SDK has no frame for a gap: the next offset is higher than the client expects, and it continues from
+            // there.
             Event::Gap { stream, .. } => self.of(stream).end().map(|(offset, data)| text(stream, offset, data)),
             Event::Exit(_) => None,
         }

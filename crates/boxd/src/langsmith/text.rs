@@ -1,23 +1,24 @@
-//! Output as text of exactly as many bytes: the LangSmith SDKs count their offsets by the text they got.
+//! Output as text of exactly as many bytes, because the LangSmith SDKs compute their offsets from the length of the
+//! text they received.
 //!
-//! A character cut in two waits for its rest. A byte that is no part of any character is shown as `?`, one for one: the usual
-//! replacement character has three bytes, and each would put every later offset off by two. Who needs such bytes as they are
-//! downloads a file, or reads `/v1/exec/ws` or the event stream, which carry bytes.
+//! A split character is held back until its remaining bytes arrive. Each byte that belongs to no character is shown as
+//! one `?`: the usual replacement character has three bytes, so each one would shift all later offsets by two. Clients
+//! that need such bytes unchanged download a file, or use `/v1/exec/ws` or the event stream, which carry bytes.
 
-/// What a byte that can't be text is shown as.
+/// Replacement for a byte that is not valid text.
 const STANDS_FOR_A_BYTE: char = '?';
 
-/// One stream on its way to a client.
+/// Converts one stream to text, piece by piece.
 #[derive(Default)]
 pub struct Characters {
-    /// The beginning of a character, of at most three bytes.
+    /// The first bytes of an incomplete character, at most three.
     begun: Vec<u8>,
-    /// Where it begins.
+    /// The offset of its first byte.
     at: u64,
 }
 
 impl Characters {
-    /// What can be shown of these bytes, and where that begins; `None` while it is only the beginning of a character.
+    /// Returns the text that can be shown and its offset; `None` while there is only an incomplete character.
     pub fn take(&mut self, offset: u64, bytes: &[u8]) -> Option<(u64, String)> {
         if self.begun.is_empty() {
             self.at = offset;
@@ -37,7 +38,7 @@ impl Characters {
         (!text.is_empty()).then_some((at, text))
     }
 
-    /// Nothing more comes, or not what follows: what has begun stays a beginning.
+    /// Flushes an incomplete character as replacements, because the stream has ended or continues elsewhere.
     pub fn end(&mut self) -> Option<(u64, String)> {
         let begun = std::mem::take(&mut self.begun);
         let text: String = begun.iter().map(|_| STANDS_FOR_A_BYTE).collect();
@@ -45,7 +46,7 @@ impl Characters {
     }
 }
 
-/// As much text as there are whole characters, and the beginning of one that follows.
+/// Returns the text of all complete characters, and the incomplete character at the end.
 fn shown(mut bytes: &[u8]) -> (String, &[u8]) {
     let mut text = String::with_capacity(bytes.len());
     loop {
@@ -57,7 +58,7 @@ fn shown(mut bytes: &[u8]) -> (String, &[u8]) {
             Err(error) => error,
         };
         let (good, bad) = bytes.split_at(error.valid_up_to());
-        // All of it was looked at just now.
+        // Validated just now, up to this length.
         text.push_str(std::str::from_utf8(good).unwrap_or_default());
         let Some(length) = error.error_len() else { return (text, bad) };
         text.extend(std::iter::repeat_n(STANDS_FOR_A_BYTE, length));
@@ -84,7 +85,8 @@ mod tests {
     }
 
     proptest! {
-        /// However it is cut, and wherever a client comes back: every byte is counted once, and what is text arrives as it is.
+        /// However the output is split, and wherever a client resumes: every byte is counted once, and valid text
+        /// arrives unchanged.
         #[test]
         fn bytes_are_counted_once_however_they_are_cut(
             bytes in proptest::collection::vec(

@@ -1,4 +1,4 @@
-//! Frames on the socket: reading one, writing one, and how a connection ends.
+//! WebSocket frames: reading, writing, and closing a connection.
 
 use std::time::Duration;
 
@@ -20,13 +20,13 @@ use crate::auth::OpenStream;
 pub type Sink = SplitSink<WebSocket, Message>;
 pub type Stream = SplitStream<WebSocket>;
 
-/// What a client gets to take the last frames and answer the close.
+/// Time for a client to take the last frames and answer the close.
 const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
-/// Of an unknown frame's type, repeated to whoever sent it.
+/// Maximum length of an unknown frame's type when it is repeated in the error.
 const MAX_SHOWN_CHARS: usize = 64;
 const NORMAL: u16 = 1000;
 
-/// How a connection ends: the close code, and an error frame before it where there is something to say.
+/// Why a connection ends: the close code, and the error frame to send before it, if any.
 #[derive(Debug)]
 pub struct End {
     pub code: u16,
@@ -37,7 +37,7 @@ impl End {
     pub fn plain(code: u16) -> Self {
         Self { code, error: None }
     }
-    /// Over, as it should be; also where the client has gone and nobody will read the code.
+    /// The normal end; also used where the client is gone and will not read the code.
     pub fn normal() -> Self {
         Self::plain(NORMAL)
     }
@@ -49,15 +49,15 @@ impl From<ApiError> for End {
     }
 }
 
-/// How a socket's clients speak: the frames they send, and how they are told what went wrong.
+/// The protocol that a socket's clients speak: the frames they send, and how errors are reported to them.
 pub trait Dialect: DeserializeOwned + Send {
-    /// The words of a frame's `type`.
+    /// The known values of a frame's `type`.
     const TYPES: &'static [&'static str];
 
-    /// What is every socket's to answer, apart from what the conversation is about.
+    /// Separates the frames that every socket answers itself from those of the conversation.
     fn sorted(self) -> Received<Self>;
 
-    /// A frame that is not text, where these clients send such.
+    /// Converts a binary frame, for protocols in which clients send them.
     fn of_bytes(bytes: Bytes) -> Option<Self> {
         drop(bytes);
         None
@@ -67,7 +67,7 @@ pub trait Dialect: DeserializeOwned + Send {
         encode(&ServerFrame::<()>::Error { error: error.envelope(request_id).error })
     }
 
-    /// What is said last, and the close code.
+    /// The last message and the close code.
     fn farewell(end: &End, request_id: &RequestId) -> (Option<Message>, u16) {
         (end.error.as_ref().map(|error| Self::error(error, request_id)), end.code)
     }
@@ -91,18 +91,18 @@ pub enum Received<D> {
     Ping(Option<serde_json::Value>),
     Close,
     Frame(D),
-    /// The socket's own keep-alive.
+    /// A frame of the WebSocket's own keep-alive.
     Nothing,
 }
 
-/// What came from the socket, read.
+/// Decodes a message from the socket.
 pub fn receive<D: Dialect>(message: Option<Result<Message, axum::Error>>) -> Result<Received<D>, End> {
     let unreadable = |why: String| End::from(ApiError::invalid(format!("a frame can't be read: {why}")));
     match message {
         Some(Ok(Message::Text(text))) => {
             let frame: D = serde_json::from_str(&text).map_err(|e| unreadable(complaint::<D>(&text, &e)))?;
             match frame.sorted() {
-                // One that the gateway has not seen: its token was neither checked nor recorded there.
+                // A frame this large bypassed the gateway, which neither checked nor recorded its token.
                 Received::Auth(_) if text.len() > MAX_AUTH_FRAME_BYTES => {
                     Err(ApiError::new(ErrorCode::TooLarge, format!("an `auth` frame is larger than {MAX_AUTH_FRAME_BYTES} bytes")).into())
                 }
@@ -121,12 +121,12 @@ pub fn receive<D: Dialect>(message: Option<Result<Message, axum::Error>>) -> Res
     }
 }
 
-/// The library's own error type isn't ours to name; these words of it are held by a test.
+/// Matches on the message because the library's error type can't be named here; a test pins this text.
 fn is_too_big(error: &axum::Error) -> bool {
     error.to_string().contains("too long")
 }
 
-/// What is wrong with a frame. Nothing of its contents is repeated, because it may be a token.
+/// Describes the error in a frame. The frame's contents are not repeated, because they may include a token.
 fn complaint<D: Dialect>(text: &str, error: &serde_json::Error) -> String {
     let frame: serde_json::Value = match serde_json::from_str(text) {
         Ok(frame) => frame,
@@ -151,7 +151,7 @@ pub async fn send(sink: &mut Sink, message: Message) -> Result<(), End> {
     sink.send(message).await.map_err(|_| End::normal())
 }
 
-/// Says why, closes, and waits a moment for the client to have heard it.
+/// Sends the reason, closes, and gives the client a moment to receive it.
 pub async fn goodbye<D: Dialect>(sink: &mut Sink, stream: &mut Stream, end: End, open: Option<OpenStream>, request_id: &RequestId) {
     let reason = end.error.as_ref().map_or("", |e| e.code.as_str());
     let farewell = async {
@@ -160,12 +160,12 @@ pub async fn goodbye<D: Dialect>(sink: &mut Sink, stream: &mut Stream, end: End,
             send(sink, said).await?;
         }
         send(sink, Message::Close(Some(CloseFrame { code, reason: Utf8Bytes::from_static(reason) }))).await?;
-        // It has been told, which is all that an ending sandbox waits for.
+        // The client has been notified, which is all that a sandbox that is ending waits for.
         drop(open);
         while let Some(Ok(_)) = stream.next().await {}
         Ok::<(), End>(())
     };
-    // A client that doesn't listen any more has nothing to be told.
+    // A client that no longer reads can't be notified.
     let _ = tokio::time::timeout(GOODBYE_WITHIN, farewell).await;
 }
 

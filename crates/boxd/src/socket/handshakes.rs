@@ -1,5 +1,5 @@
-//! Connections that have not shown their token yet. At the limit the oldest is closed, never the new one refused, so that a client with a
-//! good token always has the moment it needs to show it.
+//! Connections that have not sent their token yet. At the limit the oldest is closed instead of refusing the new one,
+//! so that a client with a valid token always has time to send it.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ pub struct Handshakes {
 #[derive(Default)]
 struct Table {
     next: u64,
-    /// By number, so oldest first.
+    /// By sequence number, so oldest first.
     open: BTreeMap<u64, CancellationToken>,
 }
 
@@ -40,12 +40,12 @@ impl Handshakes {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Nothing in between can panic.
+        // No code that runs under the lock can panic.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One connection, counted until this is dropped.
+/// One connection in the handshake; dropping it frees its slot.
 pub struct Handshake {
     handshakes: Arc<Handshakes>,
     number: u64,
@@ -53,7 +53,7 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// Resolves when the connection has to make room for a newer one.
+    /// Resolves when the connection must close in favour of a newer one.
     pub async fn must_close(&self) {
         self.close.cancelled().await;
     }

@@ -1,4 +1,5 @@
-//! A client's WebSocket, whatever it is for: the upgrade, the token in the header or the first frame, and the close code at the end.
+//! A client's WebSocket for any purpose: the upgrade, authentication by header or first frame, and the close code at
+//! the end.
 
 pub(crate) mod frames;
 mod handshakes;
@@ -38,17 +39,18 @@ use crate::{
     server::Server,
 };
 
-/// Connections that have not shown their token yet; apart from the others, so that strangers can't take their places. More than the
-/// gateway lets through at once, so that it is the gateway, which knows their addresses, that decides which one is closed.
+/// Maximum number of connections that have not sent their token yet; counted separately, so that unauthenticated
+/// clients can't exhaust the slots of the others. Higher than the gateway's limit, so that the gateway, which knows the
+/// clients' addresses, decides which connection is closed.
 const MAX_HANDSHAKES: usize = 192;
-/// What part of all connections they may be, where that is less.
+/// Divisor of the connection limit: handshakes may use at most this fraction of it, where that is less.
 const HANDSHAKES_SHARE: usize = 4;
-/// Read at once from a client: keys and small frames as a rule, and there are hundreds of connections.
+/// Read buffer per client: messages are usually keystrokes and small frames, and there are hundreds of connections.
 const READ_BYTES: usize = 16 * 1024;
-/// How long a connection without a header may take over its `auth` frame.
+/// Time for a connection without an `Authorization` header to send its `auth` frame.
 const AUTH_WITHIN: Duration = Duration::from_secs(5);
 
-/// Places for streams, of every kind together.
+/// Slots for streams of every kind together.
 pub struct Slots {
     handshakes: Arc<Handshakes>,
     streams: Arc<PrincipalSlots>,
@@ -61,30 +63,30 @@ impl Slots {
         Self { handshakes: Handshakes::new(handshakes), streams }
     }
 
-    /// A place for something that stays open.
+    /// Reserves a slot for a long-lived stream.
     pub fn stream(&self, claims: &Claims) -> Result<PrincipalSlot, ApiError> {
         self.streams.take(&claims.sub)
     }
 }
 
-/// Where a connection is counted.
+/// The limit a connection is counted against.
 enum Place {
     Admitted(Arc<Claims>, PrincipalSlot),
     Handshake(Handshake),
 }
 
-/// What a route does with an admitted connection.
+/// What a route does with an authenticated connection.
 pub trait Conversation: Send + 'static {
-    /// What its clients send.
+    /// The frames its clients send.
     type Frame: Dialect;
-    /// What a token must have to be let in at all.
+    /// The capability that a token needs to open it.
     const NEEDS: Capability;
 
-    /// Runs until the conversation is over; dropped where the token, the client or boxd ends first.
+    /// Runs until the conversation is over; dropped if the token, the client or boxd ends first.
     fn hold(self, peer: &mut Peer<'_, Self::Frame>) -> impl Future<Output = Result<(), End>> + Send;
 }
 
-/// Upgrades the request and holds the conversation.
+/// Upgrades the request and runs the conversation.
 pub async fn open<C: Conversation>(
     server: Arc<Server>,
     record: Arc<RequestRecord>,
@@ -93,7 +95,7 @@ pub async fn open<C: Conversation>(
     conversation: C,
 ) -> Result<Response, Failure> {
     record.needs(C::NEEDS);
-    // A token in the header is checked before the upgrade, where a refusal still is an ordinary answer.
+    // A token in the header is checked before the upgrade, while a refusal can still be an ordinary HTTP response.
     let place = match headers.contains_key(header::AUTHORIZATION) {
         true => {
             let claims = Arc::new(server.authority.authorize(&headers, C::NEEDS)?);
@@ -117,7 +119,7 @@ async fn talk<C: Conversation>(server: Arc<Server>, socket: WebSocket, record: A
         Place::Handshake(handshake) => {
             let hello = tokio::time::timeout(AUTH_WITHIN, authenticate(&server, &mut sink, &mut stream, C::NEEDS));
             let claims = tokio::select! {
-                // In this order: a client that has just authenticated doesn't make room any more.
+                // Biased: a client that has just authenticated is not closed in favour of a newer connection.
                 biased;
                 hello = hello => hello.unwrap_or_else(|_| Err(auth_timeout())),
                 () = handshake.must_close() => Err(made_room().into()),
@@ -137,7 +139,7 @@ async fn talk<C: Conversation>(server: Arc<Server>, socket: WebSocket, record: A
         }
         Err(end) => (end, None),
     };
-    // Unless the conversation told what it is about, when it knew.
+    // Has no effect if the conversation already recorded the request, when its subject was known.
     record.tell(&server.audit, end.code, end.error.as_ref().map(|e| e.code));
     goodbye::<C::Frame>(&mut sink, &mut stream, end, open, &record.request_id).await;
 }

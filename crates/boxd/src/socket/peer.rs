@@ -1,4 +1,5 @@
-//! One admitted connection: its frames in, its frames out and its token's life, none of which waits for another.
+//! One authenticated connection: incoming frames, outgoing frames and the token's lifetime run independently, so that
+//! none blocks another.
 
 use std::{marker::PhantomData, pin::pin, sync::Arc, time::Duration};
 
@@ -18,18 +19,18 @@ use super::{
 };
 use crate::{answer::RequestRecord, auth::OpenStream, server::Server};
 
-/// Frames between a conversation and a slow socket; beyond it the conversation waits.
+/// Frames queued for a slow socket; beyond it the conversation waits.
 const OUT_FRAMES: usize = 4;
-/// For the last output and the exit code to reach a slow client.
+/// Time for the last output and the exit code to reach a slow client.
 const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 
-/// Whom a conversation is held with.
+/// The client's side of a conversation.
 pub struct Peer<'a, D> {
     pub server: &'a Arc<Server>,
     pub record: &'a RequestRecord,
     pub out: Out,
     stream: &'a mut Stream,
-    /// An answer that still has to find a place on the way out.
+    /// An answer that is still waiting for a slot in the outgoing queue.
     answer: Option<Message>,
     token: &'a watch::Sender<Arc<Claims>>,
     open: &'a OpenStream,
@@ -37,7 +38,7 @@ pub struct Peer<'a, D> {
     dialect: PhantomData<fn() -> D>,
 }
 
-/// The way out, for whichever part of a conversation has something to say.
+/// Sender for outgoing frames; every part of a conversation can hold a clone.
 #[derive(Clone)]
 pub struct Out {
     frames: mpsc::Sender<Message>,
@@ -57,32 +58,32 @@ impl Out {
         self.frames.send(message).await.map_err(|_| End::normal())
     }
 
-    /// A place for one frame, for who has to know that there is one before it makes the frame. May be dropped while it waits.
+    /// Reserves a slot for one frame, for callers that must have a slot before they create the frame. Cancel safe.
     pub async fn permit(&self) -> Result<Permit, End> {
         self.frames.clone().reserve_owned().await.map_err(|_| End::normal())
     }
 
-    /// Uses the place, if it is there, for a frame.
+    /// Sends a frame with the permit, if there is one.
     pub fn send_with(&self, permit: &mut Option<Permit>, message: Message) {
         if let Some(permit) = permit.take() {
             permit.send(message);
         }
     }
 
-    /// What [`Out::complain`] sends.
+    /// The message that [`Out::complain`] sends.
     pub fn complaint(&self, error: &ApiError) -> Message {
         (self.error)(error, &self.request_id)
     }
 
-    /// Says what is wrong with a frame; the conversation goes on.
+    /// Reports an invalid frame or request; the conversation continues.
     pub async fn complain(&self, error: &ApiError) -> Result<(), End> {
         self.message(self.complaint(error)).await
     }
 }
 
 impl<D: Dialect> Peer<'_, D> {
-    /// The next frame that is the conversation's own: pings are answered and fresh tokens taken on the way. May be dropped while it waits:
-    /// an answer without a place yet is sent by the next call.
+    /// The next frame for the conversation; answers pings and accepts fresh tokens by itself. Cancel safe: the next
+    /// call sends an answer that has no slot yet.
     pub async fn next(&mut self) -> Result<D, End> {
         loop {
             if self.answer.is_some() {
@@ -101,12 +102,13 @@ impl<D: Dialect> Peer<'_, D> {
         }
     }
 
-    /// Who this is, by the newest token.
+    /// The claims of the newest token.
     pub fn claims(&self) -> Arc<Claims> {
         self.token.borrow().clone()
     }
 
-    /// A fresh token of the same principal and session takes over; any other changes nothing, and the old one's end stays the end.
+    /// Replaces the token by a fresh one of the same principal and session. Any other token changes nothing, and the
+    /// old token's expiry stays in force.
     fn renew(&self, token: &str) -> Message {
         let known = self.claims();
         let renewed = self.server.authority.authorize_token(token, self.needs).and_then(|fresh| {
@@ -127,7 +129,7 @@ impl<D: Dialect> Peer<'_, D> {
     }
 }
 
-/// Holds a conversation until it, the client, the token or boxd ends.
+/// Runs a conversation until it, the client, the token or boxd ends.
 pub async fn converse<C: Conversation>(
     server: &Arc<Server>,
     sink: &mut Sink,
@@ -145,7 +147,7 @@ pub async fn converse<C: Conversation>(
             if sink.feed(frame).await.is_err() {
                 return;
             }
-            // Flushed when nothing more waits: one write for many small frames.
+            // Flushed when the queue is empty: one write for many small frames.
             while let Ok(frame) = waiting.try_recv() {
                 if sink.feed(frame).await.is_err() {
                     return;
@@ -158,11 +160,12 @@ pub async fn converse<C: Conversation>(
     });
     let talk = async {
         let mut peer = Peer { server, record, out, stream, answer: None, token: &token, open, needs: C::NEEDS, dialect: PhantomData };
-        // By the end of this block the last way out is dropped, and the writer sees the end of its frames.
+        // At the end of this block the last sender is dropped, so the writer sees the end of its queue.
         conversation.hold(&mut peer).await.err().unwrap_or_else(End::normal)
     };
     let end = tokio::select! {
-        // In this order: what was just said is then written in the same turn, and not behind everybody else's whom the same output woke.
+        // Biased: a message that was just queued is written in the same poll, and not after all other tasks that the
+        // same output woke.
         biased;
         end = talk => end,
         () = &mut writer => return End::normal(),
@@ -175,7 +178,7 @@ pub async fn converse<C: Conversation>(
     end
 }
 
-/// Resolves when the token or boxd is at its end.
+/// Resolves when the token expires or is revoked, or boxd shuts down.
 async fn over(server: &Server, token: &watch::Sender<Arc<Claims>>, open: &OpenStream) -> End {
     let mut token = token.subscribe();
     loop {

@@ -1,4 +1,4 @@
-//! `cobox cp`: files and folders into or out of a sandbox, with the manners of `cp -r`.
+//! `cobox cp`: copies files and folders into and out of a sandbox, with the conventions of `cp -r`.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -55,18 +55,18 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     Ok(0)
 }
 
-/// Standard input or output. A file of that name is `./-`.
+/// Standard input or output. A file with that name is written as `./-`.
 const STREAM: &str = "-";
 
-/// Something in a sandbox to be copied here.
+/// A source in a sandbox, to be copied to this machine.
 struct Download {
     target: Target,
     from: Remote,
-    /// What is in it, instead of itself.
+    /// Whether to copy the folder's contents instead of the folder.
     is_contents: bool,
 }
 
-/// What was copied; nothing to tell where standard output has the file itself.
+/// Copies, and returns the totals; `None` if the file went to standard output, where a summary would mix with it.
 async fn copy(args: &Args, context: &Context) -> Result<Option<Moved>, Failure> {
     let parse = |text: &OsString| place::parse(text).map_err(|e| Failure::new(format!("{}: {e}", text.display())));
     let (to, sources) = match args.paths.split_last() {
@@ -121,7 +121,7 @@ async fn copy(args: &Args, context: &Context) -> Result<Option<Moved>, Failure> 
     Ok(Some(moved))
 }
 
-/// Looked at before anything is made for it.
+/// Checks a local source before anything is created for it.
 fn check_upload(from: &Path, is_several: bool) -> Result<(), Failure> {
     if from.as_os_str() == STREAM {
         return match is_several {
@@ -165,7 +165,7 @@ async fn upload(context: &Context, dataplane: &Dataplane, from: &Path, to: &Remo
     }
 }
 
-/// Written so that what is in a folder is meant: as `.`, `..` or with one of them at its end.
+/// Whether the path means the folder's contents: it is `.` or `..`, or ends in one of them.
 fn is_contents(path: &OsStr) -> bool {
     let last = path.as_bytes().rsplit(|b| matches!(b, b'/' | b':')).find(|part| !part.is_empty());
     matches!(last, Some(b"." | b".."))
@@ -192,7 +192,7 @@ async fn download(context: &Context, dataplane: &Dataplane, wanted: &Download, t
     }
 }
 
-/// One file, to standard output.
+/// Copies one file to standard output.
 async fn print(context: &Context, downloads: &[Download], is_raw: bool) -> Result<(), Failure> {
     let [Download { target, from, .. }] = downloads else {
         return Err(Failure::new("several files would run into one on standard output").advise("copy them one by one"));

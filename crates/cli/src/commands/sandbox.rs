@@ -1,4 +1,4 @@
-//! `cobox sandbox`: sandboxes themselves, with or without a session.
+//! `cobox sandbox`: manages sandboxes, with or without a session.
 
 use std::ffi::OsString;
 
@@ -24,7 +24,7 @@ use crate::{
     way_in::Target,
 };
 
-/// Sandboxes asked for at once.
+/// Page size of listings.
 const PAGE: u32 = 100;
 
 #[derive(Debug, clap::Subcommand)]
@@ -170,7 +170,7 @@ Examples:
 }
 
 impl Command {
-    /// Whether `--json` stands among what is read later, and takes it out there.
+    /// Removes `--json` from the arguments that are parsed later, and returns whether it was there.
     pub fn take_json(&mut self) -> bool {
         let Command::Sync { rest, .. } = self else { return false };
         let before = rest.len();
@@ -255,7 +255,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
         Command::Connect { which, seat } => return shell::sit(&Target::Sandbox(which), seat, context).await,
         Command::Delete { which, yes, permanent } => {
             let usage = match client.sandbox_usage(&which).await {
-                // A deleted one can be deleted for good.
+                // A sandbox that is already deleted can still be erased permanently.
                 Err(e) if permanent && e.is(ErrorCode::SandboxNotFound) => {
                     client.deleted_sandbox_usage(&which).await.map_err(|missing| {
                         let is_missing = missing.is(ErrorCode::SandboxNotFound);
@@ -314,7 +314,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
     Ok(0)
 }
 
-/// Newest first.
+/// All deleted sandboxes, newest first.
 async fn list_deleted(client: &Client) -> Result<Vec<SandboxInfo>, ClientError> {
     let mut sandboxes: Vec<SandboxInfo> = Vec::new();
     let mut cursor: Option<String> = None;
@@ -332,7 +332,8 @@ fn threads(s: &SandboxInfo) -> String {
     if s.threads.is_empty() { "-".to_owned() } else { s.threads.join(",") }
 }
 
-/// Read as that command's own; what is wrong with them is said as there, and ends us as there.
+/// Parses the arguments of `cobox sync`. An invalid argument is reported as by that command, and exits the process as
+/// it does.
 fn sync_args(which: &str, rest: Vec<OsString>) -> sync::Args {
     let own = ["cobox sandbox sync".into(), "--sandbox".into(), OsString::from(which)];
     let command = sync::Args::augment_args(clap::Command::new("cobox sandbox sync"));

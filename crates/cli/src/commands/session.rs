@@ -18,7 +18,7 @@ use crate::{
     way_in::{Target, asking, no_session},
 };
 
-/// Sessions asked for at once.
+/// Page size of listings.
 const PAGE: u32 = 100;
 
 #[derive(Debug, clap::Subcommand)]
@@ -245,8 +245,8 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
     Ok(0)
 }
 
-/// Fails where a session that existed lacks a tag that was asked for. The broker accepts such a request, because other clients send
-/// their tags with every one.
+/// Fails if an existing session lacks a requested tag. The broker accepts such a request, because other clients send
+/// their tags with every request.
 async fn check_tags(client: &Client, thread: &str, session: &NegotiateResponse, request: &NegotiateRequest) -> Result<(), Failure> {
     if request.tags.is_empty() {
         return Ok(());
@@ -261,10 +261,10 @@ async fn check_tags(client: &Client, thread: &str, session: &NegotiateResponse, 
     Err(Failure::new(message).advise("leave --tag out to join it; tags are set when a session is made"))
 }
 
-/// What becomes of a session's sandbox when the session is released.
+/// What happens to a session's sandbox when the session is released.
 struct SandboxFate {
     sandbox: SandboxId,
-    /// What is erased; `None` where the sandbox stays.
+    /// The files to be erased; `None` if the sandbox is kept.
     erased: Option<SandboxUsage>,
 }
 
@@ -293,7 +293,7 @@ async fn sandbox_fate(client: &Client, session: &SessionId) -> Result<SandboxFat
     Ok(SandboxFate { sandbox: sandbox.id, erased })
 }
 
-/// A session by its id, or by its thread.
+/// Finds a session by its id or its thread.
 pub async fn find(client: &Client, which: &str) -> Result<SessionId, Failure> {
     match which.parse() {
         Ok(id) => Ok(id),
@@ -301,14 +301,14 @@ pub async fn find(client: &Client, which: &str) -> Result<SessionId, Failure> {
     }
 }
 
-/// A list wakes nothing up and mints no token, which nobody here has a use for.
+/// Uses the list request: unlike a negotiation, it neither resumes the sandbox nor issues a token.
 pub async fn of_thread(client: &Client, thread: &str) -> Result<Option<SessionId>, ClientError> {
     let filter = SessionFilter { thread_id: Some(thread.to_owned()), limit: Some(PAGE), ..SessionFilter::default() };
     let found = client.list_sessions(&filter).await?.items;
     Ok(found.into_iter().find(|s| s.thread_id == thread && !s.state.is_ended()).map(|s| s.session_id))
 }
 
-/// The sandbox of a thread, or of a session by its id.
+/// The target of a command, given by thread or session id.
 fn target(which: String) -> Target {
     match which.parse() {
         Ok(id) => Target::Session(id),

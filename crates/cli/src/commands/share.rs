@@ -1,4 +1,4 @@
-//! `cobox share`: whom else a thread's session is open to, and for what.
+//! `cobox share`: grants other principals access to a thread's session, lists such shares and revokes them.
 
 use std::time::Duration;
 
@@ -101,7 +101,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             if !before.paths.is_empty() {
                 context.printer.note(&format!("warning: {principal} can enter without the share: {}", before.words()));
             }
-            // If there is no share, the error repeats that the principal can enter.
+            // If there is no share, the error states again that the principal has access.
             client.unshare(&id, &principal).await?;
             let after = AccessPaths::of(&client, &id, &principal).await?;
             let can_still_enter = !after.paths.is_empty();
@@ -118,7 +118,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
     Ok(0)
 }
 
-/// How a principal can enter a session's sandbox without a share of the session.
+/// Ways in which a principal can use a session's sandbox without a share of the session.
 struct AccessPaths {
     paths: Vec<AccessPath>,
     /// The sandbox's name, or its id if it has none.
@@ -130,7 +130,7 @@ impl AccessPaths {
     async fn of(client: &Client, session: &SessionId, principal: &str) -> Result<Self, ClientError> {
         let paths = match client.principal_access(session, principal).await {
             Ok(access) => access.access_paths,
-            // Not of the workspace: the command itself says so.
+            // The principal is not in the workspace: the command's own request reports that.
             Err(e) if e.is(ErrorCode::PrincipalNotFound) => Vec::new(),
             Err(e) => return Err(e),
         };
@@ -153,7 +153,7 @@ impl AccessPaths {
         self.paths.iter().map(words).collect::<Vec<_>>().join("; ")
     }
 
-    /// With the commands that keep the principal out.
+    /// Describes these ways, with the commands that close them.
     fn words_and_advice(&self) -> String {
         let advice = |way: &AccessPath| match way {
             AccessPath::WorkspaceAccess => {
@@ -172,7 +172,7 @@ async fn name_of_sandbox(client: &Client, session: &SessionId) -> Result<String,
     match client.get_sandbox(id.as_str()).await {
         Ok(SandboxInfo { name: Some(name), .. }) => Ok(name),
         Ok(_) => Ok(id.to_string()),
-        // A session's owner need not have access to its sandbox.
+        // A session's owner does not necessarily have access to its sandbox.
         Err(e) if e.is(ErrorCode::Forbidden) => Ok(id.to_string()),
         Err(e) => Err(e),
     }

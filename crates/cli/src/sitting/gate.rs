@@ -1,18 +1,21 @@
-//! What of a shell's output this terminal gets. The sandbox leaves out what is not for it, but a sandbox is a stranger: it is left out here too.
+//! Filter for the shell output that this terminal receives. The sandbox filters escape sequences too, but it is
+//! untrusted, so they are filtered again here.
 
 use cobox_stream::{ScanResult, Scanner, SequenceKinds};
 
 #[derive(Default)]
 pub struct Gate {
     scanner: Scanner,
-    /// Everything before this has come.
+    /// Offset of the next output byte.
     at: u64,
-    /// The beginning of a sequence that nobody can name yet; the scanner decides before it is long.
+    /// The beginning of a sequence that can't be classified yet; bounded, because the scanner decides after a few
+    /// bytes.
     held: Vec<u8>,
 }
 
 impl Gate {
-    /// What of the next output may be shown now, NULs in place of what may not, and what was found in all of it.
+    /// Returns the part of the next output that may be shown now, with NULs in place of hidden sequences, and the scan
+    /// result of all of it.
     pub fn admit(&mut self, bytes: &[u8], hides: SequenceKinds) -> (Vec<u8>, ScanResult) {
         let found = self.scanner.scan(bytes);
         let start = self.at - self.held.len() as u64;
@@ -29,13 +32,13 @@ impl Gate {
         (shown, found)
     }
 
-    /// Returns what terminates a string sequence that was shown without its end. Without it a terminal would treat the next prompt as
-    /// part of the string.
+    /// Returns the terminator of a string sequence that was shown without its end. Otherwise a terminal would treat the
+    /// next prompt as part of the string.
     pub fn finish(&self, hides: SequenceKinds) -> &'static [u8] {
         if self.scanner.shows_open_string(hides) { b"\x1b\\" } else { b"" }
     }
 
-    /// What has come and is not shown yet.
+    /// Output that was received and is not shown yet.
     pub fn held(&self) -> &[u8] {
         &self.held
     }

@@ -1,31 +1,33 @@
-//! What this terminal shows, known by heart: so that words of ours can be laid over it and taken away again, so that it can be drawn
-//! anew, and so that a shell of another size can be shown as it is.
+//! A copy of the terminal's screen contents. It allows showing and removing an overlay, redrawing the screen, and
+//! showing a shell of a different size.
 
 use cobox_stream::{Screen, SequenceKinds};
 
 use super::gate::Gate;
 use crate::terminal::{Modes, guarded};
 
-/// An empty screen, whatever was going on before: no half sequence, no other screen, no margins, plain colours.
+/// Clears the screen from any state: cancels a partial sequence, the alternate screen, margins and colours.
 const EMPTY: &[u8] = b"\x18\x1b\\\x1b[?1049l\x1b[?6l\x1b[r\x1b[m\x1b[H\x1b[2J";
 const NO_WRAP: &[u8] = b"\x1b[?7l";
 const WRAP: &[u8] = b"\x1b[?7h";
 
 pub struct Picture {
     gate: Gate,
-    /// What programs may do to this terminal beside printing.
+    /// What programs may do to this terminal besides printing.
     allows: SequenceKinds,
     screen: Screen,
     modes: Modes,
-    /// This terminal's own columns and rows.
+    /// Columns and rows of the local terminal.
     here: (u16, u16),
-    /// Whether it shows what we think: at first there is something of the user's, and what is printed comes below it.
+    /// Whether the terminal shows exactly this copy. Initially it still shows the user's earlier output, and new output
+    /// appears below it.
     is_known: bool,
-    /// Programs get this terminal as it is; a watcher's terminal doesn't tell them what its mouse does.
+    /// Whether another participant controls the shell. The controller's terminal gets all modes that programs set; an
+    /// observer's terminal doesn't report its mouse to them.
     is_watched: bool,
-    /// What stands in each row, where they are drawn one by one because the shell has another size than this terminal.
+    /// Contents of each drawn row, in row-by-row mode: used while the shell and the local terminal differ in size.
     drawn: Option<Vec<Vec<u8>>>,
-    /// Our words, and the row they lie over now.
+    /// The overlay text, and the row that it covers now.
     words: Option<String>,
     covered: Option<u16>,
 }
@@ -46,7 +48,7 @@ impl Picture {
         }
     }
 
-    /// The next output, as this terminal is to get it.
+    /// Processes the next output and returns what to write to the terminal.
     pub fn output(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut out = self.lift();
         let shown = self.see(bytes);
@@ -61,7 +63,7 @@ impl Picture {
         out
     }
 
-    /// A screen in place of what was missed.
+    /// Replaces the screen with a keyframe after output was missed.
     pub fn keyframe(&mut self, cols: u16, rows: u16, bytes: &[u8]) -> Vec<u8> {
         let mut out = if self.drawn.is_some() { Vec::new() } else { self.modes.off() };
         (self.modes, self.covered) = (Modes::default(), None);
@@ -73,12 +75,13 @@ impl Picture {
         out
     }
 
-    /// Who watches is asked nothing: the answer would be typed into a shell that is not theirs.
+    /// The escape sequences to hide. An observer's terminal gets no queries, because its answers would be typed into a
+    /// shell that it doesn't control.
     fn hides(&self) -> SequenceKinds {
         if self.is_watched { SequenceKinds::ALL } else { SequenceKinds::ALL.without(SequenceKinds::QUERY).without(self.allows) }
     }
 
-    /// Takes it, and gives what this terminal may have of it.
+    /// Applies output to the copy, and returns the part that the terminal may get.
     fn see(&mut self, bytes: &[u8]) -> Vec<u8> {
         let hides = self.hides();
         let (shown, found) = self.gate.admit(bytes, hides);
@@ -87,24 +90,25 @@ impl Picture {
         shown
     }
 
-    /// The shell has another size.
+    /// Handles a new size of the shell.
     pub fn shell_resized(&mut self, cols: u16, rows: u16) -> Vec<u8> {
         let was_row_by_row = self.is_row_by_row();
         guarded(|| self.screen.resize(cols, rows));
-        // Words that lie there were moved with the rest by the terminal.
+        // The terminal has moved an overlay together with the rest of the screen, so it has to be redrawn.
         if self.covered.is_some() || was_row_by_row || self.is_row_by_row() { self.redraw() } else { Vec::new() }
     }
 
-    /// This terminal has another size.
+    /// Handles a new size of the local terminal.
     pub fn resized_here(&mut self, here: (u16, u16)) -> Vec<u8> {
         let was_row_by_row = self.is_row_by_row();
         self.here = here;
-        // Back to the size that the shell has, perhaps before it heard of another one: its programs will not draw what was cut off.
+        // The terminal has returned to the shell's size, perhaps before the shell was notified of the other one: its
+        // programs will then not redraw the part that had been cut off.
         let is_back = here == self.screen.size();
         if was_row_by_row || is_back || self.is_row_by_row() { self.redraw() } else { Vec::new() }
     }
 
-    /// Whether somebody else types from now on.
+    /// Sets whether another participant controls the shell.
     pub fn set_watched(&mut self, is_watched: bool) -> Vec<u8> {
         if self.is_watched == is_watched {
             return Vec::new();
@@ -118,7 +122,7 @@ impl Picture {
         }
     }
 
-    /// Lays words over a row, or takes them away.
+    /// Shows an overlay, or removes it.
     pub fn say(&mut self, words: Option<String>) -> Vec<u8> {
         if self.words == words {
             return Vec::new();
@@ -132,12 +136,13 @@ impl Picture {
         out
     }
 
-    /// Everything anew, on a terminal in whatever state.
+    /// Redraws everything, on a terminal in any state.
     pub fn redraw(&mut self) -> Vec<u8> {
         self.covered = None;
         let mut out = self.emptied();
         let mut itself = guarded(|| self.screen.redraw());
-        // A sequence that is not over is drawn as far as it came, but not what is still to be shown of it.
+        // The screen's redraw includes the beginning of an incomplete sequence; the bytes that the filter still holds
+        // back must not be written yet.
         if itself.ends_with(self.gate.held()) {
             itself.truncate(itself.len() - self.gate.held().len());
         }
@@ -145,7 +150,7 @@ impl Picture {
         out
     }
 
-    /// An empty screen; what is the user's is scrolled away first, to where it can be found again.
+    /// Clears the screen; the first time, the user's earlier output is scrolled into the scrollback first.
     fn emptied(&mut self) -> Vec<u8> {
         if std::mem::replace(&mut self.is_known, true) {
             return EMPTY.to_vec();
@@ -155,16 +160,16 @@ impl Picture {
         [scrolled.as_bytes(), EMPTY].concat()
     }
 
-    /// On an empty screen: itself where it fits, else row by row.
+    /// Draws on a cleared screen: directly if the shell fits, otherwise row by row.
     fn redrawn(&mut self, itself: Vec<u8>) -> Vec<u8> {
         let was_row_by_row = self.drawn.take().is_some();
         if self.is_row_by_row() {
-            // What programs switch on is meant for a terminal that is theirs.
+            // Modes that programs set are meant for a terminal of the shell's size that controls it.
             let off = if was_row_by_row { Vec::new() } else { self.modes.off() };
             return [off, NO_WRAP.to_vec(), self.draw_rows()].concat();
         }
         let mut out = if was_row_by_row { WRAP.to_vec() } else { Vec::new() };
-        // Where they were switched off meanwhile, they are known to be on again.
+        // Modes that were switched off in between are tracked as on again.
         self.modes.see(&itself);
         out.extend(itself);
         if self.is_watched {
@@ -174,7 +179,7 @@ impl Picture {
         out
     }
 
-    /// What puts the terminal into a state fit for a prompt, below what was shown.
+    /// Restores the terminal to a state fit for a prompt, below the output.
     pub fn leave(&mut self, is_exit: bool) -> Vec<u8> {
         self.words = None;
         let mut out = self.lift();
@@ -191,7 +196,7 @@ impl Picture {
             let row = if self.is_known { row + 1 } else { self.here.1 };
             out.extend_from_slice(format!("\x1b[{row};{}H", col + 1).as_bytes());
         }
-        // A program that ended by itself has left the cursor where it wants the next prompt.
+        // A program that exited by itself has left the cursor where it wants the next prompt.
         if is_alternate || (!is_exit && col > 0) {
             out.extend_from_slice(b"\r\n");
         }
@@ -199,7 +204,7 @@ impl Picture {
         out
     }
 
-    /// Whether this terminal shows a program's own screen.
+    /// Whether the terminal shows the alternate screen.
     pub fn is_alternate(&self) -> bool {
         self.modes.is_alternate() && self.drawn.is_none()
     }
@@ -208,17 +213,18 @@ impl Picture {
         self.screen.size()
     }
 
-    /// A watcher's terminal need not have the size of the shell, whose programs count on theirs.
+    /// Whether rows are drawn one by one: an observer's terminal may differ in size from the shell, whose programs rely
+    /// on the shell's size.
     fn is_row_by_row(&self) -> bool {
         self.is_watched && self.here != self.screen.size()
     }
 
-    /// The first of the shell's rows that fits on this terminal together with the cursor.
+    /// The first row of the shell that is visible on this terminal when the cursor's row is visible too.
     fn top(&self) -> u16 {
         (self.screen.cursor().0 + 1).saturating_sub(self.here.1)
     }
 
-    /// Where our words are farthest from what is being typed.
+    /// The row farthest from the cursor, where the user types.
     fn row_for_words(&self) -> u16 {
         let rows = if self.is_row_by_row() { self.here.1 } else { self.here.1.min(self.screen.size().1) };
         let cursor = self.screen.cursor().0 - self.top().min(self.screen.cursor().0);
@@ -232,7 +238,7 @@ impl Picture {
         }
     }
 
-    /// Not in the middle of a sequence: then when it is over.
+    /// Draws the overlay. Within a sequence it is deferred until the sequence is complete.
     fn lay(&mut self) -> Vec<u8> {
         let Some(words) = self.words.clone() else { return Vec::new() };
         if !self.screen.is_between_sequences() {
@@ -272,7 +278,7 @@ impl Picture {
     }
 }
 
-/// As much as fits beside each other; signs that may be wide count as such.
+/// The part of the text that fits into the columns; characters that may be wide count as wide.
 fn clipped(words: &str, cols: u16) -> String {
     let mut left = usize::from(cols);
     let fits = |c: &char| {
@@ -337,11 +343,11 @@ mod tests {
             assert_eq!(shown.contains("title") && shown.contains("status"), here.1 >= 24, "{here:?}: {shown}");
             let (row, col) = terminal.0.screen().cursor_position();
             assert_eq!((terminal.row(usize::from(row)).trim_end(), col), ("in the middle", 4), "{here:?}");
-            // Words of ours, and back.
+            // Show an overlay, and remove it.
             assert!(terminal.gets(&picture.say(Some("cobox: hi".into()))).contains("cobox: hi"));
             terminal.gets(&picture.say(None));
             assert_eq!(terminal.0.screen().contents(), shown, "{here:?}");
-            // In control it is the program's terminal again.
+            // With control, the terminal is passed through to the program again.
             terminal.0.screen_mut().set_size(24, 80);
             terminal.gets(&picture.resized_here((80, 24)));
             terminal.gets(&picture.set_watched(false));

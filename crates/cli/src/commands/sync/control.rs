@@ -1,4 +1,5 @@
-//! The socket by which other commands reach a sync that runs: one JSON line each way. The directory it is in is this user's alone.
+//! Control socket of a running sync, for other commands: one JSON line in each direction. Its directory is accessible
+//! to this user only.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -27,11 +28,11 @@ use super::{
 use crate::failure::Failure;
 
 const SOCKET: &str = "control.sock";
-/// Askers at once; further ones wait in the socket's queue.
+/// Maximum concurrent clients; further ones wait in the socket's backlog.
 const MAX_ASKERS: usize = 8;
-/// Longest request, in bytes: some thousand paths.
+/// Maximum size of a request, in bytes: some thousand paths.
 const MAX_REQUEST_BYTES: u64 = 4 * 1024 * 1024;
-/// Longest answer, in bytes.
+/// Maximum size of an answer, in bytes.
 const MAX_ANSWER_BYTES: u64 = 64 * 1024 * 1024;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -42,7 +43,7 @@ pub enum Request {
     Resume {
         confirm: bool,
     },
-    /// Answered when it is done, or at once.
+    /// With `wait` answered when the flush is done, otherwise immediately.
     Flush {
         wait: bool,
     },
@@ -71,11 +72,11 @@ struct Reply {
     error: Option<String>,
 }
 
-/// Listens on a thread of its own until the process ends.
+/// Listens on its own thread until the process exits.
 pub fn listen(state: &State, config: Config, handle: Handle) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::new(format!("listening in {}: {e}", state.dir.display()));
     let (path, _dir) = socket_path(state).map_err(failed)?;
-    // Of a run that was killed: this one holds the lock.
+    // Left by a run that was killed; no other run can be using it, because this one holds the lock.
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).map_err(failed)?;
     let busy = Arc::new(AtomicUsize::new(0));
@@ -87,7 +88,7 @@ pub fn listen(state: &State, config: Config, handle: Handle) -> Result<(), Failu
             busy.fetch_add(1, Ordering::AcqRel);
             let (config, handle, done) = (config.clone(), handle.clone(), busy.clone());
             let answering = move || {
-                // Somebody who went away needs no answer.
+                // The client may have disconnected and then needs no answer.
                 let _ = answer(stream, &config, &handle);
                 done.fetch_sub(1, Ordering::AcqRel);
             };
@@ -128,7 +129,7 @@ fn obey(request: Request, config: &Config, handle: &Handle) -> Result<Value, Str
         Request::Flush { wait: true } => asked(handle, Command::Flush).map(|status| report::as_json(config, &status)),
         Request::Resolve { paths, keep } => {
             let conflicts = handle.status().conflicts;
-            // A name that isn't text is asked for as it is shown.
+            // A path that is not valid UTF-8 is requested in its displayed form.
             let shown = |p: &str| conflicts.iter().map(|c| &c.path).find(|path| path.to_string() == p).cloned();
             let named = |p: &String| {
                 let is_one = |path: &RelPath| conflicts.iter().any(|c| c.path == *path);
@@ -156,7 +157,7 @@ fn asked<T: Send + 'static>(handle: &Handle, command: impl FnOnce(cobox_sync::Re
     answered.recv().map_err(|_| "the sync has ended".to_owned())?
 }
 
-/// Asks a running sync. `None` where none runs.
+/// Sends a request to a running sync. Returns `None` if none is running.
 pub fn ask(state: &State, request: &Request, within: Option<Duration>) -> Result<Option<Value>, Failure> {
     if !state.is_running() {
         return Ok(None);
@@ -168,7 +169,7 @@ pub fn ask(state: &State, request: &Request, within: Option<Duration>) -> Result
     let (path, _dir) = socket_path(state).map_err(failed)?;
     let mut stream = match UnixStream::connect(&path) {
         Ok(stream) => stream,
-        // It has just begun, or is about to end.
+        // The sync has just started, or is about to end.
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => return Ok(None),
         Err(e) => return Err(failed(e)),
     };
@@ -185,7 +186,8 @@ pub fn ask(state: &State, request: &Request, within: Option<Duration>) -> Result
     }
 }
 
-/// By the directory's descriptor: a socket's name has 108 bytes, and a home directory may take them all.
+/// Addresses the directory by its descriptor: a socket's path is limited to 108 bytes, which a home directory's path
+/// may exceed.
 fn socket_path(state: &State) -> io::Result<(PathBuf, std::fs::File)> {
     let dir = std::fs::File::open(&state.dir)?;
     Ok((PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", dir.as_raw_fd())), dir))

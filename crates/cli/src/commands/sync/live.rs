@@ -1,4 +1,4 @@
-//! A sync that runs: the engine on its own thread, what it says on the terminal, and an end at Ctrl-C.
+//! A running sync: the engine on its own thread, its output on the terminal, and a clean stop at Ctrl-C.
 
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ use crate::{
     way_in::Target,
 };
 
-/// For a batch that is just being placed; then the process ends all the same, which a sync survives at any moment.
+/// Time to finish a batch that is being applied. After that the process exits anyway, which a sync survives at any
+/// moment.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
 pub async fn run(pair: Pair, settings: Settings, context: &Context) -> Outcome {
@@ -69,7 +70,7 @@ pub async fn run(pair: Pair, settings: Settings, context: &Context) -> Outcome {
             let listener = Box::new(move |event: Event| screen.show(&event));
             let ran = Engine::open(&folder, &base, settings.clone(), listener).and_then(|mut engine| {
                 own.into_iter().for_each(|place| engine.exclude(place));
-                // The other end of this is gone only with the whole command.
+                // The receiver is dropped only when the whole command ends.
                 let _ = started.send(engine.handle());
                 engine.run(&mut dial)
             });
@@ -82,13 +83,13 @@ pub async fn run(pair: Pair, settings: Settings, context: &Context) -> Outcome {
             control::listen(&state, config.clone(), handle.clone())?;
             until_the_end(handle, ended, &mut signals).await?
         }
-        // It could not begin; the end says why.
+        // The engine could not start; its result gives the reason.
         Err(_) => End::ByItself(ended.await.map_err(|_| Failure::new("the sync ended without a word"))?),
     };
     finish(done, &state, &config, settings.once, context.printer)
 }
 
-/// Remembers which folders these are. Another sandbox in the place of the old one has nothing to do with what was agreed there.
+/// Stores the sync's configuration. A different sandbox in place of the old one invalidates the base version.
 fn begin(state: &State, config: &Config, printer: Printer) -> Result<(), Failure> {
     if state.config().is_some_and(|before| before.sandbox_id != config.sandbox_id) {
         printer.note("the sandbox is another one than last time: nothing is taken for deleted, and what differs is a conflict");
@@ -102,10 +103,10 @@ fn begin(state: &State, config: &Config, printer: Printer) -> Result<(), Failure
 
 type Ended = Result<Status, SyncError>;
 
-/// How a run came to its end.
+/// Why a run ended.
 enum End {
     ByItself(Ended),
-    /// By a signal, with the exit code of that, and how it stood where it still said so.
+    /// Ended by a signal: its exit code, and the final status if the engine reported it in time.
     Told(u8, Option<Ended>),
 }
 
@@ -115,16 +116,16 @@ async fn until_the_end(handle: Handle, mut ended: oneshot::Receiver<Ended>, sign
         done = &mut ended => return done.map(End::ByItself).map_err(|_| lost()),
         code = signals.next_exit_code() => code,
     };
-    // Asked on a thread of its own: the engine may be busy, and its queue full.
+    // Sent from a blocking thread: the engine may be busy and its queue full.
     tokio::task::spawn_blocking(move || handle.send(Command::Stop));
-    // Later it ends with the process, at whatever moment that is.
+    // After this time the engine ends with the process, at an arbitrary moment.
     Ok(End::Told(code, tokio::time::timeout(STOP_WITHIN, ended).await.ok().and_then(Result::ok)))
 }
 
 fn finish(done: End, state: &State, config: &Config, until_synced: bool, printer: Printer) -> Outcome {
     let (signalled, done) = match done {
         End::ByItself(ended) => (None, Some(ended)),
-        // Who asked for an end before both sides are the same is told that they may not be.
+        // With `--until-synced` the exit code reports that the two sides may still differ.
         End::Told(code, ended) => (until_synced.then_some(code), ended),
     };
     let status = match done {
@@ -143,7 +144,7 @@ fn finish(done: End, state: &State, config: &Config, until_synced: bool, printer
         None => return signalled.map_or(Ok(0), |code| Err(cut_short(code))),
     };
     let told = as_json(config, &status);
-    // Only for those who ask later.
+    // Ignored: the stored status only serves later queries.
     let _ = state.set_status(&told);
     if let Some(code) = signalled {
         return Err(cut_short(code));
@@ -156,7 +157,7 @@ fn finish(done: End, state: &State, config: &Config, until_synced: bool, printer
         }
         printer.result(&told, || {
             let first = format!("{} files are in sync with {}{}", status.synced_files, config.place(), unsettled(&status));
-            // What isn't is for somebody to look at.
+            // The user has to deal with the rest.
             if is_whole { visible(&first) } else { format!("{}\n{}", visible(&first), left_over(&told).join("\n")) }
         })?;
         return Ok(u8::from(!is_whole));
@@ -168,7 +169,7 @@ fn cut_short(code: u8) -> Failure {
     Failure::new("interrupted before both sides were the same").advise("the next run goes on from there").exit_with(code)
 }
 
-/// What is to be mended before both sides can be the same.
+/// Number of problems that must be fixed before both sides can be the same.
 fn failures(status: &Status) -> usize {
     status.local_problems.values().chain(status.sandbox_problems.values()).filter(|problem| problem.is_failure()).count()
 }
@@ -182,7 +183,8 @@ fn unsettled(status: &Status) -> String {
     some(status.conflicts.len(), "conflict") + &some(failures(status), "problem")
 }
 
-/// What a running sync shows: a line that stays and a bar on a terminal, a few lines elsewhere, an object a line as JSON.
+/// Output of a running sync: a status line and a progress bar on a terminal, a few lines elsewhere, one object per line
+/// as JSON.
 struct Screen {
     printer: Printer,
     state: State,
@@ -191,7 +193,7 @@ struct Screen {
     bar: Option<ProgressBar>,
     said: String,
     has_synced: bool,
-    /// Its end says how it came out.
+    /// Whether the sync is to end by itself: the final summary then reports the result.
     is_to_end: bool,
 }
 
@@ -219,7 +221,7 @@ impl Screen {
         }
     }
 
-    /// Every one is printed, so that none goes unnoticed.
+    /// Prints every deletion, so that none goes unnoticed.
     fn deletion(&self, side: &str, change: &Change) {
         if change.new.is_some() {
             return;
@@ -253,7 +255,7 @@ impl Screen {
 
     fn round(&mut self, status: &Status) {
         let told = as_json(&self.config, status);
-        // Only for those who ask when it doesn't run.
+        // Ignored: the stored status only serves queries while no sync is running.
         let _ = self.state.set_status(&told);
         self.object(&json!({"event": "round", "status": told}));
         match status.conflicts.as_slice() {
@@ -265,7 +267,7 @@ impl Screen {
         self.line.set_message(format!("watching  {}, {} files{}", visible(&self.config.place()), status.synced_files, unsettled(status)));
     }
 
-    /// The bar takes the line's place.
+    /// Shows a progress bar in place of the status line.
     fn progress(&mut self, to: Side, done: u64, total: u64) {
         let label = if to == Side::Local { "from the sandbox" } else { "to the sandbox" };
         let (printer, line) = (self.printer, &self.line);
@@ -288,12 +290,12 @@ impl Screen {
 
     fn object(&self, value: &serde_json::Value) {
         if self.printer.is_json() {
-            // Nobody reading any more is no reason to stop syncing.
+            // A closed standard output is no reason to stop syncing.
             let _ = self.printer.out(format!("{value}\n").as_bytes());
         }
     }
 
-    /// Once, until something else was said.
+    /// Prints a message, unless it is the same as the last one.
     fn say(&mut self, words: &str) {
         if self.said != words {
             self.said = words.to_owned();

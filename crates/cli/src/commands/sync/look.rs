@@ -1,4 +1,4 @@
-//! How the sync of a sandbox stands, for whoever shows it beside other things.
+//! Status of the sync of a sandbox, for views that show it beside other information.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::{
     state::{Config, State},
 };
 
-/// A sync that is too busy to answer in this time is shown as it was.
+/// A sync that is too busy to answer within this time is shown with its last known status.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// Of the one that runs and has this sandbox at its other end, if there is one: what `cobox sync status --json` says, or why it can't be
-/// told. Waits for it, so not on a thread that others need.
+/// Status of the running sync for this sandbox, if there is one: the output of `cobox sync status --json`, or why it is
+/// not available. Blocks until the sync answers, so not for async threads.
 pub fn running_sync_of(thread: &str, sandbox_id: &str) -> Option<Result<Value, String>> {
     let is_its = |config: &Config| config.sandbox_id == sandbox_id || config.thread.as_deref() == Some(thread);
     let (state, _) = State::all().into_iter().find(|(state, config)| is_its(config) && state.is_running())?;

@@ -1,4 +1,5 @@
-//! `cobox sync`: keeps a local folder and one of a sandbox the same, live, and says how such a sync stands.
+//! `cobox sync`: keeps a local folder and a sandbox folder identical in real time, and reports the state of such a
+//! sync.
 
 mod control;
 mod live;
@@ -98,11 +99,11 @@ struct Run {
     to: Option<OsString>,
 }
 
-/// The two folders of a sync.
+/// The local and the sandbox folder of a sync.
 pub struct Pair {
     pub folder: PathBuf,
     pub target: Target,
-    /// In the sandbox, absolute.
+    /// Absolute path in the sandbox.
     pub path: Vec<u8>,
 }
 
@@ -157,13 +158,14 @@ async fn pair(args: &Run, context: &Context) -> Result<Pair, Failure> {
     };
     let target = match to.meant(&args.place, context).await {
         Ok(target) => target,
-        // A broker that is away is waited for.
+        // The sync waits for a broker that is unreachable.
         Err(_) => to.target(&args.place)?,
     };
     Ok(Pair { folder, target, path: to.path })
 }
 
-/// A home directory holds keys, histories and caches of everything one does, and what a sandbox puts there may run here.
+/// Refuses the home directory and `/`: a home directory holds keys, histories and caches of everything the user does,
+/// and files that a sandbox places there may be executed on this machine.
 fn refuse_all_there_is(folder: &Path) -> Result<(), Failure> {
     let Ok(folder) = folder.canonicalize() else { return Ok(()) };
     let home = std::env::var_os("HOME").filter(|home| !home.is_empty()).and_then(|home| Path::new(&home).canonicalize().ok());

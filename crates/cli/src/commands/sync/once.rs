@@ -1,4 +1,4 @@
-//! `cobox sync --once`: uploads a folder as it is now, without what its ignore files name.
+//! `cobox sync --once`: uploads a folder's current contents, without the files that its ignore files exclude.
 
 use serde_json::json;
 

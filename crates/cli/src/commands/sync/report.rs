@@ -1,4 +1,4 @@
-//! How a sync stands, as JSON for programs and in words for people. Names from a sandbox are escaped before they get to a terminal.
+//! Status reports of a sync, as JSON and as text. Names from a sandbox are escaped before they reach a terminal.
 
 use cobox_protocol::Timestamp;
 use cobox_sync::{Conflict, Entry, Phase, Problem, RelPath, Status};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::state::Config;
 
-/// Conflicts and problems shown to people; `--json` has them all.
+/// Maximum number of conflicts and problems in text output; `--json` has all of them.
 const MAX_SHOWN: usize = 20;
 
 pub fn phase_word(phase: &Phase) -> &'static str {
@@ -22,7 +22,7 @@ pub fn phase_word(phase: &Phase) -> &'static str {
     }
 }
 
-/// Why it doesn't go on, where it doesn't.
+/// The reason why the sync has stopped or waits, if it has.
 pub fn phase_why(phase: &Phase) -> Option<String> {
     match phase {
         Phase::Halted(halt) => Some(halt.to_string()),
@@ -31,7 +31,7 @@ pub fn phase_why(phase: &Phase) -> Option<String> {
     }
 }
 
-/// What to do where it waits for the user.
+/// What the user has to do, if the sync waits for that.
 fn phase_advice(phase: &Phase) -> Option<&'static str> {
     match phase {
         Phase::Halted(halt) => Some(halt.advice()),
@@ -82,7 +82,7 @@ pub fn entry(entry: Option<&Entry>) -> Value {
     }
 }
 
-/// From the JSON, because it may be that of a sync that doesn't run any more.
+/// Text report; built from the JSON status, which may be the stored one of a sync that is no longer running.
 pub fn in_words(status: &Value, is_running: bool) -> String {
     let text = |value: &Value| crate::printer::visible(value.as_str().unwrap_or("?"));
     let name = status["thread"].as_str().or(status["sandbox"].as_str()).unwrap_or("?");
@@ -104,7 +104,7 @@ pub fn in_words(status: &Value, is_running: bool) -> String {
     lines.join("\n")
 }
 
-/// What isn't in sync and why, a line each, with what to do about it.
+/// The files that are not in sync, one per line, with the reason and what to do about it.
 pub fn left_over(status: &Value) -> Vec<String> {
     let text = |value: &Value| crate::printer::visible(value.as_str().unwrap_or("?"));
     let mut lines = Vec::new();

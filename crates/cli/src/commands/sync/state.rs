@@ -1,4 +1,4 @@
-//! What is kept of a sync on this machine: which folders, what both sides agreed on, how it last stood, and who runs it now.
+//! Local state of a sync: its folders, the base version, its last status, and the lock of the process that runs it.
 
 use std::{
     ffi::OsString,
@@ -23,15 +23,15 @@ use crate::{
     way_in::Target,
 };
 
-/// Characters of a sync's name: enough to tell those of one machine apart.
+/// Length of a sync's id: enough to distinguish the syncs of one machine.
 const ID_CHARS: usize = 12;
-/// Tries to take a sync, and the pause between them.
+/// Attempts to lock a sync, and the pause between them.
 const LOCK_TRIES: usize = 10;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
-/// Largest file of state that is read, in bytes.
+/// Maximum size of a state file that is read, in bytes.
 const MAX_STATE_BYTES: u64 = 64 * 1024 * 1024;
 
-/// The pair of folders, as it is remembered.
+/// The stored configuration of a sync: its pair of folders.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
     pub id: String,
@@ -40,10 +40,10 @@ pub struct Config {
     pub thread: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<String>,
-    /// In the sandbox.
+    /// Path in the sandbox.
     pub path: String,
     pub mode: String,
-    /// The sandbox both sides agreed in; another one begins anew.
+    /// The sandbox that the base version belongs to; with another sandbox the sync starts from scratch.
     pub sandbox_id: String,
 }
 
@@ -53,19 +53,19 @@ impl Config {
     }
 }
 
-/// One sync's directory.
+/// The state directory of one sync.
 #[derive(Clone, Debug)]
 pub struct State {
     pub dir: PathBuf,
 }
 
-/// Held by the one process that runs a sync.
+/// Held by the only process that runs a sync.
 pub struct Lock {
     _file: File,
 }
 
 impl State {
-    /// Of these two folders at that broker.
+    /// The state of the sync between these two folders at that broker.
     pub fn of(pair: &Pair, folder: &Path, broker: &str) -> Result<(Self, String), Failure> {
         let (kind, name) = match &pair.target {
             Target::Thread(name) => ("thread", name.as_str()),
@@ -81,7 +81,7 @@ impl State {
         Ok((Self { dir: top.join(&id) }, id))
     }
 
-    /// All there are, readable ones only.
+    /// All syncs whose configuration can be read.
     pub fn all() -> Vec<(Self, Config)> {
         let Some(listing) = top().and_then(|top| fs::read_dir(top).ok()) else { return Vec::new() };
         let mut all: Vec<(Self, Config)> = listing
@@ -95,7 +95,7 @@ impl State {
         all
     }
 
-    /// Makes the directory, for this user alone, and takes it for this process.
+    /// Creates the directory, for this user only, and locks it for this process.
     pub fn lock(&self) -> Result<Lock, Failure> {
         let failed = |e: io::Error| Failure::new(format!("{}: {e}", self.dir.display()));
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir).map_err(failed)?;
@@ -103,7 +103,7 @@ impl State {
         for _ in 0..LOCK_TRIES {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Lock { _file: file }),
-                // It may be somebody who only looks whether it is taken.
+                // The lock may be held briefly by a process that only checks whether the sync is running.
                 Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
                 Err(e) => return Err(failed(e.into())),
             }
@@ -128,7 +128,7 @@ impl State {
         self.write("config.json", config).map_err(|e| Failure::new(format!("{}: {e}", self.dir.display())))
     }
 
-    /// How it last stood.
+    /// The last status that was stored.
     pub fn status(&self) -> Option<serde_json::Value> {
         self.read("status.json")
     }
@@ -150,8 +150,8 @@ impl State {
     }
 }
 
-/// What cobox itself keeps on this machine, as far as it lies in the folder: it is never synced, because it has keys in it and changes as
-/// a sync runs.
+/// The parts of cobox's own configuration and state that lie within the folder. They are never synced, because they
+/// contain keys and change while a sync runs.
 pub fn own_places(folder: &Path) -> Result<Vec<RelPath>, Failure> {
     let env: Environment = &|name| std::env::var_os(name);
     let named = env("COBOX_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -165,7 +165,7 @@ pub fn own_places(folder: &Path) -> Result<Vec<RelPath>, Failure> {
     ];
     let mut own = Vec::new();
     for place in places.into_iter().flatten() {
-        // One that isn't there yet may come while it runs.
+        // A path that doesn't exist yet may be created while the sync runs.
         let place = place.canonicalize().unwrap_or(place);
         if folder.starts_with(&place) {
             return Err(Failure::new(format!("{} is where cobox keeps its own keys and notes", folder.display()))
@@ -179,7 +179,7 @@ pub fn own_places(folder: &Path) -> Result<Vec<RelPath>, Failure> {
 /// `cobox/sync` under the user's state directory.
 fn top() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v: &OsString| !v.is_empty()).map(PathBuf::from);
-    // The XDG rules: a relative path there is to be ignored.
+    // The XDG specification requires that a relative path is ignored.
     let state = set("XDG_STATE_HOME").filter(|p| p.is_absolute()).or_else(|| set("HOME").map(|home| home.join(".local/state")));
     state.map(|dir| dir.join("cobox/sync"))
 }

@@ -1,5 +1,5 @@
-//! `cobox sync trash` and `cobox sync undo`: what sync deleted or replaced in the local folder, and the way back. They work on the folder
-//! itself, whether a sync runs or not; a running one treats restored files as ordinary edits.
+//! `cobox sync trash` and `cobox sync undo`: list and restore what sync deleted or replaced in the local folder. They
+//! work on the folder itself, whether a sync is running or not; a running one treats restored files as ordinary edits.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -69,7 +69,7 @@ pub struct UndoArgs {
     since: Option<SystemTime>,
 }
 
-/// An absolute time, or how long ago.
+/// Parses an absolute time, or an age such as `10m`.
 fn moment(text: &str) -> Result<SystemTime, String> {
     if let Ok(ago) = span(text) {
         return SystemTime::now().checked_sub(ago).ok_or_else(|| format!("`{text}` ago is too long ago"));
@@ -104,7 +104,7 @@ pub async fn undo(UndoArgs { which, since }: UndoArgs, context: &Context) -> Out
     report(&done, "there is nothing to undo", context)
 }
 
-/// Runs file work on the trash of a sync's folder.
+/// Runs file operations on the trash of a sync's folder, on a blocking thread.
 async fn in_trash<T: Send + 'static>(
     which: &Which,
     work: impl FnOnce(&Trash) -> Result<T, Failure> + Send + 'static,
@@ -155,19 +155,20 @@ fn list(items: &[TrashItem], context: &Context) -> Outcome {
     Ok(0)
 }
 
-/// The latest version of a path, and of each path beneath it, by id.
+/// The ids of the latest version of a path and of each path below it.
 fn latest(items: &[TrashItem], path: &str) -> Vec<String> {
     let beneath = format!("{}/", path.trim_end_matches('/'));
     let is_meant = |item: &&TrashItem| {
         let shown = item.path.to_string();
         path.is_empty() || shown == path || shown.starts_with(&beneath)
     };
-    // The oldest come first, so that the latest version of each path stays.
+    // Oldest first, so that collecting keeps the latest version of each path.
     let latest: BTreeMap<_, _> = items.iter().filter(is_meant).map(|item| (&item.path, &item.id)).collect();
     latest.into_values().cloned().collect()
 }
 
-/// A path relative to the current directory as the path in the folder. The file is gone, so only names are compared.
+/// Converts a path relative to the current directory to one relative to the folder. Compares names only, because the
+/// file no longer exists.
 fn from_current(folder: &Path, current: Option<&Path>, text: &str) -> Option<String> {
     let mut path = PathBuf::new();
     for part in current?.join(text).components() {
@@ -180,7 +181,7 @@ fn from_current(folder: &Path, current: Option<&Path>, text: &str) -> Option<Str
     path.strip_prefix(folder).ok().map(|path| path.display().to_string())
 }
 
-/// The ids of these items, given as ids or as paths.
+/// The ids of the requested items, which are given as ids or as paths.
 fn chosen(asked: &[String], items: &[TrashItem], folder: &Path, current: Option<&Path>) -> Result<BTreeSet<String>, Failure> {
     let mut ids = BTreeSet::new();
     for text in asked {
@@ -188,7 +189,7 @@ fn chosen(asked: &[String], items: &[TrashItem], folder: &Path, current: Option<
             ids.insert(text.clone());
             continue;
         }
-        // Like any path in a shell first, and then as the list shows it.
+        // First as a shell path, relative to the current directory, then as the list shows it.
         let candidates = [from_current(folder, current, text), Some(within(folder, text))]
             .into_iter()
             .flatten()

@@ -1,4 +1,4 @@
-//! The verbs about syncs that run, or ran: list, status, pause, resume, flush, resolve, diff; undo and trash are in `trash.rs`.
+//! Subcommands for existing syncs: list, status, pause, resume, flush, resolve, diff; undo and trash are in `trash.rs`.
 
 use std::{
     io::Read,
@@ -19,11 +19,11 @@ use super::{
 };
 use crate::{context::Context, failure::Failure, printer::visible, span::seconds, way_in::Target};
 
-/// What a question that needs no work may take.
+/// Maximum time for an answer that requires no work.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Longest an exec waits for what was saved just before it.
+/// Maximum time that an exec waits for files that were saved just before it.
 const EXEC_WAITS: Duration = Duration::from_secs(10);
-/// Largest file that is shown as a difference, in bytes.
+/// Maximum size of a file that is shown as a difference, in bytes.
 const MAX_DIFF_BYTES: usize = 1024 * 1024;
 
 #[derive(Debug, clap::Subcommand)]
@@ -144,7 +144,8 @@ pub async fn run(verb: Verb, context: &Context) -> Outcome {
     }
 }
 
-/// Before a command runs in a sandbox: what was just saved here is there. A sync that can't is told, and holds up nothing.
+/// Flushes the sync of a sandbox before a command runs there, so that files saved just before are present. Reports a
+/// sync that can't be flushed, and doesn't delay the command for it.
 pub async fn flush_before(context: &Context, sandbox_id: &str) {
     let is_its = |config: &Config| config.sandbox_id == sandbox_id;
     for (state, config) in State::all().into_iter().filter(|(state, config)| is_its(config) && state.is_running()) {
@@ -168,7 +169,7 @@ fn in_sync_but_for(left: &[(usize, &str)]) -> String {
     if left.is_empty() { "in sync".to_owned() } else { format!("in sync, but for {}", left.join(" and ")) }
 }
 
-/// What is to be mended before both sides can be the same.
+/// Number of problems that must be fixed before both sides can be the same.
 fn failures(status: &Value) -> usize {
     let is_failure = |word: &Value| Problem::ALL.iter().any(|problem| problem.is_failure() && *word == *problem.as_str());
     status["problems"].as_array().map_or(0, |problems| problems.iter().filter(|p| is_failure(&p["problem"])).count())
@@ -220,7 +221,8 @@ fn unknown(config: &Config) -> Value {
     })
 }
 
-/// By id, by its folder or one within it; without a word the current folder's, or the only one there is.
+/// Finds a sync by id, by its folder or by a folder within it; without an argument the current folder's, or the only
+/// one there is.
 pub fn find(which: &Which) -> Result<(State, Config), Failure> {
     let all = State::all();
     if let Some(id) = which.which.as_ref().and_then(|w| w.to_str())
@@ -231,7 +233,7 @@ pub fn find(which: &Which) -> Result<(State, Config), Failure> {
     let asked = which.which.clone().unwrap_or_else(|| PathBuf::from("."));
     let at = asked.canonicalize().unwrap_or(asked);
     let mut within: Vec<_> = all.iter().filter(|(_, config)| at.starts_with(&config.folder)).collect();
-    // Those that run count before those that don't, and the nearest folder before those above it.
+    // Running syncs first, then the nearest enclosing folder.
     within.sort_by_key(|(state, config)| (!state.is_running(), std::cmp::Reverse(config.folder.components().count())));
     match (within.as_slice(), all.as_slice(), &which.which) {
         ([found, ..], ..) => Ok((*found).clone()),
@@ -240,7 +242,7 @@ pub fn find(which: &Which) -> Result<(State, Config), Failure> {
     }
 }
 
-/// A path as it is in the folder: as it was told, or as a shell completes it.
+/// A path relative to the sync's folder, given in that form or as a shell completes it.
 pub fn within(folder: &Path, path: &str) -> String {
     let absolute = Path::new(path).canonicalize().unwrap_or_else(|_| PathBuf::from(path));
     match absolute.strip_prefix(folder) {
@@ -249,7 +251,7 @@ pub fn within(folder: &Path, path: &str) -> String {
     }
 }
 
-/// No more than is needed to see that it is too large.
+/// Reads just enough to detect that a file is too large.
 fn read_some(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)?.take(MAX_DIFF_BYTES as u64 + 1).read_to_end(&mut bytes)?;
