@@ -1,4 +1,4 @@
-//! `/v1/snapshots`, and taking one of a sandbox.
+//! `/v1/snapshots`, and taking a snapshot of a sandbox.
 
 use axum::{
     Json,
