@@ -20,7 +20,7 @@ use tokio::{
 
 /// How long a body is read after its request was refused, as long as it meets the minimum rate. Many HTTP libraries
 /// write the whole body before they read. Such a client gets its response if it sends everything within this time,
-/// whatever the size: 600 MB at 2 MB/s. It occupies a connection until then; without a valid credential, that
+/// regardless of its size: 600 MB at 2 MB/s. It occupies a connection until then; without a valid credential, that
 /// connection can still be closed in favor of newer ones.
 const DRAIN_WITHIN: Duration = Duration::from_secs(300);
 
