@@ -74,7 +74,7 @@ impl Database {
 
 pub struct DataDir {
     path: PathBuf,
-    /// A kernel lock: it is released when the process ends, in whatever way.
+    /// A kernel lock: it is released however the process ends.
     _lock: File,
 }
 

@@ -76,7 +76,8 @@ impl ThreadAuthorityConfig {
                 return invalid(field, "must be a header's name");
             }
         }
-        // The broker's own credentials must not reach other systems, and this credential must not reach sandboxes.
+        // This header must not carry the broker's own credentials, which must not reach other systems. And the gateway
+        // must keep it from sandboxes.
         if !self.credential_header.to_ascii_lowercase().ends_with("-authorization") {
             return invalid("thread_authority.credential_header", "must end in -authorization: the gateway passes no such header on");
         }

@@ -70,7 +70,7 @@ pub async fn in_the_envelope(response: Response) -> Response {
     Failure(error).into_response()
 }
 
-/// What is learned about a request while it is handled, for the log: its principal and its route, for example.
+/// Details of a request that become known while it is handled, such as principal and route. Used in the log.
 #[derive(Clone, Default)]
 pub struct Seen(Arc<SeenParts>);
 

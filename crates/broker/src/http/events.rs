@@ -139,7 +139,7 @@ async fn tell(mut watch: Watch, sender: mpsc::Sender<Bytes>, request_id: Request
 }
 
 fn text(event: &SandboxEvent) -> String {
-    // JSON contains no line breaks, whatever name a sandbox uses. These types always serialise.
+    // JSON escapes line breaks, even in names chosen by a sandbox. These types always serialise.
     let data = serde_json::to_string(event).unwrap_or_default();
     format!("id: {}\nevent: {EVENT_NAME}\ndata: {data}\n\n", event.id)
 }

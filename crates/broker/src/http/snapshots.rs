@@ -18,7 +18,7 @@ use crate::{
     store::SnapshotFilter,
 };
 
-/// As many as a workspace usually has.
+/// Maximum number of listed snapshots: as many as a workspace usually has.
 const MOST_SHOWN: u32 = 500;
 
 pub fn routes() -> Routes {

@@ -11,8 +11,8 @@ const MAX_PART_BYTES: usize = 1024;
 /// Length of a P-256 coordinate and of an Ed25519 key, in bytes.
 const CURVE_BYTES: usize = 32;
 
-/// Signature algorithms with which only the issuer can sign. `none` and the HMACs are excluded: anyone who can verify
-/// an HMAC can also create one.
+/// Signature algorithms with which only the issuer can sign. `none` and the HMACs are excluded: the key that
+/// verifies an HMAC can also create one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Algorithm {
     #[serde(rename = "RS256")]

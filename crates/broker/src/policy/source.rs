@@ -49,7 +49,7 @@ pub struct PolicySource {
     seen: Mutex<Looked>,
 }
 
-/// What is known of the file from earlier checks.
+/// State of the file at earlier checks.
 #[derive(Default)]
 struct Looked {
     /// State of the file when it was last read.

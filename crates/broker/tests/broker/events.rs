@@ -258,7 +258,7 @@ async fn who_comes_back_too_late_is_told_that_something_is_missing() {
     // An id that never existed.
     let mut future = back("evt_0000000000zzzzzzzzzzzzzzzz").await;
     assert_eq!(future.event().await["type"], "gap");
-    // A client that saw all events of the other session missed none of them, regardless of what was removed.
+    // A client that saw all events of the other session missed none of them, regardless of removals.
     let mut quiet_events = ann.watch(&quiet, "?after=now", &[]).await;
     ann.delete(&session_path(&quiet)).await.ok(204);
     assert_eq!(quiet_events.until("terminated").await, ["terminated"]);

@@ -502,7 +502,7 @@ async fn happenings(State(boxd): State<Arc<FakeBoxd>>, Query(wish): Query<HashMa
     let fresh = |all: &Vec<Value>| all.iter().filter(|h| h["seq"].as_u64() > Some(after)).cloned().collect::<Vec<_>>();
     let mut told = boxd.happenings.subscribe();
     let waiting = told.wait_for(|all| !fresh(all).is_empty());
-    // The response contains what is available, even after a timeout.
+    // The response contains the available items, even after a timeout.
     let _ = tokio::time::timeout(Duration::from_secs(number("wait")), waiting).await;
     let items = fresh(&boxd.happenings.borrow());
     Json(json!({ "life": "1", "items": items }))

@@ -1,4 +1,4 @@
-//! Model-based test of sessions and sandboxes: whatever the order of requests, states change only along the allowed
+//! Model-based test of sessions and sandboxes: for any order of requests, states change only along the allowed
 //! transitions, a scope has one session, a living session has a living sandbox, and time has the effects that the lease
 //! defines.
 

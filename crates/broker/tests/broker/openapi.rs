@@ -132,7 +132,7 @@ async fn a_path_that_is_not_text_is_refused_like_anything_else() {
 }
 
 /// Every operation of the broker's own routes. The gateway's routes belong to boxd, and the LangSmith routes accept
-/// whatever those SDKs send.
+/// anything that those SDKs send.
 fn own_operations() -> impl Iterator<Item = (Method, String, &'static Value)> {
     paths().flat_map(|(path, operations)| {
         operations.as_object().unwrap().iter().filter_map(move |(method, operation)| {

@@ -156,7 +156,7 @@ async fn a_request_is_found_by_its_callers_ids_and_by_its_sandbox() {
         let answer = ann.call(Method::GET, "/healthz", None, &[("x-request-id", bad), ("traceparent", "00-0-0-0")]).await;
         assert!(answer.headers["x-request-id"].to_str().unwrap().starts_with("req_"), "{bad}");
     }
-    // A suspension, which has no request, also writes a record.
+    // A suspension, which no request caused, is logged too.
     world.clock.advance(3600);
     broker.tick().await;
     let lines = log.lines();

@@ -91,7 +91,7 @@ async fn nothing_of_the_broker_is_on_a_host_of_the_domain() {
     let moved = ann.get(&format!("/dp/{id}/v1/x")).await;
     assert!(moved.json()["error"]["message"].as_str().unwrap().contains("http_base_url"));
     assert_eq!(moved.error(404), "ROUTE_NOT_FOUND");
-    // A request with two hosts is refused, whichever of them comes first.
+    // A request with two hosts is refused, in either order.
     let request = Request::get("/v1/sandboxes").header("host", host(&id)).header("host", "broker");
     assert_eq!(ann.send(request.body(Full::new(Bytes::new())).unwrap()).await.error(400), "INVALID_REQUEST");
 }

@@ -1,4 +1,4 @@
-//! Tests of the policy file: what is granted, for how long and how many, and how a changed file affects a running
+//! Tests of the policy file: granted capabilities, lifetimes and quotas, and how a changed file affects a running
 //! broker.
 
 use cobox_protocol::key::PrincipalKind;

@@ -133,7 +133,7 @@ async fn a_good_credential_is_never_locked_out_by_bad_ones_from_its_address() {
     for bad in [&nobody, &guessing] {
         while bad.get("/v1/sandboxes").await.status != 429 {}
     }
-    // None of these credentials was used from this address before.
+    // These valid credentials are accepted, although none was used from this address before.
     broker.human("bob").await.get("/v1/sandboxes").await.ok(200);
     ann.with(&made["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
     let path = link["url"].as_str().unwrap().split_once("/dp/").unwrap().1;

@@ -174,7 +174,7 @@ async fn a_graceful_rotation_lets_old_tokens_live_out_their_time_and_an_immediat
     for token in [&made["token"], &second["token"]] {
         ann.with(token).get(&path).await.ok(200);
     }
-    // Old keys are removed once no token of theirs can be valid.
+    // Old keys are removed once no token signed with them can be valid.
     world.clock.advance(3700);
     ann.post(&format!("{}/heartbeat", session_path(&made)), json!({})).await.ok(200);
     broker.tick().await;

@@ -285,7 +285,7 @@ fn said(text: Option<String>) -> Option<String> {
     text.filter(|t| !t.is_empty())
 }
 
-/// The snapshot, under whichever of its three field names is set.
+/// The snapshot, which may be given under any of three field names.
 fn one_snapshot(named: [(&str, Option<String>); 3]) -> Result<Option<String>, ApiError> {
     let mut each = named.into_iter().filter_map(|(field, value)| said(value).map(|value| (field, value)));
     match (each.next(), each.next()) {
