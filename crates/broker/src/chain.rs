@@ -1,5 +1,5 @@
-//! The audit's hash chains: how a record is linked to the one before it, and how somebody who doesn't trust the database finds out
-//! whether all of them are there as they were written.
+//! The audit's hash chains: how each record is linked to its predecessor, and how a verifier that doesn't trust the
+//! database detects missing or altered records.
 
 use cobox_protocol::{
     Timestamp,
@@ -10,14 +10,15 @@ use sha2::{Digest, Sha256};
 
 pub type Hash = [u8; 32];
 
-/// What stands before the first record of a chain.
+/// Predecessor hash of the first record of a chain.
 pub const NOTHING: Hash = [0; 32];
-/// Told apart from everything else that is hashed anywhere.
+/// Domain separation: prefixes that distinguish these hashes from any others.
 const RECORD: &[u8] = b"cobox audit record 1\n";
 const LINK: &[u8] = b"cobox audit link 1\n";
 const SEAL: &[u8] = b"cobox audit seal 1\n";
 
-/// A record as it is hashed: every field, in this order, each with its length, and told apart from one that is missing.
+/// The hashed content of a record: every field in this order, each with its length. An absent field hashes differently
+/// from an empty one.
 pub struct Content<'a> {
     pub at: Timestamp,
     pub workspace: &'a str,
@@ -63,7 +64,7 @@ impl<'a> Content<'a> {
     }
 }
 
-/// The hash of a link.
+/// Computes the hash of a link.
 pub fn link(writer: &str, number: u64, before: &Hash, digest: &Hash) -> Hash {
     let mut hasher = Sha256::new_with_prefix(LINK);
     hasher.update((writer.len() as u64).to_be_bytes());
@@ -74,7 +75,8 @@ pub fn link(writer: &str, number: u64, before: &Hash, digest: &Hash) -> Hash {
     hasher.finalize().into()
 }
 
-/// What says that the broker itself removed a chain's records up to a number: nobody without the master key can say so.
+/// Computes the seal that proves that the broker itself removed a chain's records up to a number. It can't be created
+/// without the master key.
 pub fn seal(key: &[u8; 32], writer: &str, number: u64, hash: &Hash) -> Hash {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
     mac.update(SEAL);
@@ -94,7 +96,7 @@ pub fn from_hex(text: &str) -> Option<Hash> {
     bytes.try_into().ok()
 }
 
-/// What is wrong with a chain, and where.
+/// A fault in a chain and its location.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     #[error("record {number} of {writer} is not what was written: it was altered, moved, or linked by somebody else")]
@@ -113,7 +115,7 @@ pub enum Fault {
     NoChain { writer: String },
 }
 
-/// A head that somebody kept: `writer:number:hash`, as `cobox audit head` prints it.
+/// A head that an operator saved earlier: `writer:number:hash`, as `cobox audit head` prints it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptHead {
     pub writer: String,
@@ -132,21 +134,21 @@ impl std::str::FromStr for KeptHead {
     }
 }
 
-/// Goes through one chain, oldest first.
+/// Verifies one chain, oldest record first.
 pub struct Verifier {
     writer: String,
     last: u64,
-    /// What the next link may be linked to: the last one's hash as it stands there, and as it should be.
+    /// The two accepted predecessor hashes of the next link: the last link's hash as stored, and as computed.
     before: [Hash; 2],
     kept: Vec<KeptHead>,
     pub checked: u64,
     pub faults: Vec<Fault>,
-    /// Kept heads older than the records that are kept, which nothing can be said about.
+    /// Saved heads older than the retained records, which can't be verified.
     pub too_old: Vec<u64>,
 }
 
 impl Verifier {
-    /// `kept` may hold other chains' heads too.
+    /// `kept` may also contain heads of other chains.
     pub fn new(head: &AuditHead, kept: &[KeptHead]) -> Self {
         let start = from_hex(&head.kept_after_hash).unwrap_or(NOTHING);
         let kept: Vec<KeptHead> = kept.iter().filter(|k| k.writer == head.writer).cloned().collect();
@@ -166,7 +168,7 @@ impl Verifier {
         verifier
     }
 
-    /// The number after which links are wanted.
+    /// The number of the last link taken. Verification continues with the links after it.
     pub fn last(&self) -> u64 {
         self.last
     }
@@ -185,11 +187,11 @@ impl Verifier {
         let claimed = from_hex(&given.digest);
         let digest = match (&given.workspace, &given.record) {
             (Some(workspace), Some(record)) => Some(Content::of_entry(workspace, record).digest()),
-            // Somebody else's: its digest must do.
+            // A record of another workspace has only its digest.
             _ => claimed,
         };
         let should = self.before.map(|before| digest.map(|digest| link(&self.writer, number, &before, &digest)));
-        // After a hole nothing is known of what it was linked to; the next one shows whether this is what was written.
+        // The predecessor of the first link after a gap is unknown. The next link shows whether this one is unaltered.
         let is_right = given.writer == self.writer && digest == claimed && (is_after_hole || should.contains(&stored));
         if !is_right || stored.is_none() {
             self.faults.push(Fault::Altered { writer, number });
@@ -201,7 +203,7 @@ impl Verifier {
         self.compare(number, &stored);
     }
 
-    /// When there are no more links; `head` is where the chain was said to end.
+    /// Call after the last link; `head` is the reported end of the chain.
     pub fn finish(&mut self, head: &AuditHead) {
         let writer = &self.writer;
         if head.number > self.last {

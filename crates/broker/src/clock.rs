@@ -1,11 +1,11 @@
-//! What time it is, as something tests can move.
+//! The current time, behind a trait so that tests can set it.
 
 use cobox_protocol::Timestamp;
 
 pub trait Clock: Send + Sync {
     fn now(&self) -> Timestamp;
 
-    /// As precisely as it knows.
+    /// Unix milliseconds, as precise as the clock allows.
     fn unix_millis(&self) -> i64 {
         self.now().unix().saturating_mul(1000)
     }

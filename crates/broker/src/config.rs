@@ -1,4 +1,4 @@
-//! The broker's settings, read from TOML; what is left out has a default that suits one machine.
+//! The broker's configuration, read from TOML. Every omitted setting has a default that suits a single machine.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -10,126 +10,134 @@ use crate::{domain::kinds::TemplateSpec, oidc::OidcConfig, paced::BodyLimits, th
 
 use crate::origin;
 
-/// Shortest life of a token, in seconds: below it clients would do little but refresh.
+/// Minimum lifetime of a token, in seconds: below it, clients would spend most of their time on refreshes.
 pub const MIN_TOKEN_TTL_SECONDS: u64 = 60;
-/// Longest life of a token, in seconds.
+/// Maximum lifetime of a token, in seconds.
 pub const MAX_TOKEN_TTL_SECONDS: u64 = 3600;
-/// Shortest silence that counts as death, in seconds: a beat a second, and three of them in vain.
+/// Minimum time without a heartbeat after which a node is considered dead, in seconds: one heartbeat a second, three of
+/// them missed.
 const MIN_NODE_TIMEOUT_SECONDS: u64 = 4;
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Where the broker listens; port 0 takes a free one.
+    /// Address to listen on; port 0 selects a free one.
     pub listen: SocketAddr,
-    /// How clients reach the broker, without a slash at the end. By default the address it is bound to.
+    /// URL under which clients reach the broker, without a trailing slash. Defaults to the address it is bound to.
     pub public_url: Option<String>,
-    /// How clients reach this broker's own sandboxes, where that isn't `public_url`: several brokers behind one address have
-    /// one of these each.
+    /// URL under which clients reach this broker's own sandboxes, if it differs from `public_url`. Brokers that share
+    /// one address each need their own.
     pub node_url: Option<String>,
-    /// Gives each sandbox a host name of its own, `{sandbox_id}.<this>`; nothing of the broker is served there.
+    /// Gives each sandbox its own host name, `{sandbox_id}.<this>`. The broker's own routes are not served there.
     pub dataplane_domain: Option<String>,
-    /// A second address, on which there is the dataplane and nothing else.
+    /// A second address that serves only the dataplane.
     pub gateway_listen: Option<SocketAddr>,
-    /// How clients reach the dataplane where it has an address of its own, without a slash at the end. With `dataplane_domain` its
-    /// scheme and its port count.
+    /// URL under which clients reach the dataplane if it has its own address, without a trailing slash. With
+    /// `dataplane_domain`, only its scheme and port are used.
     pub gateway_url: Option<String>,
-    /// Serve `/dp/…` under the broker's own address too, although the dataplane has another.
+    /// Also serve `/dp/…` under the broker's own address when the dataplane has a separate one.
     pub dataplane_on_main_origin: bool,
-    /// What may be under way through the gateway at once.
+    /// Limits on concurrent requests and connections through the gateway.
     pub gateway_limits: Limits,
-    /// `postgres://…`: a database that several brokers may share. Without it, a file in the data directory.
+    /// `postgres://…`: a database that several brokers may share. If unset, the broker uses a file in the data
+    /// directory.
     pub database_url: Option<Secret>,
-    /// A broker that was silent for this long counts as dead for the others on its database.
+    /// Other brokers on the same database consider this one dead after this time without a heartbeat.
     pub node_timeout_seconds: u64,
-    /// Holds `broker.db`, `master.key` and the sandboxes.
+    /// Contains `broker.db`, `master.key` and the sandboxes.
     pub data_dir: PathBuf,
-    /// Where keys made at the first start belong.
+    /// Workspace of the keys that are created at the first start.
     pub workspace: String,
     pub token_ttl_seconds: u64,
-    /// Without activity for this long: `idle`.
+    /// Time without activity until a sandbox becomes `idle`.
     pub idle_timeout_seconds: u64,
-    /// Without activity for this long: `suspended`.
+    /// Time without activity until a sandbox becomes `suspended`.
     pub lease_seconds: u64,
-    /// Suspended for this long: `terminated`.
+    /// Time in suspension until a sandbox becomes `terminated`.
     pub keep_suspended_seconds: u64,
-    /// A released or deleted sandbox can be restored for this long; 0 removes its files at once. It counts against the quotas until then.
+    /// How long a released or deleted sandbox can be restored; 0 removes its files at once. Until then it counts
+    /// against the quotas.
     pub keep_deleted_seconds: u64,
-    /// A sandbox that no record knows is kept for this long before its files are removed: time to restore the database that has it.
+    /// How long a sandbox without a record is kept before its files are removed: time to restore the database that
+    /// contains the record.
     pub quarantine_keep_seconds: u64,
-    /// Running time after which a session ends. Its sandbox is suspended, or deleted where the policy says so.
+    /// Running time after which a session ends. Its sandbox is suspended, or deleted if the policy says so.
     pub hard_ttl_seconds: u64,
     pub alg: Alg,
-    /// Living sandboxes (suspended ones too) a workspace may have.
+    /// Maximum number of existing sandboxes in a workspace, including suspended ones.
     pub max_sandboxes_per_workspace: u32,
-    /// Open connections of clients, on each address it listens on.
+    /// Maximum number of open client connections on each listening address.
     pub max_connections: u32,
-    /// Of them, those whose client has shown no good credential yet; at the limit the oldest is closed. At most half of `max_connections`.
+    /// Maximum number of those whose client has not authenticated yet. At the limit, the oldest is closed. At most half
+    /// of `max_connections`.
     pub max_unauthenticated_connections: u32,
-    /// The same of one address (of IPv6: one /64 network); 0 is no limit. Unless told, none where a proxy in front may be: all clients
-    /// have its address then.
+    /// The same for one address (for IPv6, one /64 network); 0 means no limit. By default there is none if a proxy may
+    /// be in front, because all clients then share its address.
     pub max_unauthenticated_connections_per_address: Option<u32>,
-    /// How slowly a request's body may arrive.
+    /// Minimum speed of a request body.
     pub body_limits: BodyLimits,
-    /// How often leases are looked at, in milliseconds.
+    /// Interval between checks of the leases, in milliseconds.
     pub reaper_interval_ms: u64,
     /// How long audit records are kept.
     pub audit_keep_seconds: u64,
-    /// What whom is allowed. Without it, `policy.toml` in the data directory where that is there.
+    /// The policy file. Defaults to `policy.toml` in the data directory, if that exists.
     pub policy_file: Option<PathBuf>,
-    /// How long events are kept, for whoever comes back to a stream of them.
+    /// How long events are kept for clients that resume a stream.
     pub events_keep_seconds: u64,
-    /// Events kept of one workspace: the newest.
+    /// Maximum number of events kept per workspace. The newest are kept.
     pub events_keep_per_workspace: u32,
-    /// Holds the secret that notices to `/webhooks/threads` are signed with; without it none are taken.
+    /// Contains the secret that signs notices to `/webhooks/threads`. Without it, notices are refused.
     pub webhook_secret_file: Option<PathBuf>,
     pub cors: Cors,
-    /// An issuer whose tokens are a second way in.
+    /// An OIDC issuer whose tokens are accepted in addition to API keys.
     pub oidc: Option<OidcConfig>,
-    /// A LangGraph deployment that says who may see which thread.
+    /// A LangGraph deployment that controls access to threads.
     pub thread_authority: Option<ThreadAuthorityConfig>,
     pub rate_limits: RateLimits,
     pub metrics: MetricsAccess,
-    /// What the broker shows to speak TLS itself.
+    /// Certificate files, if the broker itself serves TLS.
     pub tls: Option<TlsFiles>,
-    /// Listens beyond this machine without TLS: a proxy in front has it, or nobody else is on the network.
+    /// Allow listening on external addresses without TLS, because a proxy in front terminates it or the network is
+    /// trusted.
     pub insecure_listen: bool,
-    /// The `[templates.<name>]` tables: for every workspace, and before their own.
+    /// The `[templates.<name>]` tables. They are available in every workspace and take precedence over its own
+    /// templates.
     pub templates: BTreeMap<String, TemplateSpec>,
-    /// Snapshots a workspace may have: each takes what its sandbox's files take.
+    /// Maximum number of snapshots in a workspace. Each takes as much space as its sandbox's files.
     pub max_snapshots_per_workspace: u32,
     pub max_volumes_per_workspace: u32,
-    /// Bytes that a workspace's snapshots, as they are, and volumes, as large as they may become, take together.
+    /// Maximum total bytes of a workspace's snapshots, at their actual size, and volumes, at their maximum size.
     pub max_stored_bytes_per_workspace: u64,
 }
 
-/// Who reads `GET /metrics` beside operators. An address says nothing about that: a proxy on this machine has this machine's.
+/// Access to `GET /metrics` in addition to operators. Addresses are no criterion: a proxy on this machine has a
+/// local address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsAccess {
-    /// Whoever reaches the broker.
+    /// Any client that reaches the broker.
     pub public: bool,
-    /// Who sends what this file holds as `Authorization: Bearer …`: a scraper needs no operator's key.
+    /// File with a token that a scraper sends as `Authorization: Bearer …`, so that it needs no operator's key.
     pub token_file: Option<PathBuf>,
 }
 
-/// PEM files; read anew when they change.
+/// PEM files, reloaded when they change.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
-    /// The server's own certificate first, its issuers after it.
+    /// The server's own certificate first, followed by its issuers.
     pub cert: PathBuf,
     pub key: PathBuf,
 }
 
-/// A person types a key wrong a few times; a loop with an old key is told to slow down.
+/// A person mistypes a key a few times; a loop with an outdated key must slow down.
 const FAILURES_PER_MINUTE: u32 = 300;
 
-/// Unauthenticated connections of one address. A thousand clients that start at once on one machine have room; a client needs a few
-/// milliseconds to show its credential.
+/// Maximum number of unauthenticated connections per address. A thousand clients can start at once on one machine: each
+/// needs only a few milliseconds to authenticate.
 const UNAUTHENTICATED_PER_ADDRESS: u32 = 1024;
 
-/// How many connections one listener takes.
+/// Connection limits of one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
     pub total: u32,
@@ -137,19 +145,19 @@ pub struct ConnectionLimits {
     pub unauthenticated_per_address: Option<u32>,
 }
 
-/// How often somebody may ask the control plane. What is 0 is not limited.
+/// Rate limits of the control plane; 0 disables a limit.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RateLimits {
-    /// Of one principal, whatever its keys.
+    /// Per principal, regardless of the key.
     pub requests_per_second: u32,
-    /// At once, after a pause.
+    /// Requests allowed at once after a pause.
     pub request_burst: u32,
-    /// Of one principal: refresh, heartbeat and all that ends something.
+    /// Per principal: refresh, heartbeat and all requests that end something.
     pub upkeep_per_second: u32,
     pub upkeep_burst: u32,
-    /// Requests without a good credential from one address (of IPv6: one /64 network).
-    /// Unless told, none where a proxy in front may be: all clients have its address then.
+    /// Requests without a valid credential per address (for IPv6, per /64 network). By default there is no limit if a
+    /// proxy may be in front, because all clients then share its address.
     pub failures_per_minute: Option<u32>,
     pub failure_burst: u32,
 }
@@ -157,7 +165,7 @@ pub struct RateLimits {
 impl Default for RateLimits {
     fn default() -> Self {
         Self {
-            // Far above what a team does with one key, far below what one broker answers.
+            // Far above the use of one key by a team, far below the capacity of one broker.
             requests_per_second: 1000,
             request_burst: 10_000,
             upkeep_per_second: 1000,
@@ -168,15 +176,15 @@ impl Default for RateLimits {
     }
 }
 
-/// Pages of which origins may speak to the broker: none, unless named.
+/// Origins whose pages may access the broker. None by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cors {
-    /// As a browser says it: scheme, host and port, nothing after. `*` alone stands for all.
+    /// As browsers send them: scheme, host and port only. A single `*` allows all origins.
     pub allow_origins: Vec<String>,
-    /// Left empty: all that the API has.
+    /// Empty allows all methods of the API.
     pub allow_methods: Vec<String>,
-    /// Left empty: all that the API reads.
+    /// Empty allows all headers that the API reads.
     pub allow_headers: Vec<String>,
 }
 
@@ -221,7 +229,7 @@ fn or_default(named: &[String], all: &[&str]) -> Vec<String> {
     if named.is_empty() { all.iter().map(|w| (*w).to_owned()).collect() } else { named.to_vec() }
 }
 
-/// Browsers write them in lower case and without the default port's number; another spelling would never match.
+/// Browsers send origins in lower case and without the default port. Any other spelling would never match.
 fn is_origin(text: &str) -> bool {
     let Some((scheme, host)) = text.split_once("://") else { return false };
     let is_scheme = scheme.starts_with(|c: char| c.is_ascii_lowercase())
@@ -245,7 +253,7 @@ impl Default for Config {
             dataplane_on_main_origin: false,
             gateway_limits: Limits::default(),
             database_url: None,
-            // Several beats in vain, and clocks that are a little off.
+            // Allows for several missed heartbeats and a small clock skew.
             node_timeout_seconds: 20,
             data_dir: PathBuf::from(".cobox"),
             workspace: "default".to_owned(),
@@ -257,7 +265,7 @@ impl Default for Config {
             quarantine_keep_seconds: 7 * DAY_SECONDS,
             hard_ttl_seconds: 28_800,
             alg: Alg::EdDsa,
-            // A machine holds several hundred; more than this is a runaway client.
+            // A machine holds several hundred; more indicates a runaway client.
             max_sandboxes_per_workspace: 1000,
             max_connections: 4096,
             max_unauthenticated_connections: 2048,
@@ -267,7 +275,7 @@ impl Default for Config {
             audit_keep_seconds: 90 * DAY_SECONDS,
             policy_file: None,
             events_keep_seconds: 7 * DAY_SECONDS,
-            // Some 30 MiB.
+            // About 30 MiB.
             events_keep_per_workspace: 100_000,
             webhook_secret_file: None,
             cors: Cors::default(),
@@ -341,7 +349,7 @@ impl Config {
                 return invalid(field, "must start with http:// or https:// and have no slash at the end, no query and no fragment");
             }
         }
-        // What is wrong with it is said without it: it has a password in it.
+        // The error doesn't quote the URL, because it contains a password.
         if self.database_url.as_ref().is_some_and(|u| !["postgres://", "postgresql://"].iter().any(|s| u.expose().starts_with(s))) {
             return invalid("database_url", "must start with postgres://; without it the broker keeps a file in its data directory");
         }
@@ -363,21 +371,22 @@ impl Config {
         Duration::from_secs(self.quarantine_keep_seconds)
     }
 
-    /// Whether sandboxes are reached elsewhere than under the broker's own address.
+    /// True if sandboxes are not reached under the broker's own address alone.
     pub fn has_own_origin(&self) -> bool {
         self.dataplane_domain.is_some() || self.gateway_listen.is_some()
     }
 
-    /// Of URLs that lead to its own listeners.
+    /// Scheme of URLs to the broker's own listeners.
     pub fn scheme(&self) -> &'static str {
         if self.tls.is_some() { "https" } else { "http" }
     }
-    /// How many requests without a good credential one address may send. Behind a proxy it is everybody's, so there the proxy counts.
+    /// Limit on requests without a valid credential per address. Behind a proxy all clients share one address, so the
+    /// proxy must apply the limit.
     pub fn failures_per_minute(&self) -> u32 {
         let unless_told = if self.insecure_listen { 0 } else { FAILURES_PER_MINUTE };
         self.rate_limits.failures_per_minute.unwrap_or(unless_told)
     }
-    /// Behind a proxy one address is every client's, so there is no limit for each unless it is configured.
+    /// Behind a proxy all clients share one address, so there is no limit per address unless it is configured.
     pub fn connection_limits(&self) -> ConnectionLimits {
         let per_address = if self.insecure_listen { 0 } else { UNAUTHENTICATED_PER_ADDRESS };
         let per_address = self.max_unauthenticated_connections_per_address.unwrap_or(per_address);

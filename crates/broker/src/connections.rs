@@ -1,5 +1,5 @@
-//! The connections of a listener, by who has authenticated on them. One principal has half of them at most, and all principals together
-//! leave some, so that a client without a credential is answered and one with another key gets in.
+//! Divides a listener's connections among authenticated principals. One principal gets at most half, and all of them
+//! together leave some free, so that unauthenticated clients still get an answer and other principals can connect.
 
 use std::{
     collections::HashMap,
@@ -9,15 +9,15 @@ use std::{
 use cobox_gateway::UnauthenticatedConnection;
 use cobox_protocol::{ApiError, ErrorCode};
 
-/// What one principal may have of all connections.
+/// One principal may hold one out of this many of all connections.
 const SHARE_OF_PRINCIPAL: usize = 2;
-/// What stays free of clients that have authenticated.
+/// One out of this many of all connections stays free of authenticated clients.
 const SHARE_OF_OTHERS: usize = 8;
 
-/// A workspace and a principal of it.
+/// A workspace and one of its principals.
 type Who = (String, String);
 
-/// Connections whose client has authenticated.
+/// The connections with an authenticated client.
 pub struct AuthenticatedConnections {
     max_total: usize,
     max_per_principal: usize,
@@ -31,7 +31,7 @@ struct Table {
 }
 
 impl AuthenticatedConnections {
-    /// For a listener with so many connections.
+    /// `connections` is the listener's limit.
     pub fn new(connections: usize) -> Arc<Self> {
         let max_total = (connections - (connections / SHARE_OF_OTHERS).max(1).min(connections)).max(1);
         let max_per_principal = connections.div_ceil(SHARE_OF_PRINCIPAL).min(max_total);
@@ -56,12 +56,12 @@ impl AuthenticatedConnections {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Nothing in between can panic and leave one count without the other.
+        // No code in between can panic and leave only one of the counts changed.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A place, given back when dropped.
+/// One counted connection; dropping it frees the slot.
 struct AuthenticatedSlot {
     all: Arc<AuthenticatedConnections>,
     who: Who,
@@ -80,7 +80,7 @@ impl Drop for AuthenticatedSlot {
     }
 }
 
-/// One connection of a client.
+/// One client connection.
 pub struct ClientConnection {
     entered: UnauthenticatedConnection,
     all: Arc<AuthenticatedConnections>,
@@ -89,11 +89,11 @@ pub struct ClientConnection {
 
 enum State {
     Unknown,
-    /// Counted for the first principal; behind a proxy others may follow on the same connection.
+    /// Counted for the first principal. Behind a proxy, other principals may follow on the same connection.
     Known {
         _slot: AuthenticatedSlot,
     },
-    /// Over, or a WebSocket by now: those have limits of their own.
+    /// Closed, or upgraded to a WebSocket, which has limits of its own.
     Ended,
 }
 
@@ -102,7 +102,8 @@ impl ClientConnection {
         Self { entered, all, state: Mutex::new(State::Unknown) }
     }
 
-    /// Called with every request whose credential is good. The first may be refused; its connection then stays one that makes room.
+    /// Called for every request with a valid credential. The first one may be refused; its connection then remains
+    /// unauthenticated and can be closed in favor of newer ones.
     pub fn authenticated(&self, workspace: &str, principal: &str) -> Result<(), ApiError> {
         let mut state = self.state();
         if matches!(*state, State::Unknown) {
@@ -113,13 +114,13 @@ impl ClientConnection {
         Ok(())
     }
 
-    /// Nothing counts it any more.
+    /// Removes the connection from all counts.
     pub fn ended(&self) {
         self.entered.leave();
         *self.state() = State::Ended;
     }
 
-    /// Resolves when it has to make room for a newer one.
+    /// Resolves when the connection must be closed in favor of a newer one.
     pub fn must_close(&self) -> impl Future<Output = ()> + Send + use<> {
         self.entered.must_close()
     }

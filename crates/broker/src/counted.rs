@@ -1,4 +1,4 @@
-//! A client's connection whose bytes are counted.
+//! A client connection that counts its bytes for the metrics.
 
 use std::{
     io::{self, IoSlice},

@@ -1,4 +1,5 @@
-//! The data directory: one broker at a time, a database, and the master key, which is made once and guarded.
+//! The data directory: locked by one broker at a time, it contains the database and the master key, which is created
+//! once and kept private.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -14,13 +15,13 @@ use cobox_token::MasterKey;
 use rustix::fs::FlockOperation;
 use zeroize::Zeroize;
 
-/// Its owner alone may read a secret.
+/// Only the owner may read a secret.
 const SECRET_MODE: u32 = 0o600;
 const OTHERS_MASK: u32 = 0o077;
 
-/// Says where the node was last used.
+/// File that records where the node was last used.
 const PLACE: &str = "node.place";
-/// Another one after each boot of the machine.
+/// Changes with each boot of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 #[derive(Debug, thiserror::Error)]
@@ -53,12 +54,12 @@ pub enum DataDirError {
     KeyInvalid(PathBuf),
 }
 
-/// Where the broker of a data directory keeps its records.
+/// The kind of database that belongs to a data directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Database {
-    /// A file in it.
+    /// A file in the data directory.
     Sqlite,
-    /// A server, named in the settings.
+    /// A server named in the configuration.
     Postgres,
 }
 
@@ -73,12 +74,12 @@ impl Database {
 
 pub struct DataDir {
     path: PathBuf,
-    /// The lock is the kernel's: it goes when the process does, however it ends.
+    /// A kernel lock: it is released however the process ends.
     _lock: File,
 }
 
 impl DataDir {
-    /// Makes the directory where there is none, closes it to other users, and takes it for this process.
+    /// Creates the directory if it doesn't exist, makes it private and locks it for this process.
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
         private_data_dir(path)?;
         let lock_path = path.join("broker.lock");
@@ -91,7 +92,7 @@ impl DataDir {
         }
     }
 
-    /// Holds it to one kind of database: with the other one the broker would find none of what it once wrote.
+    /// Fixes the kind of database: with the other kind, the broker would find none of its earlier records.
     pub fn use_database(&self, wanted: Database) -> Result<(), DataDirError> {
         let marker = self.path.join("postgres");
         let is_marked = marker.try_exists().map_err(failed(&marker, "looking for"))?;
@@ -118,12 +119,12 @@ impl DataDir {
         self.path.join("master.previous.key")
     }
 
-    /// One that is about to take the master key's place.
+    /// The new master key during a rotation.
     fn next_key_path(&self) -> PathBuf {
         self.path.join("master.next.key")
     }
 
-    /// The database's file, made here so that nobody else can read it; what SQLite puts beside it gets the same mode.
+    /// Creates the database file as private. SQLite gives its additional files the same mode.
     pub fn database(&self) -> Result<PathBuf, DataDirError> {
         let path = self.path.join("broker.db");
         let made = OpenOptions::new().create(true).truncate(false).write(true).mode(SECRET_MODE).open(&path);
@@ -131,7 +132,7 @@ impl DataDir {
         Ok(path)
     }
 
-    /// Reads the master key, or makes it when nothing depends on an older one.
+    /// Reads the master key, or creates it if no sandbox depends on an earlier one.
     pub fn master_key(&self, has_sandboxes: bool) -> Result<MasterKey, DataDirError> {
         let path = self.master_key_path();
         match self.key_in(&path)? {
@@ -145,7 +146,7 @@ impl DataDir {
         }
     }
 
-    /// The master key before this one, for as long as a token of its time can be good.
+    /// The previous master key, as long as a token issued with it can still be valid.
     pub fn previous_key(&self, longest_token_life: Duration) -> Result<Option<MasterKey>, DataDirError> {
         let path = self.previous_key_path();
         let age = fs::metadata(&path).and_then(|m| m.modified()).ok().and_then(|at| at.elapsed().ok());
@@ -164,12 +165,12 @@ impl DataDir {
         self.write_once(&self.next_key_path(), key.expose())
     }
 
-    /// One that nothing came of.
+    /// Removes the new key of a failed rotation.
     pub fn remove_next_key(&self) -> Result<(), DataDirError> {
         remove(&self.next_key_path())
     }
 
-    /// The next key takes the master key's place, and that one its predecessor's where it is still of use.
+    /// Replaces the master key with the next one. The replaced key becomes the previous key if it is still needed.
     pub fn take_next_key(&self, previous: Option<&MasterKey>) -> Result<(), DataDirError> {
         let path = self.previous_key_path();
         match previous {
@@ -201,7 +202,7 @@ impl DataDir {
         key.ok_or(DataDirError::KeyInvalid(path)).map(Some)
     }
 
-    /// This node's name: as long as the data directory lives, so does it.
+    /// The node's id, which is as permanent as the data directory.
     pub fn node_id(&self) -> Result<String, DataDirError> {
         let path = self.path.join("node.id");
         match fs::read_to_string(&path) {
@@ -215,8 +216,9 @@ impl DataDir {
         }
     }
 
-    /// Whether the node was last used from this very directory since this machine was booted. A copy of it, and a directory on another
-    /// machine, may have an original that still runs; one on which this can't be told counts as a copy.
+    /// Returns true if the node was last used from this same directory since the last boot. The original of a copied
+    /// directory, or of one on another machine, may still be running. If this can't be determined, the directory counts
+    /// as a copy.
     pub fn is_same_place(&self) -> Result<bool, DataDirError> {
         let path = self.path.join(PLACE);
         match fs::read_to_string(&path) {
@@ -226,31 +228,32 @@ impl DataDir {
         }
     }
 
-    /// From now on this is where the node is used.
+    /// Records this directory as the one where the node is used.
     pub fn remember_place(&self) -> Result<(), DataDirError> {
         self.write_once(&self.path.join(PLACE), self.place()?.as_bytes())
     }
 
-    /// What no copy has in common with the original: the machine's boot, and the file of the node's id with its time of birth.
+    /// Identifies this directory by what a copy can't share: the machine's boot id, and the inode and creation time of
+    /// the node id file.
     fn place(&self) -> Result<String, DataDirError> {
         let boot = fs::read_to_string(BOOT_ID).map_err(failed(Path::new(BOOT_ID), "reading"))?;
         let path = self.path.join("node.id");
         let meta = fs::metadata(&path).map_err(failed(&path, "looking at"))?;
-        // Where a filesystem keeps no time of birth the number of the file must do.
+        // On a filesystem without creation times, only the inode number is available.
         let born = meta.created().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok()).unwrap_or_default();
         Ok(format!("{} {} {}\n", boot.trim(), meta.ino(), born.as_nanos()))
     }
 
-    /// Whole and durable under its name, or not there at all.
+    /// Writes a file that is either complete and durable or absent.
     fn write_once(&self, path: &Path, bytes: &[u8]) -> Result<(), DataDirError> {
         write_whole(path, bytes).map_err(failed(path, "writing"))
     }
 }
 
-/// Replaces a file of the data directory: durable when it returns, and seen whole or not at all.
+/// Replaces a file in the data directory atomically. It is durable when this returns.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let partial = path.with_extension("partial");
-    // Left by a crash, and worth nothing.
+    // Left over from a crash, and useless.
     match fs::remove_file(&partial) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}

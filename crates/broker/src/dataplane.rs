@@ -1,4 +1,4 @@
-//! The broker's side of the gateway: who may pass to which sandbox, with which token, over which connection.
+//! The broker's side of the gateway: checks the credential for the requested sandbox, and opens the connection.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::domain::{
     tokens::Wish,
 };
 
-/// How long traffic waits for a suspended sandbox to start before it is told to come again.
+/// How long a request waits for a suspended sandbox to start before the client must retry.
 const WAKE_WAIT: Duration = Duration::from_secs(10);
 
 pub struct Dataplane {
@@ -42,7 +42,8 @@ impl Directory for Dataplane {
                 Some((sandbox, _)) if sandbox.is_running() && self.lifecycle.is_here(&sandbox) => {
                     Ok(Admission { sandbox: sandbox.id, is_running: true, is_cacheable: false, token: None, caller: None })
                 }
-                // The same answer for what doesn't exist and what would have to be woken: a stranger learns nothing.
+                // The same response for an unknown sandbox and a suspended one, so that an unauthenticated client
+                // learns nothing.
                 _ => Err(ApiError::new(ErrorCode::Unauthenticated, "no credential, and nothing runs here; negotiate first")),
             },
             Some(Credential::ApiKey(key)) => {
@@ -78,7 +79,7 @@ impl Directory for Dataplane {
     async fn connect(&self, admission: &Admission) -> Result<SandboxConnection, ApiError> {
         let (provider, id) = (&self.deployment.provider, &admission.sandbox);
         if admission.caller.is_some() {
-            // Before the state is looked at, so that the reaper knows of it before it decides.
+            // Record the activity before reading the state, so that the reaper takes it into account.
             self.touch(admission);
             self.lifecycle.bring_up(id, WAKE_WAIT).await?;
         }
@@ -87,7 +88,7 @@ impl Directory for Dataplane {
         }
         let stream = match provider.dial(id, BoxdSocket::Client).await {
             Err(ProviderError::NotRunning(_)) if admission.caller.is_some() => {
-                // It died a moment ago: that is a suspension, and traffic ends a suspension.
+                // boxd died a moment ago. That counts as a suspension, which traffic ends.
                 self.lifecycle.check_running(id).await;
                 self.lifecycle.bring_up(id, WAKE_WAIT).await?;
                 provider.dial(id, BoxdSocket::Client).await
@@ -104,7 +105,7 @@ impl Directory for Dataplane {
         let Usage { method, path, status, .. } = &usage;
         let shown = redact(path);
         let detail = match usage.route {
-            // What the template leaves open, for people to read.
+            // The route's template alone lacks the parameters, so the path is included for readers.
             Some(route) if route != path => format!("{method} {route} {status} {shown}"),
             _ => format!("{method} {shown} {status}"),
         };
@@ -142,7 +143,7 @@ impl Dataplane {
         }
     }
 
-    /// Another node's sandboxes are reached there: its URL is in every answer that names the sandbox.
+    /// A sandbox of another node must be reached there. Every response that names the sandbox contains that node's URL.
     fn must_be_here(&self, sandbox: &Sandbox) -> Result<(), ApiError> {
         if self.lifecycle.is_here(sandbox) {
             return Ok(());
@@ -155,13 +156,14 @@ impl Dataplane {
     async fn find(&self, target: &Target) -> Result<Option<(Sandbox, Option<Session>)>, ApiError> {
         let store = &self.deployment.store;
         Ok(match target {
-            // One that waits in a pool is nobody's yet, not even its maker's.
+            // A sandbox that waits in a pool belongs to no one yet, including its creator.
             Target::Sandbox(id) => store.sandbox(id).await.map_err(internal)?.filter(|s| s.pool.is_none()).map(|sandbox| (sandbox, None)),
             Target::Session(id) => store.session(id).await.map_err(internal)?.map(|b| (b.sandbox, Some(b.session))),
         })
     }
 
-    /// An API key, or an OIDC token, becomes a token of the same principal; it goes no further itself.
+    /// Exchanges an API key or an OIDC token for a token of the same principal. The original credential is not
+    /// forwarded.
     async fn swap(
         &self,
         caller: &Caller,
@@ -213,7 +215,8 @@ impl Dataplane {
         Ok(Admission { is_running: is_up(&sandbox), is_cacheable: false, sandbox: sandbox.id, token: Some(token), caller: Some(passer) })
     }
 
-    /// A token passes as it is, once it is known to be one that boxd will accept. What boxd can't read it gets as what it can.
+    /// Forwards a token unchanged once it is known to be one that boxd accepts. A format that boxd can't read is
+    /// replaced with one that it can.
     async fn check(&self, token: Secret, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
         let claims = self.deployment.claims_of(sandbox, &token).await?;
         match TokenFormat::of(&token) {
@@ -222,7 +225,7 @@ impl Dataplane {
         }
     }
 
-    /// A link passes with a token for the one thing it is for.
+    /// Replaces a link with a token that permits only the linked file.
     async fn check_link(&self, link: &FileLink, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
         let d = &self.deployment;
         let now = d.now();

@@ -1,5 +1,5 @@
-//! Threads that serve connections, each with a runtime of its own: what belongs to one connection stays on one thread, so that a
-//! request passes through the gateway without one thread having to wake another.
+//! Connection runtimes: threads with one single-threaded runtime each. Everything of a connection stays on its thread,
+//! so that the gateway forwards a request without one thread waking another.
 
 use std::{
     future::Future,
@@ -19,15 +19,17 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// More than this would serve no more connections: what they wait for is elsewhere.
+/// More threads would not help: connections wait for other resources.
 const MAX_LANES: usize = 16;
-/// A timer earlier than all others makes a runtime write itself a note to wake up in time, and wake up at once to read it. Each request
-/// sets one for the next request's head; with this one before it that costs nothing.
+/// Period of a timer that is always pending. When a new timer is earlier than all others, tokio wakes the runtime
+/// through its own event descriptor, which costs extra system calls. Each request sets a timer for the next request's
+/// head; with this earlier one pending, that costs nothing.
 const TICK: Duration = Duration::from_secs(5);
-/// Tasks that have their turn before the sockets are looked at again: who types comes before most of those who watch.
+/// Number of tasks that run before the sockets are polled again: input from a user is handled before most of the
+/// connections that only observe.
 const TURNS_BETWEEN_LOOKS: u32 = 8;
 
-/// They end, with what they serve, when this is dropped.
+/// The runtimes; dropping this ends them and the connections they serve.
 pub struct Lanes {
     lanes: Vec<Lane>,
     end: CancellationToken,
@@ -39,7 +41,7 @@ struct Lane {
 }
 
 impl Lanes {
-    /// One for each core.
+    /// Starts one runtime per core.
     pub fn start() -> io::Result<Self> {
         let count = thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_LANES);
         let end = CancellationToken::new();
@@ -47,7 +49,7 @@ impl Lanes {
         Ok(Self { lanes, end })
     }
 
-    /// Serves a connection on the lane that has the fewest.
+    /// Serves a connection on the runtime with the fewest connections.
     pub fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
         let Some(lane) = self.lanes.iter().min_by_key(|lane| lane.open.load(Ordering::Relaxed)) else { return };
         lane.open.fetch_add(1, Ordering::Relaxed);
@@ -83,7 +85,7 @@ async fn tick() {
     }
 }
 
-/// Also for a connection whose task is dropped half-way.
+/// Decrements the count also when a connection's task is dropped before it finishes.
 struct Counted(Arc<AtomicUsize>);
 
 impl Drop for Counted {

@@ -1,4 +1,4 @@
-//! The broker: decides who may use which sandbox, for how long, and keeps store and providers in line with that.
+//! The broker: manages access to sandboxes and their lifetimes, and keeps store and providers consistent with that.
 
 #![forbid(unsafe_code)]
 
@@ -138,7 +138,7 @@ pub enum StartError {
     Lanes(std::io::Error),
 }
 
-/// Why a broker stopped that wasn't told to.
+/// Why a broker stopped without a request to do so.
 #[derive(Debug, thiserror::Error)]
 pub enum StopError {
     #[error(
@@ -153,14 +153,15 @@ pub enum StopError {
     NodeTaken(PathBuf),
 }
 
-/// A broker whose store and provider agree, ready to serve.
+/// A broker whose store and provider are reconciled, ready to serve.
 pub struct Broker {
     listener: TcpListener,
-    /// Where the dataplane has an address of its own.
+    /// Set if the dataplane has its own address.
     gateway_listener: Option<TcpListener>,
-    /// As long as the broker: a connection to the database that was made on one is waited for there.
+    /// Lives as long as the broker: a database connection that was opened on one of these runtimes is also polled
+    /// there.
     lanes: lanes::Lanes,
-    /// Held as long as the broker lives: one data directory, one broker.
+    /// Locked as long as the broker lives, so that no other broker uses the data directory.
     data_dir: Arc<data_dir::DataDir>,
     deployment: Arc<Deployment>,
     keys: Arc<Keys>,
@@ -179,12 +180,13 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// Opens the data directory, and brings store and provider in line. Clients that connect to the listener wait until [`Broker::run`].
+    /// Opens the data directory and reconciles store and provider. Clients that connect to the listener wait until
+    /// [`Broker::run`].
     pub async fn start(config: Config, provider: Arc<dyn Provider>, listener: TcpListener) -> Result<Self, StartError> {
         Self::start_with_clock(config, provider, listener, Arc::new(SystemClock)).await
     }
 
-    /// As [`Broker::start`], with another idea of what time it is.
+    /// Like [`Broker::start`], with a custom clock.
     pub async fn start_with_clock(
         config: Config,
         provider: Arc<dyn Provider>,
@@ -228,7 +230,7 @@ impl Broker {
             .await
             .map_err(|why| StartError::Node { data_dir: config.data_dir.clone(), why })?;
         data_dir.remember_place()?;
-        // Before the key is read: who replaces it sees that this one is there.
+        // Send the heartbeat before reading the key, so that a rotation of the key detects this broker.
         nodes.beat(&*store, &*clock).await?;
         let master = master_key::read(&data_dir, &*store).await?;
         store.seal_with(master.audit_seal());
@@ -255,7 +257,7 @@ impl Broker {
         });
         let activity = Arc::new(Activity::default());
         let lifecycle = Arc::new(Lifecycle::new(deployment.clone(), activity.clone()));
-        // The time until now, in which no broker ran, is no running time, and uses up nothing of what files are kept for.
+        // The time without a running broker counts neither as running time nor against retention periods.
         store.count_running(&deployment.node, deployment.now(), Counting::START).await?;
         deployment.count_downtime(deployment.now(), Counting::START).await?;
         let quarantined = reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
@@ -287,22 +289,22 @@ impl Broker {
         })
     }
 
-    /// Hands a span of every request to this sink; before [`Broker::run`].
+    /// Sends a span of every request to this sink. Call before [`Broker::run`].
     pub fn trace_to(&mut self, sink: Arc<dyn TraceSink>) {
         self.traces = Some(sink);
     }
 
-    /// How clients reach it, without a slash at the end.
+    /// URL under which clients reach the broker, without a trailing slash.
     pub fn url(&self) -> &str {
         &self.deployment.public_url
     }
 
-    /// Where the dataplane's own listener is bound, if it has one.
+    /// Address of the dataplane's own listener, if it has one.
     pub fn gateway_address(&self) -> Option<std::net::SocketAddr> {
         self.gateway_listener.as_ref().and_then(|l| l.local_addr().ok())
     }
 
-    /// Whether a key is one of this deployment's that counts.
+    /// Returns whether a key is a valid key of this deployment.
     pub async fn knows_key(&self, key: &Secret) -> Result<bool, ApiError> {
         match self.keys.authenticate(key).await {
             Ok(_) => Ok(true),
@@ -311,13 +313,13 @@ impl Broker {
         }
     }
 
-    /// Reads the certificate files anew at once; says whether they had changed.
+    /// Reloads the certificate files immediately. Returns whether they had changed.
     pub fn reload_tls(&self) -> Result<bool, TlsError> {
         self.tls.as_ref().map_or(Ok(false), |tls| tls.reload())
     }
 
-    /// Serves until `shutdown` resolves or the master key is no longer the database's, which is an error; then lets requests under way
-    /// finish for a few seconds. Sandboxes go on running.
+    /// Serves until `shutdown` resolves. Ends with an error if the master key no longer matches the database's. Then
+    /// gives pending requests a few seconds to finish. Sandboxes keep running.
     pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) -> Result<(), StopError> {
         let interval = Duration::from_millis(self.deployment.config.reaper_interval_ms);
         let reaper = self.reaper.clone();
@@ -381,7 +383,7 @@ impl Broker {
                 () = told.cancelled() => {}
             }
         });
-        // Between two awaits of a tick nothing is half done that the next start wouldn't finish.
+        // Aborting a tick at any await leaves nothing that the next start wouldn't finish.
         for task in [reaping, beating, watching_disk, hearing, watching, tidying].into_iter().chain(renewing) {
             task.abort();
         }
@@ -395,36 +397,36 @@ impl Broker {
         if stopped.is_key_replaced.load(Ordering::SeqCst) { Err(StopError::KeyReplaced(self.data_dir.master_key_path())) } else { Ok(()) }
     }
 
-    /// Suspends every sandbox that runs on this node, and says which.
+    /// Suspends every sandbox that runs on this node and returns their ids.
     pub async fn suspend_all(&self) -> Result<Vec<SandboxId>, ApiError> {
         self.reaper.suspend_all().await
     }
 
-    /// Makes a key for a principal of the configured workspace, without asking anybody: for the first start.
+    /// Creates a key for a principal of the configured workspace without authorization, for the first start.
     pub async fn bootstrap_key(&self, principal: &str, kind: PrincipalKind) -> Result<Secret, ApiError> {
         let workspace = self.deployment.config.workspace.clone();
         let principal = Principal { workspace, name: principal.to_owned(), kind };
         Ok(self.keys.bootstrap(principal).await?.api_key)
     }
 
-    /// Reads the policy again; a broken one is told of and changes nothing.
+    /// Reloads the policy. A broken one is reported and changes nothing.
     pub async fn reload_policy(&self) -> Result<(), policy::PolicyFileError> {
         tell_reloaded(&self.deployment, self.deployment.policy.reload()).await
     }
 
-    /// Looks after every sandbox once, as [`Broker::run`] does at each interval.
+    /// Runs one reaper round over all sandboxes, as [`Broker::run`] does at each interval.
     pub async fn tick(&self) {
         self.reaper.tick().await;
     }
 
-    /// The store, for whoever must look beneath the API.
+    /// The store, for tests and tools that need access below the API.
     #[doc(hidden)]
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.deployment.store
     }
 }
 
-/// What an operator wrote down can be made, or the broker says so before anybody asks for it.
+/// Fails at startup if a configured template can't be used, instead of at its first use.
 fn check_templates(config: &Config, provider: &dyn Provider) -> Result<(), StartError> {
     for (name, spec) in &config.templates {
         let refused = |why: String| StartError::Template(name.clone(), why);
@@ -449,7 +451,8 @@ async fn open_store(config: &Config, data_dir: &data_dir::DataDir) -> Result<Arc
     })
 }
 
-/// How often the policy's file is looked at: a stat, so that an edit counts within moments. It must rest from one look to the next.
+/// How often the policy file is checked with `stat`, so that an edit takes effect within moments. The file must be
+/// unchanged between two checks.
 const WATCH_POLICY_EVERY: Duration = Duration::from_secs(1);
 
 async fn watch_policy(deployment: Arc<Deployment>) {
@@ -458,13 +461,13 @@ async fn watch_policy(deployment: Arc<Deployment>) {
     loop {
         ticks.tick().await;
         if let Some(outcome) = deployment.policy.reload_if_changed() {
-            // Told of in there.
+            // The error has already been reported.
             let _ = tell_reloaded(&deployment, outcome).await;
         }
     }
 }
 
-/// Says in log and audit which policy counts from now on, or in the log why the old one goes on.
+/// Reports in log and audit which policy is now in effect, or in the log why the old one stays in effect.
 async fn tell_reloaded(d: &Deployment, outcome: Result<Reloaded, PolicyFileError>) -> Result<(), PolicyFileError> {
     let path = d.policy.path().display().to_string();
     match outcome {
@@ -492,7 +495,7 @@ fn read_webhook(config: &Config) -> Result<Option<Arc<Webhook>>, StartError> {
     Ok(Some(Arc::new(Webhook::new(&secret).ok_or_else(too_short)?)))
 }
 
-/// Shortest token of a scraper, in characters: nobody guesses it.
+/// Minimum length of a scraper's token, in characters, so that it can't be guessed.
 const MIN_SCRAPER_CHARS: usize = 16;
 
 fn read_scraper(config: &Config) -> Result<Option<Arc<Secret>>, StartError> {

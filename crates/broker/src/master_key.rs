@@ -1,7 +1,8 @@
-//! Replacing the master key while no broker runs: every sandbox's next token key comes from the new one.
+//! Rotation of the master key while no broker runs. Afterwards every sandbox's next token key is derived from the new
+//! one.
 //!
-//! The new key is durable beside the old one before the database names it, and takes the old one's place after that; whoever
-//! finds the two halfway finishes it.
+//! The new key is written durably beside the old one before the database names it, and replaces the old one after that.
+//! If the rotation is interrupted, the next start finishes it.
 
 use std::path::PathBuf;
 
@@ -18,33 +19,33 @@ use crate::{
     store::{AuditSeal, ChainHead, MasterRotated, MasterRotation, Store},
 };
 
-/// What all brokers on a database have agreed on.
+/// Store entry with the fingerprint of the key that all brokers on a database share.
 pub const AGREED: &str = "master_key";
-/// What becomes of the key before it.
+/// Store entry with the status of the previous key.
 const PREVIOUS: &str = "previous_master_key";
-/// Its tokens live out their time.
+/// Tokens of the previous key stay valid until they expire.
 const KEPT: &str = "kept";
-/// Nothing may come of it any more.
+/// The previous key must no longer be used.
 const CONDEMNED: &str = "condemned";
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MasterKeyRotation {
-    /// Tokens end now, instead of when they expire.
+    /// End all tokens now, instead of when they expire.
     pub is_immediate: bool,
-    /// There is no old key any more, nor will there be.
+    /// The old key is permanently lost.
     pub is_lost: bool,
 }
 
 #[derive(Clone, Debug)]
 pub struct RotatedMasterKey {
     pub master_key: PathBuf,
-    /// Kept for the tokens that are still good.
+    /// Kept for tokens that are still valid.
     pub previous_key: Option<PathBuf>,
     pub sandboxes: u64,
     pub old_tokens_until: Option<Timestamp>,
 }
 
-/// Fails while a broker uses the data directory, or another one the database.
+/// Fails while a broker uses the data directory, or while another broker uses the database.
 pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Result<RotatedMasterKey, StartError> {
     config.validate()?;
     let data_dir = DataDir::open(&config.data_dir)?;
@@ -61,7 +62,7 @@ pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Resu
     let fresh = MasterKey::generate();
     data_dir.write_next_key(&fresh)?;
     let old_until = if wish.is_immediate { None } else { Some(now.plus(LONGEST_TOKEN_LIFE)) };
-    // Of a lost key nobody can say what was signed with it: what is there then counts.
+    // Without the lost key, existing seals can't be verified, so they are accepted as they are.
     old.iter().for_each(|old| store.seal_with(old.audit_seal()));
     let seals = seals(store.audit_heads().await?, &fresh.audit_seal());
     let rotation = MasterRotation { seals, ..rotation(&fresh, now, old_until, &config.workspace) };
@@ -88,14 +89,14 @@ fn rotation(fresh: &MasterKey, now: Timestamp, old_until: Option<Timestamp>, wor
     MasterRotation { now, old_until, agreed: [(AGREED, fresh.fingerprint()), (PREVIOUS, previous.to_owned())], seals: Vec::new(), audit }
 }
 
-/// With the new key, what was good by the old one.
+/// Seals again with the new key every chain whose seal was valid under the old one.
 fn seals(heads: Vec<ChainHead>, key: &[u8; 32]) -> Vec<AuditSeal> {
     let good = heads.into_iter().filter(|h| h.kept_after > 0 && h.is_beginning_sealed);
     good.map(|h| AuditSeal { seal: seal(key, &h.writer, h.kept_after, &h.kept_after_hash), number: h.kept_after, writer: h.writer })
         .collect()
 }
 
-/// The key this database is used with, which is the file's, or the one that was about to take its place.
+/// The key that this database uses: the one in the file, or the new one of an interrupted rotation.
 pub async fn read(data_dir: &DataDir, store: &dyn Store) -> Result<MasterKey, StartError> {
     let key = match data_dir.master_key(store.has_sandboxes(None).await?) {
         Err(missing @ DataDirError::KeyMissing(_)) => return take_agreed(data_dir, store).await?.ok_or_else(|| missing.into()),
@@ -112,12 +113,12 @@ pub async fn read(data_dir: &DataDir, store: &dyn Store) -> Result<MasterKey, St
             data_dir.take_next_key(Some(&key).filter(|_| !is_condemned))?;
             Ok(next)
         }
-        // With another key its tokens would open nothing on other nodes, nor would theirs here.
+        // With any other key, this node's tokens would be invalid on other nodes, and theirs here.
         None => Err(DataDirError::KeyDiffers(data_dir.master_key_path()).into()),
     }
 }
 
-/// The key that was about to take a lost one's place, if the database names it already.
+/// The new key that was to replace a lost one, if the database already names it.
 async fn take_agreed(data_dir: &DataDir, store: &dyn Store) -> Result<Option<MasterKey>, StartError> {
     let Some(next) = data_dir.next_key()? else { return Ok(None) };
     if store.agree(AGREED, &next.fingerprint()).await? != next.fingerprint() {
@@ -138,7 +139,7 @@ mod tests {
         let data_dir = DataDir::open(dir.path()).unwrap();
         let store = open_store(&config, &data_dir).await.unwrap();
         let old = read(&data_dir, &*store).await.unwrap();
-        // Nothing has happened yet when only the file is there.
+        // If only the file exists, the rotation has not taken effect.
         let fresh = MasterKey::generate();
         data_dir.write_next_key(&fresh).unwrap();
         assert_eq!(read(&data_dir, &*store).await.unwrap().expose(), old.expose());

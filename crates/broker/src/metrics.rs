@@ -1,5 +1,5 @@
-//! What is counted for whoever runs the broker, in Prometheus' text. Labels are route templates, methods, statuses and states: never
-//! anything a caller chose, so that their number has a bound.
+//! The broker's metrics in Prometheus' text format. Labels are route templates, methods, statuses and states, never
+//! values that a caller chose, so that the number of time series is limited.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,11 +14,12 @@ use std::{
 use cobox_protocol::ErrorCode;
 use http::{Method, StatusCode};
 
-/// Upper ends of a histogram's buckets, in microseconds: from a remembered read to what a client has long given up on.
+/// Upper bounds of a histogram's buckets, in microseconds: from a cached read to a request that its client has long
+/// given up.
 const BUCKETS_US: [u64; 14] =
     [100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 5_000_000, 30_000_000];
 
-/// How long something takes.
+/// A histogram of durations.
 #[derive(Default)]
 pub struct Histogram {
     buckets: [AtomicU64; BUCKETS_US.len()],
@@ -43,7 +44,7 @@ impl Histogram {
             below += bucket.load(Relaxed);
             writeln!(out, "{name}_bucket{{{labels}{comma}le=\"{}\"}} {below}", seconds(*end))?;
         }
-        // Not below what was counted so far, although all of them are read one after the other.
+        // At least the sum of the buckets, because the counters are not read atomically.
         let count = self.count.load(Relaxed).max(below);
         writeln!(out, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {count}")?;
         let braces = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
@@ -56,7 +57,7 @@ fn seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
-/// One route's requests.
+/// Metrics of one route.
 #[derive(Default)]
 struct Route {
     counts: BTreeMap<(&'static str, u16), u64>,
@@ -70,7 +71,7 @@ impl Route {
     }
 }
 
-/// How sandboxes start, of one kind of start.
+/// Metrics of one kind of sandbox start.
 #[derive(Default)]
 pub struct Starts {
     pub took: Histogram,
@@ -80,7 +81,7 @@ pub struct Starts {
 #[derive(Default)]
 pub struct Metrics {
     routes: Mutex<HashMap<String, Route>>,
-    /// What the gateway passed on, by kind of operation.
+    /// Requests that the gateway forwarded, by kind of operation.
     operations: Mutex<BTreeMap<&'static str, Route>>,
     errors: Mutex<BTreeMap<&'static str, u64>>,
     pub created: Starts,
@@ -93,27 +94,27 @@ pub struct Metrics {
     pub rate_limited: AtomicU64,
 }
 
-/// What is looked up when somebody asks, rather than counted.
+/// Values that are looked up at scrape time rather than counted.
 #[derive(Default)]
 pub struct Gauges<'a> {
     pub tokens_issued: u64,
     pub commits: Option<&'a Histogram>,
-    /// Whether the store took a change just now.
+    /// True if the store currently accepts changes.
     pub is_store_up: bool,
-    /// Records that could not be written.
+    /// Number of audit records that could not be written.
     pub audit_lost: u64,
-    /// Of this broker's node, what no record knows.
+    /// Sandboxes of this node that have no record.
     pub quarantined: crate::domain::quarantine::QuarantinedCounts,
     pub peers: crate::domain::nodes::PeerCounts,
     pub clock_skew: Duration,
-    /// How long requests waited for a connection to the database.
+    /// How long requests waited for a database connection.
     pub store_waits: Option<&'a Histogram>,
-    /// Of the filesystem with the data directory.
+    /// Space on the filesystem of the data directory.
     pub disk: Option<DiskSpace>,
     pub sandbox_limit: u32,
-    /// When the process started, in seconds since 1970.
+    /// Start of the process, in Unix seconds.
     pub started_at: i64,
-    /// `None` when the store could not be asked.
+    /// `None` if the store could not be queried.
     pub counts: Option<crate::store::Counts>,
 }
 
@@ -123,19 +124,19 @@ pub struct DiskSpace {
     pub available_bytes: u64,
 }
 
-/// One answered request, as far as it is counted.
+/// One answered request, for the counters.
 pub struct Answered<'a> {
-    /// A template of the router's, so there are as many as it has.
+    /// A template of the router, which limits the number of values.
     pub route: Option<&'a str>,
     pub method: &'a Method,
     pub status: StatusCode,
     pub error: Option<ErrorCode>,
-    /// The template of the sandbox's own route, where the request went to one.
+    /// The template of the sandbox's own route, if the request went to a sandbox.
     pub dataplane: Option<&'static str>,
     pub took: Duration,
 }
 
-/// A route of what no route was found for.
+/// Label of requests without a matching route.
 const NO_ROUTE: &str = "none";
 
 impl Metrics {
@@ -243,7 +244,7 @@ impl Metrics {
         Ok(())
     }
 
-    /// Errors, and what the gateway passed on.
+    /// Writes the errors and the requests that the gateway forwarded.
     fn write_operations(&self, out: &mut String) -> fmt::Result {
         head(out, "cobox_errors_total", "counter", "Requests that the broker answered with an error, by its code.")?;
         for (code, count) in self.errors.lock().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -266,7 +267,7 @@ impl Metrics {
         Ok(())
     }
 
-    /// This process, its disk, and the sandboxes it started.
+    /// Writes the metrics of this process, its disk, and the sandboxes it started.
     fn write_node(&self, out: &mut String, gauges: &Gauges) -> fmt::Result {
         head(out, "cobox_build_info", "gauge", "Always 1; the version of this broker.")?;
         writeln!(out, "cobox_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"))?;
@@ -297,7 +298,7 @@ fn head(out: &mut String, name: &str, kind: &str, about: &str) -> fmt::Result {
     writeln!(out, "# HELP {name} {about}\n# TYPE {name} {kind}")
 }
 
-/// The kind of a sandbox's route: commands and files have different durations, so they are counted apart.
+/// The kind of a sandbox's route. Commands and files have different durations, so they are counted separately.
 fn operation(template: &str) -> &'static str {
     const KINDS: [(&str, &[&str]); 5] = [
         ("exec", &["/exec", "/processes"]),
@@ -310,13 +311,13 @@ fn operation(template: &str) -> &'static str {
     KINDS.into_iter().find(|(_, starts)| starts.iter().any(|start| rest.starts_with(start))).map_or("other", |(kind, _)| kind)
 }
 
-/// A client may make methods up.
+/// Limits the label values: a client may invent methods.
 fn method_word(method: &Method) -> &'static str {
     const KNOWN: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"];
     KNOWN.into_iter().find(|known| *known == method.as_str()).unwrap_or("other")
 }
 
-/// A sandbox may make statuses up.
+/// Limits the label values: a sandbox may invent statuses.
 fn status_word(status: StatusCode) -> u16 {
     if status.canonical_reason().is_some() { status.as_u16() } else { status.as_u16() / 100 * 100 }
 }

@@ -1,4 +1,5 @@
-//! Where clients reach the dataplane: under the broker's own address, at one of its own, or by a host name a sandbox.
+//! Where clients reach the dataplane: under the broker's own address, at a separate address, or by a host name per
+//! sandbox.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,15 +8,17 @@ use cobox_protocol::SandboxId;
 
 use crate::config::{Config, ConfigError};
 
-/// Stands for the sandbox's id in an [`Origin`].
+/// Placeholder for the sandbox's id in an [`Origin`].
 const SANDBOX: &str = "{sandbox}";
 
-/// Where sandboxes of a node are, without a slash at the end: a URL under which `/dp/{id}` is, or one with the id's place in it.
+/// Base URL of a node's sandboxes, without a trailing slash: either the parent of `/dp/{id}`, or a URL with a
+/// placeholder for the id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin(String);
 
 impl Origin {
-    /// Of this broker. `public_url` is how it is reached itself, `gateway` the address its second listener is bound to.
+    /// The origin of this broker. `public_url` is the broker's own URL, `gateway` the address its second listener is
+    /// bound to.
     pub fn of(config: &Config, public_url: &str, gateway: Option<SocketAddr>) -> Self {
         let base = match (&config.gateway_url, gateway) {
             (Some(url), _) => url.clone(),
@@ -32,7 +35,7 @@ impl Origin {
         }
     }
 
-    /// As another node wrote it down.
+    /// The origin that another node recorded.
     pub fn read(text: String) -> Self {
         Self(text)
     }
@@ -46,7 +49,7 @@ impl Origin {
     }
 }
 
-/// Bound to every address it would otherwise stand in URLs that lead nowhere.
+/// Replaces the wildcard address, which doesn't work in a URL.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
@@ -56,7 +59,7 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// Whether what is said about the dataplane's place fits together.
+/// Checks that the settings of the dataplane's address are consistent.
 pub fn validate(config: &Config) -> Result<(), ConfigError> {
     let invalid = |field, problem: String| Err(ConfigError::Invalid { field, problem });
     let has_own_listener = config.gateway_listen.is_some();

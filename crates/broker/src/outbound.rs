@@ -1,17 +1,18 @@
-//! What the broker asks of others over HTTP: bounded in time and size, never led elsewhere by a redirect, in clear only on this machine.
+//! Outgoing HTTP requests of the broker: limited in time and size, without redirects, and unencrypted only to this
+//! machine.
 
 use std::{sync::Once, time::Duration};
 
 use http::{HeaderMap, StatusCode};
 use reqwest::{Client, Url, redirect};
 
-/// Longest wait for a whole answer: somebody waits for ours meanwhile.
+/// Maximum wait for a complete response, because a client waits for ours.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Connections kept for the next question, per host.
+/// Idle connections kept per host for later requests.
 const IDLE_CONNECTIONS: usize = 8;
 
-/// Why there is no answer; says nothing of headers or bodies, which may hold credentials.
+/// Why there is no response. Contains no headers or bodies, which may hold credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unanswered {
     #[error("it can't be reached")]
@@ -24,7 +25,7 @@ pub enum Unanswered {
     TooLarge,
 }
 
-/// Whoever is asked is known by configuration, and so is whether that is on this machine.
+/// A client for one host. The configuration determines the host, and so whether it is on this machine.
 pub struct Outbound {
     client: Client,
 }
@@ -38,12 +39,12 @@ impl Outbound {
             .connect_timeout(CONNECT_TIMEOUT)
             .pool_max_idle_per_host(IDLE_CONNECTIONS)
             .user_agent(concat!("cobox/", env!("CARGO_PKG_VERSION")));
-        // What is in clear goes to this machine and to no proxy.
+        // Unencrypted requests go to this machine and never through a proxy.
         let builder = if is_local { builder.no_proxy() } else { builder };
         Ok(Self { client: builder.build().map_err(|e| e.to_string())? })
     }
 
-    /// As much of the answer as is wanted; the rest is left unread.
+    /// Reads only the start of the response and leaves the rest unread.
     pub async fn get_start(&self, url: &Url, headers: HeaderMap, bytes: usize) -> Result<(StatusCode, Vec<u8>), Unanswered> {
         let mut response = self.client.get(url.clone()).headers(headers).send().await.map_err(|e| unanswered(&e))?;
         let mut body = Vec::new();
@@ -78,7 +79,7 @@ fn unanswered(error: &reqwest::Error) -> Unanswered {
     }
 }
 
-/// A URL that may be asked: `https`, or `http` on this machine; without credentials, query and fragment.
+/// Checks a URL for requests: `https`, or `http` on this machine, without credentials, query and fragment.
 pub fn read_url(text: &str) -> Result<Url, &'static str> {
     let url = Url::parse(text).map_err(|_| "must be a URL such as https://id.example.com")?;
     match url.scheme() {
@@ -96,11 +97,11 @@ pub fn is_loopback(url: &Url) -> bool {
     cobox_protocol::host::is_loopback(url.host_str())
 }
 
-/// The TLS library wants its cryptography named once per process.
+/// The TLS library requires a process-wide cryptography provider.
 fn install_tls() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // It fails only when the program has already chosen one, which is as good.
+        // Fails only if the program has already chosen a provider, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
     });
 }

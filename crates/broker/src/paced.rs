@@ -1,5 +1,5 @@
-//! A request's body that must arrive at a minimum rate, and that is read to its end for a while when nothing uses it: a client that is
-//! refused while it still sends would otherwise get a reset in place of its answer.
+//! A request body with a minimum rate. If the request is refused, the rest of the body is read for a while: otherwise a
+//! client that is still sending would get a connection reset instead of the response.
 
 use std::{
     pin::Pin,
@@ -18,20 +18,22 @@ use tokio::{
     time::{Instant, Sleep, sleep_until, timeout},
 };
 
-/// How long a body is read after its request was refused, as long as it meets the minimum rate. A client that writes everything before it
-/// reads, as many HTTP libraries do, gets its answer when it has sent the whole body within this time, whatever the size: 600 MB at 2 MB/s.
-/// It holds a connection all the while; one without a good credential still makes room for newer ones.
+/// How long a body is read after its request was refused, as long as it meets the minimum rate. Many HTTP libraries
+/// write the whole body before they read. Such a client gets its response if it sends everything within this time,
+/// regardless of its size: 600 MB at 2 MB/s. It occupies a connection until then; without a valid credential, that
+/// connection can still be closed in favor of newer ones.
 const DRAIN_WITHIN: Duration = Duration::from_secs(300);
 
-/// How slowly a body may arrive. Only time in which the broker waits for the client counts, not time in which the sandbox takes nothing.
+/// Minimum speed of a request body. Only time in which the broker waits for the client counts, not time in which the
+/// sandbox reads nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BodyLimits {
-    /// Waited for at no cost: a Wi-Fi that comes back, a slow start.
+    /// Waiting time that is not counted, for a Wi-Fi reconnect or a slow start.
     pub grace_seconds: u32,
-    /// On average after that. A mobile connection at its worst has several times as much.
+    /// Required average after that. Even a very poor mobile connection is several times as fast.
     pub minimum_bytes_per_second: u32,
-    /// The whole body, however fast it arrives: nothing that is uploaded in one request takes longer.
+    /// Limit for the whole body, however fast it arrives: no upload in one request takes longer.
     pub deadline_seconds: u32,
 }
 
@@ -54,14 +56,14 @@ pub struct Paced {
     body: Option<Incoming>,
     limits: BodyLimits,
     received: u64,
-    /// How long the client was waited for, up to the wait that goes on now.
+    /// Total time spent waiting for the client, without the current wait.
     waited: Duration,
     waiting: Option<Waiting>,
     /// Set at the first poll.
     deadline: Option<Instant>,
-    /// The client sends nothing until the body is asked for: it needs no draining.
+    /// The client sent `Expect: 100-continue` and sends nothing until the body is read, so there is nothing to drain.
     waits_to_be_asked: bool,
-    /// Its request was refused, and this reads what is left of it.
+    /// The request was refused, and this instance reads the rest of its body.
     is_draining: bool,
     is_over: bool,
 }
@@ -88,7 +90,7 @@ impl Paced {
         }
     }
 
-    /// What is left of it, under the same limits.
+    /// The rest of the body, under the same limits.
     fn rest(&mut self) -> Self {
         let waited = self.waited + self.waiting.take().map_or(Duration::ZERO, |waiting| waiting.since.elapsed());
         Self {
@@ -104,7 +106,7 @@ impl Paced {
         }
     }
 
-    /// How much longer the client may make us wait for the next bytes, and why no longer.
+    /// How much longer to wait for the next bytes, and which limit ends the wait.
     fn patience(&self, now: Instant, deadline: Instant) -> (Duration, TooSlow) {
         let BodyLimits { grace_seconds, minimum_bytes_per_second: rate, deadline_seconds } = self.limits;
         let earned = Duration::from_secs(self.received / u64::from(rate.max(1)));
@@ -144,7 +146,7 @@ impl HttpBody for Paced {
                 let Some(waiting) = &mut this.waiting else { return Poll::Pending };
                 ready!(waiting.end.as_mut().poll(cx));
                 let too_slow = waiting.then;
-                // Nothing more is wanted of it: the connection ends with the answer.
+                // The rest of the body is not needed: the connection ends with the response.
                 (this.is_over, this.body) = (true, None);
                 Poll::Ready(Some(Err(too_slow.into())))
             }
@@ -165,15 +167,15 @@ impl Drop for Paced {
         if self.is_end_stream() || self.waits_to_be_asked || self.is_draining {
             return;
         }
-        // Without a runtime the process is ending.
+        // Without a runtime, the process is ending.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(timeout(DRAIN_WITHIN, drain(self.rest())));
         }
     }
 }
 
-/// Reads what the client still sends, and drops it: the answer goes out at the same time, and closing a connection over bytes that nothing has
-/// read would reset it.
+/// Reads and discards what the client still sends, while the response is being sent. Closing a connection with unread
+/// bytes would reset it.
 async fn drain(mut body: Paced) {
     while let Some(Ok(_)) = body.frame().await {}
 }

@@ -1,4 +1,4 @@
-//! Accepts connections, a bounded number of them, and lets them finish when told to stop.
+//! Accepts a limited number of connections, and lets their requests finish at shutdown.
 
 use std::{
     convert::Infallible,
@@ -33,22 +33,22 @@ use crate::{
     tls::Tls,
 };
 
-/// A client that takes longer to send a request's head is not serious.
+/// Maximum time for a client to send a request's head.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(15);
-/// A client that takes longer to agree on keys is not serious either; meanwhile it holds one of the connections.
+/// Maximum time for a TLS handshake, which occupies one of the connections.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bounds a request's head and what is read ahead of its body.
+/// Limits a request's head and the read-ahead of its body.
 const MAX_BUFFER_BYTES: usize = 256 * 1024;
-/// How long requests under way may go on after the broker was told to stop.
+/// How long pending requests may continue after shutdown begins.
 const DRAIN: Duration = Duration::from_secs(5);
-/// After a failed accept (no descriptors left, mostly): long enough for some to be closed.
+/// Pause after a failed accept, usually for lack of file descriptors: enough time for some to be closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What every connection needs.
+/// State shared by all connections.
 #[derive(Clone)]
 pub struct Serving {
     pub front: Arc<Front>,
-    /// Without it connections are plain HTTP.
+    /// Without it, connections are plain HTTP.
     pub tls: Option<Arc<Tls>>,
     pub metrics: Arc<Metrics>,
     pub body_limits: BodyLimits,
@@ -72,7 +72,8 @@ pub async fn serve(
         let accepting = async {
             let slot = match slots.clone().try_acquire_owned() {
                 Ok(slot) => Ok(slot),
-                // The last place is kept for a new connection. Where all are authenticated, it waits in the kernel's queue.
+                // One slot is reserved for a new connection. If all clients are authenticated, it waits in the kernel's
+                // queue.
                 Err(_) => {
                     unauthenticated.make_room();
                     slots.clone().acquire_owned().await
@@ -89,7 +90,7 @@ pub async fn serve(
                 let (serving, stop) = (serving.clone(), stop.clone());
                 let entered = unauthenticated.register(ClientAddress::from(peer.ip()));
                 let client = Arc::new(ClientConnection::new(entered, authenticated.clone()));
-                // Back to a plain socket, for the lane's own runtime to wait on.
+                // Convert to a plain socket, so that the connection's own runtime can poll it.
                 let stream = stream.into_std();
                 lanes.spawn(connections.track_future(async move {
                     let _slot = slot;
@@ -123,7 +124,7 @@ async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: Cancellati
     let Serving { front, tls, metrics, body_limits } = serving;
     let stream = Counted::new(stream, metrics.clone());
     let connection = connection.clone();
-    // What the gateway keeps for this client lives as long as its connection.
+    // The gateway's cache for this client lives as long as the connection.
     let kept =
         ConnectionCache::new(ClientAddress::from(peer.0), move |workspace, principal| connection.authenticated(workspace, principal));
     let client = Client { peer, kept, body_limits };
@@ -146,7 +147,7 @@ async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: Cancellati
     }
 }
 
-/// The other end of a connection.
+/// The remote end of a connection.
 #[derive(Clone)]
 struct Client {
     peer: Peer,
@@ -155,7 +156,7 @@ struct Client {
 }
 
 impl Client {
-    /// The request with a body that must arrive in time.
+    /// Applies the minimum rate to the request's body.
     fn paced(&self, request: Request<Incoming>) -> Request {
         let (parts, body) = request.into_parts();
         let body = match body.is_end_stream() {

@@ -1,4 +1,5 @@
-//! Where threads belong to a LangGraph deployment: it is asked whether a caller may see one before a sandbox is bound to it.
+//! Thread authorization by a LangGraph deployment: asks it whether a caller may access a thread before a sandbox is
+//! bound to the thread.
 
 use std::{
     collections::HashMap,
@@ -19,30 +20,31 @@ use crate::{
     outbound::{Outbound, is_loopback, read_url},
 };
 
-/// A yes counts for so long at most, for the same caller with the same credential; a no is never remembered.
+/// Maximum time a positive answer is cached, for the same caller with the same credential. Negative answers are never
+/// cached.
 const MAX_REMEMBER_SECONDS: u32 = 30;
-/// Answers remembered at once: more callers than a broker has in so short a time.
+/// Maximum number of cached answers: more callers than a broker has in so short a time.
 const MAX_REMEMBERED: usize = 10_000;
-/// As much of a thread as is read to know that it is one, in bytes; what it holds is nobody's business here.
+/// How much of a thread is read to recognize it, in bytes. The broker doesn't use its content.
 const MAX_READ_BYTES: usize = 64 * 1024;
-/// Longest credential that is passed on, in bytes.
+/// Maximum size of a credential that is forwarded, in bytes.
 const MAX_CREDENTIAL_BYTES: usize = 16 * 1024;
 
-/// `[thread_authority]` in the broker's settings.
+/// The `[thread_authority]` section of the broker's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ThreadAuthorityConfig {
-    /// Of the deployment; `/threads/{thread_id}` is asked beneath it.
+    /// URL of the deployment. Requests go to `/threads/{thread_id}` below it.
     pub url: String,
-    /// The header in which a caller sends its credential for the deployment.
+    /// Request header with the caller's credential for the deployment.
     #[serde(default = "default_credential_header")]
     pub credential_header: String,
-    /// As which header that is passed on.
+    /// Header under which the credential is forwarded.
     #[serde(default = "default_forward_as")]
     pub forward_as: String,
-    /// In place of the callers' own: a file with one key, sent as `X-Api-Key`.
+    /// File with one key that replaces the callers' credentials, sent as `X-Api-Key`.
     pub service_key_file: Option<PathBuf>,
-    /// With it: the header in which the deployment is told who asks.
+    /// With that key: header that names the caller to the deployment.
     pub user_header: Option<String>,
     #[serde(default = "default_remember")]
     pub remember_seconds: u32,
@@ -74,14 +76,15 @@ impl ThreadAuthorityConfig {
                 return invalid(field, "must be a header's name");
             }
         }
-        // The broker's own credentials are never for others, and this one is not for sandboxes.
+        // This header must not carry the broker's own credentials, which must not reach other systems. And the gateway
+        // must keep it from sandboxes.
         if !self.credential_header.to_ascii_lowercase().ends_with("-authorization") {
             return invalid("thread_authority.credential_header", "must end in -authorization: the gateway passes no such header on");
         }
         if self.service_key_file.is_some() != self.user_header.is_some() {
             return invalid("thread_authority.service_key_file", "goes together with user_header, which says who asks");
         }
-        // One who watches events is asked about twice a second.
+        // A client that watches events is checked twice a second.
         if !(1..=MAX_REMEMBER_SECONDS).contains(&self.remember_seconds) {
             return invalid("thread_authority.remember_seconds", "must be from 1 to 30");
         }
@@ -89,11 +92,11 @@ impl ThreadAuthorityConfig {
     }
 }
 
-/// What is shown to the deployment.
+/// The credential sent to the deployment.
 enum Showing {
     /// The caller's own credential.
     Callers { from: HeaderName, to: HeaderName },
-    /// One key for all, and the caller's name.
+    /// One key for all callers, and the caller's name.
     Service { key: Secret, user: HeaderName },
 }
 
@@ -102,7 +105,7 @@ pub struct ThreadAuthority {
     showing: Showing,
     remember: Duration,
     outbound: Outbound,
-    /// Until when a yes counts, by what was asked with what.
+    /// Expiry of cached positive answers, keyed by a hash of the question and the credential.
     remembered: Mutex<HashMap<[u8; 32], Timestamp>>,
 }
 
@@ -125,13 +128,14 @@ impl ThreadAuthority {
         Ok(Self { outbound: Outbound::new(is_loopback(&url))?, url, showing, remember, remembered: Mutex::default() })
     }
 
-    /// The caller's credential for the deployment among a request's headers.
+    /// Extracts the caller's credential for the deployment from a request's headers.
     pub fn credential(&self, headers: &HeaderMap) -> Option<Secret> {
         let Showing::Callers { from, .. } = &self.showing else { return None };
         headers.get(from)?.to_str().ok().filter(|v| !v.is_empty() && v.len() <= MAX_CREDENTIAL_BYTES).map(Secret::new)
     }
 
-    /// Whether a caller may see a thread. No answer is a no that may be tried again.
+    /// Checks whether a caller may access a thread. If the deployment doesn't answer, access is refused with an error
+    /// that permits a retry.
     pub async fn check(&self, caller: &Caller, thread: &str, now: Timestamp) -> Result<(), ApiError> {
         let question = self.question(caller, thread);
         if self.is_remembered(&question, now) {
@@ -151,7 +155,7 @@ impl ThreadAuthority {
             Ok((StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _)) => {
                 Err(ApiError::new(ErrorCode::Forbidden, format!("the thread authority doesn't let you see thread `{thread}`")))
             }
-            // A thread id that can't be one there is one that isn't.
+            // An id that the deployment rejects as invalid is an unknown thread.
             Ok((StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY, _)) => Err(no_such_thread(thread)),
             Ok((status, _)) => {
                 tracing::warn!(status = status.as_u16(), "the thread authority gave no answer to go by");
@@ -184,9 +188,9 @@ impl ThreadAuthority {
         Ok(headers)
     }
 
-    /// Beneath the configured URL and nowhere else.
+    /// A URL below the configured one and nowhere else.
     fn thread_url(&self, thread: &str) -> Option<Url> {
-        // These would be steps in the path, which a URL takes by itself.
+        // URL normalization would resolve these as path segments.
         if !is_external_id(thread) || matches!(thread, "." | "..") {
             return None;
         }
@@ -195,7 +199,7 @@ impl ThreadAuthority {
         Some(url)
     }
 
-    /// Everything the answer may depend on.
+    /// Hashes everything that the answer may depend on.
     fn question(&self, caller: &Caller, thread: &str) -> [u8; 32] {
         let mut hash = Sha256::new();
         let credential = caller.thread_credential.as_ref().map_or("", |c| c.expose());
@@ -228,7 +232,7 @@ fn sensitive(text: &str) -> Option<HeaderValue> {
     Some(value)
 }
 
-/// Whether an answer speaks of this thread: a page that greets everybody with 200 must not count as leave.
+/// True if a response describes this thread: a page that answers every request with 200 must not grant access.
 fn is_thread(body: &[u8], thread: &str) -> bool {
     let text = String::from_utf8_lossy(body);
     let Ok(id) = serde_json::to_string(thread) else { return false };

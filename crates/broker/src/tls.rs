@@ -1,4 +1,4 @@
-//! TLS from certificate files: read at the start, and anew when they change, so that a renewed certificate needs no restart.
+//! TLS from certificate files, which are reloaded when they change, so that a renewed certificate needs no restart.
 
 use std::{
     io::Read,
@@ -17,9 +17,9 @@ use zeroize::Zeroizing;
 
 use crate::config::TlsFiles;
 
-/// Largest certificate or key file, in bytes: a chain of ten large certificates is a tenth of it.
+/// Maximum size of a certificate or key file, in bytes: ten times a chain of ten large certificates.
 const MAX_FILE_BYTES: u64 = 256 * 1024;
-/// How often the files are looked at.
+/// How often the files are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +38,7 @@ pub enum TlsError {
     Unusable { path: PathBuf, cause: rustls::Error },
 }
 
-/// The certificate that is shown to whoever connects now.
+/// The certificate for new connections.
 pub struct Tls {
     files: TlsFiles,
     current: RwLock<Current>,
@@ -46,7 +46,7 @@ pub struct Tls {
 
 struct Current {
     acceptor: TlsAcceptor,
-    /// Of both files, as they were read.
+    /// Digest of both files as last read.
     digest: [u8; 32],
 }
 
@@ -59,7 +59,7 @@ impl Tls {
         self.current.read().unwrap_or_else(PoisonError::into_inner).acceptor.clone()
     }
 
-    /// Reads the files anew and says whether they had changed; what is wrong with them leaves the certificate as it is.
+    /// Reloads the files and returns whether they had changed. On an error the current certificate stays in use.
     pub fn reload(&self) -> Result<bool, TlsError> {
         let new = read(&self.files)?;
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
@@ -70,7 +70,8 @@ impl Tls {
         Ok(is_new)
     }
 
-    /// Reloads whenever the files change. Both are rarely replaced at the same instant: until they fit, the old ones are used.
+    /// Reloads the files when they change. Both are rarely replaced at the same instant; until they match, the old ones
+    /// stay in use.
     pub async fn watch(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -83,7 +84,7 @@ impl Tls {
         }
     }
 
-    /// A problem is told once, not every time it is looked at.
+    /// Logs an error once, not at every check.
     fn tell(&self, looked: Result<bool, TlsError>, is_told: bool) -> bool {
         match looked {
             Ok(is_new) => {

@@ -1,18 +1,18 @@
-//! Requests as spans, for whoever exports them: this crate knows no exporter.
+//! Request spans for an exporter. This crate doesn't depend on any exporter.
 
 use std::time::{Duration, SystemTime};
 
 pub use crate::http::trace::TraceContext;
 
-/// A request that was answered.
+/// A completed request.
 #[derive(Clone, Debug)]
 pub struct RequestSpan<'a> {
-    /// What the caller sent as `traceparent`.
+    /// The caller's `traceparent`.
     pub context: Option<TraceContext>,
     pub started: SystemTime,
     pub took: Duration,
     pub method: &'a str,
-    /// Its template, never the path.
+    /// The route's template, never the path.
     pub route: Option<&'a str>,
     pub status: u16,
     pub error_code: Option<&'a str>,
@@ -21,7 +21,7 @@ pub struct RequestSpan<'a> {
     pub sandbox: Option<&'a str>,
 }
 
-/// Takes every request when it was answered. Must not block.
+/// Receives every request after its response. Must not block.
 pub trait TraceSink: Send + Sync {
     fn request(&self, span: &RequestSpan<'_>);
 }

@@ -1,4 +1,4 @@
-//! What a broker does again and again beside the care for sandboxes: it beats, and forgets old keys and failures.
+//! Periodic tasks of a broker apart from the sandboxes: sends heartbeats, and removes expired keys and failure counts.
 
 use std::{
     sync::{
@@ -16,7 +16,7 @@ use crate::{
     master_key,
 };
 
-/// Old failures of addresses are forgotten this often, and a master key of which nothing can be good any more.
+/// Interval at which old failure counts are removed, and the previous master key once no token of it can be valid.
 const TIDY_EVERY: Duration = Duration::from_secs(10);
 
 pub async fn tidy(deployment: Arc<Deployment>, rates: Arc<Rates>, data_dir: Arc<DataDir>) {
@@ -32,14 +32,14 @@ pub async fn tidy(deployment: Arc<Deployment>, rates: Arc<Rates>, data_dir: Arc<
     }
 }
 
-/// Why a broker ended itself.
+/// Why a broker stopped itself.
 #[derive(Default)]
 pub struct Stopped {
     pub is_key_replaced: AtomicBool,
     pub is_node_taken: AtomicBool,
 }
 
-/// Apart from the reaper, whose rounds may take long.
+/// Sends heartbeats, separately from the reaper, whose rounds may take long.
 pub async fn beat(deployment: Arc<Deployment>, stop: CancellationToken, stopped: Arc<Stopped>) {
     let fingerprint = deployment.tokens.fingerprint();
     let mut ticks = tokio::time::interval(deployment.nodes.beat_every());

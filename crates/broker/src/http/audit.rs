@@ -1,4 +1,4 @@
-//! `/v1/audit`: who did what in a workspace, and the chains that show that nothing of it was changed; for operators.
+//! `/v1/audit`: the audit records of a workspace and the hash chains that prove their integrity, for operators.
 
 use axum::{Json, extract::State, routing::get};
 use cobox_protocol::{
@@ -15,7 +15,8 @@ use super::{
     paging::{PageQuery, Params, page},
 };
 
-/// Most links in an answer: one that reads millions asks less often, and an answer stays below two megabytes.
+/// Maximum number of links in a response. Clients that read millions need fewer requests, and a response stays below 2
+/// MB.
 const MAX_LINKS: u32 = 1000;
 
 pub fn routes() -> Routes {
@@ -26,9 +27,9 @@ pub fn routes() -> Routes {
 struct AuditQuery {
     limit: Option<String>,
     cursor: Option<String>,
-    /// A sandbox's id; ended ones can be asked about too.
+    /// Id of a sandbox, which may have ended.
     sandbox: Option<String>,
-    /// A token's id.
+    /// Id of a token.
     #[serde(alias = "jti")]
     token: Option<String>,
 }
@@ -53,7 +54,7 @@ struct LinksQuery {
     limit: Option<String>,
 }
 
-/// Oldest first, unlike other lists: a chain is gone through from its beginning.
+/// Returns the oldest first, unlike other lists: a chain is verified from its beginning.
 async fn links(State(api): State<Api>, who: Authenticated, Params(query): Params<LinksQuery>) -> Result<Json<Page<AuditLink>>, Failure> {
     let number = |field: &str, value: Option<String>, default: u64, most: u64| match value.map_or(Ok(default), |v| v.parse()) {
         Ok(n) if n <= most => Ok(n),

@@ -1,4 +1,5 @@
-//! Who calls: an API key in `Authorization: Bearer` or `X-Api-Key`, or an OIDC token; and how long they are ready to wait.
+//! Authenticates the caller, by an API key in `Authorization: Bearer` or `X-Api-Key` or by an OIDC token, and reads how
+//! long the caller is ready to wait.
 
 use std::time::Duration;
 
@@ -15,16 +16,16 @@ use super::{
 };
 use crate::domain::{model::Caller, sessions::Asking};
 
-/// Without `Prefer: wait=N`.
+/// How long to wait without `Prefer: wait=N`.
 const DEFAULT_WAIT: Duration = Duration::from_secs(10);
-/// Below what proxies usually cut a silent connection at.
+/// Shorter than the time after which proxies usually close an idle connection.
 const MAX_WAIT: Duration = Duration::from_secs(55);
 
-/// Longest name of a client that is kept, in characters.
+/// Maximum length of a recorded client name, in characters.
 const MAX_CLIENT_NAME: usize = 64;
 const UNNAMED_CLIENT: &str = "unknown";
 
-/// A request of somebody we know.
+/// A request whose caller is authenticated.
 pub struct Authenticated {
     pub caller: Caller,
     pub request_id: RequestId,
@@ -34,7 +35,7 @@ pub struct Authenticated {
 }
 
 impl Authenticated {
-    /// For the log: the session and the sandbox that were found or made for the request.
+    /// Records, for the log, the session and the sandbox that were found or created for the request.
     pub fn about(&self, session: &SessionId, sandbox: &SandboxId) {
         if let Some(seen) = &self.seen {
             seen.session(session);
@@ -51,7 +52,8 @@ impl FromRequestParts<Api> for Authenticated {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
-        // Read together with the key where the path names it. What a body names is not: no body is read before its sender is known.
+        // If the path names a session, it is read together with the key. A session named in the body isn't: no body is
+        // read before its sender is authenticated.
         let session = session_in(&parts.uri);
         let caller = match Credential::from_headers(&parts.headers)? {
             Some(Credential::ApiKey(key)) => api.keys.authenticate_foreseeing(&key, session.as_ref()).await?,
@@ -70,7 +72,7 @@ impl FromRequestParts<Api> for Authenticated {
     }
 }
 
-/// The session whose route it is.
+/// The session named in the path.
 fn session_in(uri: &Uri) -> Option<SessionId> {
     let id = uri.path().strip_prefix("/v1/sandbox/sessions/")?.split('/').next()?;
     id.parse().ok()
@@ -84,14 +86,14 @@ fn refused(message: &str) -> ApiError {
     ApiError::new(ErrorCode::Unauthenticated, message)
 }
 
-/// What a program calls itself, without its version.
+/// The name a client gives itself, without its version.
 fn client_name(headers: &HeaderMap) -> String {
     let agent = headers.get(http::header::USER_AGENT).and_then(|v| v.to_str().ok()).unwrap_or_default();
     let name: String = agent.chars().take_while(|c| !matches!(c, '/' | ' ' | '(')).take(MAX_CLIENT_NAME).collect();
     if name.is_empty() { UNNAMED_CLIENT.to_owned() } else { name }
 }
 
-/// A preference that can't be read is no preference.
+/// An unreadable preference is ignored.
 fn preferred_wait(headers: &HeaderMap) -> Duration {
     headers
         .get_all("prefer")

@@ -1,4 +1,4 @@
-//! Request bodies: JSON of a bounded size that arrives in time, and an error that names the field.
+//! Request bodies: JSON of limited size that must arrive in time, with errors that name the field.
 
 use std::{
     error::Error,
@@ -20,13 +20,13 @@ use serde::de::DeserializeOwned;
 
 use super::error::Failure;
 
-/// Largest control-plane request, in bytes: the longest sensible one is a few KiB.
+/// Maximum size of a control-plane request, in bytes; the longest sensible one has a few KiB.
 const MAX_BODY_BYTES: usize = 1024 * 1024;
 
-/// Longest that a control-plane request may take to arrive: even the largest one needs no more at 35 KiB a second.
+/// Maximum time for a control-plane request to arrive: the largest one fits at 35 KiB a second.
 const BODY_WITHIN: Duration = Duration::from_secs(30);
 
-/// A JSON body, whatever its content type says.
+/// A JSON body, regardless of its content type.
 pub struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
@@ -37,7 +37,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     }
 }
 
-/// As [`JsonBody`], but nothing at all counts as `{}`.
+/// Like [`JsonBody`], but treats an empty body as `{}`.
 pub struct MaybeJsonBody<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for MaybeJsonBody<T> {
@@ -49,12 +49,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for MaybeJsonBody<T> {
     }
 }
 
-/// What a route without a body takes: nothing, or `{}`.
+/// Body of a route that takes none: empty, or `{}`.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NoFields {}
 
-/// The body of a request whose route takes none. It is left unread until its sender is known.
+/// The body of a request whose route takes none. It stays unread until the sender is authenticated.
 #[derive(Clone)]
 pub struct UnwantedBody(Arc<Mutex<Option<Body>>>);
 
@@ -63,7 +63,7 @@ impl UnwantedBody {
         Self(Arc::new(Mutex::new(Some(body))))
     }
 
-    /// Called when the sender of a request is authenticated.
+    /// Called once the sender of a request is authenticated.
     pub async fn must_be_empty(extensions: &Extensions) -> Result<(), Failure> {
         let Some(Self(body)) = extensions.get::<Self>() else { return Ok(()) };
         let body = body.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -1,4 +1,4 @@
-//! `GET /capabilities?thread_id=`: what a front end can reach for a thread, and with what.
+//! `GET /capabilities?thread_id=`: the services that a front end can reach for a thread, with their credentials.
 
 use axum::{Json, extract::State, routing::get};
 use cobox_protocol::{
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::{Api, Routes, auth::Authenticated, error::Failure, paging::Params};
 
-/// The only service there is; others come beside it.
+/// Name of the only service so far.
 const SANDBOX: &str = "sandbox";
 const PROTOCOL: &str = "rest+ws";
 
@@ -22,7 +22,7 @@ struct Query {
     thread_id: String,
 }
 
-/// Looking makes nothing and wakes nothing: a thread without a session has no services.
+/// Creates and starts nothing: a thread without a session has no services.
 async fn look(State(api): State<Api>, who: Authenticated, Params(query): Params<Query>) -> Result<Json<Capabilities>, Failure> {
     let mut capabilities = Capabilities::default();
     let id = match api.sessions.id_of_thread(&who.caller, &query.thread_id).await {
@@ -32,7 +32,7 @@ async fn look(State(api): State<Api>, who: Authenticated, Params(query): Params<
     };
     let found = api.sessions.get(&who.asking(), &id).await?;
     let service = Service {
-        // A front end adds the version itself.
+        // A front end appends the version itself.
         url: found.sandbox.http_base_url.trim_end_matches("/v1").to_owned(),
         token: found.token,
         protocol: PROTOCOL.to_owned(),

@@ -1,4 +1,4 @@
-//! CORS: which pages of which origins may speak to the broker and, through it, to sandboxes. Nobody's, unless told.
+//! CORS: which origins' pages may access the broker and, through it, sandboxes. None by default.
 //!
 //! Credentials are headers, never cookies, so `Access-Control-Allow-Credentials` is never sent.
 
@@ -11,12 +11,12 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
 use crate::config::Cors;
 
-/// How long a browser may remember a preflight's answer, in seconds.
+/// How long a browser may cache the response to a preflight, in seconds.
 const MAX_AGE_SECONDS: &str = "600";
-/// What a page may read beside the few headers every page may.
+/// Response headers that a page may read in addition to those that CORS always allows.
 const EXPOSED: &str = "x-request-id, retry-after, etag, content-range, accept-ranges, content-disposition, x-file-mode, www-authenticate";
 
-/// The configured answers, ready to be sent.
+/// The configured header values, ready to be sent.
 pub struct CorsRules {
     origins: Vec<HeaderValue>,
     is_open: bool,
@@ -25,7 +25,7 @@ pub struct CorsRules {
 }
 
 impl CorsRules {
-    /// `None` when no origin is allowed: nothing is then said about CORS at all. The configuration has been validated.
+    /// Returns `None` if no origin is allowed: responses then have no CORS headers. Expects a validated configuration.
     pub fn new(cors: &Cors) -> Option<Self> {
         let origins: Vec<HeaderValue> = cors.allow_origins.iter().filter_map(|o| HeaderValue::from_str(o).ok()).collect();
         if origins.is_empty() {
@@ -50,7 +50,8 @@ impl CorsRules {
 }
 
 impl CorsRules {
-    /// The answer to a preflight, which carries no credentials, before anybody asks for them. An error where the origin isn't allowed.
+    /// Answers a preflight before authentication, because it carries no credentials. Returns an error if the origin
+    /// isn't allowed.
     pub fn preflight(&self, request: &Request) -> Option<Result<Response, ApiError>> {
         let headers = request.headers();
         let is_preflight = request.method() == Method::OPTIONS
@@ -70,14 +71,14 @@ impl CorsRules {
         Some(Ok(response))
     }
 
-    /// What every answer says of it; `allowed` is of the request.
+    /// Adds the CORS headers of a response; `allowed` is the request's allowed origin.
     pub fn tell(allowed: Option<HeaderValue>, response: &mut Response) {
         let headers = response.headers_mut();
         if let Some(origin) = allowed {
             headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
             headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
         }
-        // The same URL answers other origins otherwise.
+        // The response differs by origin.
         headers.append(header::VARY, HeaderValue::from_static("origin"));
     }
 }

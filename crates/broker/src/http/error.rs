@@ -1,4 +1,4 @@
-//! Errors on the wire: the envelope, the request's id on everything, and one log line a request.
+//! Errors on the wire: the error envelope, the request id in every response, and one log line per request.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -23,10 +23,11 @@ use crate::{
 };
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// What was said beside an error and stays: which methods there are, and whether a browser may show it to a page.
+/// Headers that an error response keeps: the allowed methods, and the CORS headers that let a browser show it to a
+/// page.
 const STAYS: [HeaderName; 4] = [header::ALLOW, header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_EXPOSE_HEADERS, header::VARY];
 
-/// An error on its way out; it gets its request's id in [`Underway::answered`].
+/// An error to be sent; [`Underway::answered`] adds the request id.
 #[derive(Debug)]
 pub struct Failure(ApiError);
 
@@ -52,7 +53,7 @@ pub async fn method_not_allowed() -> Failure {
     Failure(ApiError::new(ErrorCode::MethodNotAllowed, "this path doesn't know that method"))
 }
 
-/// What the framework refuses by itself, such as a path that is not UTF-8, has the envelope too.
+/// Wraps errors that the framework produces itself, such as for a path that is not UTF-8, in the error envelope.
 pub async fn in_the_envelope(response: Response) -> Response {
     let status = response.status();
     let is_refusal = status.is_client_error() || status.is_server_error();
@@ -69,7 +70,7 @@ pub async fn in_the_envelope(response: Response) -> Response {
     Failure(error).into_response()
 }
 
-/// What becomes known of a request on its way, for the log: who asks, and for which route.
+/// Details of a request that become known while it is handled, such as principal and route. Used in the log.
 #[derive(Clone, Default)]
 pub struct Seen(Arc<SeenParts>);
 
@@ -87,9 +88,9 @@ impl Seen {
         Self(Arc::new(SeenParts { connection, ..SeenParts::default() }))
     }
 
-    /// Refused where the principal has too many connections.
+    /// Records the principal. Fails if it has too many connections.
     pub fn asker(&self, principal: &Principal) -> Result<(), ApiError> {
-        // Whoever was authenticated first stays.
+        // The principal that was authenticated first is kept.
         let _ = self.0.principal.set(principal.name.clone());
         self.0.connection.mark_authenticated(&principal.workspace, &principal.name)
     }
@@ -102,7 +103,7 @@ impl Seen {
         let _ = self.0.sandbox.set(id.clone());
     }
 
-    /// The ids that a path names.
+    /// Records the ids in a path.
     fn path(&self, path: &str) {
         for segment in path.split('/') {
             if let Ok(id) = segment.parse() {
@@ -113,13 +114,13 @@ impl Seen {
         }
     }
 
-    /// Only the router's own words, never a path.
+    /// Records the route. Expects the router's template, never a path.
     pub fn route(&self, template: &str) {
         let _ = self.0.route.set(template.to_owned());
     }
 }
 
-/// Tells the front of the broker, which doesn't see it, where a router leads.
+/// Reports the matched route to the dispatcher, which can't see where a router leads.
 pub async fn note_route(request: Request, next: Next) -> Response {
     if let (Some(seen), Some(route)) = (request.extensions().get::<Seen>(), request.extensions().get::<MatchedPath>()) {
         seen.route(route.as_str());
@@ -128,18 +129,19 @@ pub async fn note_route(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// A request under way: it has an id, an error to it gets its envelope, and the log and the metrics their line: with the route's template
-/// in place of the path, where there is one, and without the query: both may hold what nobody else should read.
+/// A request in progress. Adds its id and the error envelope to the response, and writes the log line and the metrics.
+/// Both contain the route's template instead of the path, if there is one, and no query: paths and queries may hold
+/// secrets.
 pub struct Underway {
-    /// The caller's own, where it sent one that can be used.
+    /// The caller's own id if it sent a valid one.
     pub id: RequestId,
     trace: Option<TraceContext>,
     began: Instant,
     method: Method,
     uri: Uri,
-    /// The template, where it is known without a router.
+    /// The route's template, if it is known without a router.
     pub route: Option<&'static str>,
-    /// For a router's handlers to tell more.
+    /// Filled in by a router's handlers.
     pub seen: Option<Seen>,
 }
 
@@ -151,7 +153,7 @@ impl Underway {
         Self { id: given.unwrap_or_else(RequestId::new), trace, began: Instant::now(), method, uri, route: None, seen: None }
     }
 
-    /// Whether somebody is known to ask.
+    /// True if the request's principal is known.
     pub fn has_asker(&self) -> bool {
         self.seen.as_ref().is_some_and(|seen| seen.0.principal.get().is_some())
     }
@@ -209,10 +211,10 @@ impl Underway {
     }
 }
 
-/// Whose words an error is told in.
+/// The API whose error format applies.
 enum Dialect {
     Ours,
-    /// Of a request to this path.
+    /// Contains the request's path, which determines the format.
     LangSmith(Uri),
 }
 

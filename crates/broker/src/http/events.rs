@@ -1,4 +1,4 @@
-//! `/v1/sandbox/sessions/{id}/events`: what happens to a session, as server-sent events.
+//! `/v1/sandbox/sessions/{id}/events`: the events of a session as server-sent events.
 
 use std::time::Duration;
 
@@ -32,13 +32,13 @@ use crate::domain::{
 };
 
 const LAST_EVENT_ID: &str = "last-event-id";
-/// A word in place of an event's id.
+/// Accepted in place of an event's id.
 const NOW: &str = "now";
-/// Batches between the database and a slow client. What doesn't fit waits in the database.
+/// Batches buffered between the database and a slow client. Further events wait in the database.
 const WAITING: usize = 2;
-/// A client that takes nothing for this long loses its stream; it can come back to where it was.
+/// A client that reads nothing for this long loses its stream. It can resume where it stopped.
 const TAKE_WITHIN: Duration = Duration::from_secs(30);
-/// How soon a browser comes back when the connection breaks.
+/// How soon a browser reconnects.
 const PREAMBLE: &[u8] = b"retry: 1000\n\n";
 const BEAT: &[u8] = b":\n\n";
 
@@ -48,7 +48,7 @@ pub fn routes() -> Routes {
 
 #[derive(Deserialize)]
 struct EventsQuery {
-    /// For clients that can't send `Last-Event-ID`, which counts for more.
+    /// For clients that can't send `Last-Event-ID`, which takes precedence.
     after: Option<String>,
 }
 
@@ -63,7 +63,7 @@ async fn events(
     let authority = api.deployment.thread_authority.as_ref();
     let shown = Shown { credential: Credential::from_headers(&headers)?, for_threads: authority.and_then(|a| a.credential(&headers)) };
     if shown.credential.is_none() {
-        // Before anything is said of the id.
+        // Checked before anything is disclosed about the id.
         return Err(no_credential().into());
     }
     let pay = |who: &Principal| api.pay(extensions.get::<Seen>(), who, Class::Request);
@@ -72,7 +72,7 @@ async fn events(
     let request_id = extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
     let (sender, receiver) = mpsc::channel(WAITING);
     let preamble = preamble(&watch);
-    // Not on the connection's own thread: it must go on, and end, while the client takes nothing.
+    // Runs outside the connection's own thread: it must continue, and end, while the client reads nothing.
     api.deployment.background.spawn(tell(watch, sender, request_id));
     let body = stream::unfold((Some(preamble), receiver), async |(first, mut receiver)| {
         let bytes = match first {
@@ -84,13 +84,13 @@ async fn events(
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
-        // Some proxies gather what they are sent.
+        // Some proxies buffer responses.
         (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
     Ok((headers, Body::from_stream(body)).into_response())
 }
 
-/// An id without an event is taken by every reader of server-sent events, and shown to nobody.
+/// Sends an id without an event: readers of server-sent events store it without reporting an event.
 fn preamble(watch: &Watch) -> Bytes {
     match watch.begins_at() {
         Some(id) => [format!("id: {id}\n").as_bytes(), PREAMBLE].concat().into(),
@@ -110,9 +110,9 @@ fn begin(headers: &HeaderMap, after: Option<&str>) -> Result<From, ApiError> {
     }
 }
 
-/// Sends what happens until it is over or nobody takes it any more.
+/// Sends events until the stream ends or the client disconnects.
 async fn tell(mut watch: Watch, sender: mpsc::Sender<Bytes>, request_id: RequestId) {
-    // There is always room for the reason of an end.
+    // Reserve a slot, so that the final error can always be sent.
     let Ok(last) = sender.clone().reserve_owned().await else { return };
     let end = loop {
         let told = tokio::select! {
@@ -139,7 +139,7 @@ async fn tell(mut watch: Watch, sender: mpsc::Sender<Bytes>, request_id: Request
 }
 
 fn text(event: &SandboxEvent) -> String {
-    // JSON has no line ends in it, whatever a sandbox puts into a name. Our own types always serialise.
+    // JSON escapes line breaks, even in names chosen by a sandbox. These types always serialise.
     let data = serde_json::to_string(event).unwrap_or_default();
     format!("id: {}\nevent: {EVENT_NAME}\ndata: {data}\n\n", event.id)
 }

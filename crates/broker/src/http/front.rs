@@ -1,5 +1,6 @@
-//! What every request passes before a route has it: its id, CORS, the limit on strangers, and the choice between a sandbox and the broker's
-//! own routes. Plain calls one inside the other, where a router's layers would each box and copy a request: the gateway's come by the thousand.
+//! The dispatcher: assigns the request id, applies CORS and the limit on unauthenticated clients, and routes each
+//! request to a sandbox or to the broker's own routes. It uses plain nested calls, because each layer of a router would
+//! box and copy the request, and the gateway receives thousands of them.
 
 use axum::{
     Router,
@@ -17,21 +18,21 @@ use super::{
     limits::{Peer, limit_failures},
 };
 
-/// How the log and the metrics call what goes to a sandbox by its host name.
+/// Name of requests to a sandbox's host name in the log and the metrics.
 const OWN_HOST: &str = "{sandbox}.domain";
-/// And what was answered before anybody looked where it goes.
+/// Name of requests that were answered before routing.
 const PREFLIGHT: &str = "preflight";
 
-/// One listener's.
+/// The dispatcher of one listener.
 pub struct Front {
     pub api: Api,
     pub cors: Option<CorsRules>,
-    /// Where sandboxes have host names.
+    /// Set if sandboxes have host names.
     pub domain: Option<Domain>,
     pub gateway: Gateway,
-    /// Whether sandboxes are reached by path under the broker's own names too.
+    /// True if sandboxes can also be reached by path under the broker's own host name.
     pub serves_paths: bool,
-    /// The control plane, where it is served here.
+    /// The control plane, if this listener serves it.
     pub router: Option<Router>,
 }
 
@@ -64,7 +65,7 @@ impl Front {
         limit_failures(&self.api, peer, response, is_known).await
     }
 
-    /// By host name where sandboxes have some: theirs, the domain's own, and all others.
+    /// Routes by host name if sandboxes have host names: a sandbox's own, the domain itself, or any other.
     async fn placed(&self, request: Request, kept: &ConnectionCache, underway: &mut Underway) -> Response {
         let place = self.domain.as_ref().map_or(HostTarget::OutsideDomain, |domain| domain.classify(request.uri(), request.headers()));
         let error = match place {

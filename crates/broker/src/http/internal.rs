@@ -1,4 +1,4 @@
-//! `/internal/…`: looking into tokens, taking them back, rotating a sandbox's key, ending it. For operators.
+//! `/internal/…`: token introspection and revocation, rotation of a sandbox's key, and ending a sandbox. For operators.
 
 use axum::{
     Json,
@@ -20,9 +20,9 @@ use super::{
     error::Failure,
 };
 
-/// RFC 7662 has both; the hint changes nothing, because a token says itself what it is.
+/// RFC 7662 defines both. The hint has no effect, because a token shows its own type.
 const INTROSPECT_FIELDS: [&str; 2] = ["token", "token_type_hint"];
-/// Longest name of an unknown field in an error, in characters.
+/// Maximum length of an unknown field's name in an error, in characters.
 const MAX_SHOWN_CHARS: usize = 64;
 
 pub fn routes() -> Routes {
@@ -34,7 +34,7 @@ pub fn routes() -> Routes {
         .route("/internal/sandboxes/{id}/rotate-key", post(rotate_key))
 }
 
-/// RFC 7662: the token is in a form.
+/// RFC 7662 sends the token in a form.
 async fn introspect(State(api): State<Api>, who: Authenticated, request: Request) -> Result<impl IntoResponse, Failure> {
     let bytes = body::read(request.into_body()).await?;
     if let Some((name, _)) = form_urlencoded::parse(&bytes).find(|(name, _)| !INTROSPECT_FIELDS.contains(&name.as_ref())) {

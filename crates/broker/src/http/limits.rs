@@ -1,4 +1,4 @@
-//! Rate limits at the door: what an address that shows bad credentials gets, and which routes are paid for apart.
+//! Rate limits: the response to addresses that send invalid credentials, and which routes have a separate limit.
 
 use std::{net::IpAddr, sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -13,16 +13,17 @@ use super::{
 };
 use crate::domain::{model::Principal, rates::Class};
 
-/// How long the refusal of one failure too many takes. Every credential is checked, because it may be a good one: this bounds how many an
-/// address can have checked to one a second for each connection it may have.
+/// Delay of a refusal when an address exceeds the limit on failures. Every credential is checked, because it may be
+/// valid. The delay limits an address to one check a second for each connection it may have.
 const REFUSAL_DELAY: Duration = Duration::from_secs(1);
 
-/// The other end of the connection.
+/// Address of the connection's remote end.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub IpAddr);
 
-/// Counts an answer to a request without a good credential against its address, the gateway's too, and replaces it when there were too
-/// many. Requests with a good one are never counted, and never refused for those of others.
+/// Counts a response to a request without a valid credential against the client's address, including responses of the
+/// gateway. Replaces the response if there were too many. Authenticated requests are never counted, and never refused
+/// because of other clients' failures.
 pub async fn limit_failures(api: &Api, Peer(address): Peer, response: Response, is_known: bool) -> Response {
     let is_refused = match response.extensions().get::<ApiError>() {
         Some(error) => error.code.status() == StatusCode::UNAUTHORIZED.as_u16(),
@@ -42,7 +43,7 @@ pub async fn limit_failures(api: &Api, Peer(address): Peer, response: Response, 
 }
 
 impl Api {
-    /// Notes who asks, and counts the request, or says when to come again.
+    /// Records the principal and counts the request against its limit. Over the limit, the error says when to retry.
     pub fn pay(&self, seen: Option<&Seen>, principal: &Principal, class: Class) -> Result<(), ApiError> {
         if let Some(seen) = seen {
             seen.asker(principal)?;
@@ -53,7 +54,7 @@ impl Api {
     }
 }
 
-/// See [`Class`].
+/// The limit class of a request. See [`Class`].
 pub fn class(method: &Method, route: &str) -> Class {
     let is_upkeep = *method == Method::DELETE || ["/heartbeat", "/refresh", "/refresh-token"].iter().any(|end| route.ends_with(end));
     if is_upkeep { Class::Upkeep } else { Class::Request }

@@ -1,4 +1,4 @@
-//! The control plane over HTTP: thin, one resource a file, no decisions.
+//! The control plane over HTTP: thin handlers, one file per resource, no decisions.
 
 mod audit;
 mod auth;
@@ -50,7 +50,7 @@ use crate::{
     traces::TraceSink,
 };
 
-/// What the routes speak to.
+/// State shared by the routes.
 #[derive(Clone)]
 pub struct Api {
     pub keys: Arc<Keys>,
@@ -59,19 +59,19 @@ pub struct Api {
     pub kinds: Arc<Kinds>,
     pub revoking: Arc<Revoking>,
     pub deployment: Arc<Deployment>,
-    /// Where signed notices are taken.
+    /// Set if signed notices are accepted.
     pub webhook: Option<Arc<Webhook>>,
     pub events: Arc<Events>,
     pub audit: AuditTrail,
     pub rates: Arc<Rates>,
     pub health: Arc<Health>,
     pub metrics: Arc<Metrics>,
-    /// What whoever reads the metrics shows in place of an operator's key.
+    /// Credential of a metrics scraper, accepted in place of an operator's key.
     pub scraper: Option<Arc<cobox_protocol::Secret>>,
     pub traces: Option<Arc<dyn TraceSink>>,
 }
 
-/// What is served at the broker's own address, and at the dataplane's where that has another.
+/// The dispatchers of the broker's own address and of the dataplane's separate address, if it has one.
 pub struct Fronts {
     pub main: Front,
     pub dataplane: Front,
@@ -82,7 +82,7 @@ pub fn fronts(api: &Api, gateway: &Gateway) -> Fronts {
     let front = |serves_paths, router| Front {
         api: api.clone(),
         cors: cors::CorsRules::new(&config.cors),
-        // Validated with the rest of the configuration.
+        // The name was validated with the rest of the configuration.
         domain: config.dataplane_domain.as_deref().and_then(|name| Domain::new(name).ok()),
         gateway: gateway.clone(),
         serves_paths,
@@ -100,7 +100,7 @@ pub fn fronts(api: &Api, gateway: &Gateway) -> Fronts {
     Fronts { main: front(is_here, Some(router)), dataplane: front(true, None) }
 }
 
-/// Every route but the gateway's. A new one is told in `openapi/` too.
+/// Every route except the gateway's. A new route must also be described in `openapi/`.
 fn control_plane() -> Routes {
     Routes::new()
         .merge(sessions::routes())
@@ -122,7 +122,7 @@ fn control_plane() -> Routes {
         .merge(ops::routes())
 }
 
-/// The path of every route, the gateway's too: what is documented is compared with them.
+/// The paths of all routes, including the gateway's. A test compares the documentation with them.
 pub fn paths() -> Vec<&'static str> {
     let mut paths = control_plane().paths();
     paths.extend(cobox_gateway::PATHS);

@@ -1,5 +1,5 @@
-//! Reading a negotiate request: the simple shape, the full one, or the thread routes' own. What can't be done is refused,
-//! never ignored, and so is an unknown field: it may be a restriction that a newer client relies on.
+//! Reads a negotiate request in the simple shape, the full shape or that of the thread routes. Unsupported options and
+//! unknown fields are refused, never ignored: they may be restrictions that a newer client relies on.
 
 #[cfg(test)]
 use cobox_protocol::schema;
@@ -72,7 +72,7 @@ pub struct NegotiationBody {
 }
 
 impl NegotiationBody {
-    /// Whoever names a scope is answered in the words of the full shape.
+    /// A request that names a scope gets errors with the codes of the full shape.
     pub fn is_full_shape(&self) -> bool {
         self.scope.is_some()
     }
@@ -83,7 +83,8 @@ impl NegotiationBody {
         self.about(scope, mode)
     }
 
-    /// A thread named in the path, whose session is made if need be unless the body says otherwise.
+    /// Reads a request for the thread named in the path. Its session is created if necessary, unless the body sets
+    /// another mode.
     pub fn read_for_thread(self, thread: &str) -> Result<Negotiation, ApiError> {
         let mode = self.mode.as_deref().map_or(Ok(Mode::Ensure), read_mode)?;
         let scope = Scope { kind: ScopeType::Thread.as_str().to_owned(), id: thread.to_owned() };
@@ -119,7 +120,7 @@ impl NegotiationBody {
     }
 }
 
-/// [`Scope`] is part of answers too, where a client must accept unknown fields.
+/// Refuses unknown fields. [`Scope`] itself is also part of responses, where a client must accept unknown fields.
 fn strict_scope<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Scope>, D::Error> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields, rename = "Scope")]
@@ -132,7 +133,7 @@ fn strict_scope<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Scope>, D::
     Ok(scope.map(|StrictScope { kind, id }| Scope { kind, id }))
 }
 
-/// An empty string is how some clients leave a field out.
+/// Some clients leave out a field by sending an empty string.
 fn given(field: Option<String>) -> Option<String> {
     field.filter(|s| !s.is_empty())
 }
@@ -166,7 +167,7 @@ fn read_mode(word: &str) -> Result<Mode, ApiError> {
     }
 }
 
-/// An object of strings; an empty list is how some languages write an empty object.
+/// Reads an object of strings. Some languages write an empty object as an empty list.
 fn read_tags(value: Value) -> Result<Tags, ApiError> {
     match value {
         Value::Array(list) if list.is_empty() => Ok(Tags::new()),
@@ -181,7 +182,7 @@ fn read_tags(value: Value) -> Result<Tags, ApiError> {
     }
 }
 
-/// A word, or `{type, id}`.
+/// Reads a string, or `{type, id}`.
 pub fn actor(value: &Value) -> Result<ActorWish, ApiError> {
     let (word, id) = match value {
         Value::String(word) => (Some(word.as_str()), None),
@@ -206,7 +207,7 @@ pub fn actor(value: &Value) -> Result<ActorWish, ApiError> {
     Ok(ActorWish { kind, id })
 }
 
-/// As much of a caller's word as a message repeats.
+/// Truncates a caller's value for an error message.
 fn cut(word: &str) -> String {
     word.chars().take(64).collect()
 }

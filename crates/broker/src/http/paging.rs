@@ -1,4 +1,4 @@
-//! Pages of a list: newest first, the cursor is the last id seen; and the tags a list is filtered by.
+//! Pagination of lists, newest first with the last id as cursor, and filtering by tags.
 
 use std::str::FromStr;
 
@@ -16,7 +16,7 @@ use super::error::Failure;
 use crate::store::PageWish;
 
 const DEFAULT_LIMIT: u32 = 50;
-/// Largest page, in items: an answer stays well under a MiB.
+/// Maximum number of items per page: a response stays well below 1 MiB.
 const MAX_LIMIT: u32 = 200;
 
 #[derive(Debug, Deserialize)]
@@ -26,12 +26,13 @@ pub struct PageQuery {
 }
 
 impl PageQuery {
-    /// A page of things whose ids are `Id`s. Asks for one more than is shown, to know whether there is another page.
+    /// A page of items with ids of type `Id`. Requests one item more than is shown, to detect whether there is another
+    /// page.
     pub fn wish<Id: FromStr>(&self) -> Result<PageWish, ApiError> {
         self.wish_or::<Id>(DEFAULT_LIMIT)
     }
 
-    /// Where nothing is said, of so many.
+    /// Like `wish`, with the given default limit.
     pub fn wish_or<Id: FromStr>(&self, unsaid: u32) -> Result<PageWish, ApiError> {
         let limit = match &self.limit {
             None => unsaid,
@@ -56,7 +57,7 @@ pub fn page<T>(mut items: Vec<T>, wish: &PageWish, id: impl Fn(&T) -> String) ->
     Page { items, next_cursor }
 }
 
-/// A query string whose errors come in the envelope.
+/// A query string whose errors use the error envelope.
 pub struct Params<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Params<T> {
@@ -72,7 +73,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Params<
     }
 }
 
-/// `tag=key:value`, as often as it is there: all of them must fit.
+/// `tag=key:value`, repeatable; all of them must match.
 pub struct TagParams(pub Vec<TagFilter>);
 
 impl<S: Send + Sync> FromRequestParts<S> for TagParams {

@@ -1,4 +1,4 @@
-//! `/v1/principals`: who there is in a workspace, for operators.
+//! `/v1/principals`: the principals of a workspace, for operators.
 
 use axum::{
     Json,
@@ -24,7 +24,7 @@ pub fn routes() -> Routes {
         .route("/v1/principals/{name}/enable", post(enable))
 }
 
-/// The caller's own workspace unless told.
+/// Defaults to the caller's own workspace.
 #[derive(Deserialize)]
 struct Within {
     workspace: Option<String>,

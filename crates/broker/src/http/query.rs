@@ -1,5 +1,6 @@
-//! What a route takes is what `openapi/broker.json` lists for it: other query parameters are refused by name, and so is the body of a route
-//! that takes none. A filter or restriction that is ignored would look as if it had been applied.
+//! Rejects parameters that a route doesn't document. A query parameter that `openapi/broker.json` doesn't list is
+//! refused by name, and so is the body of a route that takes none. An ignored filter or restriction would look as if it
+//! had been applied.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -15,17 +16,17 @@ use serde::{Deserialize, de::IgnoredAny};
 
 use super::{body::UnwantedBody, error::Failure, langsmith, ops::OPENAPI};
 
-/// By path and method, as the document spells them.
+/// Keyed by path and method, as spelled in the document.
 type Known = HashMap<String, HashMap<String, Taken>>;
 
-/// What an operation takes.
+/// The input that an operation accepts.
 struct Taken {
     query: Vec<String>,
     has_body: bool,
 }
 
 static KNOWN: LazyLock<Known> = LazyLock::new(|| {
-    // Compiled in, and compared with the router by tests.
+    // The document is compiled in, and tests compare it with the router.
     let document: Document = serde_json::from_str(OPENAPI).unwrap_or_default();
     let taken = |operation: Operation| Taken {
         query: operation.parameters.into_iter().filter(|p| p.place == "query").map(|p| p.name).collect(),
@@ -55,10 +56,11 @@ struct Parameter {
     name: String,
 }
 
-/// A layer around every route of the control plane. The LangSmith routes take anything, because those SDKs send more than they document.
+/// Layer around every route of the control plane. The LangSmith routes accept anything, because their SDKs send more
+/// than they document.
 pub async fn refuse_unknown(mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str).filter(|route| !langsmith::is_asked(route));
-    // A method that this route doesn't have is refused by the router.
+    // The router refuses methods that this route doesn't have.
     let Some(taken) = route.and_then(|route| taken(route, request.method())) else { return next.run(request).await };
     if let Err(refused) = check_query(request.uri(), &taken.query) {
         return Failure::from(refused).into_response();
@@ -71,7 +73,7 @@ pub async fn refuse_unknown(mut request: Request, next: Next) -> Response {
 }
 
 fn taken(route: &str, method: &Method) -> Option<&'static Taken> {
-    // A router answers HEAD wherever there is a GET.
+    // The router answers HEAD on every route with GET.
     let method = if *method == Method::HEAD { "get".to_owned() } else { method.as_str().to_ascii_lowercase() };
     KNOWN.get(route)?.get(&method)
 }

@@ -1,4 +1,5 @@
-//! The log line of a request. It has the route's template instead of the path, and no query: both may hold secrets.
+//! The log line of a request. It contains the route's template instead of the path, and no query, because both may
+//! contain secrets.
 
 use std::{
     borrow::Cow,
@@ -11,11 +12,11 @@ use http::{Method, StatusCode};
 use super::trace::TraceContext;
 use crate::traces::RequestSpan;
 
-/// Longest path in a log line, in characters.
+/// Maximum length of a path in a log line, in characters.
 const MAX_LOGGED_PATH: usize = 256;
-/// Below it stands a token.
+/// Prefix of paths that contain a token.
 const TOKENS_PATH: &str = "/internal/tokens/";
-/// What stands in a log in its place.
+/// Replaces a token in the log.
 const HIDDEN: &str = "[redacted]";
 
 pub struct RequestLine<'a> {
@@ -33,9 +34,9 @@ pub struct RequestLine<'a> {
 }
 
 impl RequestLine<'_> {
-    /// A server error is an error in the log, too; everything else is information.
+    /// Logs server errors at error level and everything else at info level.
     pub fn log(&self) {
-        // A macro, because the level of a log statement is fixed when it is compiled.
+        // A macro, because the level of a log statement is fixed at compile time.
         macro_rules! line {
             ($level:ident) => {{
                 let Self { id, method, route, status, error, took, principal, sandbox, session, trace, .. } = self;
@@ -82,7 +83,8 @@ impl RequestLine<'_> {
     }
 }
 
-/// A path as the log may have it: a secret may stand anywhere, and in `GET /internal/tokens/{token}` it does.
+/// Removes secrets from a path for the log. They can be anywhere; in `GET /internal/tokens/{token}` there always is
+/// one.
 fn without_secrets(path: &str) -> Cow<'_, str> {
     match path.strip_prefix(TOKENS_PATH) {
         Some(after) if !["revoke", "introspect"].contains(&after) => Cow::Owned(format!("{TOKENS_PATH}{HIDDEN}")),

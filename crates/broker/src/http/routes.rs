@@ -1,4 +1,5 @@
-//! A router that remembers its paths, which the router itself doesn't tell: so that none stays undocumented.
+//! A router that records its paths, so that tests can find undocumented routes. The underlying router doesn't expose
+//! them.
 
 use axum::{Router, routing::MethodRouter};
 

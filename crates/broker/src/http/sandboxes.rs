@@ -1,4 +1,4 @@
-//! `/v1/sandboxes`: sandboxes themselves.
+//! `/v1/sandboxes`: creating, listing, changing and deleting sandboxes.
 
 use axum::{
     Json,

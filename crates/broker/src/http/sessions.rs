@@ -51,7 +51,7 @@ pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
     headers.get(IDEMPOTENCY_KEY).map(|v| v.to_str().map_err(unreadable)).transpose()
 }
 
-/// In the words of the full shape.
+/// Translates an error to the codes of the full shape.
 fn full(e: ApiError) -> ApiError {
     ApiError { code: e.code.for_bindings(), ..e }
 }
@@ -125,7 +125,7 @@ async fn release(State(api): State<Api>, who: Authenticated, Path(id): Path<Stri
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What can't be an id of ours names nothing.
+/// A malformed id is reported as an unknown session.
 pub fn session_id(id: &str) -> Result<SessionId, ApiError> {
     id.parse().map_err(|e| ApiError::new(ErrorCode::SessionNotFound, format!("no such session: {e}")))
 }

@@ -1,4 +1,4 @@
-//! `/v1/sandbox/sessions/{id}/share`: whom else a session is open to.
+//! `/v1/sandbox/sessions/{id}/share`: which other principals may enter a session.
 
 use axum::{
     Json,
@@ -32,7 +32,7 @@ async fn share(
     Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(share)))
 }
 
-/// All of them: there are few.
+/// Returns all of them, because there are few.
 async fn list(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<Page<ShareInfo>>, Failure> {
     let items = api.sessions.shares(&who.caller, &session_id(&id)?).await?;
     Ok(Json(Page { items, next_cursor: None }))

@@ -1,4 +1,4 @@
-//! `/v1/snapshots`, and taking one of a sandbox.
+//! `/v1/snapshots`, and taking a snapshot of a sandbox.
 
 use axum::{
     Json,
@@ -18,7 +18,7 @@ use crate::{
     store::SnapshotFilter,
 };
 
-/// As many as a workspace usually has.
+/// Maximum number of listed snapshots: as many as a workspace usually has.
 const MOST_SHOWN: u32 = 500;
 
 pub fn routes() -> Routes {

@@ -1,4 +1,4 @@
-//! `/v1/templates`: what sandboxes are made of, by name.
+//! `/v1/templates`: named specifications of sandboxes.
 
 use axum::{
     Json,
@@ -26,7 +26,7 @@ async fn create(
     Ok((StatusCode::CREATED, Json(api.kinds.create_template(&who.asking(), wish).await?.info())))
 }
 
-/// All of them: there are few.
+/// Returns all of them, because there are few.
 async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<Page<TemplateInfo>>, Failure> {
     let items = api.kinds.templates(&who.asking()).await?.into_iter().map(Found::info).collect();
     Ok(Json(Page { items, next_cursor: None }))

@@ -1,4 +1,4 @@
-//! `/threads/{thread_id}/sandbox`: the sessions of threads, in the shapes of the first clients.
+//! `/threads/{thread_id}/sandbox`: the sessions of threads, in the request and response shapes of the first clients.
 
 use axum::{
     Json,
@@ -48,7 +48,7 @@ async fn look(State(api): State<Api>, who: Authenticated, Path(thread): Path<Str
     Ok(Json(found.into()))
 }
 
-/// Here the token shown ends soon after, unless the caller says otherwise.
+/// On this route the presented token expires soon afterwards, unless the caller requests otherwise.
 async fn refresh(
     State(api): State<Api>,
     who: Authenticated,

@@ -1,4 +1,4 @@
-//! `…/delegate` and `…/file-links`: tokens made from what a caller has, and links for browsers.
+//! `…/delegate` and `…/file-links`: tokens derived from a caller's own permissions, and links for browsers.
 
 use axum::{
     Json,
@@ -44,7 +44,7 @@ fn no_place() -> ApiError {
     ApiError::invalid("the path: can't be read; it must be UTF-8, percent-encoded")
 }
 
-/// Somebody with a key, or with a token alone.
+/// A caller with a key, or a client that has only a token.
 enum Presenter {
     Caller(Box<Authenticated>),
     Holder { token: Secret, request_id: RequestId, seen: Option<Seen> },
@@ -54,12 +54,12 @@ impl FromRequestParts<Api> for Presenter {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
-        // A token of an OIDC issuer is as good as a key.
+        // A token of an OIDC issuer is treated like a key.
         let is_ours = |token: &Secret| !api.deployment.oidc.as_ref().is_some_and(|o| o.is_of_issuer(token));
         if let Some(Credential::Token(token)) = Credential::from_headers(&parts.headers)?
             && is_ours(&token)
         {
-            // Its principal is known only when the token has been looked at again, together with what it is used for.
+            // The principal is known only after the token has been verified together with its target.
             let Path(id) = Path::<String>::from_request_parts(parts, api).await.map_err(|_| no_place())?;
             let of = if parts.uri.path().starts_with(SESSIONS) { Of::Session(session_id(&id)?) } else { Of::Sandbox(&id) };
             api.sessions.check_holder(of, &token).await?;
@@ -81,7 +81,7 @@ impl Presenter {
 
     fn delegator<'a>(&'a self, pay: Pay<'a>) -> Delegator<'a> {
         match self {
-            // Who has a key has paid by now.
+            // A caller with a key has already been counted by the rate limiter.
             Presenter::Caller(who) => Delegator::Caller(who.asking()),
             Presenter::Holder { token, request_id, .. } => Delegator::Holder { token: token.clone(), request_id, pay },
         }
@@ -113,7 +113,7 @@ impl DelegationBody {
     }
 }
 
-/// By either name, and by one of them.
+/// The field is accepted under either name, but not under both.
 pub fn requested<'a>(capabilities: Option<&'a Vec<String>>, scopes: Option<&'a Vec<String>>) -> Result<Requested<'a>, ApiError> {
     match (capabilities, scopes) {
         (Some(_), Some(_)) => Err(ApiError::invalid("scopes: is another name of capabilities; send one of them")),

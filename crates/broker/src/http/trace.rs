@@ -1,11 +1,11 @@
-//! `traceparent` as a caller sends it (W3C Trace Context), so that a request can be followed through the systems it passes.
+//! The caller's `traceparent` (W3C Trace Context), so that a request can be followed across systems.
 
 use std::fmt;
 
 use http::HeaderMap;
 
 const HEADER: &str = "traceparent";
-/// Of version 00, in characters: `00-` trace id `-` parent id `-` flags.
+/// Length of version 00, in characters: `00-` trace id `-` parent id `-` flags.
 const VALUE_CHARS: usize = 55;
 const SAMPLED: u8 = 1;
 
@@ -18,7 +18,7 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// What isn't exactly as the standard has it is ignored.
+    /// Ignores a value that doesn't follow the standard exactly.
     pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let mut values = headers.get_all(HEADER).iter();
         let value = values.next().filter(|_| values.next().is_none())?.to_str().ok()?;
@@ -37,14 +37,14 @@ impl TraceContext {
     }
 }
 
-/// The trace's id, as logs have it.
+/// Writes the trace id as it appears in logs.
 impl fmt::Display for TraceContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.trace_id.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-/// Lower-case hexadecimal, as the standard demands.
+/// Parses lower-case hexadecimal, as the standard demands.
 fn bytes<const N: usize>(hex: &str) -> Option<[u8; N]> {
     if hex.len() != 2 * N || !hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)) {
         return None;

@@ -1,4 +1,4 @@
-//! `/v1/volumes`: files that outlive sandboxes.
+//! `/v1/volumes`: storage that outlives sandboxes.
 
 use axum::{
     Json,
@@ -25,7 +25,7 @@ async fn create(
     Ok((StatusCode::CREATED, Json(api.kinds.create_volume(&who.asking(), wish).await?)))
 }
 
-/// All of them: there are few.
+/// Returns all of them, because there are few.
 async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<Page<VolumeInfo>>, Failure> {
     Ok(Json(Page { items: api.kinds.volumes(&who.asking()).await?, next_cursor: None }))
 }

@@ -1,4 +1,4 @@
-//! `POST /webhooks/threads`: whoever keeps the threads tells that one is gone, with a signature in place of a key.
+//! `POST /webhooks/threads`: receives a signed notice that a thread was deleted. The signature replaces an API key.
 
 use axum::{
     Json,
@@ -14,7 +14,7 @@ use super::{Api, Routes, body, error::Failure};
 const TIMESTAMP: &str = "x-cobox-timestamp";
 const SIGNATURE: &str = "x-cobox-signature";
 
-/// A notice is below 1 KiB; what a sender that is not known yet can make the broker hold stays small.
+/// A notice is smaller than 1 KiB. The limit bounds the memory that an unauthenticated sender can occupy.
 const MAX_NOTICE_BYTES: usize = 64 * 1024;
 
 pub fn routes() -> Routes {
@@ -27,14 +27,14 @@ async fn thread(State(api): State<Api>, request: Request) -> Result<Json<ThreadN
     };
     let request_id = request.extensions().get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
     let (timestamp, signature) = (header(request.headers(), TIMESTAMP)?.to_owned(), header(request.headers(), SIGNATURE)?.to_owned());
-    // The signature is over the body, so this one body is read before its sender is known.
+    // The signature covers the body, so this body is read before its sender is authenticated.
     let bytes: Bytes = body::read_at_most(request.into_body(), MAX_NOTICE_BYTES).await?;
     let sent_at = webhook.verify(&timestamp, &signature, &bytes, api.deployment.now())?;
     let ended = api.sessions.thread_is_gone(&read_object(&bytes)?, sent_at, &request_id).await?;
     Ok(Json(ThreadNoticeResponse { ended }))
 }
 
-/// A header that is sent twice is refused: a proxy that checks one of the two values and the broker might not choose the same one.
+/// A repeated header is refused: a proxy that checks one of the two values and the broker might choose different ones.
 fn header<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<&'a str, ApiError> {
     let refused = |why: &str| ApiError::new(ErrorCode::Unauthenticated, format!("{name}: {why}"));
     let mut values = headers.get_all(name).iter();

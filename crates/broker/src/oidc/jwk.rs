@@ -1,17 +1,18 @@
-//! An issuer's public keys (JWKS), and what they have signed. Which algorithm a key is for follows from the key alone.
+//! An issuer's public keys (JWKS) and the verification of signatures. The key alone determines the algorithm.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use ring::signature::{self, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
 
-/// Keys of one issuer: real ones have a handful.
+/// Maximum number of keys of one issuer; real issuers have a handful.
 const MAX_KEYS: usize = 100;
-/// Longest part of a key, in bytes: 8192 bits, the longest RSA that is verified.
+/// Maximum length of a key component, in bytes: 8192 bits, the longest RSA key that is supported.
 const MAX_PART_BYTES: usize = 1024;
-/// Bytes of a coordinate on P-256 and of an Ed25519 key.
+/// Length of a P-256 coordinate and of an Ed25519 key, in bytes.
 const CURVE_BYTES: usize = 32;
 
-/// Signatures that only the issuer can make. `none` and the HMACs, which whoever can verify could make, are no words of this.
+/// Signature algorithms with which only the issuer can sign. `none` and the HMACs are excluded: the key that
+/// verifies an HMAC can also create one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Algorithm {
     #[serde(rename = "RS256")]
@@ -57,7 +58,7 @@ impl Jwk {
 
     pub fn has_signed(&self, message: &[u8], signature: &[u8]) -> bool {
         let verified = match &self.public {
-            // ring refuses what is shorter than 2048 bits.
+            // ring rejects keys shorter than 2048 bits.
             Public::Rsa(key) => key.verify(&signature::RSA_PKCS1_2048_8192_SHA256, message, signature),
             Public::P256(point) => UnparsedPublicKey::new(&signature::ECDSA_P256_SHA256_FIXED, point).verify(message, signature),
             Public::Ed25519(key) => UnparsedPublicKey::new(&signature::ED25519, key).verify(message, signature),
@@ -85,7 +86,7 @@ struct Entry {
     y: Option<String>,
 }
 
-/// The keys of a document that can be used; those of other kinds are for others and are passed over.
+/// Reads the usable keys of a JWKS document. Keys of unsupported types are skipped: they are meant for other consumers.
 pub fn read(document: &[u8]) -> Result<Vec<Jwk>, &'static str> {
     let document: Document = serde_json::from_slice(document).map_err(|_| "it is not a JWKS document")?;
     if document.keys.len() > MAX_KEYS {
@@ -106,14 +107,14 @@ fn usable(entry: &Entry) -> Option<Jwk> {
         _ => return None,
     };
     let key = Jwk { kid: entry.kid.clone(), public };
-    // A key that says it is for another algorithm is not used for this one.
+    // A key whose `alg` names another algorithm is not used for this one.
     let is_meant = entry.alg.as_deref().is_none_or(|word| Algorithm::from_word(word) == Some(key.algorithm()));
     is_meant.then_some(key)
 }
 
 fn part(text: &Option<String>) -> Option<Vec<u8>> {
     let bytes = URL_SAFE_NO_PAD.decode(text.as_ref()?).ok()?;
-    // Some issuers write a leading zero, which no number needs.
+    // Some issuers write a redundant leading zero.
     let bytes: Vec<u8> = bytes.into_iter().skip_while(|b| *b == 0).collect();
     (!bytes.is_empty() && bytes.len() <= MAX_PART_BYTES).then_some(bytes)
 }

@@ -1,4 +1,4 @@
-//! An issuer's keys at hand: fetched when needed, again when a token names one that isn't known, and never often.
+//! Cache of an issuer's public keys. Fetches them on demand and when a token names an unknown key, at a limited rate.
 
 use std::{
     sync::{Arc, PoisonError, RwLock},
@@ -14,20 +14,20 @@ use tokio::{runtime::Handle, sync::Mutex};
 use super::jwk::{self, Jwk};
 use crate::outbound::{Outbound, is_loopback, read_url};
 
-/// Largest document of an issuer, in bytes: real ones have a few KiB.
+/// Maximum size of an issuer's document, in bytes; real ones have a few KiB.
 const MAX_DOCUMENT_BYTES: usize = 256 * 1024;
-/// Between two fetches, whatever tokens come: strangers can name keys that don't exist.
+/// Minimum interval between two fetches: unauthenticated clients can name keys that don't exist.
 pub const FETCH_EVERY: Duration = Duration::from_secs(10);
-/// Keys older than this are fetched anew, so that one the issuer has withdrawn stops counting.
+/// Keys older than this are fetched again, so that a key withdrawn by the issuer becomes invalid.
 pub const FRESH: Duration = Duration::from_secs(600);
-/// While the issuer can't be reached, the keys it had go on counting for so long.
+/// How long the cached keys stay valid while the issuer is unreachable.
 pub const KEEP: Duration = Duration::from_secs(3600);
 const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
 
-/// Where the keys are.
+/// Source of the keys.
 pub enum Place {
     Jwks(Url),
-    /// The issuer's own document says.
+    /// The issuer's discovery document names the URL.
     Discover {
         issuer: String,
         document: Url,
@@ -51,9 +51,10 @@ pub struct Keyring {
     place: Place,
     outbound: Outbound,
     state: RwLock<State>,
-    /// Held while fetching: who needs a key that isn't known waits for the one fetch, and nobody else does.
+    /// Held during a fetch. Requests that need an unknown key wait for this fetch; all others proceed.
     fetching: Mutex<()>,
-    /// Where a fetch goes on when whoever it was begun for has hung up: else strangers could keep it from ever ending.
+    /// Runtime that finishes a fetch even if the client that caused it disconnects. Otherwise unauthenticated clients
+    /// could keep every fetch from completing.
     background: Handle,
 }
 
@@ -81,13 +82,13 @@ impl Keyring {
         })
     }
 
-    /// The keys, with the wanted one among them if the issuer has it. `None` when there are none to be had.
+    /// Returns the cached keys, including the wanted one if the issuer has it. `None` if no valid keys are available.
     pub async fn keys(self: &Arc<Self>, has_wanted: impl Fn(&[Jwk]) -> bool, now: Timestamp) -> Option<Arc<Vec<Jwk>>> {
         let is_younger = |state: &State, than: Duration| state.fetched_at.is_some_and(|at| now.saturating_since(at) < than);
         let known = self.state();
         if !(is_younger(&known, FRESH) && has_wanted(&known.keys)) {
             let turn = match is_younger(&known, KEEP) && has_wanted(&known.keys) {
-                // What is known still does, and one who asks is enough.
+                // The cached keys are still usable, and one request is enough to refresh them.
                 true => self.fetching.try_lock().ok(),
                 false => Some(self.fetching.lock().await),
             };
@@ -95,7 +96,7 @@ impl Keyring {
             let may_fetch = known.tried_at.is_none_or(|at| at.is_due(FETCH_EVERY, now));
             if turn.is_some() && may_fetch && !(is_younger(&known, FRESH) && has_wanted(&known.keys)) {
                 let this = self.clone();
-                // It fails only when the broker is ending.
+                // Fails only during shutdown.
                 let _ = self.background.spawn(async move { this.fetch_now(now).await }).await;
             }
         }
@@ -125,12 +126,12 @@ impl Keyring {
             Place::Discover { issuer, document } => {
                 let found: Discovered =
                     serde_json::from_slice(&self.get(document).await?).map_err(|_| format!("{document} is no discovery document"))?;
-                // Else one issuer could send us to the keys of another.
+                // Otherwise one issuer could redirect the broker to the keys of another.
                 if found.issuer != *issuer {
                     return Err(format!("{document} is of another issuer"));
                 }
                 let url = read_url(&found.jwks_uri).map_err(|why| format!("jwks_uri in {document} {why}"))?;
-                // A stranger's document must not make us ask around on this machine.
+                // An external document must not make the broker send requests to this machine.
                 if is_loopback(&url) && !is_loopback(document) {
                     return Err(format!("jwks_uri in {document} is an address of this machine"));
                 }

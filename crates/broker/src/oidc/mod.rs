@@ -1,4 +1,4 @@
-//! OIDC as a second way in: a token of a configured issuer, checked with the issuer's public keys, says who its bearer is.
+//! OIDC as a second authentication method: verifies an issuer's token with its public keys and maps it to a principal.
 
 mod jwk;
 mod keyring;
@@ -20,21 +20,22 @@ use crate::{
     outbound::read_url,
 };
 
-/// Longest token that is looked at, in bytes: those with a hundred groups stay below it.
+/// Maximum size of a token, in bytes. Tokens with a hundred groups stay below it.
 const MAX_TOKEN_BYTES: usize = 16 * 1024;
-/// What a token may call itself. Others, such as logout tokens, are signed with the same keys and mean something else.
+/// Accepted values of `typ`. Other tokens, such as logout tokens, are signed with the same keys but have other
+/// meanings.
 const TYPES: [&str; 2] = ["jwt", "at+jwt"];
 
-/// Who bears a good token.
+/// The principal and identity of a verified token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vouched {
     pub principal: Principal,
     pub identity: Identity,
-    /// Past it the token is no good, the clocks' leeway included.
+    /// When the token becomes invalid, including the leeway for clock skew.
     pub until: Timestamp,
 }
 
-/// Why a token is refused. Only a log reads which it is.
+/// Why a token is refused. The reason appears only in the log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     #[error("{0}")]
@@ -67,7 +68,7 @@ impl Oidc {
         Ok(Self { keyring: Arc::new(Keyring::new(place)?), config })
     }
 
-    /// Whether a token says it is of this issuer: then it is for us to check, and nobody else's.
+    /// Returns true if the token claims this issuer. Such a token must be verified here and by no other method.
     pub fn is_of_issuer(&self, token: &Secret) -> bool {
         let payload = token.expose().split('.').nth(1).filter(|p| p.len() <= MAX_TOKEN_BYTES);
         let claims = payload.and_then(decode::<Map<String, Value>>);
@@ -93,7 +94,7 @@ impl Oidc {
         let algorithm = Algorithm::from_word(&header.alg).filter(|a| self.config.algorithms.contains(a));
         let algorithm = algorithm.ok_or(Refused::Bad("its algorithm is not allowed"))?;
         let claims: Map<String, Value> = decode(payload).ok_or_else(malformed)?;
-        // Before any key is fetched for it: what can't be good must not cost the issuer a question.
+        // Check the claims before fetching any key: an invalid token must not cause a request to the issuer.
         let until = self.check_claims(&claims, now)?;
         let fits = |key: &jwk::Jwk| key.algorithm() == algorithm && (header.kid.is_none() || key.kid == header.kid);
         let keys = self.keyring.keys(|known| known.iter().any(fits), now).await.ok_or(Refused::NoKeys)?;
@@ -159,7 +160,7 @@ impl Oidc {
         Ok(Vouched { principal, identity: Identity { issuer: config.issuer.clone(), subject: word("sub")? }, until })
     }
 
-    /// The most that any of the claim's values stands for.
+    /// The most privileged kind that any of the claim's values maps to.
     fn kind(&self, claims: &Map<String, Value>) -> PrincipalKind {
         let config = &self.config;
         let values: Vec<&str> = match config.kind_claim.as_ref().and_then(|c| claims.get(c)) {
@@ -177,9 +178,9 @@ fn decode<T: serde::de::DeserializeOwned>(part: &str) -> Option<T> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).ok()?).ok()
 }
 
-/// Whole seconds; some issuers write them as a fraction.
+/// Reads a timestamp in whole seconds. Some issuers write a fraction, which is truncated.
 fn seconds(value: &Value) -> Option<i64> {
-    // A fraction is cut off, and what is out of range is no time.
+    // Values that are out of range are rejected.
     value
         .as_i64()
         .or_else(|| value.as_f64().filter(|f| f.is_finite() && f.abs() < 1e12).map(|f| f as i64))

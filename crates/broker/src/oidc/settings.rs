@@ -1,4 +1,4 @@
-//! `[oidc]` in the broker's settings: which issuer is believed, about what, and who its people are here.
+//! The `[oidc]` section of the broker's configuration: the trusted issuer and how its tokens map to principals.
 
 use std::collections::BTreeMap;
 
@@ -8,46 +8,46 @@ use serde::Deserialize;
 use super::Algorithm;
 use crate::{config::ConfigError, outbound::read_url};
 
-/// Clocks that are further apart than this are wrong.
+/// Clocks that differ by more than this are misconfigured.
 const MAX_LEEWAY_SECONDS: u32 = 300;
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OidcConfig {
-    /// As the tokens' `iss` says it, to the letter.
+    /// Must equal the tokens' `iss` exactly.
     pub issuer: String,
-    /// Whom tokens must be meant for; any of them.
+    /// Accepted audiences. A token must have at least one of them.
     pub audience: Audience,
-    /// Where its keys are. Without it, where its discovery document says.
+    /// URL of the issuer's keys. If unset, it is taken from the discovery document.
     pub jwks_url: Option<String>,
     #[serde(default = "all_algorithms")]
     pub algorithms: Vec<Algorithm>,
     #[serde(default = "default_leeway")]
     pub leeway_seconds: u32,
-    /// The workspace of everybody, unless a claim says it.
+    /// Workspace of all principals, unless `workspace_claim` is set.
     #[serde(default = "default_workspace")]
     pub workspace: String,
     pub workspace_claim: Option<String>,
-    /// Those that may be said; left empty: any.
+    /// Workspaces that a claim may name. Empty allows any.
     #[serde(default)]
     pub workspaces: Vec<String>,
-    /// What a principal is called. It must name one person for good: `sub` always does.
+    /// Claim with the principal's name. It must identify one person permanently; `sub` always does.
     #[serde(default = "default_principal_claim")]
     pub principal_claim: String,
-    /// Before every such name, so that it can't be that of a principal with keys.
+    /// Prefix of every such name, so that it can't collide with a principal that uses API keys.
     #[serde(default)]
     pub principal_prefix: String,
-    /// What everybody is, unless a claim says it.
+    /// Kind of all principals, unless a claim sets it.
     #[serde(default = "default_kind")]
     pub kind: PrincipalKind,
-    /// Holds a word or a list of words, such as `roles` or `groups`.
+    /// Claim that contains a string or a list of strings, such as `roles` or `groups`.
     pub kind_claim: Option<String>,
-    /// What those words stand for.
+    /// Maps values of that claim to kinds.
     #[serde(default)]
     pub kinds: BTreeMap<String, PrincipalKind>,
 }
 
-/// A word, or several.
+/// One string or a list of strings.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum Audience {
@@ -96,7 +96,7 @@ impl OidcConfig {
         if let Some(Err(problem)) = self.jwks_url.as_deref().map(read_url) {
             return invalid("oidc.jwks_url", problem);
         }
-        // Without it a token that was meant for any other program of the same issuer would open this one.
+        // Without an audience, a token issued for any other application of the same issuer would be accepted here.
         if self.audience.is_empty() {
             return invalid("oidc.audience", "must not be empty");
         }

@@ -1,20 +1,20 @@
-//! Why somebody gets what they get: for each capability and each limit, which line of the policy decided.
+//! Explains a policy decision: for each capability and each limit, which line of the policy file decided it.
 
 use cobox_protocol::{Capability, CapabilitySet};
 use serde::Serialize;
 
 use super::{HardEnd, Policy, Said, Source, Subject, Terms, allows, built_in};
 
-/// What came of one capability.
+/// Result for one capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     Granted,
-    /// Asked for, and not allowed.
+    /// Requested, but not allowed.
     Dropped,
-    /// Allowed, and not among what was asked for.
+    /// Allowed, but not requested.
     NotAsked,
-    /// Nobody asked, and it isn't allowed either.
+    /// Neither requested nor allowed.
     NotAllowed,
 }
 
@@ -33,19 +33,19 @@ impl Outcome {
 pub struct Finding {
     pub capability: &'static str,
     pub outcome: Outcome,
-    /// What decided, in words, with its line.
+    /// Human-readable reason, including the line of the policy file.
     pub because: String,
 }
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Explanation {
     pub capabilities: Vec<Finding>,
-    /// Each limit with its value and what set it.
+    /// Name of each limit, its value and the setting that determines it.
     pub limits: Vec<(&'static str, String, String)>,
 }
 
 impl Policy {
-    /// As a grant is decided, with the reasons.
+    /// Makes the same decision as a grant, and adds the reason for each capability and limit.
     pub fn explain(&self, who: &Subject, requested: Option<CapabilitySet>) -> Explanation {
         let capabilities = CapabilitySet::ALL.iter().map(|c| self.finding(who, requested, c)).collect();
         Explanation { capabilities, limits: self.limits(who) }
@@ -77,7 +77,7 @@ impl Policy {
         Finding { capability: c.as_str(), outcome, because }
     }
 
-    /// The narrowest that allows: the last rule that speaks of capabilities, else the ceiling.
+    /// Source of the narrowest permission: the last matching rule that sets capabilities, otherwise the ceiling.
     fn allower(&self, who: &Subject) -> String {
         let speaking = self.about(who).filter(|(source, terms)| allows(*source, terms).is_some()).last();
         speaking.map_or_else(String::new, |(source, terms)| at(source, terms.capabilities.as_ref().map(|s| s.line)))

@@ -1,7 +1,7 @@
-//! What an operator allows: a ceiling for each kind of actor, and rules that only take away from it.
+//! The operator's policy: a ceiling for each kind of actor, and rules that only restrict it further.
 //!
-//! Every rule that fits a caller counts. Allowed is what all of them allow, and of numbers the smallest; so a rule that is
-//! added never gives anybody more.
+//! Every rule that matches a caller applies. The allowed capabilities are the intersection of all matching rules, and
+//! numeric limits are the minimum. Adding a rule therefore never grants more.
 
 mod explain;
 mod read;
@@ -17,25 +17,25 @@ pub use source::{PolicyFileError, PolicySource, Reloaded};
 
 use crate::config::Config;
 
-/// Whom a policy is asked about.
+/// The principal for which the policy is evaluated.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
     pub workspace: &'a str,
     pub principal: &'a str,
-    /// What the principal is.
+    /// Kind of the principal itself.
     pub kind: PrincipalKind,
-    /// What it acts as, which is the same or less: it is held to the rules of both.
+    /// Kind it acts as: the same or a less privileged one. The rules of both kinds apply.
     pub acting: PrincipalKind,
 }
 
-/// A value, and the line it stands on.
+/// A value with the line of the policy file that sets it.
 #[derive(Clone, Debug)]
 struct Said<T> {
     line: usize,
     value: T,
 }
 
-/// What a ceiling or a rule says; what it leaves out it doesn't limit.
+/// Settings of a ceiling or a rule. An omitted setting imposes no limit.
 #[derive(Clone, Debug, Default)]
 struct Terms {
     capabilities: Option<Said<CapabilitySet>>,
@@ -53,7 +53,7 @@ struct Terms {
     hard_end: Option<Said<HardEnd>>,
 }
 
-/// Whom a rule is about: all of what is named must fit, and what isn't named always does.
+/// Selects the callers of a rule. Every list that is present must match; an empty list matches all.
 #[derive(Clone, Debug, Default)]
 struct Selector {
     workspace: Vec<String>,
@@ -62,12 +62,12 @@ struct Selector {
 }
 
 impl Selector {
-    /// Somebody is what they are and what they act as: a rule about either is about them.
+    /// Matches a rule against both the principal's own kind and the kind it acts as.
     fn fits(&self, who: &Subject) -> bool {
         self.names(who) && (self.kind.is_empty() || self.kind.contains(&who.kind) || self.kind.contains(&who.acting))
     }
 
-    /// Spared is who is all of it: acting as what is spared must give nobody more.
+    /// An exemption must match both kinds: acting as an exempt kind must not grant anyone more.
     fn spares(&self, who: &Subject) -> bool {
         self.names(who) && (self.kind.is_empty() || self.kind.contains(&who.kind) && self.kind.contains(&who.acting))
     }
@@ -81,7 +81,7 @@ impl Selector {
 #[derive(Clone, Debug)]
 struct Rule {
     line: usize,
-    /// What the operator calls it.
+    /// Name given by the operator.
     name: Option<String>,
     about: Selector,
     unless: Option<Selector>,
@@ -94,7 +94,7 @@ impl Rule {
     }
 }
 
-/// Without a file: what the broker's settings say, and the capabilities of the protocol.
+/// The parsed policy. Without a policy file, the broker's settings and the protocol's default capabilities apply.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
     human: Terms,
@@ -103,7 +103,7 @@ pub struct Policy {
     rules: Vec<Rule>,
 }
 
-/// How long a sandbox of somebody lives.
+/// Lifetime limits of a principal's sandboxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetimes {
     pub idle_timeout: Duration,
@@ -111,10 +111,10 @@ pub struct Lifetimes {
     pub hard_ttl: Duration,
 }
 
-/// What happens at its hard end to a sandbox that would end with its last session.
+/// What happens at the hard TTL to a sandbox that would otherwise end with its last session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HardEnd {
-    /// Suspended, and kept as long as after a lease that ran out.
+    /// Suspends the sandbox and keeps it as long as one whose lease has expired.
     Suspend,
     Delete,
 }
@@ -128,15 +128,15 @@ impl HardEnd {
     }
 }
 
-/// How many sandboxes there may be.
+/// Limits on the number of sandboxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     pub of_workspace: u32,
-    /// Of those that one principal made.
+    /// Limit on the sandboxes created by one principal.
     pub of_owner: Option<u32>,
 }
 
-/// Where something is said: by the ceiling of a kind, or by a rule.
+/// Origin of a setting: the ceiling of a kind, or a rule.
 #[derive(Clone, Copy)]
 enum Source<'a> {
     Ceiling(PrincipalKind),
@@ -156,22 +156,22 @@ impl Policy {
         }
     }
 
-    /// All that speaks about somebody, ceilings first.
+    /// All terms that apply to the subject, ceilings first.
     fn about<'a>(&'a self, who: &'a Subject) -> impl Iterator<Item = (Source<'a>, &'a Terms)> {
         let own = (who.kind != who.acting).then_some(who.kind);
         let ceilings = std::iter::once(who.acting).chain(own).map(|k| (Source::Ceiling(k), self.ceiling(k)));
         ceilings.chain(self.rules.iter().filter(|r| r.fits(who)).map(|r| (Source::Rule(r), &r.terms)))
     }
 
-    /// The most that somebody may be granted.
+    /// The largest set of capabilities that the subject may be granted.
     pub fn allowed(&self, who: &Subject) -> CapabilitySet {
         self.about(who).filter_map(|(source, terms)| allows(source, terms)).fold(CapabilitySet::ALL, CapabilitySet::intersection)
     }
 
-    /// What somebody is granted who asks for nothing in particular.
+    /// The capabilities granted when the request names none.
     pub fn default_grant(&self, who: &Subject) -> CapabilitySet {
         let defaults = self.about(who).filter_map(|(source, terms)| match source {
-            // Of the two ceilings of one who acts as less, the default is that of the lesser.
+            // For a subject that acts as a less privileged kind, only that kind's ceiling provides the default.
             Source::Ceiling(kind) if kind == who.acting => Some(terms.default_capabilities.as_ref().map_or(built_in(kind), |s| s.value)),
             Source::Ceiling(_) => None,
             Source::Rule(_) => terms.default_capabilities.as_ref().map(|s| s.value),
@@ -179,7 +179,7 @@ impl Policy {
         defaults.fold(self.allowed(who), CapabilitySet::intersection)
     }
 
-    /// Longest life of a token.
+    /// Maximum lifetime of a token.
     pub fn token_ttl(&self, who: &Subject, config: Duration) -> Duration {
         self.shortest(who, config, |t| &t.token_ttl_seconds)
     }
@@ -195,7 +195,7 @@ impl Policy {
         if is_deleted { HardEnd::Delete } else { HardEnd::Suspend }
     }
 
-    /// How long a deleted sandbox can be restored; zero: not at all.
+    /// How long a deleted sandbox can be restored. Zero means that it can't be.
     pub fn keep_deleted(&self, who: &Subject, config: &Config) -> Duration {
         self.shortest(who, config.keep_deleted(), |t| &t.keep_deleted_seconds)
     }
@@ -209,7 +209,7 @@ impl Policy {
         }
     }
 
-    /// Who may use what somebody makes without saying who may.
+    /// Access mode of a sandbox when its creator doesn't set one.
     pub fn default_access(&self, who: &Subject) -> Access {
         let is_owners = self.about(who).any(|(_, t)| t.default_access.as_ref().is_some_and(|s| s.value == Access::Owner));
         if is_owners { Access::Owner } else { Access::Workspace }
@@ -223,7 +223,7 @@ impl Policy {
         self.check_listed(who, "template", "template", template, |t| &t.templates)
     }
 
-    /// Whether somebody may have only what templates say.
+    /// True if the subject is restricted to the settings of listed templates.
     pub fn has_listed_templates(&self, who: &Subject) -> bool {
         self.about(who).any(|(_, t)| t.templates.is_some())
     }
@@ -249,7 +249,8 @@ impl Policy {
         self.smallest(who, Some(config.as_secs()), of).map_or(config, Duration::from_secs)
     }
 
-    /// A ceiling that says nothing leaves the broker's setting; one that says something stands in its place.
+    /// Smallest value that applies. A ceiling that sets a value replaces the broker's setting; otherwise that setting
+    /// applies.
     fn smallest(&self, who: &Subject, setting: Option<u64>, of: impl Fn(&Terms) -> &Option<Said<u64>>) -> Option<u64> {
         let said = self.about(who).filter_map(|(source, terms)| match (source, of(terms)) {
             (_, Some(said)) => Some(said.value),
@@ -260,7 +261,7 @@ impl Policy {
     }
 }
 
-/// What a ceiling or a rule allows; a rule that doesn't speak of capabilities allows whatever others do.
+/// The capabilities that a ceiling or a rule allows. A rule that doesn't set capabilities adds no restriction.
 fn allows(source: Source, terms: &Terms) -> Option<CapabilitySet> {
     match (source, &terms.capabilities) {
         (_, Some(said)) => Some(said.value),
@@ -269,7 +270,7 @@ fn allows(source: Source, terms: &Terms) -> Option<CapabilitySet> {
     }
 }
 
-/// What an actor may have, and has by default, where nothing is said about it.
+/// Capabilities that an actor is allowed, and gets by default, when the policy doesn't set any.
 const fn built_in(kind: PrincipalKind) -> CapabilitySet {
     match kind {
         PrincipalKind::Agent => CapabilitySet::AGENT_DEFAULT,

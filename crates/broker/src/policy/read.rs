@@ -1,4 +1,4 @@
-//! Reading a policy file: every problem with its line, the key it is about, and the word that was probably meant.
+//! Parses a policy file. Each problem is reported with its line, its key and a spelling suggestion.
 
 use std::fmt;
 
@@ -11,17 +11,17 @@ use toml::{
 use super::{HardEnd, Policy, Rule, Said, Selector, Terms, built_in};
 use crate::config::{MAX_TOKEN_TTL_SECONDS, MIN_TOKEN_TTL_SECONDS};
 
-/// Longest policy that is read, in bytes: thousands of rules.
+/// Maximum size of a policy file, in bytes: enough for thousands of rules.
 pub const MAX_POLICY_BYTES: u64 = 1024 * 1024;
-/// Every request looks through them.
+/// Maximum number of rules, because every request scans all of them.
 const MAX_RULES: usize = 1000;
-/// Names in one list.
+/// Maximum number of names in one list.
 const MAX_NAMES: usize = 1000;
-/// Problems told at once: the first ones are usually what the others come from.
+/// Maximum number of problems reported at once: the first ones usually cause the others.
 const MAX_PROBLEMS: usize = 20;
-/// As much of a word in the file as a message repeats, in characters.
+/// Maximum length of a quoted word in a message, in characters.
 const MAX_SHOWN: usize = 64;
-/// How alike a word must be to be suggested: 1 is the same.
+/// Minimum similarity for a spelling suggestion; 1 means identical.
 const ALIKE: f64 = 0.6;
 
 const TERMS: [&str; 13] = [
@@ -42,7 +42,7 @@ const TERMS: [&str; 13] = [
 const SELECTORS: [&str; 3] = ["workspace", "kind", "principal"];
 const KINDS: [&str; 3] = ["human", "agent", "operator"];
 
-/// Something wrong with a policy, and where.
+/// A problem in a policy file and its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub line: usize,
@@ -283,7 +283,7 @@ impl Reader<'_> {
         Some(Said { line: self.line(key.span().start), value: number? })
     }
 
-    /// Names of workspaces or principals; at least one.
+    /// Names of workspaces or principals; at least one is required.
     fn names(&mut self, key: Key, value: Value) -> Vec<String> {
         let words = self.words(key, value, false);
         for (at, word) in &words {
@@ -308,7 +308,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A list of strings, or one string where one is meant, each with where it stands.
+    /// Reads a list of strings with their lines. A single string is accepted unless a list is required.
     fn words(&mut self, key: Key, value: Value, is_list: bool) -> Vec<(usize, String)> {
         let name = key.get_ref();
         let expected = if is_list { "a list of strings" } else { "a string or a list of strings" };
@@ -340,7 +340,7 @@ impl Reader<'_> {
         self.problem(at, format!("{field}: `{}` is not known; {hint}", shown(word)));
     }
 
-    /// A default that could never be granted is a slip.
+    /// A default that could never be granted is a mistake.
     fn check_default(&mut self, terms: &Terms, otherwise: Option<CapabilitySet>) {
         let allowed = terms.capabilities.as_ref().map(|s| s.value).or(otherwise);
         let (Some(default), Some(allowed)) = (&terms.default_capabilities, allowed) else { return };
@@ -352,11 +352,12 @@ impl Reader<'_> {
 }
 
 fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
-    // What is longer than any known word by far resembles none, and comparing costs the product of the lengths.
+    // Skip words that are much longer than any known word: they match none, and the cost of a comparison is the product
+    // of both lengths.
     if word.len() > MAX_SHOWN {
         return None;
     }
-    // A name without its unit is the likeliest slip.
+    // The most likely mistake is a name without its unit.
     if let Some(whole) = known.iter().find(|k| word.len() >= 3 && k.starts_with(word)) {
         return Some(whole);
     }

@@ -1,4 +1,4 @@
-//! The policy that counts now, from a file that may change while the broker runs. A broken file never takes its place.
+//! The current policy, read from a file that may change while the broker runs. A broken file never replaces it.
 
 use std::{
     os::unix::fs::MetadataExt,
@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Policy, PolicyError, read::MAX_POLICY_BYTES};
 
-/// Characters of a file's hash that tell one version from another in logs and audit.
+/// Number of characters of the file's hash that identify a version in logs and audit entries.
 const FINGERPRINT_CHARS: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
@@ -25,16 +25,16 @@ pub enum PolicyFileError {
     Wrong { path: PathBuf, error: PolicyError },
 }
 
-/// What a look at the file came to.
+/// Result of checking the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reloaded {
-    /// There is no file, and there was none.
+    /// There is no file, and there was none before.
     Nothing,
-    /// It is read, whether or not it says something else than before.
+    /// The file was read; its content may be unchanged.
     Read { fingerprint: String },
 }
 
-/// Tells whether a file was changed without reading it.
+/// File metadata that reveals a change without reading the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -49,19 +49,19 @@ pub struct PolicySource {
     seen: Mutex<Looked>,
 }
 
-/// What the file looked like.
+/// State of the file at earlier checks.
 #[derive(Default)]
 struct Looked {
-    /// When it was read last.
+    /// State of the file when it was last read.
     read: Option<Stamp>,
-    /// At the last look, where that was another one: whoever saves may not be done yet.
+    /// State at the last check, if it differs from the one last read: the file may still be in the middle of a save.
     changing: Option<Option<Stamp>>,
-    /// Whether it said anything.
+    /// True if the version last read was empty.
     is_empty: bool,
 }
 
 impl PolicySource {
-    /// Without a name it is the data directory's, which need not be there.
+    /// Without an explicit path, uses the optional `policy.toml` in the data directory.
     pub fn open(named: Option<&Path>, data_dir: &Path) -> Result<Self, PolicyFileError> {
         let path = named.map_or_else(|| data_dir.join("policy.toml"), Path::to_owned);
         let source = Self { path, current: RwLock::default(), seen: Mutex::new(Looked { is_empty: true, ..Looked::default() }) };
@@ -80,7 +80,7 @@ impl PolicySource {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Reads the file again. When it is broken or gone, what counted before goes on counting.
+    /// Reads the file again. If it is broken or missing, the previous policy stays in effect.
     pub fn reload(&self) -> Result<Reloaded, PolicyFileError> {
         let is_known = self.seen.lock().unwrap_or_else(PoisonError::into_inner).read.is_some();
         if !is_known && self.stamp().is_none() && !self.path.exists() {
@@ -99,7 +99,7 @@ impl PolicySource {
             seen.read = known;
             return Err(PolicyFileError::Unsettled { path: self.path.clone() });
         }
-        // As a file is for a moment while it is saved in place. It would allow everything.
+        // A file that is saved in place is empty for a moment. An empty policy would lift every restriction.
         let is_empty = text.trim().is_empty();
         if is_empty && !seen.is_empty {
             return Err(PolicyFileError::Emptied { path: self.path.clone() });
@@ -110,8 +110,8 @@ impl PolicySource {
         Ok(Reloaded::Read { fingerprint: hash[..FINGERPRINT_CHARS].to_owned() })
     }
 
-    /// As [`PolicySource::reload`], for whoever looks often: nothing is read unless the file was changed before the last look and not
-    /// since, so that none is read half written; and a broken one is told of once.
+    /// Like [`PolicySource::reload`], for frequent polling. Reads the file only if it changed before the last check and
+    /// not since, so that a half-written file is never read. A broken file is reported only once.
     pub fn reload_if_changed(&self) -> Option<Result<Reloaded, PolicyFileError>> {
         let stamp = self.stamp();
         let is_settled = {
@@ -126,7 +126,7 @@ impl PolicySource {
     fn read(&self) -> Result<(String, Policy), PolicyFileError> {
         let unreadable = |why: String| PolicyFileError::Unreadable { path: self.path.clone(), why };
         let about = std::fs::metadata(&self.path).map_err(|e| unreadable(e.to_string()))?;
-        // Anything else could keep its reader waiting.
+        // Reading anything but a regular file could block.
         if !about.is_file() {
             return Err(unreadable("it is not a file".to_owned()));
         }
@@ -160,7 +160,7 @@ mod tests {
         source.current().allowed(&who).names()
     }
 
-    /// Looks until the file is at rest.
+    /// Polls until the file has settled.
     fn look(source: &PolicySource) -> Option<Result<Reloaded, PolicyFileError>> {
         source.reload_if_changed().or_else(|| source.reload_if_changed())
     }
@@ -171,7 +171,7 @@ mod tests {
         let file = dir.path().join("policy.toml");
         std::fs::write(&file, "[agent]\ncapabilities = [\"fs_read\"]\n").unwrap();
         let source = PolicySource::open(None, dir.path()).unwrap();
-        // Cut off where it still can be read, then whole.
+        // First a prefix that is still valid, then the whole text.
         let whole = "[human]\ncapabilities = [\"fs_read\"]\n[agent]\ncapabilities = [\"fs_write\"]\n";
         for part in [&whole[..8], whole] {
             std::fs::write(&file, part).unwrap();

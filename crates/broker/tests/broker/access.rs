@@ -1,4 +1,4 @@
-//! Who may do what: workspaces, owners, operators, keys.
+//! Tests of authorization: workspaces, owners, operators and keys.
 
 use cobox_protocol::{control::Revocation, key::PrincipalKind};
 use serde_json::json;

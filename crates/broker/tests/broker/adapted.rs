@@ -1,5 +1,5 @@
-//! A provider that runs no boxd: the gateway checks in boxd's place, and asks the adapter only for what a token allows. And one whose
-//! sandboxes clients reach by themselves.
+//! Tests of providers without boxd: the gateway authorizes in place of boxd and calls the adapter only for what a token
+//! allows. Also a provider whose sandboxes clients can reach directly.
 
 use std::{
     path::{Component, Path, PathBuf},
@@ -29,7 +29,7 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use crate::harness::{Answer, Client, World, sandbox_id};
 
-/// A directory in place of a hosted sandbox, and processes of the host in place of its own: for tests alone, it keeps nobody in.
+/// Stand-in for a hosted sandbox: a host directory with host processes. For tests only, because it isolates nothing.
 struct HostDirectory {
     dir: tempfile::TempDir,
     asked: AtomicUsize,
@@ -164,7 +164,7 @@ async fn commands_and_files_work_in_the_dataplanes_shapes() {
     let listed = bearer.post(&format!("{base}/fs/list"), json!({ "path": "/workspace" })).await.ok(200);
     assert_eq!((&listed["entries"][0]["name"], &listed["entries"][0]["type"]), (&json!("a b.txt"), &json!("file")));
     assert_eq!(bearer.post(&format!("{base}/fs/stat"), json!({ "path": "/workspace" })).await.ok(200)["type"], "directory");
-    // With a key, through the session: the same checks in front of it.
+    // With a key, through the session: the same checks apply.
     let relay = format!("/v1/sandbox/relay/{}/v1/exec", made["session_id"].as_str().unwrap());
     let ran = ann.post(&relay, json!({ "command": "wc -c < 'workspace/a b.txt'; echo no >&2; exit 3" })).await.ok(200);
     assert_eq!(
@@ -188,7 +188,7 @@ async fn every_route_wants_its_capability_before_the_adapter_is_asked() {
     let words = ["fs_read", "fs_write", "exec", "shell", "shell_observe"];
     let mut without: Vec<(Capability, Value)> = Vec::new();
     for missing in Capability::ALL.into_iter().filter(|c| words.contains(&c.as_str())) {
-        // Who may type may look.
+        // `shell` implies `shell_observe`.
         let rest: Vec<_> =
             words.into_iter().filter(|w| *w != missing.as_str() && !(missing == Capability::ShellObserve && *w == "shell")).collect();
         let wish = json!({ "scope": { "type": "thread", "id": "t" }, "mode": "ensure", "requested_capabilities": rest });
@@ -227,7 +227,7 @@ async fn what_the_provider_cannot_do_is_refused_in_its_name() {
         let said = String::from_utf8_lossy(&answer.bytes).into_owned();
         assert!(route.method == "HEAD" || said.contains("the provider fake can't do this"), "{said}");
     }
-    // What would change what a request means isn't left out in silence.
+    // A header that would change a request's meaning is refused, not silently dropped.
     for (method, headers) in
         [(Method::PUT, ("if-match", "\"1\"")), (Method::PUT, ("x-file-mode", "755")), (Method::GET, ("if-none-match", "\"1\""))]
     {
@@ -279,11 +279,11 @@ async fn urls_lead_to_the_sandbox_itself_where_its_provider_says_how_and_to_the_
     assert_eq!(made["dataplane"]["ws_base_url"], direct.replacen("http", "ws", 1));
     assert_eq!(ann.get("/threads/t/sandbox").await.ok(200)["endpoints"]["http"], direct);
     assert_eq!(ann.get("/capabilities?thread_id=t").await.ok(200)["services"]["sandbox"]["url"], direct.trim_end_matches("/v1"));
-    // Who has no token, or can't get there, comes this way: a key never goes to a sandbox.
+    // Clients without a token or without direct access use the gateway: a key is never sent to a sandbox.
     let through = format!("http://{}/dp/{id}/v1", broker.addr);
     assert_eq!(ann.get(&format!("/v1/sandboxes/{id}")).await.ok(200)["http_base_url"], through);
     ann.get(&format!("/dp/{id}/v1/x")).await.ok(200);
-    // Asleep it has no address of its own; the gateway's is right, and wakes it.
+    // A suspended sandbox has no direct address. The gateway's address is used, and wakes it.
     world.clock.advance(3600);
     broker.tick().await;
     assert_eq!(ann.get(&crate::harness::session_path(&made)).await.ok(200)["sandbox"]["http_base_url"], through);

@@ -1,4 +1,4 @@
-//! What may be asked of the broker and how it refuses: fields, actors, hints, credentials, cursors.
+//! Tests of request validation and its errors: fields, actors, hints, credentials and cursors.
 
 use cobox_protocol::{SandboxId, key::PrincipalKind};
 use http::Method;
@@ -34,7 +34,7 @@ async fn a_human_may_act_as_an_agent_and_nobody_as_more_than_they_are() {
         assert_eq!(claims["sub"], "ann");
         let id = actor.get("id").cloned().unwrap_or(json!("ann"));
         assert_eq!(claims["act"], json!({ "type": "agent", "id": id }));
-        // Renewing it doesn't make it more than it was.
+        // A refresh doesn't widen its permissions.
         let renewed = ann.post(&format!("{}/refresh", session_path(&made)), json!({ "current_token": made["token"] })).await.ok(200);
         let renewed = self::claims(renewed["token"].as_str().unwrap());
         assert_eq!((&renewed["act"], &renewed["scope"]), (&claims["act"], &claims["scope"]));
@@ -160,7 +160,7 @@ async fn a_wrong_credential_is_told_what_is_wanted() {
         assert_eq!(nobody.get(path).await.headers["www-authenticate"], "Bearer");
     }
     refused(ann.with(&made["token"]).get(&control).await, 401, "UNAUTHENTICATED", "the broker wants an API key");
-    // Before anything about what was sent.
+    // Authentication fails before the body is checked.
     refused(nobody.post(SESSIONS, serde_json::json!({ "mode": 7 })).await, 401, "UNAUTHENTICATED", "no credential");
     refused(ann.post(SESSIONS, serde_json::json!({ "mode": 7 })).await, 400, "INVALID_REQUEST", "mode");
 }

@@ -1,5 +1,5 @@
-//! How fast a session is ensured and refreshed, beside what its database can do at all, and whether a million sessions change that.
-//! Reported (`make bench-broker`), never asserted: machines differ.
+//! Benchmark of ensuring and refreshing a session, compared with the raw speed of the database, and with up to a
+//! million sessions. Results are reported (`make bench-broker`), never asserted, because machines differ.
 
 use std::{
     fmt::Write as _,
@@ -26,15 +26,15 @@ use tokio::net::TcpStream;
 use crate::harness::{Client, TestBroker, World, session_path};
 
 const CONNECTIONS: usize = 64;
-/// Requests measured one after the other, and by each of many connections.
+/// Number of requests measured sequentially, and number per connection when measured concurrently.
 const ALONE: usize = 400;
 const EACH: usize = 60;
-/// How often the many are measured, in turns with the bare loop.
+/// Rounds of the concurrent measurement, alternating with the raw database loop.
 const TURNS: usize = 5;
 const FEW: usize = 1_000;
 const MANY: usize = 1_000_000;
 
-/// A request, to be sent again and again.
+/// A request that is sent repeatedly.
 #[derive(Clone)]
 struct Call {
     method: Method,
@@ -42,7 +42,7 @@ struct Call {
     body: String,
 }
 
-/// One connection, kept.
+/// A persistent connection.
 struct Line {
     sender: SendRequest<Full<Bytes>>,
     key: String,
@@ -80,7 +80,7 @@ fn spread(mut times: Vec<Duration>) -> Spread {
     Spread { p50: times[times.len() / 2], p99: times[times.len() * 99 / 100] }
 }
 
-/// Requests and commits of one caller, in turns: what else the machine does at the moment counts for all of them.
+/// Requests and commits of one client, interleaved so that other load on the machine affects all of them alike.
 struct Alone {
     healthz: Spread,
     commit: Spread,
@@ -94,7 +94,7 @@ async fn alone(client: &Client, db: &mut AnyConnection, ensure: &Call, refresh: 
     let mut times: [Vec<Duration>; 4] = Default::default();
     for n in 0..ALONE + ALONE / 10 {
         let took = [line.call(&healthz).await, commit(db).await, line.call(ensure).await, line.call(refresh).await];
-        // The first ones warm up.
+        // The first ones are warm-up.
         if n >= ALONE / 10 {
             times.iter_mut().zip(took).for_each(|(times, took)| times.push(took));
         }
@@ -103,7 +103,7 @@ async fn alone(client: &Client, db: &mut AnyConnection, ensure: &Call, refresh: 
     Alone { healthz, commit, ensure, refresh }
 }
 
-/// Requests a second over many connections, each with a call of its own.
+/// Requests per second over many connections, each with its own call.
 async fn together(client: &Client, calls: &[Call]) -> f64 {
     let mut lines = join_all(calls.iter().map(|_| Line::open(client))).await;
     let start = Instant::now();
@@ -116,7 +116,7 @@ async fn together(client: &Client, calls: &[Call]) -> f64 {
     (calls.len() * EACH) as f64 / start.elapsed().as_secs_f64()
 }
 
-/// A row of one short column, committed: what no answer can be quicker than.
+/// Commits a row with one short column: the lower bound for any response time.
 async fn commit(db: &mut AnyConnection) -> Duration {
     let start = Instant::now();
     sqlx::query("INSERT INTO bare (at, words) VALUES (1, 'as long as the detail of an audit record usually is')")
@@ -126,8 +126,8 @@ async fn commit(db: &mut AnyConnection) -> Duration {
     start.elapsed()
 }
 
-/// What the database does without a broker: records a second where 64 callers wait each for its own and share commits. They are of an
-/// issued token's size, in the table and the indexes that those are in.
+/// Measures the raw database without a broker: records per second when each of 64 callers waits for its own record and
+/// they share commits. The records have the size of an issued token's and use the same table and indexes.
 async fn bare_loop(mut db: AnyConnection, from: usize) -> (AnyConnection, f64) {
     const INSERT: &str =
         "INSERT INTO audit (at, workspace_id, action, request_id, principal, actor, thread, session_id, sandbox_id, jti, detail,
@@ -172,7 +172,7 @@ fn median(mut rates: Vec<f64>) -> f64 {
 struct Measured {
     sessions: usize,
     alone: Alone,
-    /// Of many, in a second.
+    /// Requests per second with many connections.
     ensures: f64,
     refreshes: f64,
     bare: f64,
@@ -206,7 +206,7 @@ async fn measure(
     (db, Measured { sessions, alone, ensures, refreshes, bare, round })
 }
 
-/// Suspended sandboxes of this node with a session each, in a thousand workspaces, and a record of each.
+/// Inserts suspended sandboxes of this node, each with a session and a record, spread over a thousand workspaces.
 fn filling(is_sqlite: bool, node: &str, now: i64, from: usize, to: usize) -> Vec<String> {
     let (numbers, padded) = if is_sqlite {
         (format!("WITH RECURSIVE n(i) AS (SELECT {from} UNION ALL SELECT i + 1 FROM n WHERE i < {}) ", to - 1), "printf('%026d', i)")
@@ -239,14 +239,14 @@ fn filling(is_sqlite: bool, node: &str, now: i64, from: usize, to: usize) -> Vec
         ),
     ];
     if from == 0 {
-        // The first ones are a thousand, one for each.
+        // The first thousand rows get one workspace each.
         filling.insert(0, insert("workspaces", "id, created_at", "'w' || i, {now}"));
     }
     filling
 }
 
 async fn bench(name: &str, mut world: World, url: String) {
-    // One principal asks as fast as it can.
+    // A single principal sends requests as fast as it can.
     world.config.rate_limits = RateLimits { requests_per_second: 0, upkeep_per_second: 0, ..RateLimits::default() };
     let is_sqlite = url.starts_with("sqlite");
     let broker = world.start().await;

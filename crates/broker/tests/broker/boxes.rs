@@ -1,4 +1,5 @@
-//! Boxes of the LangSmith API: ordinary sandboxes in that API's shapes, under both prefixes, with errors its SDKs understand.
+//! Tests of boxes in the LangSmith API: ordinary sandboxes in that API's shapes, under both prefixes, with errors that
+//! its SDKs understand.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +12,7 @@ use crate::harness::{Answer, Client, World, eventually, sandbox_id};
 const PREFIXES: [&str; 2] = ["/v2/sandboxes", "/api/v2/sandboxes"];
 const BOXES: &str = "/v2/sandboxes/boxes";
 
-/// The word of an error that isn't about a field.
+/// The type of an error that isn't about a field.
 #[track_caller]
 fn refused(answer: Answer, status: u16) -> String {
     let id = answer.headers["x-request-id"].to_str().unwrap().to_owned();
@@ -21,7 +22,7 @@ fn refused(answer: Answer, status: u16) -> String {
     body["detail"]["error"].as_str().unwrap().to_owned()
 }
 
-/// The field that an error is about.
+/// The field that an error names.
 #[track_caller]
 fn refused_field(answer: Answer) -> String {
     let detail = answer.ok(422)["detail"][0].clone();
@@ -71,7 +72,7 @@ async fn a_box_is_an_ordinary_sandbox_for_every_other_route() {
     assert_eq!((&seen["id"], &seen["tags"]["team"], &seen["keep"]), (&made["id"], &json!("a"), &json!(true)));
     let session = bob.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure", "sandbox_hint": "dev" })).await.ok(200);
     assert_eq!(sandbox_id(&session), id(&made));
-    // Releasing the thread leaves the box.
+    // Releasing the thread keeps the box.
     bob.delete(&format!("/v1/sandbox/sessions/{}", session["session_id"].as_str().unwrap())).await.ok(204);
     ann.get(&format!("{BOXES}/dev")).await.ok(200);
     let root = broker.key("root", PrincipalKind::Operator).await;
@@ -91,7 +92,7 @@ async fn a_stopped_box_keeps_its_url_and_starts_by_word_or_by_traffic() {
     let stopped = ann.post(&format!("{BOXES}/dev/stop"), json!({})).await.ok(200);
     assert_eq!((&stopped["status"], &stopped["dataplane_url"]), (&json!("stopped"), &made["dataplane_url"]));
     assert!(stopped["stopped_at"].is_string() && !world.provider.is_up(&id(&made)));
-    // Once more changes nothing.
+    // Repeating it changes nothing.
     ann.post(&format!("{BOXES}/dev/stop"), json!({})).await.ok(200);
     assert_eq!(refused(bob.post(&format!("{BOXES}/dev/stop"), json!({})).await, 403), "Forbidden");
     let started = bob.post(&format!("{BOXES}/dev/start"), json!({})).await.ok(200);
@@ -183,7 +184,7 @@ async fn a_name_is_taken_once_and_a_workspaces_limit_counts_for_boxes() {
     let full = ann.post(BOXES, json!({})).await;
     assert!(!full.headers.contains_key("retry-after"), "waiting doesn't help");
     let body = full.ok(429);
-    // By these words the SDK knows which limit it is.
+    // The SDK recognizes the limit by these words.
     let message = body["detail"]["message"].as_str().unwrap();
     assert!(message.contains("sandbox") && message.contains("limit"), "{message}");
     let renamed = ann.call(Method::PATCH, &format!("{BOXES}/two"), Some(json!({ "name": "three" })), &[]).await.ok(200);
@@ -196,14 +197,14 @@ async fn a_box_that_can_not_start_leaves_nothing_however_often_it_is_asked_for()
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     world.provider.failing_starts.store(3, Ordering::SeqCst);
-    // As the SDK does, which sends a POST again after a 503.
+    // The SDK repeats a POST after a 503.
     for _ in 0..3 {
         assert_eq!(refused(ann.post(BOXES, json!({ "name": "dev" })).await, 503), "Unschedulable");
     }
     ann.post(BOXES, json!({ "name": "dev" })).await.ok(201);
     assert_eq!(ann.get(BOXES).await.ok(200)["items"].as_array().unwrap().len(), 1);
     assert_eq!(world.provider.running(), 1);
-    // Who doesn't wait learns it by asking.
+    // A client that doesn't wait learns of the failure through the status.
     world.provider.failing_starts.store(1, Ordering::SeqCst);
     world.provider.may_start.send_replace(false);
     let made = ann.post(BOXES, json!({ "wait_for_ready": false })).await.ok(201);
@@ -258,7 +259,7 @@ async fn who_polls_by_name_learns_that_it_failed() {
     eventually("the failure", async || ann.get(&path).await.ok(200)["status"] == "failed").await;
     assert!(ann.get(&path).await.ok(200)["status_message"].as_str().unwrap().contains("told to fail"));
     assert_eq!(refused(eve.get(&path).await, 404), "NotFound");
-    // Another of that name is another one, and so is its end.
+    // A new box of the same name is independent of the failed one, and so is its deletion.
     ann.post(BOXES, json!({ "name": "dev" })).await.ok(201);
     assert_eq!(ann.get(&path).await.ok(200)["status"], "ready");
     ann.delete(&format!("{BOXES}/dev")).await.ok(204);
@@ -289,7 +290,7 @@ async fn a_start_is_answered_before_it_is_done_and_one_that_fails_says_so() {
     eventually("the failure", async || status().await == "failed").await;
     let shown = ann.get(&format!("{BOXES}/dev")).await.ok(200);
     assert!(shown["status_message"].as_str().unwrap().contains("told to fail"), "{shown}");
-    // Known at once, it is told at once, and the next start may do better.
+    // A failure that is known immediately is reported immediately, and the next start may succeed.
     world.provider.failing_starts.store(1, Ordering::SeqCst);
     assert_eq!(ann.post(&format!("{BOXES}/dev/start"), json!({})).await.ok(200)["status"], "failed");
     assert_eq!(ann.post(&format!("{BOXES}/dev/start"), json!({})).await.ok(200)["status"], "ready");
@@ -330,7 +331,7 @@ async fn a_box_stops_and_goes_at_its_own_times_where_they_are_shorter() {
     world.clock.advance(2);
     broker.tick().await;
     assert_eq!((status("dev").await, status("plain").await), ("stopped".into(), "ready".into()));
-    // Used again, it begins anew; told another time, it keeps to that.
+    // Using the box again restarts the timer; a changed setting takes effect.
     ann.post(&format!("{BOXES}/dev/start"), json!({})).await.ok(200);
     let change = json!({ "idle_ttl_seconds": 0, "delete_after_stop_seconds": 60 });
     let changed = ann.call(Method::PATCH, &format!("{BOXES}/dev"), Some(change), &[]).await.ok(200);

@@ -1,4 +1,5 @@
-//! The audit's chains: whatever is done to a record behind the broker's back is found, and nothing the broker does breaks one.
+//! Tests of the audit chains: every change to a record outside the broker is detected, and the broker itself never
+//! breaks a chain.
 
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ use crate::{
 const RECORDS: u64 = 12;
 const KEY: [u8; 32] = [5; 32];
 
-/// Some records by the ways there are: in groups, alone, and with other changes.
+/// Writes records in every supported way: in groups, alone, and together with other changes.
 async fn fill(store: &dyn Store) {
     store.write_as("node_a");
     for n in 0..RECORDS / 3 {
@@ -40,7 +41,7 @@ async fn fill(store: &dyn Store) {
     }
 }
 
-/// As an operator of that workspace goes through them.
+/// Verifies all chains as an operator of that workspace would.
 pub async fn verify(store: &dyn Store, kept: &[KeptHead]) -> Vec<Fault> {
     let mut faults = Vec::new();
     for head in store.audit_heads().await.unwrap() {
@@ -78,7 +79,7 @@ pub async fn kept(store: &dyn Store) -> Vec<KeptHead> {
     heads.into_iter().map(|h| KeptHead { writer: h.writer, number: h.number, hash: h.hash }).collect()
 }
 
-/// What somebody with the database in their hands may do, and the numbers one of which verification must name.
+/// Manipulations by someone with access to the database, with the record numbers of which verification must name one.
 #[derive(Clone, Debug)]
 enum Tampering {
     Alter(u64, &'static str),
@@ -86,9 +87,9 @@ enum Tampering {
     Remove(u64),
     Swap(u64, u64),
     CutOff(u64),
-    /// Made to look as if they had been removed for being old.
+    /// Removes the first records as if they had expired.
     Behead(u64),
-    /// A row as one that waits to be linked was once marked.
+    /// Inserts a row with the former mark of a record that waits to be linked.
     Smuggle,
 }
 
@@ -169,7 +170,7 @@ proptest! {
             assert_eq!(verify(&store, &kept).await, []);
             drop(store);
             tamper(&format!("sqlite://{}", path.display()), &tampering).await;
-            // Opened anew: the broker that wrote it might have died since.
+            // Opened again, because the broker that wrote it might have died since.
             let again = sqlite::open(&path).await.unwrap();
             again.seal_with(KEY);
             verify(&again, &kept).await
@@ -213,7 +214,7 @@ async fn old_records_go_from_the_beginning_and_the_rest_stays_provable() {
         store.write_as("node_a");
         store.seal_with(KEY);
         let all_kept = kept(&*store).await;
-        // One claims to be older than it can be: it stays between its neighbours.
+        // One record claims an impossibly old time: it stays between its neighbors.
         for (n, time) in [10, 20, 1, 30, 40].into_iter().enumerate() {
             let record = AuditRecord { at: at(time), detail: Some(n.to_string()), ..audit("x") };
             store.note(&Note { audit: vec![record], ..Note::default() }).await.unwrap();
@@ -233,7 +234,7 @@ async fn old_records_go_from_the_beginning_and_the_rest_stays_provable() {
         store.note(&Note { audit: vec![AuditRecord { at: at(200), ..audit("y") }], ..Note::default() }).await.unwrap();
         assert_eq!(prune(100).await, [6]);
         assert_eq!(verify(&*store, &early).await, []);
-        // Of a revoked key's record, too.
+        // The record of a revoked key is also linked.
         let key = api_key("p", PrincipalKind::Human);
         store.add_key(&key, &AuditRecord { at: at(300), ..audit("key.created") }).await.unwrap();
         store.revoke_key(&key.id, &ending(300)).await.unwrap();
@@ -270,7 +271,7 @@ async fn a_new_master_key_signs_for_what_the_old_one_did_and_for_nothing_else() 
             ann.ensure("t").await;
             let audit_before = now.plus(std::time::Duration::from_secs(5));
             let horizon = Horizon { now: at(0), idempotency_before: at(0), ended_before: at(0), audit_before };
-            // The broker may be at it itself, and removes nothing yet.
+            // The broker may be pruning at the same moment; then this call removes nothing yet.
             crate::harness::eventually("old records are removed", async || {
                 store.prune(&horizon).await.unwrap();
                 store.audit_heads().await.unwrap()[0].kept_after > 0
@@ -346,7 +347,7 @@ async fn three_brokers_write_three_chains_and_each_operator_sees_its_own_workspa
     assert_eq!(ann.get("/v1/audit/heads").await.error(403), "FORBIDDEN");
     assert_eq!(ann.get("/v1/audit/links?writer=x").await.error(403), "FORBIDDEN");
     assert_eq!(op.get("/v1/audit/links").await.error(400), "INVALID_REQUEST");
-    // A broker that comes back goes on where it was.
+    // A restarted broker continues its chain.
     let restarted = brokers.remove(1);
     restarted.kill().await;
     let again = worlds[1].start().await;
@@ -368,7 +369,7 @@ async fn what_was_done_with_a_token_is_found_by_its_id() {
         let found = op.get(&format!("/v1/audit?token={}", jti.as_str().unwrap())).await.ok(200);
         found["items"].as_array().unwrap().iter().map(|e| e["action"].clone()).collect::<Vec<Value>>()
     };
-    // The use is written behind its answer.
+    // The use is recorded after the response.
     crate::harness::eventually("the use is in the audit", || async { actions().await.len() == 2 }).await;
     assert_eq!(actions().await, [json!("dataplane.used"), json!("token.issued")]);
     assert_eq!(op.get("/v1/audit?token=a&sandbox=b").await.error(400), "INVALID_REQUEST");

@@ -1,4 +1,4 @@
-//! Any order of uses, failures, deaths and restarts ends with store and provider saying the same.
+//! Property test: after any sequence of uses, failures, crashes and restarts, store and provider agree.
 
 use std::{collections::HashSet, sync::atomic::Ordering};
 
@@ -38,7 +38,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    // Each case is a broker or several, with a database on disk.
+    // Each case runs one or more brokers with a database on disk.
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn store_and_provider_agree_whatever_happened(steps in proptest::collection::vec(step(), 1..30)) {
@@ -60,7 +60,7 @@ async fn run(steps: Vec<Step>) {
             }
             Step::Release(n) => {
                 if let Some(session) = session(&ann, n).await {
-                    // A start that hangs holds the release up; whoever asked may go away.
+                    // A start that hangs delays the release; the client may disconnect.
                     let (ann, path) = (ann.clone(), session_path(&session));
                     let releasing = tokio::spawn(async move { ann.delete(&path).await.status });
                     if *world.provider.may_start.borrow() {
@@ -99,13 +99,13 @@ async fn run(steps: Vec<Step>) {
     }
     world.provider.may_start.send_replace(true);
     for releasing in unanswered {
-        // An error where its broker died before it answered.
+        // Fails if its broker died before it answered.
         let _ = releasing.await;
     }
     settle(&world, &broker).await;
     for n in 0..3 {
         let thread = format!("t{n}");
-        // One left-over failure may meet each thread; the next try works.
+        // Each thread may encounter one remaining failure; the next attempt succeeds.
         let body = json!({ "thread_id": thread, "mode": "ensure" });
         if ann.post("/v1/sandbox/sessions", body).await.status != 200 {
             ann.ensure(&thread).await;
@@ -119,7 +119,7 @@ async fn session(ann: &Client, n: u8) -> Option<serde_json::Value> {
     listed["items"].get(0).cloned()
 }
 
-/// Until nothing is left to be done: each tick retries what failed.
+/// Ticks until no work is left: each tick retries what failed.
 async fn settle(world: &World, broker: &TestBroker) {
     let store = broker.broker.as_ref().unwrap().store().clone();
     let node = std::fs::read_to_string(world.config.data_dir.join("node.id")).unwrap();

@@ -1,4 +1,4 @@
-//! What sandboxes say of their requests, beside the broker's own records.
+//! Tests of sandbox claims: what sandboxes report about their requests, stored beside the broker's own records.
 
 use std::sync::atomic::Ordering;
 
@@ -36,12 +36,12 @@ async fn a_sandboxs_claims_are_kept_once_and_bounded_and_only_operators_read_the
     assert_eq!(details[2], "POST /v1/exec 200 make exec");
     assert_eq!((records[2].principal.as_deref(), records[2].jti.as_deref()), (Some("ann\u{fffd}[2J"), Some("tok_1")));
 
-    // The same again is nothing new, and what is stored is named so that boxd can forget it.
+    // Repeated claims are stored once, and the stored position is acknowledged so that boxd can forget them.
     world.clock.advance(120);
     broker.tick().await;
     assert_eq!(kept().await.len(), 3);
     assert_eq!(boxd.asked_for_claims.lock().unwrap().last().unwrap(), "life=abc&after=2");
-    // The last words before the end are fetched, too; those of another life begin anew.
+    // The last claims before the end are also fetched; those of another life are numbered from the start.
     *boxd.claims.lock().unwrap() = Some(json!({ "life": "def", "items": [claim(1, "last")], "lost": 0, "more": false }));
     op.delete(&format!("/v1/sandboxes/{id}")).await.ok(204);
     assert_eq!(kept().await.len(), 4);
@@ -66,7 +66,7 @@ async fn a_sandbox_that_claims_without_end_fills_no_more_than_it_may() {
         let all = store.audit("default", Some(&id), &PageWish { before: None, limit: 10_000 }).await.unwrap();
         all.into_iter().filter(|(_, r)| r.action == "sandbox.claim").count()
     };
-    // A thousand at once, fifty a second, and what a batch goes beyond that.
+    // A burst of a thousand, fifty a second after that, and at most one batch beyond the limit.
     broker.tick().await;
     let first = count().await;
     assert!((1000..=1000 + 256).contains(&first), "{first}");
@@ -74,7 +74,7 @@ async fn a_sandbox_that_claims_without_end_fills_no_more_than_it_may() {
     broker.tick().await;
     let second = count().await;
     assert!(second > first && second <= 1000 + 4 * 50 + 256, "{second}");
-    // To be ended and woken again gives it nothing.
+    // A suspension and restart don't reset the limit.
     world.provider.boxd(&id).stop();
     let op = broker.key("op", PrincipalKind::Operator).await;
     eventually("it is suspended", async || op.state(&id).await == "suspended").await;
@@ -99,7 +99,7 @@ async fn sandboxes_that_never_hand_over_their_claims_hold_up_nobody_elses() {
         slow.push(boxd);
     }
     let mut waiting: Vec<_> = slow.iter().map(|boxd| boxd.waiting_for_claims.subscribe()).collect();
-    // All of them are asked at the same time, and none is waited for without end.
+    // All sandboxes are queried concurrently, and each query has a timeout.
     let all_asked = join_all(waiting.iter_mut().map(|w| w.wait_for(|n| *n == 1)));
     let together = async {
         drop(all_asked.await);

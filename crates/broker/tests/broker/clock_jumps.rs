@@ -1,4 +1,5 @@
-//! A broker whose clock is set forward or back by an hour or a day: nothing stops, nothing is locked out, no file is lost.
+//! Tests with a broker whose clock is set forward or back by an hour or a day: nothing stops, no caller is locked out,
+//! no file is lost.
 
 use cobox_broker::RateLimits;
 use cobox_provider::DiskUsage;

@@ -1,4 +1,5 @@
-//! Several brokers on one PostgreSQL: each answers for every session, and only a sandbox's own node acts on it.
+//! Tests with several brokers on one PostgreSQL: each answers for every session, and only a sandbox's own node acts on
+//! it.
 
 use std::{collections::HashSet, sync::atomic::Ordering};
 
@@ -13,11 +14,11 @@ use crate::{
     log::Log,
 };
 
-/// Longer in all than a broker may be silent and count as alive, in steps that are shorter than a beat.
+/// In total longer than a broker may be silent and count as alive, in steps shorter than a heartbeat interval.
 const SILENCE_STEPS: usize = 10;
 const SILENCE_STEP: i64 = 3;
 
-/// Time passes, in which one broker goes on looking and the others do what they do.
+/// Lets time pass while one broker runs its ticks and the others continue by themselves.
 async fn silence(world: &World, looking: &TestBroker) {
     for _ in 0..SILENCE_STEPS {
         world.clock.advance(SILENCE_STEP);
@@ -58,11 +59,11 @@ async fn any_broker_serves_any_session_and_names_its_node() {
     assert_eq!((&found["session_id"], &found["sandbox"]), (&made["session_id"], &made["sandbox"]));
     assert!(found["dataplane"]["http_base_url"].as_str().unwrap().starts_with(&format!("http://{}/dp/", a.addr)));
     assert_eq!(there.get(&session_path(&made)).await.ok(200)["sandbox"], made["sandbox"]);
-    // A token of one broker counts at the sandbox of the other.
+    // A token issued by one broker is valid at a sandbox of the other.
     let refreshed = there.post(&format!("{}/refresh", session_path(&made)), json!({ "current_token": made["token"] })).await.ok(200);
     let door = format!("/dp/{}/v1/hello", sandbox_id(&made));
     assert_eq!(ann.with(&refreshed["token"]).get(&door).await.status, 200);
-    // At the other broker's door one learns where to go.
+    // The gateway of the other broker returns the URL of the right node.
     let lost = there.with(&refreshed["token"]).get(&door).await;
     let url = lost.json()["error"]["details"]["http_base_url"].clone();
     assert_eq!(lost.error(503), "PROVIDER_UNAVAILABLE");
@@ -92,7 +93,7 @@ async fn a_suspended_sandbox_is_woken_by_its_own_node() {
     assert_eq!(there.ensure("t").await["session_id"], made["session_id"]);
     assert_eq!((worlds[0].provider.running(), worlds[1].provider.running()), (1, 0));
 
-    // One that can't be woken says why, and can be tried again.
+    // If waking fails, the error gives the reason and permits a retry.
     worlds[0].provider.kill(&sandbox_id(&made));
     eventually("the suspension", || async { there.state(&sandbox_id(&made)).await == "suspended" }).await;
     worlds[0].provider.failing_starts.store(1, Ordering::SeqCst);
@@ -128,7 +129,7 @@ async fn what_a_dead_node_was_making_is_made_by_another() {
     let made = there.ensure("t").await;
     assert_ne!(made["session_id"], begun["session_id"]);
     assert_eq!(worlds[1].provider.running(), 1);
-    // Should the first node have made it after all, it goes when its broker is back.
+    // If the first node created the sandbox after all, its broker removes it at the next start.
     worlds[0].provider.may_start.send_replace(true);
     let again = worlds[0].start().await;
     assert_eq!(worlds[0].provider.running(), 0);
@@ -150,7 +151,7 @@ async fn a_dead_nodes_sandbox_is_unavailable_until_its_node_is_back() {
     assert_eq!(there.ensure("another").await["sandbox"]["provider"], "fake");
     let again = worlds[0].start().await;
     assert_eq!(there.ensure("t").await["session_id"], made["session_id"]);
-    // It came back at another address.
+    // The broker returned under another address.
     assert!(there.ensure("t").await["dataplane"]["http_base_url"].as_str().unwrap().contains(&again.addr.to_string()));
 }
 
@@ -162,7 +163,7 @@ async fn a_node_that_died_a_moment_ago_is_not_handed_out_and_no_error_advises_to
     let there = ann.at(&b);
     assert_eq!(there.ensure("t").await["sandbox"], made["sandbox"], "it answers");
     a.kill().await;
-    // No time passes: by its last beat it is alive.
+    // No time passes: according to its last heartbeat, the node is alive.
     let body = json!({ "thread_id": "t", "mode": "ensure" });
     let refused = async || there.post("/v1/sandbox/sessions", body.clone()).await.status == 503;
     eventually("the node's silence is noticed", refused).await;
@@ -181,7 +182,7 @@ async fn after_an_outage_of_the_database_nodes_that_live_are_not_called_dead() {
     let worlds = World::cluster(&database, 2);
     let (a, b) = (worlds[0].start().await, worlds[1].start().await);
     let ann = a.human("ann").await;
-    // What a dead node was making is given up.
+    // Creations in progress on a dead node are given up.
     worlds[0].provider.may_start.send_replace(false);
     assert_eq!(ensure_without_waiting(&ann, "t").await.error(423), "SANDBOX_STARTING");
     let there = ann.at(&b);
@@ -189,15 +190,15 @@ async fn after_an_outage_of_the_database_nodes_that_live_are_not_called_dead() {
     database.stop_server().await;
     worlds[0].clock.advance(SILENCE_STEPS as i64 * SILENCE_STEP);
     database.start_server().await;
-    // The second broker may look before the first one beats again.
+    // The second broker may check before the first one sends a heartbeat again.
     eventually("the database is back", async || there.get("/v1/sandbox/sessions").await.status == 200).await;
     b.tick().await;
     assert_eq!(there.get("/v1/sandbox/sessions").await.ok(200)["items"][0]["session_id"], begun["session_id"]);
     worlds[0].provider.may_start.send_replace(true);
-    // What its node could not write down in time is done again.
+    // The node repeats the work that it could not record in time.
     let body = json!({ "thread_id": "t", "mode": "ensure" });
     let is_made = async || {
-        // The reaper waits between two tries by this clock.
+        // The reaper measures its retry delay with this clock.
         worlds[0].clock.advance(1);
         a.tick().await;
         there.call(http::Method::POST, "/v1/sandbox/sessions", Some(body.clone()), &[("prefer", "wait=1")]).await.status == 200
@@ -229,7 +230,7 @@ async fn a_clock_that_differs_is_reported_and_its_tokens_are_taken() {
         assert!(is_right(skew.parse().unwrap()), "{skew}");
         assert!(metrics.contains("\ncobox_peers{state=\"alive\"} 1\n"), "{metrics}");
     }
-    // A sandbox of either takes the tokens of the other: from the future, and from the past.
+    // A sandbox of either broker accepts the other's tokens, with clocks ahead and behind.
     let ann = a.human("ann").await;
     for (own, other, thread) in [(&a, &b, "one"), (&b, &a, "two")] {
         let made = ann.at(own).ensure(thread).await;
@@ -315,7 +316,7 @@ async fn racing_clients_of_three_brokers_get_one_session_though_one_broker_dies(
         }));
         let victim = if round == ROUNDS / 2 { brokers[0].take() } else { None };
         if let Some(victim) = victim {
-            // Its clients lose their connections; what the others were told holds.
+            // Its clients lose their connections; responses of the other brokers remain valid.
             victim.kill().await;
         }
         let answers: Vec<Value> = racing.await.into_iter().filter_map(Result::ok).collect();
@@ -330,7 +331,7 @@ async fn racing_clients_of_three_brokers_get_one_session_though_one_broker_dies(
     assert_eq!(database.sql(living), database.sql(threads), "a sandbox a thread");
 }
 
-/// A second data directory with everything that the first has.
+/// A second data directory with a copy of all files of the first.
 fn copied(world: &World, database: &TestDatabase) -> World {
     let mut copy = World::cluster(database, 1).pop().unwrap();
     copy.clock = world.clock.clone();
@@ -345,7 +346,7 @@ async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_
     let log = Log::capture();
     let database = TestDatabase::new().await;
     let mut world = World::cluster(&database, 1).pop().unwrap();
-    // The original says four times within this that it lives.
+    // The original sends four heartbeats within this time.
     world.config.node_timeout_seconds = 4;
     let original = world.start().await;
     let ann = original.human("ann").await;
@@ -358,7 +359,7 @@ async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         Broker::start_with_clock(copy.config.clone(), copy.provider.clone(), listener, copy.clock.clone()).await
     };
-    // The original beats at a later time than the one that the copy has read.
+    // The original's next heartbeat has a later time than the one that the copy has read.
     let next_beat = async {
         log.line("waiting until that one counts as dead").await;
         world.clock.advance(1);
@@ -373,11 +374,11 @@ async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_
     assert!(refused.contains("empty data directory") && refused.contains("stop the other one first"), "{refused}");
     assert_eq!(ann.ensure("t").await["session_id"], made["session_id"], "the original goes on");
 
-    // The same directory starts at once, whatever the others heard a moment ago.
+    // The same directory can start immediately, even if its last heartbeat is recent.
     original.kill().await;
     let original = world.start().await;
     original.kill().await;
-    // On another disk or machine, when the first is known to be dead.
+    // A directory on another disk or machine can start once the first is known to be dead.
     world.clock.advance(2 * i64::try_from(copy.config.node_timeout_seconds).unwrap());
     let moved = copy.start().await;
     assert_eq!(ann.at(&moved).ensure("t").await["session_id"], made["session_id"]);

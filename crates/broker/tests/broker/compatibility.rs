@@ -1,4 +1,5 @@
-//! Names that existing databases, dashboards and clients depend on. A snapshot changes only when something is added on purpose.
+//! Snapshots of names that existing databases, dashboards and clients depend on. A snapshot changes only with a
+//! deliberate addition.
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +21,7 @@ use crate::{
     harness::{Client, NEWEST, World},
 };
 
-/// What the first half of an audit action may be.
+/// Allowed first parts of an audit action.
 const AUDIT_SUBJECTS: [&str; 17] = [
     "audit",
     "dataplane",
@@ -41,7 +42,7 @@ const AUDIT_SUBJECTS: [&str; 17] = [
     "workspace",
 ];
 
-/// Of the same form, but something else.
+/// Strings of the same form that are not audit actions.
 const NO_ACTIONS: [&str; 3] = ["master_key.", "policy.toml", "thread_authority."];
 
 fn crate_dir() -> &'static Path {
@@ -69,7 +70,8 @@ fn check(name: &str, text: &str) {
     settings.bind(|| insta::assert_snapshot!(name, text.trim_end()));
 }
 
-/// sqlx compares a hash of each applied migration with its file: a changed comment stops every existing database.
+/// sqlx compares a hash of each applied migration with its file: even a changed comment makes every existing database
+/// fail to open.
 #[test]
 fn released_migrations_are_unchanged() {
     let mut lines = String::new();
@@ -103,7 +105,7 @@ async fn metrics_keep_their_names_and_labels() {
     check("metrics", &names.into_iter().collect::<Vec<_>>().join("\n"));
 }
 
-/// Audit records are hashed with their actions, and the actions are what an operator searches for.
+/// Audit records are hashed together with their actions, and operators search for actions.
 #[test]
 fn audit_actions_keep_their_names() {
     let mut actions = BTreeSet::new();
@@ -142,11 +144,11 @@ fn the_audits_hashes_are_computed_as_before() {
     check("audit_chain", &format!("digest {}\nlink {}\nseal {}", hex(&digest), hex(&first), hex(&sealed)));
 }
 
-/// Everything of an OpenAPI document but its prose.
+/// Removes the prose of an OpenAPI document.
 fn without_prose(value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            // `description` is also a field's name, and then its value is a schema.
+            // `description` is also the name of a field, whose value is a schema.
             fields.retain(|name, value| !(matches!(name.as_str(), "description" | "summary") && value.is_string()));
             fields.values_mut().for_each(without_prose);
         }
@@ -162,16 +164,16 @@ fn openapi_documents_change_in_their_prose_alone() {
         let text = std::fs::read_to_string(crate_dir().join(format!("../../openapi/{name}.json"))).unwrap();
         let mut document: Value = serde_json::from_str(&text).unwrap();
         without_prose(&mut document);
-        // A digest, as the documents themselves are checked in and show what differs.
+        // A digest is enough: the documents themselves are checked in and show the differences.
         writeln!(lines, "{}  {name}.json", hex(&Sha256::digest(document.to_string()))).unwrap();
     }
     check("openapi", &lines);
 }
 
-/// The end of the audit's chain in that database, as its broker printed it.
+/// The head of the audit chain in that database, as its broker printed it.
 const OLDER_HEAD: &str = "node_01m7r5ysb8wtna403rvtkwyrmw:15:394c9cada89175981c04ac0d0d388727bbf6203f437a6fee568a6b49763aa03e";
 
-/// The database of a broker of build 3a84617 that was killed with one sandbox running, as text.
+/// The database is a text dump from build 3a84617, whose broker was killed with one sandbox running.
 #[tokio::test]
 async fn a_database_of_an_older_build_is_read_in_full() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! CORS and what a front end asks for: pages of named origins may speak to the broker, others learn nothing.
+//! Tests of CORS and of what a front end requests: pages of allowed origins may access the broker, others get no
+//! information.
 
 use cobox_broker::Cors;
 use http::Method;

@@ -1,4 +1,4 @@
-//! Narrower tokens: from a caller's own grant, or from a token that somebody holds.
+//! Tests of delegation: narrower tokens, derived from a caller's own grant or from a presented token.
 
 use cobox_protocol::{
     control::{IssuedBefore, IssuedTo, Revocation},
@@ -26,10 +26,10 @@ async fn a_delegated_token_is_narrower_than_the_grant_and_as_long_as_was_asked()
     assert_eq!(token["exp"].as_i64().unwrap() - token["iat"].as_i64().unwrap(), 120);
     assert_eq!((&token["jti"], token.get("parent")), (&got["jti"], None));
     ann.with(&got["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
-    // No longer than any token may live.
+    // Limited to the maximum lifetime of tokens.
     let long = ann.post(&delegate, json!({ "scopes": ["fs:rw"], "ttl": 86400 })).await.ok(200);
     assert_eq!(says(&long)["exp"].as_i64().unwrap() - says(&long)["iat"].as_i64().unwrap(), 900);
-    // As somebody less.
+    // Delegation to a less privileged actor.
     let agents = ann.post(&delegate, json!({ "capabilities": ["exec", "shell"], "actor": "agent" })).await.ok(200);
     assert_eq!((&agents["granted_capabilities"], &says(&agents)["act"]["type"]), (&json!(["exec", "shell_observe"]), &json!("agent")));
 
@@ -75,7 +75,7 @@ async fn a_token_from_a_parent_is_narrower_not_longer_and_not_renewed() {
     let made = ann.post("/v1/sandbox/sessions", body).await.ok(200);
     let delegate = format!("{}/delegate", session_path(&made));
     world.clock.advance(600);
-    // Whoever holds it shows it: with a key of their own, or with nothing else.
+    // The holder presents the token, with a key of their own or with no other credential.
     let wish = json!({ "capabilities": ["fs_read", "shell"], "parent_token": made["token"] });
     for got in [
         ann.post(&delegate, wish.clone()).await.ok(200),
@@ -125,7 +125,7 @@ async fn what_was_delegated_ends_with_every_token_it_comes_from() {
         assert_eq!(ann.with(&dead["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
     }
     ann.with(&other["token"]).get(&path).await.ok(200);
-    // boxd knows by itself: what it was told covers each of them.
+    // boxd detects it by itself: the pushed revocation covers each of them.
     let state = world.provider.boxd(&id).state.lock().unwrap().clone();
     assert_eq!(state.revoked, [Revocation::Jti(jti)]);
     let view = cobox_token::RevocationView::new(&state.revoked);
@@ -134,7 +134,7 @@ async fn what_was_delegated_ends_with_every_token_it_comes_from() {
     }
 }
 
-/// As it would be made while a revocation of all that was issued so far is being written down.
+/// Checks the issue time, so that a delegation that races with a revocation of all earlier tokens is covered by it.
 #[tokio::test]
 async fn what_is_delegated_counts_as_issued_when_its_first_parent_was() {
     let world = World::new();
@@ -172,7 +172,8 @@ async fn a_line_of_delegations_has_an_end() {
     assert_eq!(ann.with(&token).post(&delegate, json!({ "capabilities": ["fs_read"] })).await.error(400), "INVALID_REQUEST");
 }
 
-/// Read/write files and commands, an expiry, renewable, and no delete or lifecycle permissions.
+/// Read and write files and run commands, with an expiry, renewable, without permission to delete or manage the
+/// sandbox.
 #[tokio::test]
 async fn a_client_delegates_its_sandbox_to_a_server_as_the_first_document_has_it() {
     let world = World::new();

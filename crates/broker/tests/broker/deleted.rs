@@ -1,5 +1,5 @@
-//! Deleted sandboxes: they can be restored for a while, count against the quotas, and make room for new ones. And what `ensure` says
-//! about options that an existing session can't have.
+//! Tests of deleted sandboxes: they can be restored for a while, count against the quotas, and are erased to make space
+//! for new ones. Also tests how `ensure` reports options that an existing session can't satisfy.
 
 use cobox_broker::Clock;
 use cobox_protocol::{SandboxId, Timestamp, key::PrincipalKind};
@@ -72,7 +72,7 @@ async fn an_hour_after_its_deletion_a_sandbox_is_gone_for_good() {
     ann.delete(&format!("/v1/sandboxes/{id}")).await.ok(204);
     broker.run_for(&world.clock, 3570).await;
     world.clock.advance(30);
-    // Also before the files are gone.
+    // Applies also before the files are removed.
     assert_eq!(ann.post(&format!("/v1/sandboxes/{id}/restore"), json!({})).await.error(404), "SANDBOX_NOT_FOUND");
     broker.tick().await;
     assert_eq!(destroyed(&world), [id]);
@@ -196,7 +196,7 @@ async fn a_new_sandbox_at_the_quota_erases_no_deleted_sandbox_of_another_owner()
     let first = bob.ensure("first").await;
     release(&bob, &first).await;
     bob.ensure("second").await;
-    // Both deleted sandboxes fit beside a third; of the two only bob's own makes room for his next one.
+    // Both deleted sandboxes fit beside a third. Of the two, only bob's own may be erased for his next one.
     bob.ensure("third").await;
     broker.tick().await;
     assert_eq!(destroyed(&world), [sandbox_id(&first)]);
@@ -239,7 +239,7 @@ async fn a_deleted_sandbox_whose_time_is_over_takes_no_room() {
     let made = ann.ensure("hers").await;
     release(&ann, &made).await;
     world.clock.advance(3600);
-    // Before its files are removed, which the node of a dead broker can't do.
+    // Possible before the files are removed, which the node of a dead broker can't do.
     bob.ensure("his").await;
 }
 
@@ -296,7 +296,7 @@ async fn a_restored_sandbox_says_which_threads_return_to_it_and_which_have_anoth
     let restored = restore(&ann, &sandbox_id(&b)).await;
     assert_eq!((&restored["returning_threads"], &restored["threads_elsewhere"]), (&json!([]), &json!(["b"])));
     assert_eq!(ann.ensure("b").await["session_id"], again["session_id"]);
-    // Its thread's last session was another one, which has ended too.
+    // The last session of its thread was a different one, which has also ended.
     world.clock.advance(1);
     let again = ann.ensure("c").await;
     release(&ann, &again).await;
@@ -344,7 +344,7 @@ async fn while_the_hosts_disk_has_its_reserve_no_deleted_sandbox_is_purged() {
     let set = |available| *world.provider.host_disk.lock().unwrap() = Some(HostDisk { available, reserve: 1000 });
     set(999);
     broker.tick().await;
-    // Writers stay stopped until there is a quarter more, but nothing has to be erased for that.
+    // Writers stay stopped until there is a quarter more space, but that requires no erasure.
     set(1000);
     broker.tick().await;
     release(&ann, &made).await;
@@ -362,7 +362,7 @@ async fn a_restart_keeps_what_was_deleted_and_stops_what_still_runs() {
     let (a, b) = (ann.ensure("a").await, ann.ensure("b").await);
     let (a, b) = (sandbox_id(&a), sandbox_id(&b));
     ann.delete(&format!("/v1/sandboxes/{a}")).await.ok(204);
-    // Deleted, and the broker dies before it is stopped.
+    // Deleted, and the broker dies before the sandbox is stopped.
     world.provider.failing_suspends.store(u32::MAX, std::sync::atomic::Ordering::SeqCst);
     ann.delete(&format!("/v1/sandboxes/{b}")).await.ok(204);
     assert_eq!(ann.post(&format!("/v1/sandboxes/{b}/restore"), json!({})).await.error(423), "SANDBOX_STARTING");
@@ -427,11 +427,11 @@ async fn an_option_that_an_existing_session_does_not_have_is_refused_with_the_di
         assert_eq!(refused.error(409), "SESSION_CONFLICT");
     }
     ensure(json!({ "access": "workspace", "provider_preference": "auto" })).await.ok(200);
-    // Clients tag every request with who and what they are; only the tags of the request that made the session count.
+    // Clients tag every request with their identity. Only the tags of the request that created the session are used.
     ensure(json!({ "tags": { "team": "red" } })).await.ok(200);
     let patch = json!({ "access": "owner" });
     ann.call(Method::PATCH, &format!("/v1/sandboxes/{}", sandbox_id(&made)), Some(patch), &[]).await.ok(200);
-    // The sandbox's own access counts on every way to it.
+    // The sandbox's own access mode applies on every path to it.
     let refused = ensure(json!({ "access": "workspace" })).await;
     assert!(refused.message().contains("access is owner, not workspace"), "{}", refused.message());
     assert_eq!(refused.error(409), "SESSION_CONFLICT");

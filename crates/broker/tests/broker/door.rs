@@ -1,4 +1,4 @@
-//! The gateway, with the broker behind it: keys stay outside, bytes pass unchanged in both directions.
+//! Tests of the gateway with the broker behind it: keys are not forwarded, and bytes pass unchanged in both directions.
 
 use axum::body::{Body, Bytes};
 use cobox_protocol::key::PrincipalKind;
@@ -55,7 +55,8 @@ async fn an_api_key_is_swapped_and_never_reaches_the_sandbox() {
         used.iter().filter(|(_, r)| r.action == "dataplane.used").count() == 2
     })
     .await;
-    // Negotiating issued one token, each request with the key another; every use has its issue, and every record says whose.
+    // Negotiation issued one token, and each request with the key issued another. Every use has an issue record, and
+    // every record names its principal.
     let records: Vec<_> = store.audit("default", None, &NEWEST).await.unwrap().into_iter().map(|(_, r)| r).collect();
     let of = |action: &str| records.iter().filter(|r| r.action == action).collect::<Vec<_>>();
     let (issued, used) = (of("token.issued"), of("dataplane.used"));
@@ -156,7 +157,7 @@ async fn bodies_stream_in_both_directions_while_they_are_sent() {
     chunks.send(Bytes::from_static(b"first")).await.unwrap();
     let mut answer = answering.await.unwrap();
     assert_eq!(answer.status(), StatusCode::OK);
-    // The first chunk is back before the second is sent: nothing waits for the whole body.
+    // The first chunk returns before the second is sent: nothing buffers the whole body.
     assert_eq!(answer.frame().await.unwrap().unwrap().into_data().unwrap(), "first");
     let block = Bytes::from(vec![7u8; 1 << 20]);
     let sending = tokio::spawn(async move {
@@ -306,7 +307,7 @@ async fn a_clients_next_request_uses_the_same_connection_to_the_sandbox_and_nobo
     let first = echo(&ann, "1").await;
     assert_eq!((echo(&ann, "2").await, echo(&ann, "3").await), (first, first));
     assert_eq!((echo(&bob, "4").await, echo(&bob, "5").await), (first + 1, first + 1), "a proxy's connection carries many callers");
-    // Once its end is known, the next request goes over a fresh one.
+    // Once the connection is known to be closed, the next request uses a new one.
     world.provider.boxd(&id).stop();
     while ann.state(&id).await != "suspended" {
         tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! Every error the control plane has, provoked: its status, its code, whether to try again, and the request's id.
+//! Provokes every error of the control plane and checks status, code, whether a retry is possible, and the request id.
 
 use std::{collections::HashSet, sync::atomic::Ordering};
 
@@ -10,8 +10,7 @@ use crate::harness::{Answer, Client, World, sandbox_id, session_path};
 
 const SESSIONS: &str = "/v1/sandbox/sessions";
 
-/// Those that only a sandbox's daemon says, those that are said in the LangSmith API's shape alone, and the one that nothing a client does
-/// should bring about.
+/// Errors that only boxd returns, errors of the LangSmith API alone, and the one that no client can cause.
 const NOT_HERE: [ErrorCode; 13] = [
     ErrorCode::Unsupported,
     ErrorCode::PoolNotFound,

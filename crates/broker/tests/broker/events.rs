@@ -1,4 +1,4 @@
-//! What happens to a session, as those who may watch it are told.
+//! Tests of a session's event stream and of who receives which events.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ async fn a_whole_life_is_told_in_order_and_ends_with_the_session() {
     assert_eq!((&ended["type"], &ended["reason"], &ended["principal"]), (&json!("terminated"), &json!("it was released"), &json!("ann")));
     assert!(events.next().await.is_none(), "nothing comes after the end");
 
-    // Who comes back late is told the rest, and then that there is no more.
+    // A client that reconnects late gets the remaining events and then the end of the stream.
     let mut rest = ann.watch(&session, "", &[("last-event-id", suspended["id"].as_str().unwrap())]).await;
     assert_eq!(rest.until("terminated").await, ["resumed", "changed", "terminated"]);
     assert!(rest.next().await.is_none());
@@ -76,7 +76,7 @@ async fn what_a_sandbox_says_is_told_once_bounded_and_as_its_own_word() {
     let told = vec![
         exec(1, &session, "echo \"a\nevent: sandbox\ndata: {}\""),
         written(2, &session, "/workspace/a\u{0}b"),
-        // In another's name: it is shown nowhere.
+        // Reported under another session's id: it is not shown anywhere.
         exec(5, &other, "not mine"),
         forged,
     ];
@@ -92,14 +92,14 @@ async fn what_a_sandbox_says_is_told_once_bounded_and_as_its_own_word() {
     let long = events.event().await;
     assert_eq!((long["command"].as_str().unwrap().len(), &long["truncated"]), (1024, &json!(true)));
 
-    // Told again, it is nothing new, also after the broker has forgotten everything.
+    // A repeated report creates no new event, even after the broker has lost its memory of it.
     broker.kill().await;
     let broker = world.start().await;
     let mut events = ann.at(&broker).watch(&session, "", &[("last-event-id", long["id"].as_str().unwrap())]).await;
     let more = [boxd.happenings.borrow().clone(), vec![exec(7, &session, "next")]].concat();
     boxd.happenings.send_replace(more);
     assert_eq!(events.event().await["command"], "next");
-    // Its last words are taken before it ends.
+    // The last reported activity is collected before the sandbox ends.
     op.at(&broker).delete(&format!("/v1/sandboxes/{}", sandbox_id(&session))).await.ok(204);
     assert_eq!(events.until("terminated").await, ["terminated"]);
     drop(others.next());
@@ -177,7 +177,7 @@ async fn each_sees_what_they_may_and_nobody_elses_session() {
     assert_eq!(neither.until("terminated").await, ["terminated"]);
 }
 
-/// The code of the error a stream ended with.
+/// The error code with which a stream ended.
 async fn refused(mut events: EventReader) -> String {
     loop {
         let (name, data) = events.next().await.expect("it is said why");
@@ -250,15 +250,15 @@ async fn who_comes_back_too_late_is_told_that_something_is_missing() {
         assert_eq!(gap["type"], "gap");
         let next = late.event().await;
         assert_eq!(next["command"], "16");
-        // Who was told of it once isn't told again.
+        // A client that has received the gap event doesn't receive it again.
         assert_eq!(back(gap["id"].as_str().unwrap()).await.event().await["command"], "16");
     }
     boxd.happenings.send_modify(|all| all.push(exec(21, &session, "21")));
     assert_eq!(back(newest["id"].as_str().unwrap()).await.event().await["command"], "21");
-    // Of an id that never was.
+    // An id that never existed.
     let mut future = back("evt_0000000000zzzzzzzzzzzzzzzz").await;
     assert_eq!(future.event().await["type"], "gap");
-    // Nothing of the other session was missed by who saw all of it, whatever was removed.
+    // A client that saw all events of the other session missed none of them, regardless of removals.
     let mut quiet_events = ann.watch(&quiet, "?after=now", &[]).await;
     ann.delete(&session_path(&quiet)).await.ok(204);
     assert_eq!(quiet_events.until("terminated").await, ["terminated"]);
@@ -282,7 +282,8 @@ async fn what_is_missing_from_after_a_sessions_end_is_told_once() {
     let id = sandbox_id(&short);
     assert_eq!(id, sandbox_id(&lasting));
     ann.delete(&session_path(&short)).await.ok(204);
-    // Said after that end, and of long before it: removed by its age, while the session's own are kept.
+    // Reported after the other session ended, but with a time long before: removed by age, while the session's own
+    // events are kept.
     let mut events = ann.watch(&lasting, "?after=now", &[]).await;
     world.provider.boxd(&id).happenings.send_replace(vec![written(1, &lasting, "/a")]);
     assert_eq!(events.event().await["type"], "file_written");

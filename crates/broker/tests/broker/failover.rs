@@ -1,5 +1,5 @@
-//! PostgreSQL fails over to its standby while two brokers write: every request is answered or refused with `503`, nothing that was answered
-//! is lost, and the brokers go on by themselves on the new primary.
+//! Test of a PostgreSQL failover to the standby while two brokers write: every request succeeds or is refused with
+//! `503`, no acknowledged change is lost, and the brokers continue by themselves on the new primary.
 
 use std::sync::{
     Arc, Mutex,
@@ -15,7 +15,7 @@ use crate::{
     harness::{Client, TestBroker, World, eventually, sandbox_id, session_path},
 };
 
-/// Two brokers that reach their database by way of a proxy, as with a virtual address.
+/// Two brokers that reach their database through a proxy, as with a virtual address.
 struct Deployment {
     primary: TestDatabase,
     standby: TestDatabase,
@@ -43,7 +43,7 @@ impl Deployment {
     }
 }
 
-/// Makes a session after the other until it is told to stop.
+/// Creates sessions one after the other until stopped.
 struct Writer {
     made: Arc<Mutex<Vec<Value>>>,
     refused: Arc<AtomicUsize>,
@@ -119,7 +119,7 @@ async fn a_failover_to_a_synchronous_standby_loses_nothing_that_was_answered() {
     }
     eventually("both are ready", || async { ann.get("/readyz").await.status == 200 && ann.at(b).get("/readyz").await.status == 200 }).await;
 
-    // What one broker changes still reaches the sandboxes of the other.
+    // Changes of one broker still reach the sandboxes of the other.
     let bot = root.post("/v1/keys", json!({ "name": "bot", "kind": "agent" })).await.ok(201);
     let bot_id = bot["id"].as_str().unwrap().to_owned();
     let of_a = made.iter().find(|s| s["thread_id"].as_str().unwrap().starts_with("at-a")).unwrap();

@@ -1,6 +1,5 @@
-//! A provider whose sandboxes are small HTTP servers on UNIX sockets. It exists so that the broker's own promises can be
-//! tested with failures at chosen moments, without namespaces, and on a clock that moves; the real provider and boxd have
-//! tests of their own.
+//! A fake provider whose sandboxes are small HTTP servers on UNIX sockets. It lets the broker be tested with failures
+//! at chosen moments, without namespaces, and with a manual clock. The real provider and boxd have their own tests.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -41,7 +40,7 @@ use tokio::{
 };
 use tower::ServiceExt;
 
-/// A request as the stand-in for boxd saw it.
+/// A request as the fake boxd received it.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub method: Method,
@@ -49,7 +48,7 @@ pub struct Seen {
     pub headers: HeaderMap,
 }
 
-/// One stand-in for boxd.
+/// A fake boxd.
 pub struct FakeBoxd {
     id: SandboxId,
     said: Arc<Mutex<Vec<Message>>>,
@@ -57,18 +56,18 @@ pub struct FakeBoxd {
     pub seen: Mutex<Vec<Seen>>,
     pub requests: AtomicU64,
     pub open_streams: AtomicU32,
-    /// Bytes of long answers that were asked for.
+    /// Bytes produced for long responses.
     pub produced: AtomicU64,
-    /// What it answers when asked for its audit, and the queries it was asked with.
+    /// Its response to audit queries, and the queries it received.
     pub claims: Mutex<Option<Value>>,
     pub asked_for_claims: Mutex<Vec<String>>,
-    /// Whether it claims more each time it is asked, or never gets it said; how many it leaves waiting now.
+    /// Whether each query returns more claims, whether a query never completes, and how many queries currently wait.
     pub claims_without_end: AtomicBool,
     pub never_claims: AtomicBool,
     pub waiting_for_claims: watch::Sender<u32>,
-    /// What it tells of what is done in it, by number.
+    /// The activity that it reports, by number.
     pub happenings: watch::Sender<Vec<Value>>,
-    /// While true, a push is never answered.
+    /// While true, pushes get no response.
     pub hears_nothing: AtomicBool,
     is_running: watch::Sender<bool>,
     servers: Mutex<Vec<AbortHandle>>,
@@ -76,14 +75,14 @@ pub struct FakeBoxd {
 
 pub struct FakeProvider {
     dir: tempfile::TempDir,
-    /// Not the broker's runtime: sandboxes outlive brokers.
+    /// A runtime separate from the broker's, because sandboxes outlive brokers.
     runtime: Handle,
     pub sandboxes: Mutex<HashMap<SandboxId, Arc<FakeBoxd>>>,
     pub starts: AtomicUsize,
-    /// Connections made to boxds' client sockets.
+    /// Connections made to boxd's client sockets.
     pub dialled: AtomicUsize,
     pub destroyed: Mutex<Vec<SandboxId>>,
-    /// How many of the next calls fail.
+    /// Number of upcoming calls that fail.
     pub failing_starts: AtomicU32,
     pub failing_suspends: AtomicU32,
     pub failing_destroys: AtomicU32,
@@ -93,24 +92,24 @@ pub struct FakeProvider {
     pub host_disk: Mutex<Option<HostDisk>>,
     pub failed_disks: Mutex<Vec<FailedDisk>>,
     pub can_suspend: AtomicBool,
-    /// What every boxd says to a client's request from now on, whatever it was.
+    /// Response of every boxd to any client request from now on.
     pub lie: Mutex<Option<Lie>>,
-    /// Boxds whose clients are answered by something else.
+    /// Fake boxds whose clients are answered by another router.
     pub liars: Mutex<HashMap<SandboxId, Router>>,
-    /// In place of boxds.
+    /// Replaces boxd.
     pub adapter: Mutex<Option<Arc<dyn Adapter>>>,
-    /// Under which clients reach boxds by themselves.
+    /// Base URL under which clients reach boxd directly.
     pub direct: Mutex<Option<String>>,
-    /// What came over WebSockets.
+    /// Messages received over WebSockets.
     pub said: Arc<Mutex<Vec<Message>>>,
     pub is_ready: AtomicBool,
-    /// What each start was told to make its sandbox of.
+    /// The specs with which each sandbox was started.
     pub made_of: Mutex<HashMap<SandboxId, Vec<SandboxSpec>>>,
-    /// While false, copying waits.
+    /// While false, copies wait.
     pub may_copy: watch::Sender<bool>,
-    /// While false, making and removing volumes, and removing snapshots, waits.
+    /// While false, creating and removing volumes and removing snapshots wait.
     pub may_make: watch::Sender<bool>,
-    /// What its image stands for.
+    /// What the image resolves to.
     pub image_is: Mutex<Option<String>>,
     pub failing_snapshots: AtomicU32,
     pub failing_volumes: AtomicU32,
@@ -118,7 +117,7 @@ pub struct FakeProvider {
     pub volumes: Mutex<BTreeSet<VolumeId>>,
 }
 
-/// The one image it has.
+/// The only image of this provider.
 pub const IMAGE: &str = "python:3";
 
 impl FakeProvider {
@@ -167,12 +166,12 @@ impl FakeProvider {
         self.sandboxes.lock().unwrap().get(id).is_some_and(|b| *b.is_running.borrow())
     }
 
-    /// As when boxd crashes.
+    /// Simulates a crash of boxd.
     pub fn kill(&self, id: &SandboxId) {
         self.boxd(id).stop();
     }
 
-    /// As when a disk is lost.
+    /// Simulates the loss of a disk.
     pub fn lose(&self, id: &SandboxId) {
         self.kill(id);
         self.sandboxes.lock().unwrap().remove(id);
@@ -184,11 +183,11 @@ impl FakeProvider {
     }
 }
 
-/// The bytes of a boxd that doesn't keep to HTTP, sent after the head of a request has come.
+/// Bytes sent after a request's head by a boxd that violates HTTP.
 #[derive(Clone)]
 pub struct Lie {
     pub first: Vec<u8>,
-    /// Sent again and again behind it, without end.
+    /// Sent repeatedly after that, without end.
     pub then: Option<Vec<u8>>,
     pub closes: bool,
 }
@@ -209,7 +208,7 @@ async fn tell(lie: Lie, mut stream: tokio::io::DuplexStream) {
         }
     }
     if !lie.closes {
-        // Until the gateway has had enough.
+        // Until the gateway closes the connection.
         let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
     }
 }
@@ -268,7 +267,7 @@ impl Provider for FakeProvider {
         if *boxd.is_running.borrow() {
             return Ok(());
         }
-        // A new process counts anew.
+        // A new process starts counting at zero.
         boxd.requests.store(0, Ordering::SeqCst);
         let _context = self.runtime.enter();
         for (door, router) in [(BoxdSocket::Client, boxd.client_door()), (BoxdSocket::Control, boxd.control_door())] {
@@ -337,7 +336,7 @@ impl Provider for FakeProvider {
             });
             self.runtime.spawn(async move {
                 let serving = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), service);
-                // It may break its connections off as it likes.
+                // It may close its connections at any time.
                 let _ = serving.with_upgrades().await;
             });
             return Ok(Box::new(ours));
@@ -481,7 +480,7 @@ async fn claims(State(boxd): State<Arc<FakeBoxd>>, RawQuery(query): RawQuery) ->
     Json(boxd.claims.lock().unwrap().clone().unwrap_or(json!({ "life": "1", "items": [], "lost": 0, "more": false })))
 }
 
-/// Counted for as long as somebody waits.
+/// Counts pending queries.
 struct Waiting<'a>(&'a watch::Sender<u32>);
 
 impl<'a> Waiting<'a> {
@@ -503,7 +502,7 @@ async fn happenings(State(boxd): State<Arc<FakeBoxd>>, Query(wish): Query<HashMa
     let fresh = |all: &Vec<Value>| all.iter().filter(|h| h["seq"].as_u64() > Some(after)).cloned().collect::<Vec<_>>();
     let mut told = boxd.happenings.subscribe();
     let waiting = told.wait_for(|all| !fresh(all).is_empty());
-    // Whether something came or not, the answer is what there is.
+    // The response contains the available items, even after a timeout.
     let _ = tokio::time::timeout(Duration::from_secs(number("wait")), waiting).await;
     let items = fresh(&boxd.happenings.borrow());
     Json(json!({ "life": "1", "items": items }))
@@ -542,13 +541,13 @@ async fn websocket(State(boxd): State<Arc<FakeBoxd>>, upgrade: WebSocketUpgrade)
     })
 }
 
-/// Never answers; its connection breaks when boxd ends.
+/// Never responds; its connection breaks when boxd ends.
 async fn hang(State(boxd): State<Arc<FakeBoxd>>) {
     let _ = boxd.is_running.subscribe().wait_for(|is| !is).await;
     std::panic::resume_unwind(Box::new("boxd ended"));
 }
 
-/// As many bytes as the query says, made as they are taken.
+/// Produces as many bytes as the query requests, at the rate at which they are read.
 async fn long(State(boxd): State<Arc<FakeBoxd>>, RawQuery(query): RawQuery) -> Body {
     const PIECE: u64 = 64 * 1024;
     let pieces = query.unwrap_or_default().parse::<u64>().unwrap() / PIECE;

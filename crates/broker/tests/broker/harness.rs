@@ -1,4 +1,5 @@
-//! A broker on a free port in a runtime of its own, so that it can be killed like a process; and a client for it.
+//! Test harness: a broker on a free port in its own runtime, so that it can be killed like a process, and a client for
+//! it.
 
 use std::{
     os::unix::fs::PermissionsExt,
@@ -21,13 +22,13 @@ use tokio::{net::TcpStream, runtime::Runtime, sync::OnceCell};
 
 use crate::{fake_provider::FakeProvider, openapi::must_be_documented};
 
-/// The newest audit records, as many as a test makes.
+/// The newest audit records; the limit is above the number that a test creates.
 pub const NEWEST: PageWish = PageWish { before: None, limit: 100 };
 
-/// A clock that moves when told.
+/// A clock that advances only when a test does so.
 pub struct ManualClock {
     seconds: AtomicI64,
-    /// By how much it was moved, in seconds.
+    /// Total adjustment, in seconds.
     moved: AtomicI64,
 }
 
@@ -35,14 +36,14 @@ impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
         Timestamp::from_unix(self.seconds.load(Ordering::SeqCst))
     }
-    /// Goes on by itself, so that it can be compared with a database's clock.
+    /// Follows the real time, so that it can be compared with a database's clock.
     fn unix_millis(&self) -> i64 {
         cobox_broker::SystemClock.unix_millis() + self.moved.load(Ordering::SeqCst) * 1000
     }
 }
 
 impl ManualClock {
-    /// Another one, ahead of this one by so many seconds.
+    /// A copy of this clock that is ahead by the given number of seconds.
     pub fn ahead(&self, seconds: i64) -> Arc<Self> {
         let ahead = Self { seconds: AtomicI64::new(self.now().unix()), moved: AtomicI64::default() };
         ahead.advance(seconds);
@@ -55,13 +56,13 @@ impl ManualClock {
     }
 }
 
-/// What outlives a broker: its data directory, its sandboxes, and time.
+/// State that outlives a broker: its data directory, its sandboxes and the time.
 pub struct World {
     _dir: tempfile::TempDir,
     pub provider: Arc<FakeProvider>,
     pub clock: Arc<ManualClock>,
     pub config: Config,
-    /// In place of a file, with `COBOX_TEST_STORE=postgres`: every test here must pass on both.
+    /// Replaces the file with `COBOX_TEST_STORE=postgres`: every test here must pass on both.
     database: OnceCell<TestDatabase>,
     is_sqlite: bool,
 }
@@ -75,14 +76,15 @@ pub struct TestBroker {
 impl World {
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        // Ticks come from the tests. Deleted sandboxes go at once, except in the tests of restoring them.
+        // Ticks are triggered by the tests. Deleted sandboxes are erased immediately, except in the tests of restoring
+        // them.
         let config =
             Config { data_dir: dir.path().join("data"), reaper_interval_ms: 3_600_000, keep_deleted_seconds: 0, ..Config::default() };
         let clock = Arc::new(ManualClock { seconds: AtomicI64::new(Timestamp::now().unix()), moved: AtomicI64::default() });
         Self { _dir: dir, provider: FakeProvider::new(), clock, config, database: OnceCell::new(), is_sqlite: false }
     }
 
-    /// Several nodes of one deployment: a PostgreSQL, a master key and the time are shared, all else is each one's own.
+    /// Several nodes of one deployment: they share a PostgreSQL, a master key and the time.
     pub fn cluster(database: &TestDatabase, size: usize) -> Vec<Self> {
         let mut worlds: Vec<Self> = (0..size).map(|_| Self::new()).collect();
         let clock = worlds[0].clock.clone();
@@ -97,12 +99,12 @@ impl World {
         worlds
     }
 
-    /// With SQLite also where PostgreSQL was chosen for this run: for tests of the disk that the database is on.
+    /// Uses SQLite even if PostgreSQL is selected for this run: for tests of the database's disk.
     pub fn with_sqlite() -> Self {
         Self { is_sqlite: true, ..Self::new() }
     }
 
-    /// With the database that was chosen for this run.
+    /// The configuration with the database selected for this run.
     pub async fn whole_config(&self) -> Config {
         let mut config = self.config.clone();
         if config.database_url.is_none() && !self.is_sqlite && std::env::var("COBOX_TEST_STORE").is_ok_and(|s| s == "postgres") {
@@ -138,7 +140,7 @@ impl World {
 }
 
 impl TestBroker {
-    /// Everything stops where it is, as with kill -9; nothing is finished.
+    /// Stops everything immediately, as with kill -9; nothing is finished.
     pub async fn kill(mut self) {
         self.broker = None;
         let runtime = self.runtime.take().unwrap();
@@ -150,7 +152,7 @@ impl TestBroker {
         self.runtime.as_ref().unwrap().spawn(async move { broker.tick().await }).await.unwrap();
     }
 
-    /// Lets time pass as it does on a machine that is awake: with a round of the reaper at least every 30 seconds.
+    /// Advances the time as on a machine that doesn't sleep: with a reaper round at least every 30 seconds.
     pub async fn run_for(&self, clock: &ManualClock, seconds: i64) {
         const STEP: i64 = 30;
         for passed in (0..seconds).step_by(STEP as usize) {
@@ -200,7 +202,7 @@ impl Answer {
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.bytes).unwrap_or(Value::Null)
     }
-    /// An error's message.
+    /// The message of an error.
     pub fn message(&self) -> String {
         self.json()["error"]["message"].as_str().unwrap_or_default().to_owned()
     }
@@ -209,7 +211,7 @@ impl Answer {
         assert_eq!(self.status, status, "{}", String::from_utf8_lossy(&self.bytes));
         self.json()
     }
-    /// The error's code, after checking that envelope and status fit it.
+    /// The error's code, after checking that envelope and status match it.
     #[track_caller]
     pub fn error(self, status: u16) -> String {
         assert_eq!(self.status, status, "{}", String::from_utf8_lossy(&self.bytes));
@@ -224,7 +226,7 @@ impl Client {
         if let (Some(key), false) = (&self.key, request.headers().contains_key("authorization")) {
             request.headers_mut().insert("authorization", format!("Bearer {}", key.expose()).parse().unwrap());
         }
-        // What is documented is what stands under the broker's own host.
+        // The documentation covers the routes under the broker's own host.
         let is_own = !request.headers().contains_key("host");
         if is_own {
             request.headers_mut().insert("host", "broker".parse().unwrap());
@@ -261,7 +263,7 @@ impl Client {
     pub async fn ensure(&self, thread: &str) -> Value {
         self.post("/v1/sandbox/sessions", json!({ "thread_id": thread, "mode": "ensure" })).await.ok(200)
     }
-    /// A session's events, with what else goes into the query and the headers.
+    /// Opens a session's event stream, with additional query and headers.
     pub async fn watch(&self, session: &Value, query: &str, headers: &[(&str, &str)]) -> EventReader {
         let answer = self.begin_watch(session, query, headers).await;
         assert_eq!(answer.status(), 200);
@@ -288,13 +290,13 @@ impl Client {
     pub fn at(&self, broker: &TestBroker) -> Client {
         Client { addr: broker.addr, key: self.key.clone() }
     }
-    /// With a token in place of the key.
+    /// Uses a token instead of the key.
     pub fn with(&self, token: &Value) -> Client {
         Client { addr: self.addr, key: Some(Secret::new(token.as_str().unwrap())) }
     }
 }
 
-/// Server-sent events as they come.
+/// Reads server-sent events.
 pub struct EventReader {
     body: hyper::body::Incoming,
     text: String,
@@ -322,13 +324,13 @@ impl EventReader {
             }
         }
     }
-    /// The next event, which is one of the sandbox's.
+    /// The next event, which must be a sandbox event.
     pub async fn event(&mut self) -> Value {
         let (name, data) = self.next().await.expect("the stream goes on");
         assert_eq!(name, "sandbox", "{data}");
         data
     }
-    /// The types of all that come until one is of this type, that one included.
+    /// The types of all events up to and including the first of this type.
     pub async fn until(&mut self, last: &str) -> Vec<String> {
         let mut types = Vec::new();
         loop {
@@ -349,7 +351,7 @@ pub fn session_path(session: &Value) -> String {
     format!("/v1/sandbox/sessions/{}", session["session_id"].as_str().unwrap())
 }
 
-/// Waits until something becomes true that a task is making true.
+/// Waits until a condition becomes true in the background.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, check: impl Fn() -> F) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     while !check().await {
@@ -358,7 +360,7 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, check: impl Fn() -
     }
 }
 
-/// What a token says, unverified.
+/// The unverified claims of a token.
 pub fn claims(token: &str) -> Value {
     use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap()).unwrap()

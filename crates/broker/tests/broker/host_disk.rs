@@ -1,4 +1,5 @@
-//! The host's disk: writers stop before it is full, and a sandbox whose filesystem failed is suspended until its next start.
+//! Tests of the host's disk: writers stop before it is full, and a sandbox whose filesystem failed is suspended until
+//! its next start.
 
 use cobox_provider::{FailedDisk, HostDisk};
 
@@ -16,7 +17,7 @@ async fn all_writers_stop_below_the_reserve_and_go_on_a_quarter_above_it() {
     broker.tick().await;
     assert_eq!(are_stopped(), [false, false]);
     set(999);
-    // By a task of its own, without a tick.
+    // A background task does this without a tick.
     eventually("both are stopped", || async { are_stopped() == [true, true] }).await;
     set(1249);
     broker.tick().await;

@@ -1,4 +1,4 @@
-//! Keys and principals: how they end, what ends with them, and that somebody can always manage the deployment.
+//! Tests of keys and principals: how they end, what ends with them, and that at least one operator always remains.
 
 use std::sync::Arc;
 
@@ -106,7 +106,7 @@ async fn the_last_way_in_for_an_operator_is_never_ended() {
     let soon = cobox_broker::Clock::now(&*world.clock).plus(std::time::Duration::from_secs(60));
     let wish = json!({ "name": "deputy", "kind": "operator", "workspace": "elsewhere", "expires_at": soon });
     let second = root.post("/v1/keys", wish).await.ok(201);
-    // With this one alone, nobody would be left in a minute.
+    // The second key expires in a minute. With it alone, no operator would be left then.
     let end =
         async |who: &Client, id: &str| who.call(Method::PATCH, &format!("/v1/keys/{id}"), Some(json!({ "expires_at": soon })), &[]).await;
     assert_eq!(root.delete(&format!("/v1/keys/{first}")).await.error(403), "FORBIDDEN");

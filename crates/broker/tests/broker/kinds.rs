@@ -1,4 +1,4 @@
-//! What sandboxes are made of: templates, snapshots and volumes, over the API and over crashes.
+//! Tests of resources: templates, snapshots and volumes, over the API and across crashes.
 
 use std::sync::atomic::Ordering;
 
@@ -26,7 +26,7 @@ fn id(info: &Value) -> SandboxId {
     info["id"].as_str().unwrap().parse().unwrap()
 }
 
-/// A world whose operator has a template.
+/// A world with a template configured by the operator.
 fn with_template() -> World {
     let mut world = World::new();
     let spec = TemplateSpec {
@@ -48,7 +48,7 @@ async fn a_sandbox_is_made_by_its_template_each_time_it_starts() {
     let sandbox = sandbox_id(&made);
     let info = ann.get(&format!("/v1/sandboxes/{sandbox}")).await.ok(200);
     assert_eq!((&info["template"], &info["resources"]), (&json!("python"), &json!({ "cpus": 0.5, "memory_bytes": 256 << 20 })));
-    // Suspended, and the broker killed and started with another idea of the template.
+    // The sandbox is suspended, and the broker restarts with a changed template.
     world.clock.advance(3600);
     broker.tick().await;
     assert_eq!(ann.state(&sandbox).await, "suspended");
@@ -122,7 +122,7 @@ async fn a_workspace_has_templates_of_its_own_beside_the_operators() {
     assert_eq!((names(&bob).await, names(&eve).await), (vec!["mine".to_owned(), "python".to_owned()], vec!["python".to_owned()]));
     assert_eq!(eve.get("/v1/templates/mine").await.error(404), "TEMPLATE_NOT_FOUND");
     assert_eq!(eve.post("/v1/sandboxes", json!({ "template": "mine" })).await.error(404), "TEMPLATE_NOT_FOUND");
-    // What is said beside the template counts before it.
+    // Settings of the request take precedence over the template's.
     let made = bob.post("/v1/sandboxes", json!({ "template": "mine", "resources": { "cpus": 1 }, "env": { "B": "2" } })).await.ok(201);
     let making = world.provider.made_of.lock().unwrap()[&id(&made)][0].clone();
     assert_eq!((making.resources.cpus, making.resources.disk_bytes), (Some(Cpus(1000)), Some(1 << 30)));
@@ -196,7 +196,7 @@ async fn a_snapshot_is_started_from_and_goes_when_nothing_stands_on_it() {
     }
     assert_eq!(eve.post("/v1/sandboxes", json!({ "snapshot": below })).await.error(404), "SNAPSHOT_NOT_FOUND");
 
-    // Deleted at once for who wants to start; its files only when those who did are gone.
+    // New sandboxes can't use it any more; its files are removed only when no sandbox uses them.
     assert_eq!(ann.delete("/v1/snapshots/base").await.status, 204);
     assert_eq!(ann.post("/v1/sandboxes", json!({ "snapshot": below })).await.error(404), "SNAPSHOT_NOT_FOUND");
     assert!(!is_forgotten(&broker, &ann, &below).await);
@@ -227,7 +227,7 @@ async fn a_snapshot_is_its_owners_where_the_sandbox_is_and_a_failed_one_says_why
     let failed = becomes(&ann, &failed, "failed").await;
     assert!(failed["reason"].as_str().unwrap().contains("told to fail"));
     assert_eq!(ann.post("/v1/sandboxes", json!({ "snapshot": failed["id"] })).await.error(400), "INVALID_REQUEST");
-    // A name stands for the newest that is ready.
+    // A name refers to the newest snapshot that is ready.
     let good = taken(&ann, &open, "open").await;
     becomes(&ann, &good, "ready").await;
     assert_eq!(ann.get("/v1/snapshots/open").await.ok(200)["id"], json!(good));
@@ -259,7 +259,7 @@ async fn what_a_session_keeps_to_its_owner_is_not_had_by_a_snapshot() {
     bob.post("/v1/sandboxes", json!({ "snapshot": before })).await.ok(201);
     assert_eq!(bob.post(&path, json!({ "name": "mine" })).await.error(403), "FORBIDDEN");
     root.post(&path, json!({ "name": "help" })).await.ok(202);
-    // Not even by who owns the sandbox, once it is another's session alone.
+    // Not even the sandbox's owner may, once another principal has the only session on it.
     ann.delete(&session_path(&session)).await;
     bob.post(SESSIONS, json!({ "thread_id": "u", "mode": "ensure", "sandbox_hint": "open", "access": "owner" })).await.ok(200);
     assert_eq!(ann.get(&format!("/dp/{open}/v1/x")).await.error(403), "FORBIDDEN");
@@ -275,13 +275,13 @@ async fn a_snapshots_name_is_its_owners_and_means_what_one_may_use() {
     let (anns, bobs, roots) = (of(&ann, "workspace").await, of(&bob, "owner").await, of(&root, "owner").await);
     let base = taken(&ann, &anns, "base").await;
     becomes(&ann, &base, "ready").await;
-    // Neither the tag that is there nor another one.
+    // Neither the existing tag nor a new one.
     for wish in [json!({ "name": "base" }), json!({ "name": "base", "tag": "v2" })] {
         assert_eq!(bob.post(&format!("/v1/sandboxes/{bobs}/snapshots"), wish).await.error(409), "NAME_TAKEN");
     }
     let image = json!({ "name": "base", "docker_image": IMAGE });
     assert_eq!(bob.post("/v2/sandboxes/snapshots", image).await.ok(409)["detail"]["error"], "Conflict");
-    // An operator moves it, to one that others may not use: for them it is what it was.
+    // An operator moves the name to a snapshot that others may not use. For them it still refers to the earlier one.
     let helped = taken(&root, &roots, "base").await;
     becomes(&root, &helped, "ready").await;
     let meant = async |who: &Client| who.get("/v1/snapshots/base").await.ok(200)["id"].as_str().unwrap().to_owned();
@@ -291,7 +291,7 @@ async fn a_snapshots_name_is_its_owners_and_means_what_one_may_use() {
     let newer = taken(&ann, &anns, "base").await;
     becomes(&ann, &newer, "ready").await;
     assert_eq!(meant(&bob).await, newer.to_string());
-    // A private one's name is nobody else's, and not there for them either.
+    // The name of a private snapshot is reserved, but not visible to others.
     let private = taken(&bob, &bobs, "his").await;
     becomes(&bob, &private, "ready").await;
     assert_eq!(ann.get("/v1/snapshots/his").await.error(404), "SNAPSHOT_NOT_FOUND");
@@ -352,7 +352,7 @@ async fn a_snapshot_that_a_crash_interrupted_is_finished() {
     world.provider.may_copy.send_replace(true);
     broker.tick().await;
     becomes(&ann, &snapshot, "ready").await;
-    // One of a sandbox that ended meanwhile can't be.
+    // A snapshot fails if its sandbox has ended in the meantime.
     world.provider.may_copy.send_replace(false);
     let lost = taken(&ann, &sandbox, "lost").await;
     ann.delete(&format!("/v1/sandboxes/{sandbox}")).await;
@@ -451,7 +451,7 @@ async fn nothing_is_in_use_because_somebody_says_its_name() {
     let named = json!({ "name": "says", "docker_image": IMAGE, "run_config": { "env_vars": env } });
     bob.post("/v2/sandboxes/snapshots", named).await.ok(201);
     assert_eq!(ann.get("/v1/volumes/data").await.ok(200)["sandboxes"], json!([]));
-    // Who has it and is nobody's business is counted, not named.
+    // A sandbox that the caller may not see is counted but not named.
     let mounts = json!([{ "volume": "data", "path": "/data" }]);
     let private = id(&bob.post("/v1/sandboxes", json!({ "access": "owner", "mounts": mounts })).await.ok(201));
     assert_eq!(ann.get("/v1/volumes/data").await.ok(200)["sandboxes"], json!([]));

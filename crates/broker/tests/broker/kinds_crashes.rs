@@ -1,4 +1,5 @@
-//! A broker that is killed while snapshots, volumes and pools are being made or removed: its next life finishes them, once.
+//! Tests of a broker that is killed while snapshots, volumes and pools are being created or removed: the next start
+//! finishes them, once.
 
 use cobox_broker::domain::kinds::TemplateSpec;
 use cobox_protocol::SnapshotId;
@@ -59,7 +60,7 @@ async fn a_snapshots_removal_holds_nobody_up_and_outlives_a_crash() {
     eventually("it is ready", || async { ann.get(&format!("/v1/snapshots/{taken}")).await.json()["state"] == "ready" }).await;
     world.provider.may_make.send_replace(false);
     ann.delete(&format!("/v1/snapshots/{taken}")).await.ok(204);
-    // Neither the answer nor the reaper's round waited for it.
+    // Neither the response nor the reaper's round waited for it.
     broker.tick().await;
     assert_eq!(ann.get(&format!("/v1/snapshots/{taken}")).await.ok(200)["state"], "deleting");
     broker.kill().await;

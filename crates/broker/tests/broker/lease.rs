@@ -1,4 +1,4 @@
-//! Leases on a clock that moves: idle, suspended, terminated, hard ends, disks.
+//! Tests of leases with a manual clock: idle, suspended, terminated, hard TTLs and disks.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::harness::{World, eventually, sandbox_id, session_path};
 
-/// Few enough rounds of the reaper, of which each counts a minute at most.
+/// Short enough for few reaper rounds, each of which counts at most a minute.
 const KEEP_SUSPENDED: u64 = 1800;
 const MONTH: i64 = 30 * 24 * 3600;
 
@@ -103,7 +103,7 @@ async fn the_hard_end_counts_running_time_only_and_bounds_tokens() {
     broker.run_for(&world.clock, 60).await;
     world.clock.advance(3600);
     broker.tick().await;
-    // Of a gap that no round of the reaper saw, a minute counts; a day suspended counts nothing.
+    // A gap without a reaper round counts as one minute; a day in suspension counts as nothing.
     world.clock.advance(24 * 3600);
     for _ in 0..4 {
         assert_eq!(ann.ensure("t").await["session_id"], made["session_id"]);
@@ -179,7 +179,7 @@ async fn a_suspended_sandbox_is_not_ended_by_time_without_a_broker_or_by_a_clock
         broker.tick().await;
         assert_eq!(ann.state(&id).await, "suspended", "a clock set forward");
     }
-    // What counted before is not forgotten.
+    // Time counted earlier is kept.
     broker.run_for(&world.clock, KEEP_SUSPENDED as i64 - 600).await;
     assert_eq!(ann.state(&id).await, "gone");
     assert_eq!(*world.provider.destroyed.lock().unwrap(), [id]);
@@ -233,7 +233,7 @@ fn copy_database(from: &std::path::Path, to: &std::path::Path) {
 #[tokio::test]
 async fn time_without_a_broker_or_asleep_is_no_running_time() {
     let mut world = World::new();
-    // Long enough that the lease has no part in it.
+    // Long enough that the lease has no effect.
     (world.config.lease_seconds, world.config.idle_timeout_seconds, world.config.hard_ttl_seconds) = (1_000_000, 1_000_000, 200);
     let mut broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -245,7 +245,7 @@ async fn time_without_a_broker_or_asleep_is_no_running_time() {
     let ann = ann.at(&broker);
     broker.run_for(&world.clock, 60).await;
     ann.get(&session_path(&made)).await.ok(200);
-    // Asleep, of which a minute counts at most; and a clock that is set back counts nothing.
+    // Time in which the machine slept counts as at most a minute, and a clock that is set back counts as nothing.
     world.clock.advance(9 * 3600);
     broker.tick().await;
     world.clock.advance(-3600);
@@ -357,7 +357,7 @@ async fn what_a_provider_could_not_do_is_tried_again() {
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
-    // All of its attempts, of which there may be two: on PostgreSQL it hears of its own change.
+    // Fails all attempts, of which there may be two: on PostgreSQL the broker is also notified of its own change.
     world.provider.failing_destroys.store(u32::MAX, Ordering::SeqCst);
     assert_eq!(ann.delete(&session_path(&made)).await.status, 204, "the promise is in the store");
     assert_eq!(world.provider.running(), 1);

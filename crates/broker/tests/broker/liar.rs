@@ -1,4 +1,4 @@
-//! A stand-in for a boxd that keeps to HTTP and lies in what it says: to clients of commands and files, and to a sync.
+//! A fake boxd that follows HTTP but returns false content: to clients of commands and files, and to a sync.
 
 use std::sync::{
     Arc,
@@ -19,10 +19,10 @@ use cobox_sync::{Digest, Entry, Message, RelPath};
 use http::StatusCode;
 use serde_json::json;
 
-/// How many ways of lying there are to each.
+/// Number of different lies for each kind of client.
 pub const LIES: usize = 3;
 
-/// What it was asked before: each answer is another lie.
+/// Counts earlier requests, so that each response is a different lie.
 #[derive(Clone, Default)]
 struct Liar {
     execs: Arc<AtomicUsize>,
@@ -39,7 +39,7 @@ pub fn router() -> Router {
         .with_state(Liar::default())
 }
 
-/// Ends before it is over.
+/// Ends prematurely.
 fn broken_off() -> Body {
     let pieces = [Ok(Bytes::from_static(b"half")), Err(std::io::Error::other("it was a lie"))];
     Body::from_stream(futures_util::stream::iter(pieces))
@@ -53,7 +53,7 @@ async fn exec(State(liar): State<Liar>) -> Response {
     }
 }
 
-/// Output with a hole in it, which would join what doesn't belong together.
+/// Output with a gap, which would join unrelated parts.
 async fn exec_stream(upgrade: WebSocketUpgrade) -> Response {
     upgrade.on_upgrade(async |mut socket| {
         if !matches!(socket.recv().await, Some(Ok(Frame::Text(_)))) {
@@ -66,7 +66,7 @@ async fn exec_stream(upgrade: WebSocketUpgrade) -> Response {
             json!({ "type": "exit", "exit_code": 0 }),
         ];
         for frame in told {
-            // The client may have had enough.
+            // The client may have disconnected.
             let _ = socket.send(Frame::text(frame.to_string())).await;
         }
         while let Some(Ok(_)) = socket.recv().await {}
@@ -82,7 +82,7 @@ async fn speak(mut socket: WebSocket, lie: usize) {
     let mut heard = Vec::new();
     while let Some(Ok(frame)) = socket.recv().await {
         heard.extend_from_slice(&frame.into_data());
-        // What has not come whole is read again with the rest.
+        // An incomplete message is read again together with the rest.
         loop {
             let mut rest = heard.as_slice();
             let Ok(message) = Message::read(&mut rest) else { break };
@@ -110,14 +110,14 @@ fn answer(message: &Message, lie: usize) -> Vec<u8> {
             }
             said
         }
-        // Content that is not what it was said to be, in place of a file that is there.
+        // Content that differs from its announcement, for an existing file.
         (1, Message::Scan { .. }) => all(&[Message::Updates(vec![(path("mine"), file(b"good"))]), scanned]),
         (1, Message::WantsEnd) => {
             let (whole, done) = (1, 3);
             let stream = [&0u32.to_be_bytes()[..], &[whole], &4u32.to_be_bytes(), b"evil", &[done]].concat();
             all(&[Message::Content { raw: stream.len() as u32, is_packed: false, bytes: stream }, Message::ContentEnd])
         }
-        // No message at all.
+        // Not a message at all.
         (2, Message::Scan { .. }) => vec![0xff; 4096],
         _ => Vec::new(),
     }

@@ -1,5 +1,6 @@
-//! The life of sessions and sandboxes against a model of it: whatever is asked in whatever order, states move along the allowed
-//! ways only, a scope has one session, a living session has a living sandbox, and time does what the lease says.
+//! Model-based test of sessions and sandboxes: for any order of requests, states change only along the allowed
+//! transitions, a scope has one session, a living session has a living sandbox, and time has the effects that the lease
+//! defines.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -13,7 +14,7 @@ use crate::harness::{Client, World, eventually, sandbox_id};
 
 const IDLE: i64 = 900;
 const LEASE: i64 = 3600;
-/// A few rounds of the reaper, as each counts a minute at most.
+/// A few reaper rounds, because each counts at most a minute.
 const KEEP_SUSPENDED: i64 = 150;
 const HARD_TTL: i64 = 300;
 const WEEK: i64 = 7 * 24 * 3600;
@@ -27,7 +28,7 @@ enum Home {
     /// Ends with its session.
     Own,
     Kept,
-    /// The one sandbox of that name.
+    /// The only sandbox of that name.
     Named,
 }
 
@@ -62,7 +63,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    // Each case is a broker or several, with a database on disk.
+    // Each case runs one or more brokers with a database on disk.
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 300, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn a_life_goes_as_the_lease_says(steps in proptest::collection::vec(step(), 1..40)) {
@@ -70,13 +71,13 @@ proptest! {
     }
 }
 
-/// What a sandbox should be.
+/// The expected state of a sandbox.
 #[derive(Clone, Debug)]
 struct Expected {
     state: State,
     home: Home,
     last_active: i64,
-    /// While it runs: up to when its running time is in `active`.
+    /// While it runs: the time up to which its running time is included in `active`.
     counted_until: Option<i64>,
     active: i64,
     suspended_at: i64,
@@ -116,10 +117,10 @@ struct Model {
     sandboxes: HashMap<SandboxId, Expected>,
     sessions: BTreeMap<u8, Bound>,
     over: Vec<String>,
-    /// The sandboxes of threads whose last session ended at its hard end.
+    /// Sandboxes of threads whose last session reached its hard TTL.
     left: BTreeMap<u8, SandboxId>,
     seen: HashMap<SandboxId, State>,
-    /// Up to when the broker counted how long it keeps what is suspended.
+    /// The time up to which the broker has counted the retention of suspended sandboxes.
     counted_until: i64,
 }
 
@@ -151,7 +152,7 @@ impl Model {
         self.sandboxes.remove(id);
     }
 
-    /// Excludes what is more than `max_gap` since this was last done.
+    /// Excludes the part of the time since the last call that exceeds `max_gap`.
     fn count_downtime(&mut self, now: i64, max_gap: i64) {
         let from = self.counted_until + max_gap;
         for sandbox in self.sandboxes.values_mut().filter(|s| s.state == State::Suspended) {
@@ -160,7 +161,7 @@ impl Model {
         self.counted_until = now;
     }
 
-    /// One look of the reaper.
+    /// One reaper round.
     fn tick(&mut self, now: i64) {
         if now - self.counted_until >= COUNT_EVERY {
             self.count_downtime(now, MAX_COUNTED_GAP);
@@ -186,7 +187,7 @@ impl Model {
                 if self.on(&id).is_empty() {
                     let left = self.sandboxes.get_mut(&id).unwrap();
                     left.suspend(now);
-                    // Its next time begins when it is used again.
+                    // Its running time restarts when it is used again.
                     left.active = 0;
                     continue;
                 }
@@ -231,7 +232,7 @@ async fn run(steps: Vec<Step>) {
                     Step::Refresh(_) => drop(ann.post(&format!("{path}/refresh"), json!({})).await.ok(200)),
                     _ => {
                         ann.get(&format!("/dp/{}/v1/x", session.sandbox)).await.ok(200);
-                        // What passed the gateway is written down at the next look.
+                        // Traffic through the gateway is recorded at the next tick.
                         broker.tick().await;
                     }
                 }
@@ -272,7 +273,7 @@ async fn run(steps: Vec<Step>) {
                 broker = world.start().await;
                 ann = broker.human("ann").await;
                 model.count_downtime(now, 0);
-                // The time since it was last counted may have been without a broker.
+                // The broker may have been down since the last count.
                 model.sandboxes.values_mut().for_each(|s| s.counted_until = s.counted_until.map(|_| now));
             }
         }
@@ -316,7 +317,7 @@ async fn ensure(model: &mut Model, ann: &Client, n: u8, home: Home, now: i64) {
 }
 
 impl Model {
-    /// A session was made, with a sandbox unless the one of that name was there.
+    /// Records a new session, and a sandbox unless the named one already existed.
     fn made(&mut self, n: u8, home: Home, answer: &Value, now: i64) {
         let id = sandbox_id(answer);
         let left = self.left.remove(&n).filter(|left| self.sandboxes.contains_key(left));
@@ -358,7 +359,7 @@ async fn agree(model: &mut Model, world: &World, ann: &Client) {
             assert!(may_become(before, wanted.state), "{before:?} to {:?}", wanted.state);
         }
     }
-    // What ended is gone for good, with its files; what is kept is not.
+    // Ended sandboxes are permanently removed with their files; kept ones are not.
     let destroyed: HashSet<SandboxId> = world.provider.destroyed.lock().unwrap().iter().cloned().collect();
     for id in model.seen.keys() {
         assert_eq!(destroyed.contains(id), !model.sandboxes.contains_key(id));
@@ -369,7 +370,7 @@ async fn agree(model: &mut Model, world: &World, ann: &Client) {
     }
 }
 
-/// Seen from outside, between two requests: what is passed through on the way is allowed too.
+/// Whether a transition may be observed between two requests. It may skip intermediate states.
 fn may_become(from: State, to: State) -> bool {
     use State::*;
     match from {

@@ -1,4 +1,5 @@
-//! What one session may have under way through the gateway, and what a client that doesn't read costs: its own place, and little memory.
+//! Tests of the gateway's limits per session, and of the cost of a client that doesn't read: its own permit and little
+//! memory.
 
 use std::sync::atomic::Ordering;
 
@@ -39,9 +40,9 @@ async fn websocket(broker: &TestBroker, made: &Value) -> Result<WebSocketStream<
     tokio_tungstenite::client_async(request, stream).await.map(|(socket, _)| socket)
 }
 
-/// A long answer, of which nothing is read but its head.
+/// A long response of which only the head is read.
 async fn unread(client: &Client, path: &str) -> Incoming {
-    // Little room on the client's side, so that it is known how much can be on its way.
+    // A small receive buffer on the client's side bounds the bytes in flight.
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(64 * 1024).unwrap();
     let stream = socket.connect(client.addr).await.unwrap();
@@ -79,7 +80,7 @@ async fn a_session_with_all_its_requests_under_way_waits_and_another_one_does_no
     refused(busy.get(&format!("/dp/{id}/v1/x")).await, "requests_per_session");
     quiet.get(&format!("/dp/{id}/v1/x")).await.ok(200);
     hanging.iter().for_each(|h| h.abort());
-    // A client that goes away leaves its place to the next.
+    // A client that disconnects frees its permit for the next one.
     eventually("a place", || async { busy.get(&format!("/dp/{id}/v1/x")).await.status == 200 }).await;
 }
 
@@ -109,7 +110,8 @@ async fn a_client_that_does_not_read_makes_boxd_wait_and_gets_all_of_it_in_the_e
     let made = ann.ensure("t").await;
     let boxd = world.provider.boxd(&sandbox_id(&made));
     let mut body = unread(&ann.with(&made["token"]), &format!("/dp/{}/v1/long?{LONG}", sandbox_id(&made))).await;
-    // boxd is asked for no more than the buffers between the two hold: it stops, and stays there while others are served.
+    // The gateway reads no more from boxd than the buffers in between hold: the count stops and stays there while other
+    // requests are served.
     let mut stopped_at = 0;
     loop {
         for _ in 0..20 {
@@ -138,7 +140,7 @@ async fn bytes_that_nobody_takes_are_counted_and_keep_the_sessions_next_request_
     let busy = ann.with(&made["token"]);
     let path = format!("/dp/{}/v1/x", sandbox_id(&made));
     let mut body = unread(&busy, &format!("/dp/{}/v1/long?{LONG}", sandbox_id(&made))).await;
-    // What was passed on may be taken by the client's own buffers meanwhile, so the first refusal is looked at.
+    // The client's own buffers may still absorb data, so this checks the first refusal.
     let answers = std::sync::Mutex::new(None);
     eventually("the buffers to be full", || async {
         let answer = busy.get(&path).await;

@@ -1,4 +1,4 @@
-//! File links: one file in a URL, for whoever has the URL and nothing else.
+//! Tests of file links: access to one file for any client that has the URL, without another credential.
 
 use cobox_protocol::{Timestamp, key::PrincipalKind};
 use http::Method;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{Client, World, claims, sandbox_id, session_path};
 
-/// The path and query of a link, as a browser would ask for them.
+/// The path and query of a link, as a browser would request them.
 fn path(link: &Value) -> String {
     let url = link["url"].as_str().unwrap();
     url[url.find("/dp/").unwrap()..].to_owned()
@@ -49,7 +49,7 @@ async fn a_link_opens_one_file_for_one_method_and_is_not_seen_by_the_sandbox() {
     for nowhere in [format!("/dp/{id}/v1/exec?link={link}"), format!("/dp/{id}/v1/archive?path=/workspace&link={link}")] {
         assert_eq!(browser.get(&nowhere).await.error(401), "UNAUTHENTICATED");
     }
-    // It is no token, and a token is no link.
+    // A link is not a token, and a token is not a link.
     assert_eq!(ann.with(&json!(link)).get(&format!("/dp/{id}/v1/x")).await.error(401), "UNAUTHENTICATED");
     let forged = format!("/dp/{id}/v1/files/workspace/a?link={}", made["token"].as_str().unwrap());
     assert_eq!(browser.get(&forged).await.error(401), "UNAUTHENTICATED");
@@ -78,7 +78,7 @@ async fn a_query_parameter_beside_a_link_is_checked_as_on_any_other_route() {
     browser.get(&format!("{}&hash=sha256", path(&got))).await.ok(200);
     let seen = world.provider.boxd(&sandbox_id(&made)).seen.lock().unwrap().last().unwrap().clone();
     assert_eq!(seen.uri, "/v1/files/download?hash=sha256");
-    // Nothing is said of it to a client whose link is not good.
+    // A client with an invalid link learns nothing about the parameter.
     assert_eq!(browser.get(&format!("/dp/{}/v1/files/a?link=x.y.z&restrict=1", sandbox_id(&made))).await.error(401), "UNAUTHENTICATED");
 }
 

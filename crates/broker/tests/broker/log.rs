@@ -1,4 +1,4 @@
-//! The broker's log as a test reads it: the JSON lines of everything in this process.
+//! Captures the broker's log in a test: the JSON lines of everything in this process.
 
 use std::{
     io::{self, Write},
@@ -12,7 +12,8 @@ use tracing_subscriber::fmt::MakeWriter;
 pub struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    /// Of this process from now on; only one test of a process can have it, and each test has a process of its own.
+    /// Captures the log of this process from now on. Only one test per process can do so, and each test has its own
+    /// process.
     pub fn capture() -> Self {
         let log = Self::default();
         let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_max_level(tracing_subscriber::filter::LevelFilter::INFO);
@@ -25,7 +26,7 @@ impl Log {
         String::from_utf8(text).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// Waits until a line has this in its message.
+    /// Waits for a line whose message contains this text.
     pub async fn line(&self, part: &str) {
         let is_there = || async { self.lines().iter().any(|l| l["message"].as_str().is_some_and(|m| m.contains(part))) };
         crate::harness::eventually("the line in the log", is_there).await;

@@ -1,5 +1,6 @@
-//! A boxd that lies to the gateway: endless or enormous heads, wrong lengths, answers that nothing asked for. A client gets an error or a
-//! broken answer, never another request's, and the broker stays small and goes on answering.
+//! Tests with a boxd that violates HTTP: endless or huge heads, wrong lengths, unsolicited responses. A client gets an
+//! error or a truncated response, never the response of another request, and the broker uses little memory and keeps
+//! serving.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -28,7 +29,7 @@ fn lie(first: impl Into<Vec<u8>>) -> Lie {
     Lie { first: first.into(), then: None, closes: true }
 }
 
-/// All that one request over a connection of its own gets, until it ends or `enough` bytes have come.
+/// Everything that one request on its own connection receives, until the end or `enough` bytes.
 async fn raw(client: &Client, made: &Value, enough: usize) -> String {
     let mut stream = TcpStream::connect(client.addr).await.unwrap();
     let head = format!(
@@ -81,15 +82,15 @@ async fn an_answer_of_the_wrong_length_ends_with_its_connection_and_adds_nothing
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
-    // Shorter than it said: the client must notice.
+    // Shorter than announced: the client must notice.
     *world.provider.lie.lock().unwrap() = Some(lie("HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nshort"));
     let got = raw(&ann, &made, 1 << 20).await;
     assert!(got.starts_with("HTTP/1.1 200 ") && got.contains("content-length: 100") && got.ends_with("short"), "{got}");
-    // Chunks that are cut off are not closed as if they were whole.
+    // Truncated chunks are not terminated as if they were complete.
     *world.provider.lie.lock().unwrap() = Some(lie("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nshort\r\n"));
     let got = raw(&ann, &made, 1 << 20).await;
     assert!(got.starts_with("HTTP/1.1 200 ") && !got.ends_with("0\r\n\r\n"), "{got}");
-    // Longer than it said, and both kinds of lengths at once: what follows is no answer to anything.
+    // Longer than announced, or with both kinds of lengths: the bytes that follow are no response to any request.
     for first in [
         format!("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ngood{EVIL}"),
         format!("HTTP/1.1 200 OK\r\ncontent-length: 400\r\ntransfer-encoding: chunked\r\n\r\n4\r\ngood\r\n0\r\n\r\n{EVIL}"),
@@ -103,7 +104,7 @@ async fn an_answer_of_the_wrong_length_ends_with_its_connection_and_adds_nothing
                 |path: &str, credential: &str| format!("GET {path} HTTP/1.1\r\nhost: broker\r\nauthorization: Bearer {credential}\r\n\r\n");
             let lied = request(&format!("/dp/{}/v1/x", sandbox_id(&made)), made["token"].as_str().unwrap());
             let own = request("/v1/sandboxes", ann.key.as_ref().unwrap().expose()).replacen("host", "connection: close\r\nhost", 1);
-            // Twice to the sandbox, then to the broker itself, on one connection.
+            // Two requests to the sandbox, then one to the broker itself, on one connection.
             stream.write_all(format!("{lied}{lied}{own}").as_bytes()).await.unwrap();
             let mut got = String::new();
             timeout(PATIENCE, stream.read_to_string(&mut got)).await.unwrap().unwrap();
@@ -135,7 +136,8 @@ async fn what_a_boxd_says_of_itself_is_bounded_and_never_another_sandboxs() {
     let ann = broker.human("ann").await;
     let (mine, other) = (ann.ensure("mine").await, ann.ensure("other").await);
     let boxd = world.provider.boxd(&sandbox_id(&mine));
-    // It claims to be another sandbox, in another session, by another principal, from the future, with terminal sequences.
+    // It claims to be another sandbox, in another session, by another principal, from the future, with terminal
+    // sequences.
     *boxd.claims.lock().unwrap() = Some(json!({ "life": "1\u{1b}]0;x\u{7}", "lost": u64::MAX, "more": true, "items": [{
         "seq": u64::MAX, "at": "2999-01-01T00:00:00Z", "request_id": "x\r\ny", "jti": "j".repeat(100_000), "principal": "root\u{1b}[2J",
         "session_id": other["session_id"], "method": "GET", "route": "/\u{202e}", "status": 65535, "duration_ms": u64::MAX,
@@ -159,7 +161,7 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_at_once_gains_nothing() {
     let client = cobox_client::Client::new(&format!("http://{}", broker.addr), ann.key.clone().unwrap()).unwrap();
     let session = client.open(&negotiate("liar", Mode::Ensure)).await.unwrap();
     let id = session.info().sandbox.id.clone();
-    // To the broker: what another session did, by another principal, from another time, and more than there is.
+    // Sent to the broker: activity of another session, by another principal, at another time, and more than exists.
     let boxd = world.provider.boxd(&id);
     *boxd.claims.lock().unwrap() = Some(json!({ "life": "1", "lost": u64::MAX, "more": true, "items": [{
         "seq": u64::MAX, "at": "2999-01-01T00:00:00Z", "request_id": "x", "principal": "root", "session_id": other["session_id"],
@@ -199,7 +201,7 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_at_once_gains_nothing() {
             .collect::<Vec<_>>()
     };
     assert_eq!(names(&laptop.path().join("here")), ["mine"]);
-    // Nothing is told of the other session, neither in its events nor in its audit.
+    // Nothing is attributed to the other session, neither in its events nor in its audit.
     let mut events = ann.watch(&other, "", &[]).await;
     ann.delete(&session_path(&other)).await.ok(204);
     assert_eq!(events.until("terminated").await, ["created", "active", "terminated"]);
@@ -210,7 +212,7 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_at_once_gains_nothing() {
     ann.get("/v1/sandboxes").await.ok(200);
 }
 
-/// Each answer is an error, or ends in one: never taken for whole or for right.
+/// Each response is an error or ends in one: it is never accepted as complete or correct.
 async fn lied_to_a_client(dataplane: &Dataplane) {
     for _ in 0..liar::LIES {
         dataplane.exec(&ExecRequest { command: Some("true".to_owned()), ..Default::default() }).await.unwrap_err();
@@ -235,7 +237,7 @@ async fn lied_to_a_client(dataplane: &Dataplane) {
     assert_eq!(output, b"real");
 }
 
-/// One connection for each lie.
+/// One connection per lie.
 async fn lied_to_a_sync(dataplane: &Dataplane, laptop: &Path) {
     for number in 0..liar::LIES {
         let (dataplane, laptop, runtime) = (dataplane.clone(), laptop.to_owned(), tokio::runtime::Handle::current());
@@ -255,7 +257,7 @@ async fn lied_to_a_sync(dataplane: &Dataplane, laptop: &Path) {
             let base = laptop.join(format!("base-{number}"));
             Engine::open(&laptop.join("here"), &base, settings, Box::new(|_| ())).unwrap().run(&mut dial)
         });
-        // A conflict or a problem may be all that there is to say of wrong content; the others are refused.
+        // Wrong content may be reported only as a conflict or a problem; the other lies are refused.
         let ended = ran.await.unwrap();
         assert!(ended.is_err() || number == 1, "{number}: {ended:?}");
     }

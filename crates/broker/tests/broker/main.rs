@@ -1,4 +1,4 @@
-//! The whole broker over real sockets and a real database; only the sandboxes are stand-ins.
+//! Tests of the whole broker over real sockets and a real database; only the sandboxes are fakes.
 
 mod access;
 mod adapted;

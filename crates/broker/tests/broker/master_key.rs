@@ -1,4 +1,4 @@
-//! The master key: what happens when it is missing, exposed or another one, and how it is replaced.
+//! Tests of the master key: a missing, exposed or different key, and its rotation.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
@@ -81,7 +81,7 @@ async fn a_graceful_replacement_lets_tokens_live_out_their_time() {
     for token in [&made["token"], &opaque["token"], &fresh["token"]] {
         ann.with(token).get(&path).await.ok(200);
     }
-    // boxd verifies each of them by what it was told.
+    // boxd verifies each of them with the keys that were pushed to it.
     let state = world.provider.boxd(&id).state.lock().unwrap().clone();
     let keys = cobox_token::Keyset::new(&state.issuer, &id, &state.keys).unwrap();
     for token in [&made["token"], &fresh["token"]] {
@@ -114,7 +114,7 @@ async fn an_immediate_replacement_ends_every_token_and_no_key_also_when_the_old_
         assert_eq!((rotated.previous_key, rotated.old_tokens_until), (None, None));
         assert!(!world.config.data_dir.join("master.previous.key").exists());
         if is_lost {
-            // As if it had broken off before the new key got its name.
+            // Simulates an interruption before the new key was renamed.
             fs::rename(key_file(&world), world.config.data_dir.join("master.next.key")).unwrap();
         }
         let again = world.start().await;
@@ -133,7 +133,7 @@ async fn an_immediate_replacement_ends_every_token_and_no_key_also_when_the_old_
 async fn a_broker_whose_key_was_replaced_behind_its_back_stops() {
     let database = TestDatabase::new().await;
     let mut world = World::cluster(&database, 1).remove(0);
-    // It beats four times in that.
+    // It sends four heartbeats within this time.
     world.config.node_timeout_seconds = 4;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let broker = Broker::start_with_clock(world.config.clone(), world.provider.clone(), listener, world.clock.clone()).await.unwrap();
@@ -198,7 +198,7 @@ async fn brokers_on_one_database_are_stopped_first_and_get_the_new_key_by_hand()
 
     let database = TestDatabase::new().await;
     let worlds = World::cluster(&database, 2);
-    // Long enough ago for both to count as dead when they are.
+    // Started long enough ago that both count as dead once they are.
     worlds[0].clock.advance(-60);
     let (a, b) = (worlds[0].start().await, worlds[1].start().await);
     let ann = a.human("ann").await;

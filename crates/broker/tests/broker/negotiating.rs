@@ -1,4 +1,4 @@
-//! Negotiating in every mode and for every scope: hints, names, tags, conflicts.
+//! Tests of negotiation in every mode and for every scope: hints, names, tags and conflicts.
 
 use std::{collections::HashSet, sync::atomic::Ordering};
 
@@ -65,7 +65,7 @@ async fn a_retry_of_create_only_is_answered_as_the_first_and_a_conflict_stays_on
     for _ in 0..2 {
         assert_eq!(send("t", "k2").await.error(409), "SESSION_CONFLICT");
     }
-    // To the second, and not only when the reaper comes by.
+    // Expires to the second, and not only at the next reaper round.
     world.clock.advance(24 * 3600);
     send("t", "k1").await.ok(200);
     world.clock.advance(1);
@@ -134,7 +134,7 @@ async fn many_threads_share_one_named_sandbox() {
         seen["threads"].as_array().unwrap().iter().filter_map(Value::as_str).collect::<HashSet<_>>(),
         HashSet::from(["a", "b", "c"])
     );
-    // Each ends on its own; the last leaves the files.
+    // Each session ends by itself; the last one leaves the files.
     for (who, thread) in [(&ann, "a"), (&bob, "b"), (&bob, "c")] {
         let session = who.post(SESSIONS, json!({ "thread_id": thread, "mode": "get" })).await.ok(200);
         assert_eq!(who.delete(&session_path(&session)).await.status, 204);
@@ -174,7 +174,7 @@ async fn another_ones_private_sandbox_is_forbidden_on_every_way() {
     for hint in [json!({ "sandbox_hint": "mine" }), json!({ "name": "mine" })] {
         assert_eq!(ask(&bob, "t", hint).await.error(403), "FORBIDDEN");
     }
-    // Not even through a session whose own access is wider, because the sandbox's was too when it was made.
+    // Not even through a session with wider access, which the sandbox also had when the session was created.
     let set_access =
         async |access: &str| ann.call(Method::PATCH, "/v1/sandboxes/mine", Some(json!({ "access": access })), &[]).await.ok(200);
     set_access("workspace").await;

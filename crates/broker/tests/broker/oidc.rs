@@ -1,4 +1,4 @@
-//! OIDC as a second way in, against a real HTTP server that stands for the issuer and tokens signed with real keys.
+//! Tests of OIDC authentication against a real HTTP server in the role of the issuer, with tokens signed by real keys.
 
 use std::{
     process::{Command, Stdio},
@@ -23,7 +23,7 @@ use crate::harness::{Client, TestBroker, World, claims, sandbox_id};
 
 const REFUSED: &str = "the OIDC token is not accepted here";
 
-/// What an issuer has: documents that tests may change, and a count of how often they were asked for.
+/// Documents of the issuer, which tests may change, with counts of the requests for them.
 #[derive(Default)]
 struct Documents {
     discovery: Mutex<Value>,
@@ -71,7 +71,7 @@ impl Issuer {
         self.documents.asked.load(Ordering::SeqCst)
     }
 
-    /// A world whose broker believes this issuer; `more` are further lines of its settings.
+    /// A world whose broker trusts this issuer; `more` contains further lines of its configuration.
     fn world(&self, more: &str) -> World {
         let mut world = World::new();
         world.config.oidc = Some(toml::from_str(&format!("issuer = {:?}\naudience = \"cobox\"\n{more}", self.url)).unwrap());
@@ -121,7 +121,7 @@ fn encode(value: &Value) -> String {
     URL_SAFE_NO_PAD.encode(value.to_string())
 }
 
-/// ring signs with RSA keys and makes none.
+/// ring signs with RSA keys but can't generate them.
 fn rsa() -> &'static Key {
     static KEY: OnceLock<Key> = OnceLock::new();
     KEY.get_or_init(|| {
@@ -215,7 +215,7 @@ async fn whatever_is_wrong_with_a_token_it_is_refused_in_the_same_words() {
     };
     let header = |alg: &str, kid: &str| json!({ "alg": alg, "kid": kid });
     let unsigned = |alg: &str| format!("{}.{}.", encode(&header(alg, "ed-1")), encode(&good));
-    // Whoever has only the public key makes a MAC with it and hopes that it is taken for the secret of one.
+    // Algorithm confusion: an attacker uses the public key as the secret of an HMAC.
     let confused = |secret: &[u8], kid: &str| {
         let message = format!("{}.{}", encode(&header("HS256", kid)), encode(&good));
         let mut mac = Hmac::<sha2::Sha256>::new_from_slice(secret).unwrap();
@@ -323,7 +323,7 @@ async fn rotated_keys_are_found_and_strangers_keys_cost_the_issuer_nothing() {
     assert_eq!(issuer.asked(), 3);
     assert!(!is_in(ed()).await, "a key that the issuer has withdrawn is no key");
 
-    // The issuer is broken for a while; what it had counts for a while.
+    // The issuer fails for a while; its cached keys stay valid for a while.
     *issuer.documents.keys.lock().unwrap() = b"<html>busy</html>".to_vec();
     world.clock.advance(1800);
     assert!(is_in(&next).await);

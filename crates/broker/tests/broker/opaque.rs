@@ -1,4 +1,4 @@
-//! Opaque tokens: known to the broker alone, by their hashes; through the gateway they are as good as others.
+//! Tests of opaque tokens: known only to the broker, by their hashes; through the gateway they work like other tokens.
 
 use cobox_protocol::key::PrincipalKind;
 use http::Method;

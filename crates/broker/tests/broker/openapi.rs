@@ -1,4 +1,4 @@
-//! The document of the broker's routes, against the broker: no route and no answer that isn't in it.
+//! Compares the OpenAPI document with the broker: every route and every response must be documented.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ fn paths() -> impl Iterator<Item = (&'static String, &'static Value)> {
     DOCUMENT["paths"].as_object().unwrap().iter()
 }
 
-/// Whether a path is one of a template; the last parameter of the gateway's takes all that is left.
+/// Whether a path matches a template. The gateway's last parameter matches the rest of the path.
 fn fits(template: &str, path: &str) -> bool {
     let (mut template, mut path) = (template.split('/'), path.split('/'));
     loop {
@@ -32,7 +32,7 @@ fn fits(template: &str, path: &str) -> bool {
     }
 }
 
-/// Called with every answer any test gets: what a client may meet is written down.
+/// Called with every response in any test, so that all responses are documented.
 #[track_caller]
 pub fn must_be_documented(method: &Method, path: &str, status: StatusCode) {
     let Some((template, operations)) = paths().find(|(template, _)| fits(template, path)) else { return };
@@ -44,7 +44,7 @@ pub fn must_be_documented(method: &Method, path: &str, status: StatusCode) {
     );
 }
 
-/// How the document spells a path of the router.
+/// The document's spelling of a router path.
 fn spelled(path: &str) -> String {
     match path {
         "/dp/{*rest}" => "/dp/{sandbox_id}/{rest}".to_owned(),
@@ -53,12 +53,12 @@ fn spelled(path: &str) -> String {
     }
 }
 
-/// Something in place of the parameters.
+/// Replaces the parameters with an example value.
 fn example(path: &str) -> String {
     path.split('/').map(|part| if part.starts_with('{') { "x" } else { part }).collect::<Vec<_>>().join("/")
 }
 
-/// Every operation there is, with ids in place of the parameters.
+/// Every documented operation, with ids in place of the parameters.
 pub fn operations() -> Vec<(Method, String)> {
     let mut operations = Vec::new();
     for (path, methods) in paths() {
@@ -79,10 +79,10 @@ async fn the_routes_of_the_router_and_of_the_document_are_the_same() {
     let anyone = Client { addr: broker.addr, key: None };
     let mut real = BTreeMap::new();
     for path in cobox_broker::paths() {
-        // A method that nobody has is answered with those there are; the gateway takes any.
+        // An unknown method is answered with the list of allowed ones; the gateway accepts any.
         let answer = anyone.call(Method::from_bytes(b"BREW").unwrap(), &example(path), None, &[]).await;
         let methods: BTreeSet<String> = match answer.headers.get("allow") {
-            // HEAD is there wherever GET is, and needs no telling.
+            // HEAD is available with every GET and not documented separately.
             Some(allowed) => allowed.to_str().unwrap().split(',').map(|m| m.trim().to_ascii_lowercase()).filter(|m| m != "head").collect(),
             None => METHODS.map(str::to_owned).into(),
         };
@@ -114,7 +114,7 @@ async fn the_document_is_served_to_anybody_and_says_what_needs_a_key() {
             let path = path.replace("/sessions/x", "/sessions/ssn_00000000000000000000000000");
             let answer = anyone.call(method.clone(), &path, None, &[]).await;
             let is_refused = answer.status == StatusCode::UNAUTHORIZED;
-            // The webhook's signature is a parameter like any other here.
+            // The webhook's signature is documented as a parameter.
             assert_eq!(is_refused, !is_open, "{method} {path}: {}", answer.status);
         }
     }
@@ -131,7 +131,8 @@ async fn a_path_that_is_not_text_is_refused_like_anything_else() {
     assert_eq!(ann.get("/v1/sandboxes?limit=%ff").await.error(400), "INVALID_REQUEST");
 }
 
-/// Every operation of the broker's own routes; the gateway's are boxd's, and the LangSmith routes take what those SDKs send.
+/// Every operation of the broker's own routes. The gateway's routes belong to boxd, and the LangSmith routes accept
+/// anything that those SDKs send.
 fn own_operations() -> impl Iterator<Item = (Method, String, &'static Value)> {
     paths().flat_map(|(path, operations)| {
         operations.as_object().unwrap().iter().filter_map(move |(method, operation)| {
@@ -163,7 +164,7 @@ async fn an_unknown_field_is_refused_by_name_on_every_route_that_takes_a_body() 
     let mut count = 0;
     for (method, path, operation) in own_operations() {
         let content = operation["requestBody"]["content"].as_object();
-        // A form is tested below, and a webhook is refused for its signature first.
+        // The form has its own test below, and a webhook is refused because of its signature first.
         let is_json = content.is_none_or(|content| content.contains_key("application/json")) && path != "/webhooks/threads";
         if !is_json || [Method::GET, Method::DELETE].contains(&method) {
             continue;
@@ -205,7 +206,7 @@ async fn a_body_is_refused_on_every_route_that_takes_none_once_its_sender_is_kno
         count += 1;
     }
     assert!(count > 15, "only {count} routes were tried");
-    // What was asked for as a trial has not happened.
+    // The request for a dry run was refused and had no effect.
     let made = admin.ensure("t").await;
     assert_eq!(
         admin.call(Method::DELETE, &session_path(&made), Some(json!({ "keep_files": true })), &[]).await.error(400),
@@ -279,9 +280,9 @@ fn every_request_of_the_document_is_closed() {
             open_objects(schema, &format!("{method} {path}"), &mut open, &mut closed);
         }
     }
-    // `scope` and `actor` are read by hand, because answers have them too; see negotiating.rs.
+    // `scope` and `actor` are parsed by hand, because responses contain them too; see negotiating.rs.
     open.retain(|at| !at.ends_with(".scope") && !at.ends_with(".actor"));
-    // What is said beside a closed object, such as which of its fields are required, opens nothing.
+    // A schema combined with a closed object, such as one that lists required fields, permits no further fields.
     open.retain(|at| !closed.contains(at));
     assert!(open.is_empty(), "add deny_unknown_fields to these requests: {open:?}");
 }

@@ -1,4 +1,4 @@
-//! What whoever runs a broker looks at: whether it is ready, and what it counts.
+//! Tests of the operation routes: readiness and metrics.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +23,7 @@ async fn a_broker_is_ready_while_its_parts_are_and_says_which_is_not() {
     let ready = anyone.get("/readyz").await.ok(200);
     assert_eq!(ready, json!({ "status": "ready", "checks": { "store": "ok", "provider": "ok", "node": "ok", "clock": "ok" } }));
     world.provider.is_ready.store(false, Ordering::SeqCst);
-    // An answer counts for a moment.
+    // The result of a check is cached for a moment.
     eventually("the provider's trouble shows", async || anyone.get("/readyz").await.status == 503).await;
     let unready = anyone.get("/readyz").await;
     assert_eq!(unready.json()["error"]["details"]["checks"], json!({ "store": "ok", "provider": "failed", "node": "ok", "clock": "ok" }));
@@ -44,7 +44,7 @@ async fn the_metrics_tell_of_routes_and_states_and_of_nobody() {
     ann.post(&format!("{}/refresh", session_path(&made)), json!({})).await.ok(200);
     ann.get("/no/such/route?token=hidden").await.error(404);
     let anyone = Client { addr: broker.addr, key: None };
-    // The connections of the requests before are closed by the broker after their clients have closed them.
+    // The broker closes the earlier requests' connections only after their clients have closed them.
     eventually("only one connection is open", async || scrape(&anyone).await.contains("\ncobox_connections_open 1\n")).await;
     let metrics = anyone.get("/metrics").await;
     assert_eq!(metrics.status, 200);
@@ -142,7 +142,7 @@ async fn a_request_is_found_by_its_callers_ids_and_by_its_sandbox() {
     assert_eq!((&line["trace_id"], &line["level"]), (&json!(TRACE), &json!("INFO")));
     let is_about = |line: &Value| line["session"] == made["session_id"] && line["sandbox"] == made["sandbox"]["id"];
     assert!(is_about(&line), "{line}");
-    // The audit has it too.
+    // The audit contains the id as well.
     let root = broker.key("root", PrincipalKind::Operator).await;
     let audit = root.get("/v1/audit").await.ok(200);
     assert!(audit["items"].as_array().unwrap().iter().any(|r| r["request_id"] == "their-own.id:7"), "{audit}");
@@ -151,12 +151,12 @@ async fn a_request_is_found_by_its_callers_ids_and_by_its_sandbox() {
     assert!(is_about(&log.request(passed.headers["x-request-id"].to_str().unwrap())));
     let refused = ann.post(&format!("{}/delegate", session_path(&made)), json!({})).await;
     assert_eq!(log.request(refused.headers["x-request-id"].to_str().unwrap())["session"], made["session_id"]);
-    // What could harm a log is replaced.
+    // An id that could damage a log is replaced.
     for bad in ["a b", &"x".repeat(129), ann.key.as_ref().unwrap().expose()] {
         let answer = ann.call(Method::GET, "/healthz", None, &[("x-request-id", bad), ("traceparent", "00-0-0-0")]).await;
         assert!(answer.headers["x-request-id"].to_str().unwrap().starts_with("req_"), "{bad}");
     }
-    // So is a suspension, for which no request is to blame.
+    // A suspension, which no request caused, is logged too.
     world.clock.advance(3600);
     broker.tick().await;
     let lines = log.lines();
@@ -174,7 +174,7 @@ async fn the_metrics_are_for_operators_and_who_has_the_scrapers_token_wherever_t
     let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
     let nobody = Client { key: None, ..ann.clone() };
     let with = |token: &str| nobody.with(&json!(token));
-    // A proxy on this machine need not say that it is one.
+    // A proxy on this machine may not identify itself.
     for headers in [&[][..], &[("x-forwarded-for", "203.0.113.1")], &[("forwarded", "for=203.0.113.1")], &[("via", "nginx")]] {
         let read = async |client: &Client| client.call(Method::GET, "/metrics", None, headers).await;
         assert_eq!(read(&nobody).await.error(401), "UNAUTHENTICATED");

@@ -1,4 +1,5 @@
-//! The dataplane at an address of its own: by host name a sandbox, or on a second listener; the broker's API is not there.
+//! Tests of a dataplane with its own address: by host name per sandbox, or on a second listener. The broker's API is
+//! not served there.
 
 use axum::body::Bytes;
 use cobox_broker::Cors;
@@ -21,7 +22,7 @@ fn with_domain() -> World {
     world
 }
 
-/// A request with a host of its own choosing.
+/// A request with a chosen host.
 async fn on(client: &Client, host: &str, method: Method, path: &str, headers: &[(&str, &str)]) -> Answer {
     let mut request = Request::builder().method(method).uri(path).header("host", host);
     for (name, value) in headers {
@@ -34,7 +35,7 @@ fn host(id: &SandboxId) -> String {
     format!("{id}.{DOMAIN}")
 }
 
-/// Every place in an answer that says where the sandbox is.
+/// All URLs of the sandbox in a response.
 fn urls(made: &Value) -> Vec<String> {
     ["/sandbox/http_base_url", "/dataplane/http_base_url"].iter().map(|p| made.pointer(p).unwrap().as_str().unwrap().to_owned()).collect()
 }
@@ -85,12 +86,12 @@ async fn nothing_of_the_broker_is_on_a_host_of_the_domain() {
             assert_eq!(on(&ann, &name, Method::GET, path, &[]).await.error(404), "ROUTE_NOT_FOUND", "{name}{path}");
         }
     }
-    // The domain itself has the gateway's paths, and the broker's own host no longer has them.
+    // The domain itself serves the gateway's paths, and the broker's own host no longer does.
     on(&ann, DOMAIN, Method::GET, &format!("/dp/{id}/v1/x"), &[]).await.ok(200);
     let moved = ann.get(&format!("/dp/{id}/v1/x")).await;
     assert!(moved.json()["error"]["message"].as_str().unwrap().contains("http_base_url"));
     assert_eq!(moved.error(404), "ROUTE_NOT_FOUND");
-    // Who says two hosts is told so, whichever of them comes first.
+    // A request with two hosts is refused, in either order.
     let request = Request::get("/v1/sandboxes").header("host", host(&id)).header("host", "broker");
     assert_eq!(ann.send(request.body(Full::new(Bytes::new())).unwrap()).await.error(400), "INVALID_REQUEST");
 }
@@ -120,7 +121,7 @@ async fn a_page_of_a_named_origin_may_speak_to_a_sandboxs_host_and_no_other_may(
     assert!(world.provider.boxd(&id).seen.lock().unwrap().is_empty(), "no sandbox is asked");
     let answer = on(&ann, &host(&id), Method::GET, "/v1/x", &[("origin", PAGE)]).await;
     assert_eq!(answer.headers["access-control-allow-origin"], PAGE);
-    // A page of a sandbox is a page of a stranger.
+    // A page served by a sandbox is an untrusted origin.
     let of_a_sandbox = format!("https://{}", host(&id));
     let ask = [("origin", of_a_sandbox.as_str()), ("access-control-request-method", "POST")];
     assert_eq!(nobody.call(Method::OPTIONS, "/v1/sandbox/sessions", None, &ask).await.error(403), "FORBIDDEN");

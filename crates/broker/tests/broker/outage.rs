@@ -1,5 +1,5 @@
-//! A database that is stopped, silent, full or read-only: every route answers `503` with the time to try again, the log has the cause, the
-//! metrics are there, and the broker goes on by itself when the database is back.
+//! Tests with a database that is stopped, silent, full or read-only: every route answers `503` with a retry time, the
+//! log contains the cause, metrics stay available, and the broker recovers by itself when the database returns.
 
 use cobox_protocol::key::PrincipalKind;
 use cobox_testkit::{Silence, SmallDisk, StallingProxy, TestDatabase};
@@ -11,14 +11,14 @@ use crate::{
     openapi::operations,
 };
 
-/// What answers without the database.
+/// Routes that work without the database.
 const WITHOUT_STORE: [(&str, u16); 4] = [("/healthz", 200), ("/openapi.json", 200), ("/metrics", 200), ("/webhooks/threads", 404)];
 
 fn text(answer: &Answer) -> String {
     String::from_utf8_lossy(&answer.bytes).into_owned()
 }
 
-/// Whether it is the refusal that an outage must give.
+/// Whether a response is the refusal that an outage must give.
 fn is_unavailable(answer: &Answer) -> bool {
     answer.status == 503 && answer.headers.contains_key("retry-after")
 }
@@ -54,7 +54,7 @@ async fn while_the_database_is_stopped_every_route_answers_503_and_the_log_has_t
         assert_eq!(line["level"], "ERROR", "{line}");
         assert!(line["cause"].as_str().is_some_and(|cause| cause.contains("database")), "{line}");
     }
-    // A token of a sandbox that runs, at the gateway.
+    // A token of a running sandbox, at the gateway.
     let used = ann.with(&made["token"]).get(&format!("/dp/{}/v1/hello", sandbox_id(&made))).await;
     assert!(is_unavailable(&used), "{}", text(&used));
     let metrics = ann.get("/metrics").await;
@@ -64,7 +64,7 @@ async fn while_the_database_is_stopped_every_route_answers_503_and_the_log_has_t
     let path = session_path(&made);
     eventually("the session is there again", || async { ann.get(&path).await.status == 200 }).await;
     assert_eq!(ann.ensure("t").await["session_id"], made["session_id"]);
-    // The last check of the database counts for a moment.
+    // The last check of the database is cached for a moment.
     eventually("the metrics say so", || async { text(&ann.get("/metrics").await).contains("\ncobox_store_up 1\n") }).await;
 }
 
@@ -79,7 +79,7 @@ async fn the_metrics_are_answered_while_the_database_is_silent() {
     ann.ensure("t").await;
     proxy.stall(Silence::Everything);
     let anyone = Client { key: None, ..ann.clone() };
-    // Scrapes come after each other: none of them waits until a request that needs the database is given up.
+    // Sequential scrapes: none of them waits until a request that needs the database times out.
     let scrapes = async {
         for _ in 0..3 {
             let metrics = anyone.get("/metrics").await;
@@ -95,7 +95,7 @@ async fn the_metrics_are_answered_while_the_database_is_silent() {
     }
 }
 
-/// These mount a filesystem, which takes root.
+/// These tests mount a filesystem, which requires root.
 mod full_disk {
     use super::*;
 
@@ -109,7 +109,7 @@ mod full_disk {
         let ann = broker.human("ann").await;
         let made = ann.ensure("t").await;
         disk.fill();
-        // The database has a little room of its own, which is used up first.
+        // The database has a little reserved space, which is used up first.
         let refused = async || {
             let answer = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure" })).await;
             assert!(answer.status == 200 || is_unavailable(&answer), "{} {}", answer.status, text(&answer));

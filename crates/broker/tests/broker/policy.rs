@@ -1,4 +1,5 @@
-//! The policy file at work: what is granted, how long, how many, and what a change of the file does to a running broker.
+//! Tests of the policy file: granted capabilities, lifetimes and quotas, and how a changed file affects a running
+//! broker.
 
 use cobox_protocol::key::PrincipalKind;
 use http::Method;
@@ -8,7 +9,7 @@ use crate::harness::{NEWEST, World, claims, eventually, sandbox_id, session_path
 
 const SESSIONS: &str = "/v1/sandbox/sessions";
 
-/// A world whose policy is this text from the start.
+/// A world that starts with this policy.
 fn ruled(policy: &str) -> World {
     let world = World::new();
     write(&world, policy);
@@ -170,7 +171,7 @@ async fn a_changed_file_counts_without_a_restart_and_a_broken_one_never() {
     let before = ann.ensure("t").await;
     assert_eq!(granted(&before), "fs_read fs_write exec shell");
     write(&world, "[human]\ncapabilities = [\"fs_read\"]\n");
-    // The broker looks by itself.
+    // The broker detects the change by itself.
     eventually("the policy is read", async || granted(&ann.ensure("t").await) == "fs_read").await;
     let id = sandbox_id(&before);
     ann.with(&before["token"]).get(&format!("/dp/{id}/v1/x")).await.ok(200);

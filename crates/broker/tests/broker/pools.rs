@@ -1,4 +1,4 @@
-//! Pools: sandboxes that wait are taken once each, and there are soon as many again.
+//! Tests of pools: each waiting sandbox is taken once, and the pool is soon refilled.
 
 use std::sync::atomic::Ordering;
 
@@ -72,7 +72,7 @@ async fn whoever_wants_a_sandbox_of_the_template_gets_one_that_waits() {
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
     let pool = pool(&world, &broker, 2).await;
     let waiting = filled(&broker, &pool).await;
-    // Nobody's yet: not even whose pool it is gets in.
+    // Not assigned yet: not even the owner of the pool can access it.
     assert_eq!(list(&ann).await, 0);
     assert_eq!(ann.get(&format!("/v1/sandboxes/{}", waiting[0])).await.error(404), "SANDBOX_NOT_FOUND");
     assert_eq!(ann.get(&format!("/dp/{}/v1/echo", waiting[0])).await.error(404), "SANDBOX_NOT_FOUND");
@@ -95,7 +95,7 @@ async fn whoever_wants_a_sandbox_of_the_template_gets_one_that_waits() {
 #[tokio::test]
 async fn what_waits_outlives_its_lease_and_is_replaced_when_it_dies_or_its_template_changes() {
     let mut world = world();
-    // A minute counts of each gap between two rounds of the reaper.
+    // A gap between two reaper rounds counts as one minute.
     world.config.hard_ttl_seconds = 21 * 60;
     let broker = world.start().await;
     let _ann = broker.human("ann").await;
@@ -152,7 +152,7 @@ async fn what_waits_on_a_dead_node_is_made_anew_on_a_living_one() {
     let ann = one.human("ann").await;
     let pool = pool(&worlds[0], &one, 2).await;
     let waiting = filled(&one, &pool).await;
-    // Not before, or it would have filled the pool as well.
+    // Started only now, because it would have helped to fill the pool.
     let two = worlds[1].start().await;
     one.kill().await;
     let there = ann.at(&two);
@@ -164,7 +164,7 @@ async fn what_waits_on_a_dead_node_is_made_anew_on_a_living_one() {
     })
     .await;
     assert_eq!(there.get("/v2/sandboxes/pools/warm").await.ok(200)["ready_replicas"], 2);
-    // Should the first be back, what waited there goes.
+    // If the first node returns, its waiting sandboxes are removed.
     let again = worlds[0].start().await;
     eventually("the first has none", || async {
         again.tick().await;
@@ -199,7 +199,7 @@ async fn what_does_not_start_is_tried_less_and_less_often_and_says_why() {
     assert_eq!(ann.get("/v2/sandboxes/pools/warm").await.status, 404, "the SDK asks again by itself");
     let wish = json!({ "name": "warm", "template_name": "python", "replicas": 50, "wait_for_ready": false });
     ann.post("/v2/sandboxes/pools", wish).await.ok(201);
-    // Nothing between the tries, one at a time, and ever more time between them.
+    // One attempt at a time, nothing in between, and growing delays.
     let now = async || broker.broker.as_ref().unwrap().store().pool("default", "warm").await.unwrap().unwrap();
     eventually("the first failure", || async { now().await.trouble.failures == 1 }).await;
     let (pool, first, mut tries) = (now().await, starts(), 0);
@@ -212,7 +212,7 @@ async fn what_does_not_start_is_tried_less_and_less_often_and_says_why() {
     assert!((4..=12).contains(&tries), "{tries} tries in 20 minutes");
     let shown = ann.get("/v2/sandboxes/pools/warm").await.ok(200);
     assert!(shown["status_message"].as_str().unwrap().contains("told to fail"), "{shown}");
-    // Mended, it is filled when it is tried again, and at once when it is changed.
+    // Once the failure is fixed, the pool is filled at the next attempt, or immediately after a change.
     world.provider.failing_starts.store(0, Ordering::SeqCst);
     ann.call(http::Method::PATCH, "/v2/sandboxes/pools/warm", Some(json!({ "replicas": 2 })), &[]).await.ok(200);
     assert_eq!(filled(&broker, &Pool { replicas: 2, ..pool }).await.len(), 2);

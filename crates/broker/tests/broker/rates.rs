@@ -1,4 +1,5 @@
-//! How often one may ask: principals apart from each other, keeping apart from asking, and addresses that show bad credentials.
+//! Tests of rate limits: principals are independent of each other, upkeep is limited separately from other requests,
+//! and addresses that send invalid credentials are limited.
 
 use cobox_broker::RateLimits;
 use cobox_protocol::Secret;
@@ -7,7 +8,7 @@ use serde_json::json;
 
 use crate::harness::{Client, World, sandbox_id, session_path};
 
-/// No more than a few requests, and then one a second.
+/// A burst of a few requests, then one a second.
 fn tight() -> World {
     let mut world = World::new();
     world.config.rate_limits = RateLimits {
@@ -65,7 +66,7 @@ async fn a_token_is_no_way_around_its_principals_limit() {
     let (holder, bobs) = (ann.with(&made["token"]), bob.with(&bob.ensure("t").await["token"]));
     let delegate = format!("{}/delegate", session_path(&made));
     let wish = json!({ "capabilities": ["fs_read"], "token_format": "opaque" });
-    // One request is spent.
+    // One request is used up.
     holder.post(&delegate, wish.clone()).await.ok(200);
     drop(holder.watch(&made, "", &[]).await);
     let of_sandbox = format!("/sandbox/{}/delegate", sandbox_id(&made));
@@ -132,12 +133,12 @@ async fn a_good_credential_is_never_locked_out_by_bad_ones_from_its_address() {
     for bad in [&nobody, &guessing] {
         while bad.get("/v1/sandboxes").await.status != 429 {}
     }
-    // None of these was seen from this address before.
+    // These valid credentials are accepted, although none was used from this address before.
     broker.human("bob").await.get("/v1/sandboxes").await.ok(200);
     ann.with(&made["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
     let path = link["url"].as_str().unwrap().split_once("/dp/").unwrap().1;
     nobody.get(&format!("/dp/{path}")).await.ok(200);
-    // What is bad is still refused.
+    // Invalid credentials are still refused.
     assert_eq!(guessing.get("/v1/sandboxes").await.error(429), "RATE_LIMITED");
 }
 

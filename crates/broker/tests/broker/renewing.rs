@@ -1,4 +1,5 @@
-//! Fresh tokens and longer leases: what a refresh checks, how a rotation ends the old token, what a heartbeat does.
+//! Tests of refreshed tokens and extended leases: what a refresh checks, how a rotation ends the old token, what a
+//! heartbeat does.
 
 use cobox_protocol::{Timestamp, control::Revocation, key::PrincipalKind};
 use serde_json::{Value, json};
@@ -72,7 +73,7 @@ async fn a_rotation_ends_the_old_token_half_a_minute_later_and_its_sandbox_is_to
     assert_eq!(ann.post(&refresh, json!({ "rotate": true })).await.error(400), "INVALID_REQUEST");
     let rotate = json!({ "current_token": made["token"], "rotate": true });
     let renewed = ann.post(&refresh, rotate.clone()).await.ok(200);
-    // A retry whose answer was lost.
+    // A retry after a lost response.
     ann.post(&refresh, rotate.clone()).await.ok(200);
     let revoked = || world.provider.boxd(&id).state.lock().unwrap().revoked.clone();
     world.clock.advance(29);
@@ -104,7 +105,7 @@ async fn possession_is_of_this_session_this_principal_and_not_too_old() {
     let one = ann.post("/v1/sandbox/sessions", body("one")).await.ok(200);
     let two = ann.post("/v1/sandbox/sessions", body("two")).await.ok(200);
     let refresh = format!("{}/refresh", session_path(&one));
-    // The same sandbox, so the same keys: only the session differs.
+    // The same sandbox and therefore the same keys: only the session differs.
     assert_eq!(ann.post(&refresh, json!({ "current_token": two["token"] })).await.error(403), "FORBIDDEN");
     let bobs = bob.post("/v1/sandbox/sessions", body("one")).await.ok(200);
     assert_eq!(ann.post(&refresh, json!({ "current_token": bobs["token"] })).await.error(403), "FORBIDDEN");

@@ -1,4 +1,4 @@
-//! A broker that was killed: the next one adopts, finishes, undoes and removes.
+//! Tests of a killed broker's successor: it adopts, finishes, rolls back and removes sandboxes.
 
 use std::sync::atomic::Ordering;
 
@@ -29,7 +29,7 @@ async fn a_living_sandbox_is_adopted_with_what_it_missed() {
     let bot_id = bot["id"].as_str().unwrap().to_owned();
     assert_eq!(root.delete(&format!("/v1/keys/{bot_id}")).await.status, 204);
     first.kill().await;
-    // As if the last push had never arrived, from a broker whose clock ran ahead.
+    // Simulates that the last push never arrived, from a broker whose clock was ahead.
     let far_ahead = {
         let boxd = world.provider.boxd(&id);
         let mut state = boxd.state.lock().unwrap();
@@ -86,7 +86,7 @@ async fn a_release_that_was_under_way_is_finished() {
     let first = world.start().await;
     let ann = first.human("ann").await;
     let made = ann.ensure("t").await;
-    // All of its attempts: on PostgreSQL it hears of its own change and tries once more.
+    // Fails all attempts: on PostgreSQL the broker is notified of its own change and retries once more.
     world.provider.failing_destroys.store(u32::MAX, Ordering::SeqCst);
     assert_eq!(ann.delete(&session_path(&made)).await.status, 204);
     first.kill().await;
@@ -124,7 +124,7 @@ async fn an_interrupted_resume_is_undone_and_an_interrupted_suspension_finished(
     assert_eq!(sandbox_id(&ann.ensure("a").await), a);
 }
 
-/// Makes a sandbox at the provider that no record knows.
+/// Creates a sandbox at the provider without a record.
 async fn unknown_sandbox(world: &World) -> SandboxId {
     let id = SandboxId::new();
     let state = ControlState {

@@ -1,4 +1,5 @@
-//! Taking back: tokens by what they have in common, a sandbox's key gracefully or at once, and a sandbox by an operator.
+//! Tests of revocation: tokens by a common property, a sandbox's key gracefully or immediately, and a sandbox by an
+//! operator.
 
 use cobox_broker::{
     Clock,
@@ -40,7 +41,7 @@ async fn tokens_are_revoked_by_what_they_have_in_common_and_their_owners_get_new
         assert_eq!(ann.with(&made["token"]).get(&path).await.error(401), "TOKEN_REVOKED", "by {by}");
         let refresh = format!("{}/refresh", session_path(&made));
         assert_eq!(ann.post(&refresh, json!({ "current_token": made["token"] })).await.error(401), "TOKEN_REVOKED", "by {by}");
-        // What boxd was told says the same.
+        // The state pushed to boxd has the same effect.
         let state = world.provider.boxd(&id).state.lock().unwrap().clone();
         let keys = cobox_token::Keyset::new(&state.issuer, &id, &state.keys).unwrap();
         let now = Timestamp::from_unix(claims(made["token"].as_str().unwrap())["iat"].as_i64().unwrap());
@@ -51,12 +52,12 @@ async fn tokens_are_revoked_by_what_they_have_in_common_and_their_owners_get_new
         let is_bob_hit = by == "session" || by == "sandbox";
         assert_eq!(bob.with(&bobs["token"]).get(&path).await.status, if is_bob_hit { 401 } else { 200 }, "by {by}");
         bob.with(&other["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&other))).await.ok(200);
-        // Past what two clocks may differ by.
+        // Exceeds the maximum clock skew.
         world.clock.advance(6);
         let fresh = ann.ensure("t").await;
         assert_eq!(fresh["session_id"], made["session_id"]);
         ann.with(&fresh["token"]).get(&path).await.ok(200);
-        // The old one proves nothing for as long as it could have.
+        // The old token is no longer accepted, for as long as a refresh would otherwise have accepted it.
         world.clock.advance(900 + 3500);
         assert_eq!(ann.post(&refresh, json!({ "current_token": made["token"] })).await.error(401), "TOKEN_REVOKED", "by {by}");
     }
@@ -165,7 +166,7 @@ async fn a_graceful_rotation_lets_old_tokens_live_out_their_time_and_an_immediat
     assert_eq!(claims(second["token"].as_str().unwrap())["gen"], 2);
     let renewed = ann.post(&format!("{}/refresh", session_path(&made)), json!({ "current_token": made["token"] })).await.ok(200);
     assert_eq!(claims(renewed["token"].as_str().unwrap())["gen"], 2);
-    // Another one would let the first key count for longer.
+    // A second rotation would keep the first key valid for longer.
     let refused = root.post(&rotate, json!({ "mode": "graceful" })).await;
     assert_eq!(refused.headers["retry-after"], "3610");
     assert_eq!(refused.error(409), "SANDBOX_CONFLICT");
@@ -173,7 +174,7 @@ async fn a_graceful_rotation_lets_old_tokens_live_out_their_time_and_an_immediat
     for token in [&made["token"], &second["token"]] {
         ann.with(token).get(&path).await.ok(200);
     }
-    // When no token of theirs can be good, the old keys go.
+    // Old keys are removed once no token signed with them can be valid.
     world.clock.advance(3700);
     ann.post(&format!("{}/heartbeat", session_path(&made)), json!({})).await.ok(200);
     broker.tick().await;
@@ -187,7 +188,7 @@ async fn a_graceful_rotation_lets_old_tokens_live_out_their_time_and_an_immediat
     assert_eq!(ann.with(&third["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
     let fresh = ann.ensure("t").await;
     ann.with(&fresh["token"]).get(&path).await.ok(200);
-    // A sandbox that sleeps is told when it wakes.
+    // A suspended sandbox gets the push when it wakes.
     world.clock.advance(3600);
     broker.tick().await;
     assert_eq!(ann.state(&id).await, "suspended");

@@ -1,4 +1,4 @@
-//! Sandboxes themselves: tags, changes, and how a client that lost everything finds its own again.
+//! Tests of sandboxes themselves: tags, changes, and how a client that lost its state finds its sandbox again.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -50,7 +50,7 @@ async fn a_client_that_crashed_finds_its_sandbox_by_tag_and_resumes_it() {
     let tags = json!({ "created_by": "ailsd", "session_id": "local-7", "thread_id": "thr_1" });
     let made = ann.post("/v1/sandboxes", json!({ "tags": tags, "keep": true })).await.ok(201);
     ann.post("/v1/sandboxes", json!({ "tags": { "created_by": "ailsd", "session_id": "local-8" } })).await.ok(201);
-    // Nobody is there for long enough that it is stopped, not deleted.
+    // Unused for long enough to be stopped, but not deleted.
     world.clock.advance(3600);
     broker.tick().await;
     for query in ["tag=session_id:local-7", "tag=thread_id:thr_1&tag=created_by:ailsd"] {

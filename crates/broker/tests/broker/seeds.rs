@@ -1,5 +1,5 @@
-//! The examples of the documents this protocol comes from, word for word: what they ask is answered, with every field that
-//! their answers have, of the same type.
+//! Runs the examples of the documents that this protocol is based on, verbatim: every request works, and the response
+//! has all fields of the example's response with the same types.
 
 use cobox_broker::Cors;
 use cobox_protocol::Timestamp;
@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use crate::harness::{World, claims};
 
-/// JSON as those documents write it, with remarks at the ends of lines.
+/// JSON as in those documents, with comments at the ends of lines.
 fn read(example: &str) -> Value {
     let plain: Vec<&str> = example.lines().map(|l| l.split(" //").next().unwrap()).collect();
     serde_json::from_str(&plain.join("\n")).unwrap()
 }
 
-/// Every field of the example is in the answer, of the same kind.
+/// Checks that the response contains every field of the example, with the same type.
 #[track_caller]
 fn has_all_of(answer: &Value, example: &Value, at: &str) {
     match (example, answer) {
@@ -238,7 +238,7 @@ async fn a_client_that_drives_finds_its_sandbox_again_by_what_it_was_tagged_with
     assert_eq!((&found["items"][0]["id"], &found["items"][0]["state"]), (&made["id"], &json!("suspended")));
     let again = json!({ "thread_id": "thr_1", "mode": "ensure", "sandbox_id": found["items"][0]["id"] });
     let run = ann.post("/v1/sandbox/sessions", again).await.ok(200);
-    // What goes into the next run: `sandbox_id`, `credential`, `dataplane_url`.
+    // Values for the next run: `sandbox_id`, `credential`, `dataplane_url`.
     ann.with(&run["token"]).get(&format!("/dp/{}/v1/x", run["sandbox"]["id"].as_str().unwrap())).await.ok(200);
 }
 

@@ -1,4 +1,4 @@
-//! Negotiating, refreshing and releasing: one session and one sandbox a thread, whatever races or fails.
+//! Tests of negotiating, refreshing and releasing: one session and one sandbox per thread, despite races and failures.
 
 use std::{collections::HashSet, sync::atomic::Ordering};
 

@@ -1,4 +1,5 @@
-//! Shares: another principal comes into a session as itself, with at most what it was given, until that is taken back.
+//! Tests of shares: another principal enters a session under its own name, with at most the shared capabilities, until
+//! the share is revoked.
 
 use cobox_protocol::{Timestamp, control::Revocation, key::PrincipalKind};
 use serde_json::{Value, json};
@@ -34,7 +35,7 @@ async fn a_share_lets_one_other_in_with_at_most_what_it_says() {
     let listed = root.get(&share).await.ok(200);
     assert_eq!((listed["items"].as_array().unwrap().len(), &listed["items"][0]["principal"]), (1, &json!("bob")));
 
-    // By every way in.
+    // Through every route.
     let as_bob = bob.ensure("t").await;
     assert_eq!((&as_bob["session_id"], &as_bob["scopes"]), (&made["session_id"], &json!(["fs:ro", "shell:ro"])));
     assert_eq!(claims(as_bob["token"].as_str().unwrap())["sub"], "bob");
@@ -56,7 +57,7 @@ async fn a_share_lets_one_other_in_with_at_most_what_it_says() {
     }
     assert_eq!(bob.post(SESSIONS, json!({ "thread_id": "t", "mode": "get", "scopes": ["process"] })).await.error(403), "CAPABILITY_DENIED");
     assert_eq!(bob.post(SESSIONS, json!({ "thread_id": "t", "mode": "create_only" })).await.error(409), "SESSION_CONFLICT");
-    // Being let in is not owning.
+    // A share doesn't confer ownership.
     assert_eq!(bob.delete(&session_path(&made)).await.error(403), "FORBIDDEN");
     assert_eq!(bob.get(&format!("/v1/sandboxes/{id}")).await.error(403), "FORBIDDEN");
     assert_eq!(carl.get(SESSIONS).await.ok(200)["items"], json!([]));
@@ -89,12 +90,12 @@ async fn revoking_a_share_ends_what_came_by_it_at_once_and_nothing_else() {
     carl.with(&carls["token"]).get(&path).await.ok(200);
     ann.with(&made["token"]).get(&path).await.ok(200);
     assert_eq!(ann.delete(&format!("{share}/bob")).await.error(404), "SHARE_NOT_FOUND");
-    // Let in again in the same second.
+    // Shared again in the same second.
     ann.post(&share, json!({ "principal": "bob", "capabilities": ["fs_read"] })).await.ok(201);
     let again = bob.ensure("t").await;
     bob.with(&again["token"]).get(&path).await.ok(200);
     assert_eq!(bob.with(&bobs["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
-    // The old one proves nothing for as long as it could have.
+    // The old token is no longer accepted, for as long as a refresh would otherwise have accepted it.
     world.clock.advance(900 + 3500);
     let refresh = format!("{}/refresh", session_path(&made));
     assert_eq!(bob.post(&refresh, json!({ "current_token": bobs["token"] })).await.error(401), "TOKEN_REVOKED");
@@ -188,7 +189,7 @@ async fn what_everybody_may_use_is_limited_by_no_share_until_its_sandbox_is_its_
     patch("workspace").await;
     assert_eq!(key_ids(), [format!("{id}.1")]);
     patch("owner").await;
-    // What everybody had while they might ends with that, and boxd has been told.
+    // Tokens issued while the sandbox was open to the workspace are now invalid, and boxd has been notified.
     assert_eq!(key_ids(), [format!("{id}.2")]);
     for token in [&made["token"], &bobs["token"], &carls["token"]] {
         assert_eq!(ann.with(token).get(&path).await.error(401), "TOKEN_REVOKED");
@@ -219,7 +220,7 @@ async fn a_share_of_a_private_session_limits_nobody_while_its_sandbox_is_open_to
     ann.delete(&format!("{share}/bob")).await.ok(204);
     let after = ann.get(&format!("{share}/bob")).await.ok(200);
     assert_eq!((&after["can_enter_without_share"], &after["share"]), (&json!(true), &Value::Null));
-    // Without a share there is nothing to revoke, and the answer must not read as if bob were kept out.
+    // Without a share there is nothing to revoke, and the response must not suggest that bob has lost access.
     let again = ann.delete(&format!("{share}/bob")).await;
     assert!(again.message().contains("bob can still enter"), "{}", again.message());
     assert_eq!(again.json()["error"]["details"]["access_paths"], json!([{ "kind": "workspace_access" }]));

@@ -1,4 +1,5 @@
-//! Bodies that arrive slowly, half, or for a request that is refused: none of them keeps others out or loses its answer.
+//! Tests of bodies that arrive slowly, incompletely, or for a refused request: none of them blocks other clients or
+//! loses its response.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tokio::{
 
 use crate::harness::{Client, World, sandbox_id};
 
-/// Much longer than anything here takes, for a broker that doesn't answer at all.
+/// Much longer than any step here takes, to detect a broker that doesn't answer at all.
 const PATIENCE: Duration = Duration::from_secs(120);
 const SESSIONS: &str = "POST /v1/sandbox/sessions";
 
@@ -24,7 +25,7 @@ fn head(route: &str, credential: Option<&str>, length: usize) -> String {
     format!("{route} HTTP/1.1\r\nhost: broker\r\n{credential}content-length: {length}\r\n\r\n")
 }
 
-/// The status and the body of the next answer.
+/// The status and the body of the next response.
 async fn answer(stream: &mut TcpStream) -> (u16, Value) {
     let mut bytes = Vec::new();
     loop {
@@ -98,7 +99,7 @@ async fn an_authenticated_connection_is_not_closed_for_new_ones() {
     for _ in 0..8 {
         idle.push(ask(&ann, b"").await);
     }
-    // The oldest of them has made room.
+    // The oldest of them was closed for a newer connection.
     let mut none = Vec::new();
     assert_eq!(timeout(PATIENCE, idle[0].read_to_end(&mut none)).await.unwrap().unwrap_or(0), 0);
     known.write_all(get.as_bytes()).await.unwrap();
@@ -116,13 +117,13 @@ async fn keys_that_hold_connections_leave_health_and_other_keys_working() {
         let asked = Client { key: None, ..ann.clone() };
         timeout(PATIENCE, asked.get("/healthz")).await.expect("the broker answers").ok(200);
     };
-    // One principal has half of the connections at most.
+    // One principal gets at most half of the connections.
     let held = hold(&ann, &half(&ann), 32, 8).await;
     is_well().await;
     timeout(PATIENCE, bob.ensure("t")).await.expect("another key gets in");
     let _others = hold(&eve, &half(&eve), 20, 0).await;
     is_well().await;
-    // Those that never authenticate make room where there is none left.
+    // Connections that never authenticate are closed when no slot is left.
     let mut silent = Vec::new();
     for _ in 0..40 {
         silent.push(ask(&ann, b"").await);
@@ -132,8 +133,8 @@ async fn keys_that_hold_connections_leave_health_and_other_keys_working() {
     timeout(PATIENCE, bob.ensure("u")).await.expect("another key gets in");
 }
 
-/// Opens so many connections with the same half request, of which so many are held, for as long as what is returned, and the others
-/// refused.
+/// Opens connections with the same incomplete request. Expects the given numbers to be accepted and refused, and holds
+/// the accepted ones as long as the returned value lives.
 async fn hold(client: &Client, half: &str, taken: usize, refused: usize) -> impl Sized + use<> {
     let mut streams = Vec::new();
     for _ in 0..taken + refused {
@@ -172,7 +173,7 @@ async fn no_body_is_read_before_its_sender_is_known() {
         format!("PUT /dp/{}/v1/files/a", sandbox_id(&made)),
     ] {
         for credential in [None, Some(&wrong), Some(&forged)] {
-            // Nothing of the body is ever sent.
+            // No byte of the body is ever sent.
             let mut stream = ask(&ann, head(&route, credential.map(String::as_str), 1000).as_bytes()).await;
             let (status, said) = timeout(PATIENCE, answer(&mut stream)).await.expect("an answer without a body");
             assert_eq!(status, 401, "{route}: {said}");
@@ -204,7 +205,7 @@ async fn a_body_that_stalls_is_refused_at_the_broker_and_at_the_gateway() {
     let (status, said) = timeout(PATIENCE, answer(&mut stream)).await.unwrap();
     assert_eq!(status, 400, "{said}");
     assert!(said["error"]["message"].as_str().unwrap().starts_with("the body arrived at less than 1024 bytes a second"), "{said}");
-    // The sandbox has answered by then: its answer ends with the body that it echoes.
+    // The sandbox has already started its response, which ends together with the body that it echoes.
     let mut stream = ask(&ann, (head(&upload, Some(token), 1000) + "half").as_bytes()).await;
     let mut echoed = Vec::new();
     let ended = timeout(PATIENCE, stream.read_to_end(&mut echoed)).await.expect("the upload ends");
@@ -228,7 +229,7 @@ async fn a_refused_upload_gets_its_real_status_while_its_body_still_arrives() {
         (SESSIONS, Some(key), 413),
     ] {
         for megabytes in [1, 2, 1, 9, 2, 1, 1, 1] {
-            // As many clients do: everything is written before anything is read.
+            // As many clients do, writes everything before reading anything.
             let body = vec![b' '; megabytes << 20];
             let mut stream = ask(&ann, head(route, credential, body.len()).as_bytes()).await;
             stream.write_all(&body).await.unwrap_or_else(|e| panic!("{route}: {e}"));
@@ -239,7 +240,7 @@ async fn a_refused_upload_gets_its_real_status_while_its_body_still_arrives() {
     }
 }
 
-/// Writes all of a body before it reads anything.
+/// Writes the whole body before reading anything.
 async fn upload(client: &Client, route: &str, credential: Option<&str>, is_chunked: bool, megabytes: usize) -> u16 {
     let head = head(route, credential, megabytes << 20);
     let (head, piece) = match is_chunked {
@@ -269,7 +270,7 @@ async fn a_refused_upload_of_any_size_gets_its_status_on_every_path() {
     let session = made["session_id"].as_str().unwrap();
     for base in [format!("/dp/{}", sandbox_id(&made)), format!("/v1/sandbox/relay/{session}")] {
         for is_chunked in [false, true] {
-            // More than the 64 MiB that were once read at most.
+            // More than 64 MiB: there must be no limit on the size that is drained.
             assert_eq!(upload(&ann, &format!("PUT {base}/v1/refused"), Some(token), is_chunked, 70).await, 403, "{base}");
             assert_eq!(upload(&ann, &format!("PUT {base}/v1/files/a"), None, is_chunked, 70).await, 401, "{base}");
         }

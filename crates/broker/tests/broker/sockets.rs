@@ -1,4 +1,4 @@
-//! WebSockets through the gateway: whoever shows a token in a frame is checked and recorded like whoever shows it in a header.
+//! Tests of WebSockets through the gateway: a token in a frame is checked and recorded like a token in a header.
 
 use cobox_broker::domain::audit::AuditRecord;
 use cobox_protocol::{SandboxId, SessionId};
@@ -49,7 +49,7 @@ async fn refused(mut socket: Socket) -> (String, u16) {
     (error["error"]["code"].as_str().unwrap().to_owned(), close.code.into())
 }
 
-/// The use records there are, once there are so many.
+/// The use records, once there are that many.
 async fn uses(broker: &TestBroker, count: usize) -> Vec<AuditRecord> {
     let store = broker.broker.as_ref().unwrap().store().clone();
     let used = || async {
@@ -104,7 +104,7 @@ async fn a_key_in_a_frame_is_swapped_and_never_reaches_the_sandbox() {
     let made = bot.ensure("t").await;
     let key = json!(bot.key.as_ref().unwrap().expose());
     let mut socket = open(&broker, &sandbox_id(&made), None).await;
-    // First of all, and again while the connection lasts.
+    // As the first message, and again while the connection lasts.
     for _ in 0..2 {
         socket.send(auth(&key)).await.unwrap();
         let seen = echoed(&mut socket).await;
@@ -159,7 +159,7 @@ async fn who_shows_no_good_token_first_is_closed_and_the_sandbox_hears_nothing()
         let mut socket = open(&broker, &id, None).await;
         socket.send(first.clone()).await.unwrap();
         let (code, close) = refused(socket).await;
-        // A stranger's key is good, and the sandbox isn't there for it.
+        // A key of another workspace is valid, but the sandbox doesn't exist for it.
         let expected = if code == "SANDBOX_NOT_FOUND" { 1007 } else { 4401 };
         assert_eq!(close, expected, "{code}: {first}");
     }
@@ -176,12 +176,12 @@ async fn a_connection_that_says_nothing_is_closed() {
     assert_eq!(refused(socket).await, ("UNAUTHENTICATED".to_owned(), 4408));
 }
 
-/// Opens a socket that says nothing, again and again as often as it is closed; one signal each time.
+/// Opens a socket that stays silent, and opens it again whenever it is closed. Sends one signal each time.
 async fn stay_silent(broker: std::net::SocketAddr, id: SandboxId, opened: tokio::sync::mpsc::UnboundedSender<()>) {
     loop {
         let request = format!("ws://{broker}/dp/{id}/v1/ws").into_client_request().unwrap();
         let stream = TcpStream::connect(broker).await.unwrap();
-        // One that made room while it was opened is opened again, too.
+        // A connection that is closed while it is being opened is also opened again.
         if let Ok((mut socket, _)) = tokio_tungstenite::client_async(request, stream).await {
             if opened.send(()).is_err() {
                 return;
@@ -199,7 +199,7 @@ async fn silent_sockets_that_are_opened_again_and_again_keep_no_valid_client_out
     let made = ann.ensure("t").await;
     let id = sandbox_id(&made);
     let (opened, mut openings) = tokio::sync::mpsc::unbounded_channel();
-    // More than have a place, so that they close one another all the time.
+    // More than the limit, so that they constantly displace each other.
     let silent: Vec<_> = (0..160).map(|_| tokio::spawn(stay_silent(broker.addr, id.clone(), opened.clone()))).collect();
     for _ in 0..160 {
         openings.recv().await.unwrap();
@@ -225,7 +225,7 @@ async fn a_fresh_token_on_the_way_is_checked_too() {
     world.clock.advance(10);
     let fresh = ann.post(&format!("{}/refresh", session_path(&made)), json!({})).await.ok(200);
     let bobs = bob.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "get" })).await.ok(200);
-    // A token of this sandbox is boxd's to judge; what may be good elsewhere, and what is none at all, never gets there.
+    // boxd judges tokens of its own sandbox. Tokens of other sandboxes and invalid ones never reach it.
     for (shown, seen) in
         [(&fresh["token"], &fresh["token"]), (&bobs["token"], &bobs["token"]), (&other["token"], &json!("")), (&json!("junk"), &json!(""))]
     {
@@ -306,14 +306,14 @@ async fn frames_of_every_size_and_kind_pass_as_they_are() {
             assert_eq!(socket.next().await.unwrap().unwrap(), message);
         }
     }
-    // In pieces, with a ping between them.
+    // In fragments, with a ping between them.
     let piece = |text: &'static str, opcode, is_last| Message::Frame(Frame::message(text, OpCode::Data(opcode), is_last));
     socket.send(piece("one ", Data::Text, false)).await.unwrap();
     socket.send(Message::Ping(Bytes::from_static(b"?"))).await.unwrap();
     socket.send(piece("two", Data::Continue, true)).await.unwrap();
     assert_eq!(socket.next().await.unwrap().unwrap(), Message::Pong(Bytes::from_static(b"?")));
     assert_eq!(socket.next().await.unwrap().unwrap(), Message::text("one two"));
-    // In pieces that get too long for a token on the way.
+    // Fragments that together exceed the maximum length of a token.
     let halves = ["ü".repeat(5_000), "x".repeat(15_000)];
     for (text, opcode, is_last) in
         [(&halves[0], Data::Text, false), (&halves[1], Data::Continue, false), (&halves[0], Data::Continue, true)]
@@ -321,7 +321,7 @@ async fn frames_of_every_size_and_kind_pass_as_they_are() {
         socket.send(Message::Frame(Frame::message(text.clone(), OpCode::Data(opcode), is_last))).await.unwrap();
     }
     assert_eq!(socket.next().await.unwrap().unwrap(), Message::text([&*halves[0], &halves[1], &halves[0]].concat()));
-    // One that breaks off in the middle of a frame is an end.
+    // A connection that breaks off within a frame counts as closed.
     let mut raw = open(&broker, &sandbox_id(&made), Some(&made["token"])).await.into_inner();
     raw.write_all(&[0x81, 0xfe, 0xff]).await.unwrap();
     raw.shutdown().await.unwrap();
@@ -343,7 +343,7 @@ async fn every_request_that_was_let_in_leaves_a_record_whatever_became_of_it() {
         let (who, id) = (who.clone(), id.clone());
         tokio::spawn(async move { who.get(&format!("/dp/{id}/v1/hang")).await.status })
     };
-    // The caller goes away; the session ends meanwhile.
+    // The caller disconnects, and the session ends in the meantime.
     let boxd = world.provider.boxd(&id);
     let gone = hang(&bearer);
     eventually("the request", || async { boxd.seen.lock().unwrap().len() == 3 }).await;

@@ -1,4 +1,5 @@
-//! A database that falls silent without closing anything: whoever waits is told so in time, and the audit's chain stays whole.
+//! Tests of a database that falls silent without closing connections: waiting requests fail in time, and the audit
+//! chain stays intact.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +19,7 @@ use crate::{
     store_suite::{api_key, audit},
 };
 
-/// Short, so that the tests are. Those of one connection run on one thread, whose connection it is.
+/// Short, to keep the tests fast. All uses of one connection run on the thread that owns it.
 const SHORT: Patience = Patience { turn: Duration::from_secs(1), commit: Duration::from_secs(2) };
 
 async fn silenced() -> (TestDatabase, StallingProxy, Arc<SqlStore>) {
@@ -27,7 +28,7 @@ async fn silenced() -> (TestDatabase, StallingProxy, Arc<SqlStore>) {
     let store = postgres::open_with(&database.secret_url_at(proxy.address()), SHORT).await.unwrap();
     store.write_as("node_a");
     let store = Arc::new(store);
-    // More than once: the connection then knows the statement, and sends all of it at once.
+    // Repeated, so that the connection has prepared the statement and sends it in one message.
     for n in 0..3 {
         note(&store, &format!("before {n}")).await.unwrap();
         eventually("the connections to rest", || async { store.is_at_rest().then_some(()) }).await;
@@ -74,7 +75,7 @@ async fn a_connection_that_fell_silent_holds_nobody_up_for_long_and_others_take_
     let outcomes: Vec<_> = futures_util::future::join_all(asked).await.into_iter().map(Result::unwrap).collect();
     let refused: Vec<_> = outcomes.iter().filter_map(|(outcome, _)| outcome.as_ref().err()).collect();
     assert!(!refused.is_empty() && refused.iter().all(|e| matches!(e, StoreError::Unreachable(_))), "{refused:?}");
-    // New connections pass, and nothing stands in their way.
+    // New connections work, and no lock blocks them.
     eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
     let written = details(&store).await;
     eventually("nothing silent to be left", || async { store.audit_heads().await.ok() }).await;
@@ -120,11 +121,11 @@ async fn what_was_used_while_the_database_was_away_is_recorded_when_it_is_back()
     trail.add(used(0)).await;
     trail.flush().await;
     proxy.set_refusing(true);
-    // More than are written at once.
+    // More than one batch.
     for n in 1..600 {
         trail.add(used(n)).await;
     }
-    // It was tried, and tried again.
+    // It was attempted several times.
     timeout(PATIENCE, proxy.wait_for_refused(3)).await.unwrap();
     proxy.set_refusing(false);
     timeout(PATIENCE, trail.flush()).await.unwrap();

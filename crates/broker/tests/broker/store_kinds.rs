@@ -1,4 +1,4 @@
-//! What every store must do about what sandboxes are made of: names, uses, pools. Part of the store's suite.
+//! Part of the store's test suite: resources, meaning names, uses and pools.
 
 use cobox_broker::{
     domain::{
@@ -61,7 +61,8 @@ pub async fn names_of_snapshots(store: &dyn Store) {
         let found = store.snapshots(&ann, &filter).await.unwrap();
         assert_eq!(found.iter().map(|s| &s.id).collect::<Vec<_>>(), [&first.id], "{part}");
     }
-    // What becomes somebody's alone while it is settled, and what failed, which holds no name.
+    // A snapshot that becomes private and one that failed while it was being settled; a failed one doesn't reserve its
+    // name.
     let closed = Snapshot { state: SnapshotState::Failed, access: Access::Owner, ..first.clone() };
     assert!(store.settle_snapshot(&first, &closed, None).await.unwrap());
     assert_eq!(store.snapshot(&first.id).await.unwrap().unwrap().access, Access::Owner);
@@ -109,7 +110,7 @@ pub async fn what_is_used(store: &dyn Store) {
     store.replace_sandbox(&ended, &Sandbox { intent: None, ..ended.clone() }, None).await.unwrap();
     assert!(!store.is_snapshot_used(&layer).await.unwrap());
     assert_eq!(removed().await, RemovedKind::Removed);
-    // What is being deleted counts until it is gone.
+    // A resource that is being deleted counts until it is removed.
     let another = Volume { id: VolumeId::new(), name: "another".into(), size_bytes: 10, ..volume.clone() };
     let add = async |bytes| store.add_volume(&another, &Room { bytes, ..ROOM }, &audit("volume.created")).await.unwrap();
     assert_eq!(add(10).await, AddedKind::TooLarge);
@@ -137,7 +138,7 @@ pub async fn pools(store: &dyn Store) {
         updated_at: at(0),
     };
     assert_eq!(store.add_pool(&pool, 10, &audit("pool.created")).await.unwrap(), AddedKind::Added);
-    // Of those who saw the same, one counts a failure.
+    // Of several callers that saw the same state, only one records a failure.
     let trouble = PoolTrouble { failures: 1, retry_at: Some(at(5)), reason: Some("because".into()) };
     assert!(store.note_pool_trouble(&pool, &trouble).await.unwrap());
     assert!(!store.note_pool_trouble(&pool, &trouble).await.unwrap());
@@ -154,7 +155,7 @@ pub async fn pools(store: &dyn Store) {
     let fresh = Sandbox { owner: "bob".into(), ..sandbox(None) };
     let taken = store.take_pool_member(&taking, &fresh, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap().unwrap();
     assert_eq!((&taken.id, taken.owner.as_str()), (&member.id, "bob"));
-    // Who read it while it waited ends it no more.
+    // A caller that read the sandbox while it waited in the pool can no longer end it.
     assert!(!store.leave_pool(&member).await.unwrap());
     let another = running(Sandbox { pool: Some(pool.id.clone()), ..sandbox(None) });
     store.add_pool_member(&another, &quota(100), &audit("sandbox.created")).await.unwrap();

@@ -1,4 +1,4 @@
-//! What must come out one way however many ask at once, through one broker's store or several.
+//! Tests of operations whose outcome must not depend on concurrency, through one or several brokers' stores.
 
 use std::collections::HashSet;
 
@@ -25,7 +25,7 @@ async fn races_on_sqlite_have_one_outcome() {
 async fn races_of_three_brokers_on_postgres_have_one_outcome() {
     let database = TestDatabase::new().await;
     let url = database.secret_url();
-    // All at once: they also race to make the tables.
+    // Opened concurrently, so that they also race to create the tables.
     let stores = join_all((0..3).map(|_| postgres::open(&url))).await;
     run(&stores.into_iter().map(Result::unwrap).collect::<Vec<_>>()).await;
 }
@@ -101,7 +101,7 @@ async fn a_name_is_given_once(stores: &[SqlStore]) {
     assert_eq!(added.into_iter().filter(|a| *a.as_ref().unwrap() == AddedSandbox::Added).count(), 1);
 }
 
-/// Whoever told a sandbox all up to a sequence must see another one when there is more to tell.
+/// A broker that pushed all revocations up to a sequence must see a different sequence when there are more.
 async fn every_revocation_changes_the_sequence(stores: &[SqlStore]) {
     let looker = sandbox(None);
     let keys: Vec<_> = (0..RACERS).map(|n| api_key(&format!("bot {n}"), PrincipalKind::Agent)).collect();
@@ -115,7 +115,7 @@ async fn every_revocation_changes_the_sequence(stores: &[SqlStore]) {
             let view = of(stores, 1).revocations(&looker, at(3)).await.unwrap();
             assert!(view.list == seen.1 || view.sequence > seen.0, "there is more at the same sequence {}", seen.0);
             seen = (view.sequence, view.list.clone());
-            // What is remembered is answered at once, and the others need their turn.
+            // Cached reads return immediately, and the other tasks need a turn.
             tokio::task::yield_now().await;
         }
     };
@@ -149,7 +149,7 @@ async fn every_note_is_kept(stores: &[SqlStore]) {
     stores[0].prune(&horizon).await.unwrap();
     let notes: Vec<_> = (0..500)
         .map(|n: usize| {
-            // Each of several, in another order: none may wait for another for ever.
+            // Each updates several sandboxes in a different order: no deadlock may result.
             let mut sandboxes: Vec<_> = wishes.iter().map(|w| (w.fresh.sandbox.id.clone(), at(n as i64 % 7))).collect();
             sandboxes.rotate_left(n % 8);
             Note { sandboxes, audit: vec![audit("token.issued").detail(n.to_string())], ..Note::default() }
@@ -169,7 +169,7 @@ async fn every_note_is_kept(stores: &[SqlStore]) {
 async fn a_note_that_is_refused_takes_no_other_with_it() {
     let database = TestDatabase::new().await;
     let store = postgres::open(&database.secret_url()).await.unwrap();
-    // PostgreSQL has no text with this character in it.
+    // PostgreSQL text can't contain this character.
     let notes = ["a", "b\0", "c", "d"].map(|detail| Note { audit: vec![audit("token.issued").detail(detail)], ..Note::default() });
     let written = join_all(notes.iter().map(|note| store.note(note))).await;
     assert_eq!(written.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true, true]);

@@ -1,4 +1,4 @@
-//! What every store must do about sandboxes that are found by name or tag, shared by sessions, counted and changed. Part of the store's suite.
+//! Part of the store's test suite: sandboxes that are found by name or tag, shared by sessions, counted and changed.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ pub async fn names_and_quotas(store: &dyn Store) {
     );
 }
 
-/// The session of a scope on a sandbox that is there.
+/// The session of a scope on an existing sandbox.
 fn attach(thread: &str, to: &Sandbox) -> EnsureWish {
     let mut wish = EnsureWish { is_attaching: true, ..wish(thread) };
     wish.fresh.sandbox = to.clone();
@@ -68,7 +68,7 @@ pub async fn attaching(store: &dyn Store) {
     late.fresh.session.created_at = at(40);
     let Ensured::Created(first) = store.ensure(&late).await.unwrap() else { panic!("it is new") };
     assert_eq!((first.session.active_base, first.sandbox.state), (Duration::from_secs(40), State::Active), "its hard end begins now");
-    // Beyond the quota, which counts sandboxes.
+    // Allowed beyond the quota, which counts only sandboxes.
     let Ensured::Created(second) = store.ensure(&EnsureWish { quota: quota(1), ..attach("attached 2", &shared) }).await.unwrap() else {
         panic!("it is new")
     };
@@ -81,7 +81,7 @@ pub async fn attaching(store: &dyn Store) {
     store.end_sandbox(&shared.id, State::Terminated, &ending(51)).await.unwrap();
     assert_eq!(store.ensure(&attach("attached 4", &shared)).await.unwrap(), Ensured::SandboxGone);
 
-    // Running time is counted anew only while no session counts on it.
+    // Running time restarts only while no session uses the sandbox.
     let worn = sandbox(Some("worn"));
     store.add_sandbox(&worn, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
     let running = worn.started(at(0));
@@ -96,7 +96,7 @@ pub async fn attaching(store: &dyn Store) {
     store.renew_sandbox(&worn.id).await.unwrap();
     assert_eq!(active().await, 0);
 
-    // Another's sandbox isn't ended by a guest who leaves.
+    // A session of another principal doesn't end the owner's sandbox.
     let lent = sandbox(None);
     store.add_sandbox(&lent, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
     let mut guest = attach("attached 5", &lent);
@@ -104,7 +104,7 @@ pub async fn attaching(store: &dyn Store) {
     store.ensure(&guest).await.unwrap();
     assert_eq!(store.end_session(&guest.fresh.session.id, &ending(60)).await.unwrap(), Some(Leftover::Suspend));
 
-    // A conflict isn't remembered as an answer.
+    // A conflict isn't stored as an idempotent response.
     let keyed = Idempotency { principal: "ann".into(), key: "create".into(), request_hash: [1; 32], since: at(-100) };
     let conflicting = EnsureWish { must_create: true, idempotency: Some(keyed.clone()), ..wish("race") };
     for _ in 0..2 {
@@ -133,7 +133,7 @@ pub async fn tags(store: &dyn Store) {
     let sessions = async |filters: &[&str]| {
         let filter = SessionFilter { tags: filters.iter().map(|f| tag(f)).collect(), ..SessionFilter::default() };
         let found = store.sessions(&viewer, &filter, &page).await.unwrap();
-        // Ids of one millisecond are in no order.
+        // Ids of the same millisecond are not ordered.
         found.into_iter().map(|b| b.session.scope_id).collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>()
     };
     assert_eq!(sessions(&["team:a"]).await, ["tagged 1", "tagged 2"]);
@@ -143,7 +143,7 @@ pub async fn tags(store: &dyn Store) {
     let known = store.session_tags(&[&one.fresh.session.id, &two.fresh.session.id]).await.unwrap();
     assert_eq!(known[one.fresh.session.id.as_str()], one.tags);
 
-    // A sandbox is found by its own tags and by those of who uses it.
+    // A sandbox is found by its own tags and by those of its sessions.
     store.ensure(&EnsureWish { tags: tags(&[("guest", "yes")]), ..attach("tagged 3", &one.fresh.sandbox) }).await.unwrap();
     let sandboxes = async |filter: &str| {
         let found = store.sandboxes(&viewer, &[tag(filter)], &page).await.unwrap();
@@ -201,7 +201,7 @@ pub async fn changing_a_sandbox(store: &dyn Store) {
     assert_eq!(apply(&change).await, ChangedSandbox::Gone);
 }
 
-/// One that is to be kept for a shorter time than others is due when that is over, and each is due once.
+/// A sandbox with a shorter retention is due when that ends, and each is due once.
 pub async fn own_lifetimes(store: &dyn Store) {
     let suspended = |keep: Option<u64>, at_second: i64| Sandbox {
         node: "own-lifetimes".into(),

@@ -1,4 +1,4 @@
-//! What every store must do, as one suite that any implementation runs: a second database passes it or isn't one.
+//! The test suite that every implementation of the store must pass.
 
 use std::time::Duration;
 
@@ -226,7 +226,7 @@ async fn sessions_of_one_scope_are_one(store: &dyn Store) {
     assert_eq!(store.ensure(&full).await.unwrap(), Ensured::QuotaReached(QuotaReached { by: Counted::Workspace, deleted: 0 }));
 }
 
-/// What is read together is what is read one by one.
+/// A combined read returns the same as separate reads.
 async fn a_key_and_its_session(store: &dyn Store) {
     let key = api_key("kim", PrincipalKind::Agent);
     assert!(matches!(store.add_key(&key, &audit("key.created")).await.unwrap(), AddedKey::Added));

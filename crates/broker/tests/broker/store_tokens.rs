@@ -1,4 +1,4 @@
-//! What every store must do about tokens: what is revoked, retired, shared, kept as a hash, and which key counts. Part of the store's suite.
+//! Part of the store's test suite: revoked, retired, shared and hashed tokens, and which key is current.
 
 use cobox_broker::{
     domain::model::{Sandbox, Share},
@@ -150,7 +150,7 @@ pub async fn rotating_a_key(store: &dyn Store) {
     assert_eq!(store.sandbox(&sandbox.id).await.unwrap().unwrap(), rotated);
     assert_eq!(keys(&done(rotate(10, Some(30)).await), 20), (2, 3), "the one before it is over");
     assert_eq!(keys(&done(rotate(21, None).await), 21), (4, 4), "who can't wait ends them all");
-    // What else happens to a sandbox leaves its keys alone.
+    // Other changes to a sandbox don't affect its keys.
     assert!(store.replace_sandbox(&sandbox, &sandbox.started(at(22)), None).await.unwrap());
     assert_eq!(keys(&store.sandbox(&sandbox.id).await.unwrap().unwrap(), 22), (4, 4));
     store.end_sandbox(&sandbox.id, State::Terminated, &ending(23)).await.unwrap();

@@ -1,5 +1,5 @@
-//! A LangGraph deployment as the authority over threads. A small server stands for it, answering `GET /threads/{id}` as
-//! `langgraph-api` was seen to; `make soak` asks the real one.
+//! Tests of a LangGraph deployment as the authority over threads. A small server replaces it and answers `GET
+//! /threads/{id}` as observed from `langgraph-api`; `make soak` uses the real one.
 
 use std::{
     collections::HashMap,
@@ -23,12 +23,12 @@ use crate::harness::{Answer, Client, World, sandbox_id, session_path};
 
 const SESSIONS: &str = "/v1/sandbox/sessions";
 
-/// Who may see which thread, by what they show.
+/// The owners of threads, by the credential they send.
 #[derive(Default)]
 struct Deployment {
     seen_by: Mutex<HashMap<String, String>>,
     asked: AtomicUsize,
-    /// In place of every answer, where it isn't 0.
+    /// If not 0, the status of every response.
     failing: AtomicU16,
     headers: Mutex<HeaderMap>,
 }
@@ -41,7 +41,7 @@ async fn thread(State(d): State<Arc<Deployment>>, Path(thread): Path<String>, he
     }
     let user = ["authorization", "x-user"].iter().find_map(|h| headers.get(*h)).and_then(|v| v.to_str().ok());
     let Some(user) = user else { return (StatusCode::UNAUTHORIZED, Json(json!({ "detail": "no" }))).into_response() };
-    // Theirs says 404 of a thread that is another user's.
+    // LangGraph answers 404 for another user's thread.
     match d.seen_by.lock().unwrap().get(&thread) {
         Some(owner) if owner == user => Json(json!({ "thread_id": thread, "status": "idle", "values": {} })).into_response(),
         Some(_) if user == "Bearer outsider" => StatusCode::FORBIDDEN.into_response(),
@@ -95,7 +95,7 @@ async fn a_sandbox_is_bound_to_a_thread_only_for_who_may_see_it() {
     for mode in ["get", "ensure", "create_only"] {
         assert_eq!(ask(&bob, "t", mode, Some("Bearer bob")).await.error(404), "SESSION_NOT_FOUND", "nor is one that exists joined: {mode}");
     }
-    // Every other way to a token of that thread.
+    // Every other route to a token of that thread.
     let path = session_path(&made);
     assert_eq!(bob.get(&path).await.error(403), "FORBIDDEN");
     assert_eq!(bob.post(&format!("{path}/refresh"), json!({})).await.error(403), "FORBIDDEN");
@@ -110,7 +110,7 @@ async fn a_sandbox_is_bound_to_a_thread_only_for_who_may_see_it() {
     let with = [("x-thread-authorization", "Bearer ann")];
     ann.call(Method::POST, &format!("{path}/refresh"), None, &with).await.ok(200);
     ann.with(&made["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
-    // What is no thread is not theirs to decide about.
+    // The deployment doesn't control scopes other than threads.
     let body = json!({ "scope": { "type": "assistant", "id": "a" }, "mode": "ensure" });
     bob.post(SESSIONS, body).await.ok(200);
     assert_eq!(ann.delete(&path).await.status, 204, "its owner may always let go of it");
@@ -155,7 +155,7 @@ async fn what_a_thread_left_in_a_sandbox_is_for_its_maker_and_who_may_see_the_th
     assert_eq!(ann.delete(&session_path(&made)).await.status, 204);
     refused_bob().await;
     assert_eq!(take("Bearer ann").await["access"], "owner");
-    // Nor when the session was forgotten, which the sandbox outlives.
+    // Nor after the session has been forgotten, which the sandbox outlives.
     for _ in 0..32 {
         world.clock.advance(24 * 3600);
         ann.get(&files).await.ok(200);
@@ -166,14 +166,15 @@ async fn what_a_thread_left_in_a_sandbox_is_for_its_maker_and_who_may_see_the_th
     assert_eq!(delegate(&bob, &with("Bearer bob")).await.error(503), "PROVIDER_UNAVAILABLE");
     deployment.failing.store(0, Ordering::SeqCst);
 
-    // Who sees the thread comes in, and who made the sandbox: the thread may be gone by now.
+    // Callers that may see the thread are admitted, and so is the creator of the sandbox, because the thread may be
+    // gone by now.
     delegate(&bob, &with("Bearer ann")).await.ok(200);
     deployment.seen_by.lock().unwrap().remove("t");
     ann.get(&files).await.ok(200);
     delegate(&ann, &[]).await.ok(200);
     deployment.seen_by.lock().unwrap().insert("a".into(), "Bearer ann".into());
     attach(&ann, json!({ "type": "thread", "id": "a" }), "Bearer ann").await.ok(200);
-    // What no thread ever used is for us alone to decide about.
+    // Access to a sandbox that no thread ever used is decided by the broker alone.
     let plain = ann.post("/v1/sandboxes", json!({ "name": "plain" })).await.ok(201);
     bob.get(&format!("/dp/{}/v1/x", plain["id"].as_str().unwrap())).await.ok(200);
     assert_eq!(ann.post("/v1/sandboxes/plain/snapshots", json!({ "name": "p" })).await.ok(202)["access"], "workspace");
@@ -244,7 +245,8 @@ async fn the_broker_may_ask_with_a_key_of_its_own() {
     assert_eq!(bob.get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.error(404), "SESSION_NOT_FOUND");
 }
 
-/// A `langgraph dev` whose users say who they are with `Bearer <name>` and see their own threads; ends with the test.
+/// A `langgraph dev` server whose users authenticate with `Bearer <name>` and see only their own threads; ends with the
+/// test.
 struct LangGraph {
     program: std::process::Child,
     url: String,

@@ -1,4 +1,4 @@
-//! The thread routes, and the notice that a thread is gone.
+//! Tests of the thread routes and of the notice that a thread was deleted.
 
 use cobox_protocol::key::PrincipalKind;
 use hmac::{Hmac, KeyInit, Mac};
@@ -189,7 +189,7 @@ async fn forged_notices_are_refused_and_end_nothing() {
         assert_eq!(answer.status, 401, "{what}: {}", String::from_utf8_lossy(&answer.bytes));
         assert_eq!(answer.error(401), "UNAUTHENTICATED", "{what}");
     }
-    // Larger than any notice: refused whoever signed it, and before it is read to its end.
+    // Larger than any notice: refused regardless of its signature, and before it is read completely.
     let large = format!("{body}{}", " ".repeat(MAX_BYTES));
     assert_eq!(send(&[&time], &[&sign(now, &large, SECRET)], &large).await.error(413), "TOO_LARGE");
     assert_eq!(send(&[&time], &[&good], &" ".repeat(8 * MAX_BYTES)).await.error(413), "TOO_LARGE");
@@ -198,7 +198,7 @@ async fn forged_notices_are_refused_and_end_nothing() {
     assert_eq!(world.provider.running(), 1);
     let audit = broker.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();
     assert!(audit.iter().all(|(_, record)| record.action != "session.ended"), "{audit:?}");
-    // The notice itself was a good one.
+    // The notice itself was valid.
     assert_eq!(send(&[&time], &[&good], &body).await.ok(200), json!({ "ended": true }));
 }
 

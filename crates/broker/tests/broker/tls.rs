@@ -1,4 +1,5 @@
-//! TLS on the broker's own listener: real certificates by openssl, real clients: curl, openssl and our own.
+//! Tests of TLS on the broker's own listener: real certificates by openssl, and three real clients: curl, openssl and
+//! the project's own.
 
 use std::{
     path::Path,
@@ -39,7 +40,7 @@ async fn curl(authority: &TestAuthority, args: &[&str]) -> Output {
     run(command).await
 }
 
-/// Whose certificate is shown now.
+/// The subject of the current certificate.
 async fn subject(broker: &TestBroker) -> String {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("openssl s_client -connect {} </dev/null 2>/dev/null | openssl x509 -noout -subject", broker.addr)]);
@@ -122,7 +123,7 @@ async fn one_who_never_shakes_hands_holds_up_nobody() {
     let mut rude = TcpStream::connect(broker.addr).await.unwrap();
     rude.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let mut said = Vec::new();
-    // An alert or nothing, and the end.
+    // The server sends at most an alert, then closes.
     tokio::time::timeout(Duration::from_secs(20), rude.read_to_end(&mut said)).await.unwrap().unwrap();
     assert!(!said.starts_with(b"HTTP"));
     let answer = curl(&authority, &["-o", "/dev/null", "-w", "%{http_code}", &format!("https://{}/healthz", broker.addr)]).await;

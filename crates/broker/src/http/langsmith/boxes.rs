@@ -1,4 +1,4 @@
-//! `/v2/sandboxes/boxes`: sandboxes in the LangSmith API's shapes. What it can ask for and we can't do is refused by its name.
+//! `/v2/sandboxes/boxes`: sandboxes in the shapes of the LangSmith API. An unsupported option is refused with its name.
 
 use std::time::Duration;
 
@@ -36,11 +36,11 @@ use crate::{
     },
 };
 
-/// How long a start may take where its maker says nothing, as in the SDKs.
+/// Default time for a start, as in the SDKs.
 const DEFAULT_WAIT: Duration = Duration::from_secs(30);
-/// The longest a maker may wait on one connection.
+/// Longest time that a create request may wait on one connection.
 const MAX_WAIT: Duration = Duration::from_secs(300);
-/// Both of the SDKs' times are whole minutes.
+/// Both durations of the SDKs are whole minutes.
 const MINUTE: u64 = 60;
 
 pub fn routes() -> Routes {
@@ -80,7 +80,7 @@ struct ListQuery {
     limit: Option<String>,
     cursor: Option<String>,
     status: Option<BoxState>,
-    /// `me`, or who made them.
+    /// `me`, or the name of the creator.
     created_by: Option<String>,
     label: Option<String>,
     sort_by: Option<String>,
@@ -88,7 +88,7 @@ struct ListQuery {
 }
 
 impl ListQuery {
-    /// There is one order, and labels are asked for as everywhere here.
+    /// There is only one sort order, and labels are filtered as in the other lists.
     fn check(&self) -> Result<(), ApiError> {
         if self.label.is_some() {
             return Err(ApiError::invalid("label: is not supported here; use tag=key:value"));
@@ -110,12 +110,12 @@ async fn list(
     TagParams(tags): TagParams,
 ) -> Result<Json<BoxList>, Failure> {
     query.check()?;
-    // The SDKs say no size and read one answer: then it has all.
+    // The SDKs send no page size and read a single response, so it contains all boxes.
     let all = api.sandboxes.deployment.config.max_sandboxes_per_workspace;
     let maker = query.created_by.map(|by| if by == "me" { who.caller.principal.name.clone() } else { by });
     let wish = PageQuery { limit: query.page_size.or(query.limit), cursor: query.cursor }.wish_or::<SandboxId>(all)?;
     let found = page(api.sandboxes.boxes(&who.asking(), &tags, &wish).await?, &wish, |s| s.info.id.to_string());
-    // A page may have fewer than were asked for, and others may follow.
+    // A page may have fewer items than requested, and further pages may follow.
     let is_wanted = |b: &BoxInfo| query.status.is_none_or(|s| s == b.status) && maker.as_ref().is_none_or(|m| *m == b.created_by);
     let boxes: Vec<BoxInfo> = found.items.into_iter().map(shown).filter(is_wanted).collect();
     Ok(Json(BoxList { sandboxes: boxes.clone(), items: boxes, next_cursor: found.next_cursor, offset: 0 }))
@@ -145,7 +145,7 @@ async fn change(
             return Err(not_here("run_config.env_vars", "what a box is made of stays; say them with each command").into());
         }
     }
-    // 0 takes the wish back.
+    // 0 resets the setting.
     let span = |field, wish: Option<u64>| wish.map(|seconds| minutes(field, Some(seconds))).transpose();
     let wish = PatchSandbox {
         name: wish.name.map(Some),
@@ -161,7 +161,7 @@ async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<Str
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Nothing is asked for beside the start itself.
+/// Body of a start request, which has no options.
 #[derive(Deserialize)]
 struct Nothing {}
 
@@ -197,7 +197,7 @@ async fn download_url(
     if wish.expires_in_seconds == Some(0) {
         return Err(ApiError::invalid("expires_in_seconds: must be at least 1").into());
     }
-    // Longer ones are cut, and the answer says to what.
+    // A longer lifetime is reduced, and the response contains the actual one.
     let ttl = wish.expires_in_seconds.map(|seconds| u32::try_from(seconds).unwrap_or(u32::MAX));
     let link = LinkWish { path: &wish.path, method: LinkMethod::Get, ttl };
     let made = api.sessions.sandbox_file_link(&who.asking(), &name, link).await?;
@@ -217,7 +217,7 @@ fn wait(seconds: Option<f64>) -> Result<Duration, ApiError> {
     }
 }
 
-/// Whole minutes; 0 is no wish at all.
+/// Converts to whole minutes; 0 means unset.
 fn minutes(field: &str, seconds: Option<u64>) -> Result<Option<u64>, ApiError> {
     match seconds {
         Some(s) if s % MINUTE != 0 => Err(ApiError::invalid(format!("{field}: must be 0 or a multiple of {MINUTE} seconds"))),
@@ -225,7 +225,7 @@ fn minutes(field: &str, seconds: Option<u64>) -> Result<Option<u64>, ApiError> {
     }
 }
 
-/// A value that says something: these clients leave out what they don't mean, or send null or an empty object.
+/// True if a value is set. These clients leave out a field, or send null or an empty object.
 fn is_something(value: Option<&serde_json::Value>) -> bool {
     value.is_some_and(|v| !v.is_null() && v.as_object().is_none_or(|o| !o.is_empty()))
 }
@@ -234,7 +234,7 @@ fn not_here(field: &str, why: &str) -> ApiError {
     ApiError::invalid(format!("{field}: is not supported here: {why}; leave it out"))
 }
 
-/// What a box is to be, in our own words.
+/// Translates a request to create a box to the broker's own request.
 fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
     for (field, is_asked, why) in [
         ("mount_config", is_something(wish.mount_config.as_ref()), "buckets can't be mounted"),
@@ -255,13 +255,13 @@ fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
     }
     let labels = wish.labels.unwrap_or_default();
     tags::check(&labels).map_err(|e| ApiError::invalid(format!("labels: {}", e.message)))?;
-    // A variable of the box itself counts before one of its run_config.
+    // Variables of the box take precedence over those of its run_config.
     let mut env = wish.run_config.and_then(|config| config.env_vars).unwrap_or_default();
     env.extend(wish.env_vars.unwrap_or_default());
     let mounted = |v: BoxVolume| MountParams { volume: v.volume, path: v.mount_path, read_only: v.read_only.unwrap_or_default() };
     Ok(CreateSandbox {
         name: wish.name,
-        // Who makes a box deletes it: no session's end does.
+        // The client that creates a box deletes it; it outlives sessions.
         keep: Some(true),
         tags: labels,
         lease_seconds: minutes("idle_ttl_seconds", wish.idle_ttl_seconds)?,
@@ -280,12 +280,12 @@ fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
     })
 }
 
-/// These clients send an empty text for nothing.
+/// These clients send an empty string for an unset field.
 fn said(text: Option<String>) -> Option<String> {
     text.filter(|t| !t.is_empty())
 }
 
-/// By whichever of its three names it comes.
+/// The snapshot, which may be given under any of three field names.
 fn one_snapshot(named: [(&str, Option<String>); 3]) -> Result<Option<String>, ApiError> {
     let mut each = named.into_iter().filter_map(|(field, value)| said(value).map(|value| (field, value)));
     match (each.next(), each.next()) {
@@ -317,7 +317,7 @@ fn must_be_plain(user: Option<&str>, work_dir: Option<&str>) -> Result<(), ApiEr
     Ok(())
 }
 
-/// A sandbox as these clients read it.
+/// Converts a sandbox to the shape that these clients read.
 fn shown(boxed: Boxed) -> BoxInfo {
     let sandbox = boxed.info;
     let status = match sandbox.state {
@@ -329,7 +329,7 @@ fn shown(boxed: Boxed) -> BoxInfo {
         LifeState::Terminated => BoxState::Deleting,
         LifeState::Failed => BoxState::Failed,
     };
-    // The client adds its own paths, ours ends in the version.
+    // The client appends its own paths, and the broker's URL ends in the version.
     let dataplane_url = sandbox.http_base_url.strip_suffix("/v1").unwrap_or(&sandbox.http_base_url).to_owned();
     BoxInfo {
         name: sandbox.name.unwrap_or_else(|| sandbox.id.to_string()),

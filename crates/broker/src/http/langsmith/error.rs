@@ -1,21 +1,22 @@
-//! Errors as the LangSmith SDKs read them: each of their classes follows from a status, a word, or a list of fields.
+//! Errors as the LangSmith SDKs read them: the SDKs derive each exception class from a status, an error type or a list
+//! of fields.
 
 use cobox_protocol::{ApiError, ErrorCode, RequestId};
 use serde_json::{Value, json};
 
-/// The status of an error in this dialect.
+/// The status of an error in this API.
 pub const fn status(code: ErrorCode) -> u16 {
     match code {
-        // A field that can't be is 422 to these clients, and what took too long to start is 408.
+        // These clients expect 422 for an invalid field and 408 for a start that took too long.
         ErrorCode::InvalidRequest => 422,
         ErrorCode::SandboxStarting => 408,
-        // 410 is unknown to them.
+        // These clients don't know 410.
         ErrorCode::SessionExpired => 404,
         other => other.status(),
     }
 }
 
-/// As [`status`], for pools: waiting for them in vain is 504.
+/// Like [`status`], for pools: a wait that timed out is 504.
 pub const fn status_of_pools(code: ErrorCode) -> u16 {
     match code {
         ErrorCode::SandboxStarting => 504,
@@ -31,11 +32,11 @@ pub fn body(error: &ApiError, request_id: &RequestId) -> Value {
     json!({ "detail": { "error": word(error.code), "message": error.message, "error_id": request_id } })
 }
 
-/// Which field a refusal is about, as every one of ours begins with it.
+/// The field that caused an error. The broker's messages begin with it.
 fn field(message: &str) -> &str {
     let named = message.split_once(": ").map_or("", |(field, _)| field);
     let is_name = !named.is_empty() && named.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.[]-".contains(&b));
-    // The clients show the last part alone.
+    // The clients show only the last part.
     if is_name { named.rsplit('.').next().unwrap_or(named) } else { "__root__" }
 }
 
@@ -50,7 +51,7 @@ fn word(code: ErrorCode) -> &'static str {
         ErrorCode::SandboxConflict | ErrorCode::NameTaken => "Conflict",
         ErrorCode::RateLimited | ErrorCode::QuotaExceeded => "QuotaExceeded",
         ErrorCode::SandboxStarting => "Timeout",
-        // What these clients call a sandbox that no machine could be found for.
+        // These clients' term for a sandbox for which no machine was found.
         ErrorCode::ProviderUnavailable => "Unschedulable",
         ErrorCode::Unsupported => "NotImplemented",
         ErrorCode::MethodNotAllowed => "MethodNotAllowed",

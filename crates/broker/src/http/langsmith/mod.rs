@@ -1,4 +1,5 @@
-//! The LangSmith sandbox API under both of its prefixes: a thin layer of that API's shapes over the same sandboxes.
+//! The LangSmith sandbox API under both of its prefixes: a thin layer that translates its shapes to the broker's own
+//! sandboxes.
 
 mod boxes;
 pub mod error;
@@ -27,13 +28,13 @@ pub fn routes() -> Routes {
     boxes::routes().merge(snapshots::routes()).merge(templates::routes()).merge(volumes::routes()).merge(pools::routes())
 }
 
-/// Whether a request is in this API's dialect, by its path.
+/// True if the path belongs to this API.
 pub fn is_asked(path: &str) -> bool {
     let is_below = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     PREFIXES.into_iter().any(is_below)
 }
 
-/// The status of an error of a request to this path.
+/// The status of an error on this path.
 pub fn status(path: &str, code: ErrorCode) -> u16 {
     let rest = PREFIXES.into_iter().find_map(|prefix| path.strip_prefix(prefix)).unwrap_or_default();
     match rest.strip_prefix("/pools").is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {

@@ -1,4 +1,4 @@
-//! `/v2/sandboxes/pools`: as the SDKs before 0.7.34 ask for them.
+//! `/v2/sandboxes/pools`: pools, as requested by SDKs before 0.7.34.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
     http::{auth::Authenticated, body::JsonBody, error::Failure},
 };
 
-/// How long a maker waits for all of them where it says nothing, as in the SDKs.
+/// Default time to wait for the whole pool, as in the SDKs.
 const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 const MAX_WAIT: Duration = Duration::from_secs(300);
 
@@ -78,7 +78,7 @@ async fn create(
     if wish.wait_for_ready.unwrap_or(true) {
         let wait = wish.timeout.map_or(DEFAULT_WAIT, Duration::from_secs).min(MAX_WAIT);
         if let Err(late) = api.kinds.wait_for_pool(&pool, wait).await {
-            // The SDK asks again by itself, and must not find it taken by its own.
+            // The SDK retries by itself, and must not find the name taken by its own first attempt.
             api.kinds.delete_pool(&who.asking(), &pool.name).await?;
             return Err(late.into());
         }

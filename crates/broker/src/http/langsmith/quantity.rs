@@ -1,8 +1,8 @@
-//! Amounts as these clients write them, which is how Kubernetes does: `500m` of a processor, `512Mi` of memory.
+//! Quantities in the notation of Kubernetes, which these clients use: `500m` of a processor, `512Mi` of memory.
 
 use cobox_protocol::{ApiError, resources::Cpus};
 
-/// Units of bytes, the longer names first so that `Mi` isn't read as `M`.
+/// Units of bytes, longer names first so that `Mi` isn't read as `M`.
 const UNITS: [(&str, u64); 8] = [
     ("Ki", 1 << 10),
     ("Mi", 1 << 20),
@@ -14,7 +14,7 @@ const UNITS: [(&str, u64); 8] = [
     ("T", 1_000_000_000_000),
 ];
 
-/// `500m`, `2` or `0.5`.
+/// Parses `500m`, `2` or `0.5`.
 pub fn cpus(field: &str, text: &str) -> Result<Cpus, ApiError> {
     let count = match text.strip_suffix('m') {
         Some(millis) => millis.parse::<u32>().ok().map(|m| f64::from(m) / 1000.0),
@@ -23,7 +23,7 @@ pub fn cpus(field: &str, text: &str) -> Result<Cpus, ApiError> {
     count.and_then(Cpus::from_count).ok_or_else(|| ApiError::invalid(format!("{field}: must be an amount of processors such as 500m or 2")))
 }
 
-/// `512Mi`, `1Gi` or a number of bytes.
+/// Parses `512Mi`, `1Gi` or a number of bytes.
 pub fn bytes(field: &str, text: &str) -> Result<u64, ApiError> {
     let (number, unit) = match UNITS.iter().find(|(name, _)| text.ends_with(name)) {
         Some((name, unit)) => (&text[..text.len() - name.len()], *unit),
@@ -31,7 +31,7 @@ pub fn bytes(field: &str, text: &str) -> Result<u64, ApiError> {
     };
     let amount = match number.parse::<u64>() {
         Ok(whole) => whole.checked_mul(unit),
-        // Checked to be in range.
+        // The range is checked before the conversion.
         Err(_) => number.parse::<f64>().ok().map(|n| n * unit as f64).filter(|n| (0.0..1e18).contains(n)).map(|n| n as u64),
     };
     amount.ok_or_else(|| ApiError::invalid(format!("{field}: must be an amount of bytes such as 512Mi or 1Gi")))

@@ -1,4 +1,4 @@
-//! `/v2/sandboxes/snapshots`, taking one of a box, and the registries of images that there are none of.
+//! `/v2/sandboxes/snapshots`, taking a snapshot of a box, and the unsupported image registries.
 
 use axum::{
     Json,
@@ -21,7 +21,7 @@ use crate::{
 };
 
 const DEFAULT_LIMIT: u32 = 50;
-/// Largest page, in items, as in the SDKs.
+/// Maximum number of items per page, as in the SDKs.
 const MAX_LIMIT: u32 = 500;
 
 pub fn routes() -> Routes {

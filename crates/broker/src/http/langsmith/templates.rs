@@ -1,4 +1,4 @@
-//! `/v2/sandboxes/templates`: as the SDKs before 0.7.34 ask for them.
+//! `/v2/sandboxes/templates`: templates, as requested by SDKs before 0.7.34.
 
 use axum::{
     Json,
@@ -18,7 +18,7 @@ use crate::{
     http::{auth::Authenticated, body::JsonBody, error::Failure},
 };
 
-/// What a template without an image says: these clients want a word there.
+/// Image name of a template without an image: these clients require a string.
 const NO_IMAGE: &str = "default";
 
 pub fn routes() -> Routes {

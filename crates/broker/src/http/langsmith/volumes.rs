@@ -1,4 +1,4 @@
-//! `/v2/sandboxes/volumes`: as the SDKs before 0.7.34 ask for them.
+//! `/v2/sandboxes/volumes`: volumes, as requested by SDKs before 0.7.34.
 
 use axum::{
     Json,

@@ -1,4 +1,5 @@
-//! `/dp/…` and `/v1/sandbox/relay/…`: what is passed on to a sandbox's daemon, whose own document says what it answers.
+//! `/dp/…` and `/v1/sandbox/relay/…`: requests forwarded to boxd in a sandbox, whose own document describes the
+//! responses.
 
 use cobox_openapi::{Operation, Parameter};
 use serde_json::json;

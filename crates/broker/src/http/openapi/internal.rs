@@ -1,4 +1,4 @@
-//! `/internal/…`: for operators.
+//! OpenAPI operations of `/internal/…`, for operators.
 
 use cobox_openapi::{Operation, Parameter, read};
 use cobox_protocol::{

@@ -1,4 +1,4 @@
-//! `/v1/keys` and `/v1/audit`: for operators.
+//! OpenAPI operations of `/v1/keys` and `/v1/audit`, for operators.
 
 use cobox_openapi::{Operation, Parameter};
 use cobox_protocol::{

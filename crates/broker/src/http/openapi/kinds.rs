@@ -1,4 +1,4 @@
-//! `/v1/templates`, `/v1/snapshots`, `/v1/volumes`.
+//! OpenAPI operations of `/v1/templates`, `/v1/snapshots` and `/v1/volumes`.
 
 use cobox_openapi::{Operation, Parameter};
 use cobox_protocol::{

@@ -1,4 +1,4 @@
-//! The LangSmith sandbox API, under both of its prefixes.
+//! OpenAPI operations of the LangSmith sandbox API, under both of its prefixes.
 
 use cobox_openapi::{Operation, Parameter, Shape};
 use cobox_protocol::{
@@ -91,7 +91,7 @@ pub fn routes() -> Vec<Operation> {
     routes.into_iter().flatten().chain(langsmith_kinds::routes()).map(in_its_dialect).collect()
 }
 
-/// For every route of this API.
+/// Adds this API's error format to an operation.
 pub fn in_its_dialect(operation: Operation) -> Operation {
     let detail = json!({
         "type": "object",

@@ -1,4 +1,4 @@
-//! What boxes are made of, in the LangSmith sandbox API: snapshots, templates, volumes and pools.
+//! OpenAPI operations of the LangSmith API's snapshots, templates, volumes and pools.
 
 use cobox_openapi::{Operation, Parameter};
 use cobox_protocol::ErrorCode::*;

@@ -1,7 +1,8 @@
-//! `openapi/broker.json`: every route of the broker, made from the types that go over the wire and the tables in this folder.
+//! Generates `openapi/broker.json`, which describes every route of the broker, from the types on the wire and the
+//! tables in this folder.
 //!
-//! To add a route, add its [`Operation`] to the table of its resource and run `make openapi`. Tests fail while router, table and
-//! file don't say the same, and when a test of the broker gets an answer that isn't in it.
+//! To add a route, add its [`Operation`] to the table of its resource and run `make openapi`. Tests fail if router,
+//! table and file disagree, or if a test of the broker receives a response that the document lacks.
 
 mod gateway;
 mod internal;
@@ -27,8 +28,8 @@ const ABOUT: &str = "The control plane: which sandbox belongs to which thread, w
 envelope and every answer `X-Request-Id`; only what isn't HTTP at all is refused without them. What the gateway passes on is in boxd's \
 own document.";
 
-/// What every route behind an API key may answer; the last two to who signs in with a token of an issuer and is something else
-/// here, or when the issuer can't be reached.
+/// Errors that every route behind an API key may return. The last two apply to callers with an issuer's token: the
+/// token's principal exists here in another kind, or the issuer can't be reached.
 const OF_ANY_KEY: [ErrorCode; 7] = [
     ErrorCode::InvalidRequest,
     ErrorCode::Unauthenticated,
@@ -38,7 +39,7 @@ const OF_ANY_KEY: [ErrorCode; 7] = [
     ErrorCode::Forbidden,
     ErrorCode::ProviderUnavailable,
 ];
-/// What may come of a sandbox that is to run.
+/// Errors of routes that start a sandbox.
 const OF_STARTING: [ErrorCode; 2] = [ErrorCode::SandboxStarting, ErrorCode::ProviderUnavailable];
 
 fn operations() -> Vec<Operation> {
@@ -85,7 +86,7 @@ fn document() -> Value {
     document.render(&operations())
 }
 
-/// A route behind an API key.
+/// A route that requires an API key.
 fn keyed(method: &'static str, path: &'static str, id: &'static str, summary: &'static str) -> Operation {
     Operation::new(method, path, id, summary).behind(&["key", "keyHeader"]).fails(&OF_ANY_KEY)
 }

@@ -1,4 +1,4 @@
-//! `/healthz`, `/readyz`, `/metrics`, `/openapi.json`: for whoever runs it.
+//! OpenAPI operations of `/healthz`, `/readyz`, `/metrics` and `/openapi.json`, for the operation of a broker.
 
 use cobox_openapi::{Operation, Shape};
 use cobox_protocol::ErrorCode::*;

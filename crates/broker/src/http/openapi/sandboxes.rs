@@ -1,4 +1,4 @@
-//! `/v1/sandboxes`.
+//! OpenAPI operations of `/v1/sandboxes`.
 
 use cobox_openapi::{Operation, Parameter};
 use cobox_protocol::{

@@ -1,4 +1,4 @@
-//! `/v1/sandbox/sessions`.
+//! OpenAPI operations of `/v1/sandbox/sessions`.
 
 use cobox_openapi::{Operation, Parameter, Shape, read, written};
 use cobox_protocol::{

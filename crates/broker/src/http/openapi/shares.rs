@@ -1,4 +1,4 @@
-//! `…/share`.
+//! OpenAPI operations of `…/share`.
 
 use cobox_openapi::{Operation, Parameter};
 use cobox_protocol::{

@@ -1,4 +1,4 @@
-//! `/threads/…`, the notice that one is gone, and what a front end asks for.
+//! OpenAPI operations of `/threads/…`, the notice of a deleted thread, and the routes of a front end.
 
 use cobox_openapi::{Operation, Parameter};
 use cobox_protocol::{

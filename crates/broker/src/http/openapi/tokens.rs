@@ -1,4 +1,4 @@
-//! `…/delegate` and `…/file-links`.
+//! OpenAPI operations of `…/delegate` and `…/file-links`.
 
 use cobox_openapi::{Operation, Parameter};
 use cobox_protocol::{

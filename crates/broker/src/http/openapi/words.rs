@@ -1,4 +1,4 @@
-//! Schemas of fields that are read by hand, because they may come in more than one shape.
+//! Schemas of fields that are parsed by hand, because they accept more than one shape.
 
 use cobox_protocol::{key::PrincipalKind, schema};
 use schemars::{Schema, SchemaGenerator, json_schema};
@@ -11,7 +11,7 @@ pub fn token_format(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": ["string", "null"], "enum": ["jwt", "opaque", null] })
 }
 
-/// A word, or `{type, id}`.
+/// A string, or `{type, id}`.
 pub fn actor(generator: &mut SchemaGenerator) -> Schema {
     let kind = generator.subschema_for::<PrincipalKind>();
     let id = schema::optional_external_id(generator);
@@ -22,13 +22,13 @@ pub fn actor(generator: &mut SchemaGenerator) -> Schema {
     ] })
 }
 
-/// Either spelling.
+/// Capabilities in either spelling.
 pub fn capabilities(_: &mut SchemaGenerator) -> Schema {
     let words = ["fs_read", "fs_write", "exec", "shell", "shell_observe", "snapshot", "ports", "fs:ro", "fs:rw", "shell:ro", "process"];
     json_schema!({ "type": ["array", "null"], "items": { "type": "string", "enum": words } })
 }
 
-/// An object of strings; an empty list is how some languages write an empty object.
+/// An object of strings. Some languages write an empty object as an empty list.
 pub fn tags(generator: &mut SchemaGenerator) -> Schema {
     let tags = schema::tags(generator);
     json_schema!({ "anyOf": [
@@ -38,7 +38,7 @@ pub fn tags(generator: &mut SchemaGenerator) -> Schema {
     ] })
 }
 
-/// A sandbox's name or id; an empty string is how some clients leave a field out.
+/// A sandbox's name or id. Some clients leave out a field by sending an empty string.
 pub fn sandbox(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "anyOf": [{ "type": "string", "pattern": schema::SANDBOX_NAME }, { "type": "string", "maxLength": 0 }, { "type": "null" }] })
 }
