@@ -13,7 +13,7 @@ use crate::store::Note;
 
 /// Maximum delay of the store. A crash shortens a lease by no more than this.
 pub const WRITE_EVERY: Duration = Duration::from_secs(10);
-/// `last_used_at` of a key is only shown to people, for whom minutes don't matter.
+/// `last_used_at` of a key is only shown to people, to whom minutes don't matter.
 const WRITE_KEYS_EVERY: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy)]

@@ -1,5 +1,5 @@
-//! Activity feed: what is done in the sandboxes of this node, fetched from each boxd and stored as events that are marked
-//! as reported by the sandbox (untrusted).
+//! Activity feed: the operations in the sandboxes of this node, fetched from each boxd and stored as events that are
+//! marked as reported by the sandbox (untrusted).
 
 use std::{
     sync::Arc,
@@ -121,7 +121,8 @@ impl HappeningKeeper {
     }
 
     /// Untrusted input from the sandbox: text is bounded, and the time is clamped between the sandbox's creation and now.
-    /// Whatever session it names, the event belongs to this sandbox and isn't shown in a session of another one.
+    /// The event always belongs to this sandbox, and isn't shown in a session of another one even if it names that
+    /// session.
     fn event(&self, sandbox: &Sandbox, happening: Activity) -> Event {
         Event {
             at: happening.at.max(sandbox.created_at).min(self.deployment.now()),

@@ -1,7 +1,8 @@
 //! Starts, suspends and destroys sandboxes: stores the intent, asks the provider, then settles the outcome.
 //!
 //! Everything about one sandbox happens under its lock. A start runs in a task of its own: its caller may disconnect, and
-//! callers that arrive in the meantime wait for the same start. Control pushes to running sandboxes are in `telling`.
+//! callers that arrive before it has ended wait for the same start. Control pushes to running sandboxes are in
+//! `control_push`.
 
 use std::{
     collections::HashMap,

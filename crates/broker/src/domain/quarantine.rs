@@ -27,7 +27,7 @@ use crate::{
 
 /// In the data directory: it must not be in the database, which may be replaced by an older one.
 const FILE: &str = "quarantine.json";
-/// How often the list is compared with what the provider has.
+/// How often the list is compared with the provider's files.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// An item that can be in quarantine. In JSON the id is in a field named after its kind.
@@ -110,7 +110,7 @@ pub struct Quarantine {
     looked_at: Mutex<Option<Timestamp>>,
 }
 
-/// Reads what a data directory has in quarantine, for a process that is not its broker.
+/// Reads the quarantine list of a data directory, for a process that is not its broker.
 pub fn read(data_dir: &Path) -> io::Result<Vec<Quarantined>> {
     match std::fs::read(data_dir.join(FILE)) {
         Ok(text) => Ok(serde_json::from_slice(&text)?),

@@ -1,5 +1,5 @@
-//! Revocation: ends tokens by what they have in common, rotates a sandbox's key, or ends the sandbox itself. For
-//! operators, who manage the whole deployment.
+//! Revocation: ends tokens that share a property, rotates a sandbox's key, or ends the sandbox itself. For operators, who
+//! manage the whole deployment.
 
 use std::{sync::Arc, time::Duration};
 

@@ -71,8 +71,8 @@ fn may_be_shared(principal: &Principal, session: &Session, sandbox: &Sandbox) ->
     sandbox.access == Access::Workspace || sandbox.owner == session.owner || sandbox.owner == principal.name
 }
 
-/// Decides who can enter a session's sandbox without a share of that session. The thread authority and the policy may
-/// still refuse a principal; they decide on a request and cannot be asked about a principal that makes none.
+/// Decides which principals can enter a session's sandbox without a share of that session. The thread authority and the
+/// policy may still refuse a principal; they decide on a request and cannot be asked about a principal that makes none.
 struct AccessPaths<'a> {
     bound: &'a Bound,
     /// Valid shares of the other sessions of the sandbox.

@@ -88,7 +88,7 @@ impl Snapshot {
 impl Kinds {
     /// Begins a snapshot of a running or suspended sandbox, and returns while the files are being copied. For its owner
     /// and operators, and for principals that may use it and have the `snapshot` capability. A file that is written
-    /// during the copy may be inconsistent; all others are copied exactly.
+    /// during the copy is kept in the state in which the copy finds it; all others are copied exactly.
     pub async fn take_snapshot(self: &Arc<Self>, asking: &Asking<'_>, of: &str, wish: SnapshotWish<'_>) -> Result<Snapshot, ApiError> {
         let (d, caller) = (&self.deployment, asking.caller);
         let sandbox = sandboxes::find(d, caller, of).await?;

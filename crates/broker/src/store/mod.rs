@@ -72,7 +72,7 @@ pub trait Store: KindStore + Send + Sync {
     async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured>;
     /// The live session of a scope.
     async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>>;
-    /// The last session of a scope, if it has ended.
+    /// The latest ended session of a scope.
     async fn last_session_of(&self, workspace: &str, scope: &Scope) -> Stored<Option<Bound>>;
     /// A session, ended or not.
     async fn session(&self, id: &SessionId) -> Stored<Option<Bound>>;

@@ -30,7 +30,7 @@ pub struct PageWish {
     pub limit: u32,
 }
 
-/// The principal for whom a list is made: it shows the workspace's items, without those that only another owner may see.
+/// The reader of a list. The list has the workspace's items, without those that only another owner may see.
 #[derive(Clone, Debug)]
 pub struct Viewer {
     pub workspace: String,
@@ -361,7 +361,7 @@ pub struct RetiredToken {
     pub audit: AuditRecord,
 }
 
-/// What is old enough to be removed.
+/// Ages from which rows are removed.
 #[derive(Clone, Copy, Debug)]
 pub struct Horizon {
     pub now: Timestamp,

@@ -6,7 +6,8 @@ use crate::store::StoreError;
 
 /// Length of PostgreSQL's codes (SQLSTATE). SQLite's are decimal numbers of at most four digits.
 const SQLSTATE_CHARS: usize = 5;
-/// SQLite's primary result codes: BUSY, LOCKED, NOMEM, READONLY, IOERR, FULL, CANTOPEN. The low byte of an extended code is its primary one.
+/// SQLite's primary result codes: BUSY, LOCKED, NOMEM, READONLY, IOERR, FULL, CANTOPEN. The low byte of an extended code
+/// is its primary one.
 const SQLITE_UNAVAILABLE: [u32; 7] = [5, 6, 7, 8, 10, 13, 14];
 
 impl From<sqlx::Error> for StoreError {

@@ -11,7 +11,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::store::{Hint, Stored};
 
 const CHANNEL: &str = "cobox";
-/// Maximum backlog of a receiver; above it the receiver is told that anything may have changed.
+/// Maximum backlog of a receiver. Above it the receiver gets `RecvError::Lagged`, and must assume that anything changed.
 pub const BACKLOG: usize = 1024;
 /// Pause between attempts to listen again.
 const RETRY: Duration = Duration::from_secs(1);

@@ -1,5 +1,5 @@
-//! Connections borrowed from the pool, and transactions on them: whatever the network does to a connection, it is
-//! returned or closed within a bounded time.
+//! Connections borrowed from the pool, and transactions on them: even if the network fails, a connection is returned or
+//! closed within a bounded time.
 //!
 //! A connection whose packets are lost never fails by itself, or only after a quarter of an hour. The pool's own return
 //! path pings the connection and waits for an answer, which would occupy a place in the pool for as long.

@@ -3,8 +3,8 @@
 //! To add a query: a function in the file of its table that takes the connection, and a method of [`Store`] below that
 //! runs it in a transaction or on a reader. The rules that keep one text valid for both databases:
 //! - placeholders are `$1`, `$2`, …; whole numbers are bound as `i64` and booleans stored as 0 and 1;
-//! - `IS NOT DISTINCT FROM` compares nullable values, `CASE` replaces `max(a, b)`, and `sum(…)` needs `CAST(… AS
-//!   BIGINT)`;
+//! - `IS NOT DISTINCT FROM` compares nullable values and `CASE` replaces `max(a, b)`;
+//! - `sum(…)` needs `CAST(… AS BIGINT)`;
 //! - a boolean parameter is bound as `bool`, and a boolean result is read as `CASE WHEN … THEN 1 ELSE 0 END`;
 //! - a function that reads and then writes based on the result takes a lock first (`lock.rs`).
 

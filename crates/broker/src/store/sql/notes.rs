@@ -116,7 +116,7 @@ pub async fn insert_revocation(
     until: Timestamp,
 ) -> Stored<u64> {
     if sandbox.is_none() {
-        // A newer revocation with a longer duration replaces this one.
+        // A repeated revocation that lasts longer replaces the existing one.
         sqlx::query(
             "DELETE FROM revocations WHERE workspace_id = $1 AND sandbox_id IS NULL AND kind = $2 AND value = $3
              AND issued_by IS NOT DISTINCT FROM $4 AND starts_at <= $5 AND until <= $6",
@@ -338,8 +338,8 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon, sealing: Option<&[
         ("DELETE FROM api_keys WHERE (revoked_at < $1 OR expires_at < $1) AND (issuer IS NULL OR is_past = 1)", horizon.ended_before),
         ("DELETE FROM idempotency WHERE session_id IN (SELECT id FROM sessions WHERE ended_at < $1)", horizon.ended_before),
         (
-            // The last session of each thread on a live sandbox is kept: it decides who may use the files that the
-            // thread left in it.
+            // The last session of each thread on a live sandbox is kept: it decides which principals may use the files
+            // that the thread left in it.
             "DELETE FROM sessions WHERE ended_at < $1 AND (
                  scope_type <> 'thread'
                  OR EXISTS (SELECT 1 FROM sandboxes WHERE sandboxes.id = sessions.sandbox_id AND sandboxes.ended_at IS NOT NULL

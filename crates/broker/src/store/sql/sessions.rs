@@ -236,7 +236,7 @@ pub async fn past_threads(db: &mut AnyConnection, sandbox: &SandboxId, limit: u3
     found.iter().map(|row| Ok(row.try_get("scope_id")?)).collect()
 }
 
-/// The last session of a scope, if it has ended.
+/// The latest ended session of a scope.
 pub async fn last_of_scope(db: &mut AnyConnection, workspace: &str, scope: &Scope) -> Stored<Option<Bound>> {
     let row = sqlx::query(bound!(
         "WHERE s.workspace_id = $1 AND s.scope_type = $2 AND s.scope_id = $3 AND s.ended_at IS NOT NULL ORDER BY s.id DESC LIMIT 1"
