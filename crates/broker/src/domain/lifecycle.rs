@@ -272,7 +272,8 @@ impl Lifecycle {
         Ok(suspended)
     }
 
-    /// For providers that can't suspend: ends the sandbox if its time is over, otherwise leaves it running.
+    /// For providers that can't suspend: ends the sandbox if its time is over or it doesn't run any more, otherwise
+    /// leaves it running.
     async fn end_instead(&self, begun: &Sandbox, reason: &str) -> Outcome {
         let d = &self.deployment;
         let now = d.now();

@@ -111,7 +111,8 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Failures have a separate parameter: how many are allowed depends on the network that the broker is in.
+    /// Failures have a separate parameter: their default depends on whether the broker is behind a proxy, where all
+    /// clients share one address.
     pub fn new(limits: &RateLimits, failures_per_minute: u32) -> Self {
         let per_second = |rate: u32, burst: u32| {
             (rate > 0).then_some(Limit { rate: u64::from(rate) * PRICE, burst: u64::from(burst.max(rate)) * PRICE })
