@@ -1,4 +1,5 @@
-//! Who may do what: other workspaces see nothing, owners keep what they made for themselves, operators may help.
+//! Access rules: other workspaces see nothing, owners control what they keep to themselves, operators may help with
+//! anything.
 
 use cobox_protocol::{ApiError, CapabilitySet, ErrorCode, key::PrincipalKind, session::Access};
 use cobox_token::Actor;
@@ -38,7 +39,7 @@ impl Owned for Sandbox {
     }
 }
 
-/// Whether it exists for this principal at all.
+/// Whether the item exists at all for this principal.
 pub fn is_visible(principal: &Principal, thing: &impl Owned) -> bool {
     principal.workspace == thing.workspace()
 }
@@ -73,14 +74,14 @@ fn is_owner(principal: &Principal, thing: &impl Owned) -> bool {
     principal.name == thing.owner() && is_visible(principal, thing)
 }
 
-/// As whom a caller wants to act.
+/// The actor on whose behalf a caller wants to act.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ActorWish {
     pub kind: PrincipalKind,
     pub id: Option<String>,
 }
 
-/// The caller as the actor it names: itself, or something less, which then bounds what it is granted.
+/// Returns the caller acting as the requested actor: itself or an actor of a lower kind, which then limits the grant.
 pub fn act(caller: &Caller, wish: Option<&ActorWish>) -> Result<Caller, ApiError> {
     let (principal, Some(wish)) = (&caller.principal, wish) else { return Ok(caller.clone()) };
     let refused = |why: String| Err(ApiError::new(ErrorCode::Forbidden, format!("actor: {why}")));
@@ -102,13 +103,13 @@ fn rank(kind: PrincipalKind) -> u8 {
     }
 }
 
-/// Capabilities as they were asked for, and in which field.
+/// Requested capabilities, and the request field that named them (for error messages).
 pub struct Requested<'a> {
     pub field: &'static str,
     pub words: &'a [String],
 }
 
-/// Requested ∩ policy for the actor; nothing requested means the policy's default.
+/// Requested ∩ policy for the actor. Without a request, the policy's default.
 pub fn grant(policy: &Policy, caller: &Caller, requested: Option<Requested>) -> Result<CapabilitySet, ApiError> {
     let (field, granted) = match requested {
         None => ("nothing was asked for, and by default", policy.default_grant(&caller.subject())),
@@ -120,7 +121,7 @@ pub fn grant(policy: &Policy, caller: &Caller, requested: Option<Requested>) -> 
     must_be_some(policy, caller, field, granted)
 }
 
-/// What a token had, as far as the policy still allows it.
+/// The capabilities of an existing token that the policy still allows.
 pub fn renew(policy: &Policy, caller: &Caller, had: CapabilitySet) -> Result<CapabilitySet, ApiError> {
     must_be_some(policy, caller, "of what the token allowed", had.intersection(policy.allowed(&caller.subject())))
 }

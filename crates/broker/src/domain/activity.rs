@@ -1,4 +1,5 @@
-//! Who was used when, gathered in memory and written now and then: a lease is an hour, a write is a disk sync.
+//! Collects in memory when sandboxes and keys were last used, and writes it to the store in intervals: a lease is an
+//! hour, but a write is a disk sync.
 
 use std::{
     collections::HashMap,
@@ -10,16 +11,16 @@ use cobox_protocol::{KeyId, SandboxId, Timestamp};
 
 use crate::store::Note;
 
-/// The store lags behind at most this much; a crash shortens a lease by no more.
+/// Maximum delay of the store. A crash shortens a lease by no more than this.
 pub const WRITE_EVERY: Duration = Duration::from_secs(10);
-/// `last_used_at` of a key is for people, who don't care about minutes.
+/// `last_used_at` of a key is only shown to people, to whom minutes don't matter.
 const WRITE_KEYS_EVERY: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy)]
 struct Used {
     last: Timestamp,
     written: Option<Timestamp>,
-    /// Requests let through since boxd was last asked for its count.
+    /// Requests forwarded since boxd's own count was last fetched.
     forwarded: u64,
 }
 
@@ -30,12 +31,12 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// By a request that went to its boxd.
+    /// Records a request that was forwarded to the sandbox's boxd.
     pub fn sandbox_used(&self, id: &SandboxId, now: Timestamp) {
         self.used(id, now, 1);
     }
 
-    /// By a request that was for the broker.
+    /// Records a request about the sandbox that the broker answered itself.
     pub fn sandbox_asked_for(&self, id: &SandboxId, now: Timestamp) {
         self.used(id, now, 0);
     }
@@ -56,18 +57,18 @@ impl Activity {
         self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner).get(id).map(|u| u.last)
     }
 
-    /// How many requests passed since this was last asked.
+    /// Number of requests forwarded since the last call.
     pub fn take_forwarded(&self, id: &SandboxId) -> u64 {
         let mut map = self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
         map.get_mut(id).map_or(0, |u| std::mem::take(&mut u.forwarded))
     }
 
-    /// What is due to be written.
+    /// Entries that are due to be written.
     pub fn due(&self, now: Timestamp) -> Note {
         Note { sandboxes: due(&self.sandboxes, now, WRITE_EVERY), keys: due(&self.keys, now, WRITE_KEYS_EVERY), ..Note::default() }
     }
 
-    /// Forgets what no longer runs and keys that weren't used lately: the store has it all.
+    /// Drops sandboxes that no longer run and keys without recent use, once written: the store has their values.
     pub fn retain(&self, now: Timestamp, is_running: impl Fn(&SandboxId) -> bool) {
         self.sandboxes
             .lock()

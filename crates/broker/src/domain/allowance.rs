@@ -1,4 +1,4 @@
-//! How much a sandbox may tell of itself: a hostile one that talks without end fills no database.
+//! Ingest limit per sandbox: a hostile sandbox that reports endlessly must not fill the database.
 
 use std::{
     collections::HashMap,
@@ -8,14 +8,14 @@ use std::{
 
 use cobox_protocol::{SandboxId, Timestamp};
 
-/// What a sandbox may tell in one go, and how much a second from then on. Past it it isn't listened to, and what it can't keep is
-/// counted as lost.
+/// Token bucket for the records of one sandbox: size of a burst, and refill per second. Above the limit the broker stops
+/// fetching from the sandbox; what the sandbox can't keep until then is counted as lost.
 pub const BURST: f64 = 1000.0;
 pub const PER_SECOND: f64 = 50.0;
-/// Sandboxes that may be remembered before those whose allowance is whole again are forgotten.
+/// Number of tracked sandboxes above which those with a full bucket are dropped.
 const TIDY_AT: usize = 256;
 
-/// By the sandbox, not by its life: one that is ended and woken again has no more to say than one that goes on.
+/// Keyed by sandbox, not by run: stopping and starting a sandbox doesn't refill its limit.
 #[derive(Default)]
 pub struct Allowances(Mutex<HashMap<SandboxId, Allowance>>);
 
@@ -26,19 +26,19 @@ struct Allowance {
 }
 
 impl Allowances {
-    /// How long a sandbox isn't listened to.
+    /// How long the broker must not fetch from this sandbox.
     pub fn wait(&self, id: &SandboxId, now: Timestamp) -> Duration {
         self.of().get(id).map_or(Duration::ZERO, |allowance| allowance.filled(now).wait())
     }
 
-    /// The same, after it told as many things.
+    /// Charges `count` records, then returns the wait as [`Allowances::wait`] does.
     pub fn spend(&self, id: &SandboxId, count: usize, now: Timestamp) -> Duration {
         let mut of = self.of();
         if of.len() >= TIDY_AT && !of.contains_key(id) {
             of.retain(|_, allowance| allowance.filled(now).left < BURST);
         }
         let filled = of.get(id).map_or(Allowance { left: BURST, at: now }, |allowance| allowance.filled(now));
-        // A batch is a few hundred: nothing is lost by the conversion.
+        // A batch has a few hundred records, so the conversion is exact.
         let spent = Allowance { left: filled.left - count as f64, ..filled };
         of.insert(id.clone(), spent);
         spent.wait()
@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(allowances.spend(&id, 1000, at(0)), Duration::from_secs(10));
         assert_eq!(allowances.wait(&id, at(4)), Duration::from_secs(6));
         assert_eq!(allowances.spend(&id, 50, at(4)), Duration::from_secs(7));
-        // A clock that is set back adds nothing, and time counts from there on. Other sandboxes are not affected.
+        // A clock that was set back adds nothing; time counts on from there. Other sandboxes are not affected.
         assert_eq!(allowances.spend(&id, 0, at(3)), Duration::from_secs(7));
         assert_eq!(allowances.wait(&id, at(4)), Duration::from_secs(6));
         assert_eq!(allowances.wait(&other, at(0)), Duration::ZERO);

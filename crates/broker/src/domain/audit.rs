@@ -1,4 +1,5 @@
-//! The audit trail: what changed is recorded with the change; uses of the dataplane are gathered and written together.
+//! The audit trail. Changes are recorded in the transaction that makes them; uses of the dataplane are queued and written
+//! in batches.
 
 use std::{
     sync::{
@@ -17,18 +18,18 @@ use tokio::{
 use super::model::{Bound, Caller, Sandbox};
 use crate::store::{Note, Store};
 
-/// Records waiting to be written. When the disk can't keep up, requests wait: none of them is lost silently.
+/// Records waiting to be written. When the disk can't keep up, requests wait: no record is lost silently.
 const QUEUE_RECORDS: usize = 4096;
-/// Uses come one after the other; each transaction is a sync of the disk and writes the same pages again, so those of a moment share one.
+/// How long records are collected for one transaction. Each transaction is a disk sync and rewrites the same pages.
 const GATHER: Duration = Duration::from_millis(100);
-/// Written in one transaction; when as many wait, nothing more is waited for.
+/// Records per transaction. When this many are queued, the batch is written without waiting.
 const BATCH_RECORDS: usize = 512;
-/// How often records that the database didn't take are tried again, and how long after the first time; the pause doubles, so that a
-/// database may be away for half a minute.
+/// Attempts to write a batch, and the pause after the first failure. The pause doubles each time, which survives a
+/// database outage of about half a minute.
 const ATTEMPTS: u32 = 7;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
-/// Append-only; the protocol's fields, and one line of detail.
+/// Append-only record with the protocol's fields and one line of detail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditRecord {
     pub at: Timestamp,
@@ -61,7 +62,7 @@ impl AuditRecord {
             detail: None,
         }
     }
-    /// Of a sandbox, by the broker itself.
+    /// Record about a sandbox, made by the broker itself.
     pub fn of_sandbox(at: Timestamp, sandbox: &Sandbox, action: &'static str, detail: &str) -> Self {
         Self { sandbox: Some(sandbox.id.clone()), detail: Some(detail.to_owned()), ..Self::new(at, &sandbox.workspace, action) }
     }
@@ -103,17 +104,17 @@ enum Entry {
     Flush(oneshot::Sender<()>),
 }
 
-/// Takes records of uses and writes them behind the request.
+/// Queues records of uses and writes them in the background.
 #[derive(Clone)]
 pub struct AuditTrail {
     queue: mpsc::Sender<Entry>,
-    /// Ends the gathering.
+    /// Makes the writer stop collecting and write the batch now.
     hurry: Arc<Notify>,
     lost: Arc<AtomicU64>,
 }
 
 impl AuditTrail {
-    /// Its writer ends when the last clone is dropped and everything is written.
+    /// The writer ends when the last clone is dropped and everything is written.
     pub fn start(store: Arc<dyn Store>) -> Self {
         let (queue, receiver) = mpsc::channel(QUEUE_RECORDS);
         let (hurry, lost) = (Arc::<Notify>::default(), Arc::<AtomicU64>::default());
@@ -121,37 +122,39 @@ impl AuditTrail {
         Self { queue, hurry, lost }
     }
 
-    /// Records that could not be written since the broker was started.
+    /// Records that could not be written since the broker started.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 
     pub async fn add(&self, record: AuditRecord) {
-        // The writer lives as long as its sender, unless the process is ending, when there is nobody to tell.
+        // The writer lives as long as its sender. The send only fails while the process ends, when nothing can be
+        // reported any more.
         let _ = self.queue.send(Entry::Record(Box::new(record))).await;
         if QUEUE_RECORDS - self.queue.capacity() >= BATCH_RECORDS {
             self.hurry.notify_one();
         }
     }
 
-    /// Returns when everything added before is durable.
+    /// Returns when all records added before are durable.
     pub async fn flush(&self) {
         let (done, is_done) = oneshot::channel();
         if self.queue.send(Entry::Flush(done)).await.is_ok() {
             self.hurry.notify_one();
-            // An error means the writer has ended, after writing all it had.
+            // An error means that the writer has ended, after writing all its records.
             let _ = is_done.await;
         }
     }
 }
 
 async fn write(store: Arc<dyn Store>, mut queue: mpsc::Receiver<Entry>, hurry: Arc<Notify>, lost: Arc<AtomicU64>) {
-    // Lost, and not yet explained in the audit.
+    // Lost records that no `audit.lost` record explains yet.
     let mut unexplained = 0;
     let mut entries = Vec::with_capacity(BATCH_RECORDS);
     while queue.recv_many(&mut entries, BATCH_RECORDS).await > 0 {
         if entries.len() < BATCH_RECORDS && entries.iter().all(|e| matches!(e, Entry::Record(_))) {
-            // Ended early where somebody waits for the records, or enough are there; past it, all that came.
+            // Ends early when a caller waits for a flush or enough records are queued. After that, takes all that are
+            // queued.
             let _ = timeout(GATHER, hurry.notified()).await;
             while entries.len() < BATCH_RECORDS
                 && let Ok(entry) = queue.try_recv()
@@ -174,25 +177,26 @@ async fn write(store: Arc<dyn Store>, mut queue: mpsc::Receiver<Entry>, hurry: A
         if keep(&*store, Note { audit, ..Note::default() }).await {
             unexplained = if count > 0 { 0 } else { unexplained };
         } else {
-            // The next record's number shows how many are missing.
+            // The gap in record numbers shows how many are missing.
             store.skip_audit(count);
             lost.fetch_add(count, Ordering::Relaxed);
             unexplained += count;
         }
         for done in waiting {
-            // Whoever asked may have stopped waiting.
+            // The caller of `flush` may have stopped waiting.
             let _ = done.send(());
         }
     }
 }
 
-/// Explains the gap before it.
+/// The record that explains the gap before it.
 fn gap(next: &AuditRecord, count: u64) -> AuditRecord {
     AuditRecord::new(next.at, &next.workspace, "audit.lost")
         .detail(format!("{count} records before this one could not be written: the database was away or its disk full for too long"))
 }
 
-/// Whoever has more to record meanwhile waits, where the queue is full. False when they are lost.
+/// Writes the records, with retries. While it retries, callers wait once the queue is full. Returns false when the
+/// records are lost.
 async fn keep(store: &dyn Store, note: Note) -> bool {
     let mut pause = FIRST_PAUSE;
     let count = note.audit.len();

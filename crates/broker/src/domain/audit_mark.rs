@@ -1,7 +1,7 @@
 //! Notices that the database is older than its data directory, which means that it was restored from a backup.
 //!
-//! A mark outside the database says how far this broker's audit chain had come. The records about keys and revocations are kept beside it:
-//! of those that the database no longer has, an operator must know.
+//! A mark outside the database says how far this broker's audit chain had come. Records about keys and revocations are
+//! kept beside it: an operator must know which of them the database no longer has.
 
 use std::{
     fs::{self, File},
@@ -21,69 +21,70 @@ use crate::{
     store::{AuditProgress, MarkedRecord, Store, Stored},
 };
 
-/// How far the chain had come.
+/// File with the end of the chain.
 const MARK_FILE: &str = "audit-mark.json";
-/// Records about keys and revocations, a JSON object a line.
+/// Records about keys and revocations, one JSON object per line.
 const RECORDS_FILE: &str = "audit-mark.jsonl";
-/// Past this many bytes the older half goes: some five thousand records.
+/// Above this size the older half of the records is dropped: about five thousand records.
 const MAX_RECORDS_BYTES: u64 = 1 << 20;
-/// What was found at a start with an older database.
+/// Result of a start with an older database.
 const RESTORED_FILE: &str = "restored.json";
-/// How often the mark is written while only uses are recorded; records about keys and revocations are kept at the next tick.
+/// How often the mark is written while only uses are recorded. Records about keys and revocations are written at the next
+/// tick.
 const MARK_EVERY: Duration = Duration::from_secs(10);
-/// A database that lacks no more than this after a crash, and nothing that is marked, lost it in a power cut: not every commit waits for the
-/// disk.
+/// A database that lacks no more than this after a crash, and no marked record, lost it in a power cut: not every commit
+/// waits for the disk.
 const POWER_CUT: Duration = Duration::from_secs(60);
-/// How long a stop waits for a database that may be away.
+/// How long a stop waits for an unreachable database.
 const SYNC_WITHIN: Duration = Duration::from_secs(5);
-/// Lost records that a start writes to its log; all of them are in the file.
+/// Maximum number of lost records that are logged at start. The file lists all of them.
 const MAX_LOGGED: usize = 100;
 
-/// How far this broker's chain had come.
+/// End of this broker's chain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Mark {
     number: u64,
     hash: String,
     at: Timestamp,
-    /// All of it is on the disk, as after a stop: no power cut takes it back.
+    /// Everything up to here is synced to disk, as after a stop: a power cut can't lose it.
     #[serde(default)]
     is_on_disk: bool,
 }
 
-/// A database that was older than its data directory.
+/// Description of a database that was older than its data directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restored {
     pub noticed_at: Timestamp,
-    /// Time of the last record that it has of this broker.
+    /// Time of this broker's last record in the database.
     pub database_at: Option<Timestamp>,
-    /// Until when this data directory was in use before.
+    /// Time until which this data directory was in use before.
     pub seen_at: Timestamp,
-    /// Audit records that are lost, by their number in the chain.
+    /// Numbers of the first and last lost audit record in the chain.
     pub first_lost: u64,
     pub last_lost: u64,
-    /// The hash of the last of them: a database that has it is the one that was in use before.
+    /// Hash of the last lost record. A database that has it is the one that was in use before.
     last_hash: String,
-    /// The lost records that are about keys and revocations.
+    /// Lost records about keys and revocations.
     pub lost: Vec<MarkedRecord>,
-    /// When an operator confirmed to have dealt with it.
+    /// Set when an operator confirmed that it was dealt with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acknowledged_at: Option<Timestamp>,
 }
 
-/// A database that lacks little, which alone doesn't show that a backup was restored.
+/// Loss of only a few records, which alone doesn't prove that a backup was restored.
 pub struct SmallLoss {
     restored: Restored,
-    /// It is the database that was in use before the last restore.
+    /// The database is the one that was in use before the last restore.
     is_back: bool,
 }
 
-/// What was found at the last start with an older database, for a reader that is not its broker.
+/// Reads the result of the last start with an older database, for a process that is not the broker.
 pub fn read_restored(data_dir: &Path) -> io::Result<Option<Restored>> {
     read_json(&data_dir.join(RESTORED_FILE))
 }
 
-/// Confirms that an operator dealt with a restored database. Returns whether there was one that nobody had acknowledged. The file stays: by it
-/// the database that was in use before is recognized.
+/// Confirms that an operator dealt with a restored database. Returns whether there was an unacknowledged one. The file
+/// stays: it is needed to recognize the database that was in use before.
 pub fn acknowledge_restored(data_dir: &Path, now: Timestamp) -> io::Result<bool> {
     let Some(restored) = read_restored(data_dir)?.filter(|r| r.acknowledged_at.is_none()) else { return Ok(false) };
     let text = serde_json::to_vec_pretty(&Restored { acknowledged_at: Some(now), ..restored })?;
@@ -102,7 +103,8 @@ impl AuditMark {
         Self { dir: dir.to_owned(), written: Mutex::default() }
     }
 
-    /// Compares the database with the mark, before anything is written to the chain. A small loss is for [`AuditMark::settle`].
+    /// Compares the database with the mark, before anything is written to the chain. A small loss must be passed to
+    /// [`AuditMark::settle`].
     pub async fn compare(&self, store: &dyn Store, writer: &str, now: Timestamp) -> Stored<Option<SmallLoss>> {
         let is_back = match self.read::<Restored>(RESTORED_FILE) {
             Some(before) => hash_of(store, writer, before.last_lost).await? == Some(before.last_hash),
@@ -122,7 +124,8 @@ impl AuditMark {
         Ok(None)
     }
 
-    /// Decides what a small loss is, after it is known how many items are new in quarantine: those show that a backup was restored.
+    /// Classifies a small loss once the number of newly quarantined items is known: new items prove that a backup was
+    /// restored.
     pub fn settle(&self, loss: SmallLoss, quarantined: usize) {
         let SmallLoss { restored, is_back } = loss;
         if quarantined > 0 {
@@ -135,13 +138,13 @@ impl AuditMark {
         }
     }
 
-    /// What was marked meanwhile is of the other database.
+    /// Marks that were written since the restore belong to the other database.
     fn forget_restore(&self) {
         tracing::info!("the database that was in use before the last restore is back");
         [MARK_FILE, RECORDS_FILE, RESTORED_FILE].into_iter().for_each(|file| self.remove(file));
     }
 
-    /// What the database lacks, and whether it was all on the disk.
+    /// What the database lacks, and whether all of it had been synced to disk.
     async fn loss(&self, store: &dyn Store, writer: &str, now: Timestamp) -> Stored<Option<(Restored, bool)>> {
         let Some(mark) = self.newest() else { return Ok(None) };
         let head = store.audit_heads().await?.into_iter().find(|h| h.writer == writer);
@@ -150,7 +153,7 @@ impl AuditMark {
         if is_there {
             return Ok(None);
         }
-        // A database that was restored and written to since has other records of the same numbers.
+        // A database that was restored and written to since has different records under the same numbers.
         let mut shared = end.min(mark.number.saturating_sub(1));
         let lost = self.lost(store, writer, &mut shared).await?;
         let last = store.audit_links(writer, shared.saturating_sub(1), 1).await?.into_iter().next();
@@ -167,13 +170,13 @@ impl AuditMark {
         Ok(Some((restored, mark.is_on_disk)))
     }
 
-    /// The mark, or the last marked record where a crash came before the mark was written.
+    /// The mark, or the last marked record if a crash prevented the mark from being written.
     fn newest(&self) -> Option<Mark> {
         let record = self.records().pop().map(|r| Mark { number: r.number, hash: r.hash, at: r.at, is_on_disk: false });
         record.into_iter().chain(self.read::<Mark>(MARK_FILE)).max_by_key(|mark| mark.number)
     }
 
-    /// The marked records that the database doesn't have; `shared` becomes the last number that both have, as far as can be told.
+    /// The marked records that the database lacks. Lowers `shared` to the last number known to be common to both.
     async fn lost(&self, store: &dyn Store, writer: &str, shared: &mut u64) -> Stored<Vec<MarkedRecord>> {
         let mut lost = Vec::new();
         for record in self.records() {
@@ -203,12 +206,12 @@ impl AuditMark {
         if let Err(error) = written.and_then(|text| write_whole(&self.dir.join(RESTORED_FILE), &text)) {
             tracing::error!(%error, "{RESTORED_FILE} could not be written");
         }
-        // What comes now is compared with the restored database.
+        // From here on, the restored database is the reference.
         self.remove(MARK_FILE);
         self.remove(RECORDS_FILE);
     }
 
-    /// Writes down how far the chain has come.
+    /// Saves how far the chain has come.
     pub async fn save(&self, store: &dyn Store, now: Timestamp) {
         let (head, is_new) = self.append_new(store).await;
         let Some((number, hash)) = head else { return };
@@ -220,7 +223,7 @@ impl AuditMark {
         self.write(&Mark { number, hash: hex(&hash), at: now, is_on_disk: false });
     }
 
-    /// As [`AuditMark::save`], at a stop, with all that was recorded so far on the disk.
+    /// As [`AuditMark::save`], for a stop: first syncs everything recorded so far to disk.
     pub async fn close(&self, store: &dyn Store, now: Timestamp) {
         let mark = match self.append_new(store).await.0 {
             Some((number, hash)) => Mark { number, hash: hex(&hash), at: now, is_on_disk: true },
@@ -230,7 +233,7 @@ impl AuditMark {
                 None => return,
             },
         };
-        // With it everything before it reaches the disk.
+        // A synced write also brings everything before it to disk.
         match tokio::time::timeout(SYNC_WITHIN, store.probe_write(now)).await {
             Ok(Ok(())) => self.write(&mark),
             Ok(Err(error)) => tracing::warn!(%error, "the last changes could not be synced to the disk"),
@@ -238,7 +241,7 @@ impl AuditMark {
         }
     }
 
-    /// Marks the new records about keys and revocations. Returns where the chain ends, and whether there were any.
+    /// Saves the new records about keys and revocations. Returns the end of the chain, and whether there were any.
     async fn append_new(&self, store: &dyn Store) -> (Option<(u64, [u8; 32])>, bool) {
         let AuditProgress { head, records } = store.audit_progress().await;
         if !records.is_empty()
@@ -268,13 +271,13 @@ impl AuditMark {
         file.write_all(lines(records)?.as_bytes())
     }
 
-    /// A line that can't be read was cut off by a crash.
+    /// A line that can't be parsed was cut off by a crash.
     fn records(&self) -> Vec<MarkedRecord> {
         let text = fs::read_to_string(self.dir.join(RECORDS_FILE)).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    /// One that can't be read says nothing.
+    /// An unreadable file counts as absent.
     fn read<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
         read_json(&self.dir.join(name)).unwrap_or_else(|error| {
             tracing::warn!(%error, name, "a file of the data directory can't be read");
@@ -307,7 +310,7 @@ fn lines(records: &[MarkedRecord]) -> io::Result<String> {
     Ok(text)
 }
 
-/// The hash of a record of a chain, where the database has it.
+/// Hash of a record of a chain, if the database has it.
 async fn hash_of(store: &dyn Store, writer: &str, number: u64) -> Stored<Option<String>> {
     let found = store.audit_links(writer, number.saturating_sub(1), 1).await?;
     Ok(found.into_iter().next().filter(|l| l.number == number).map(|l| hex(&l.hash)))

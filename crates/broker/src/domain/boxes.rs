@@ -1,4 +1,5 @@
-//! What only the LangSmith API asks of a sandbox: one that runs within a time or isn't there, stopping, and starting again.
+//! Sandbox operations that only the LangSmith API has: create one that runs within a time limit or not at all, stop, and
+//! start again.
 
 use std::time::Duration;
 
@@ -21,20 +22,20 @@ use super::{
 };
 use crate::store::{Note, PageWish, Viewer};
 
-/// How long a start or a stop waits for the provider; past it the rest is done behind the answer. SDKs wait for ten seconds and then ask
-/// how it is.
+/// How long a start or stop waits for the provider; after that it goes on in the background. SDKs wait ten seconds for an
+/// answer and then poll.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
-/// One that could not be made is found by its name for this long.
+/// How long a sandbox that could not be created is still found by its name.
 const FAILED_SHOWN: Duration = Duration::from_secs(3600);
-/// How often the store is asked whether another node's broker has stopped it.
+/// How often the store is polled until another node's broker has stopped the sandbox.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const STOPPED: &str = "it was stopped";
 
-/// A sandbox, and what its state alone doesn't say to who waits for it.
+/// A sandbox, with details that a polling client needs and that its state doesn't show.
 pub struct Boxed {
     pub info: SandboxInfo,
     pub is_resuming: bool,
-    /// When it was last tried; it may be tried again.
+    /// The last attempt to resume it failed; it may be tried again.
     pub could_not_resume: bool,
 }
 
@@ -45,7 +46,8 @@ impl From<SandboxInfo> for Boxed {
 }
 
 impl Sandboxes {
-    /// Makes a sandbox that runs by the time the caller waits, or none: it wouldn't know the name of one that came later.
+    /// Creates a sandbox that runs before the caller's wait is over, or none: the caller wouldn't know the name of one
+    /// that runs later.
     pub async fn create_running(&self, asking: &Asking<'_>, wish: CreateSandbox) -> Result<SandboxInfo, ApiError> {
         let made = self.create(asking, wish).await?;
         if made.state != State::Provisioning {
@@ -61,13 +63,13 @@ impl Sandboxes {
         let d = &self.deployment;
         d.store.end_sandbox(&sandbox.id, State::Terminated, &d.ending(REASON, audit)).await.map_err(internal)?;
         let (lifecycle, id) = (self.lifecycle.clone(), sandbox.id.clone());
-        // It may still be starting; what is written down already is done when that is over.
+        // The start may still be in progress. The deletion is stored and completes after it.
         d.background.spawn(async move { lifecycle.destroy(&id).await });
         let message = format!("the sandbox did not run within {} seconds, and was deleted again", asking.wait.as_secs());
         Err(ApiError::new(ErrorCode::SandboxStarting, message))
     }
 
-    /// As [`Sandboxes::get`]; one that could not be made is still shown, so that who waits for it learns why.
+    /// As [`Sandboxes::get`], but also returns one that could not be created, so that a polling client learns the reason.
     pub async fn look(&self, asking: &Asking<'_>, id_or_name: &str) -> Result<Boxed, ApiError> {
         let (d, principal) = (&self.deployment, &asking.caller.principal);
         let sandbox = match find(d, asking.caller, id_or_name).await {
@@ -87,7 +89,7 @@ impl Sandboxes {
         self.boxed(sandbox).await
     }
 
-    /// Those one may use, newest first; without the sessions that use them.
+    /// The sandboxes that the caller may use, newest first, without the sessions that use them.
     pub async fn boxes(&self, asking: &Asking<'_>, filters: &[TagFilter], page: &PageWish) -> Result<Vec<Boxed>, ApiError> {
         let store = &self.deployment.store;
         let found = store.sandboxes(&Viewer::from(&asking.caller.principal), filters, page).await.map_err(internal)?;
@@ -115,16 +117,16 @@ impl Sandboxes {
         }
     }
 
-    /// Begins to start a stopped one; it goes on without the caller.
+    /// Begins to start a stopped sandbox; the start continues without the caller.
     pub async fn begin_start(&self, asking: &Asking<'_>, id_or_name: &str) -> Result<Boxed, ApiError> {
         let sandbox = find(&self.deployment, asking.caller, id_or_name).await?;
         access::may_use(&asking.caller.principal, &sandbox)?;
-        // What its owner asked for is a use.
+        // A start that its owner requested counts as a use.
         self.lifecycle.activity.sandbox_asked_for(&sandbox.id, self.deployment.now());
         self.note(asking, &sandbox, "sandbox.start_asked").await?;
         let sandbox = match self.lifecycle.bring_up(&sandbox.id, ANSWER_WITHIN).await {
             Ok(running) => running,
-            // Who asks how it is learns why.
+            // The client learns the reason when it polls.
             Err(e) if matches!(e.code, ErrorCode::SandboxStarting | ErrorCode::ProviderUnavailable) => {
                 self.lifecycle.load(&sandbox.id).await?
             }
@@ -133,7 +135,7 @@ impl Sandboxes {
         self.boxed(sandbox).await
     }
 
-    /// Ends its programs and keeps its files, until it is used again; for its owner and operators.
+    /// Ends the sandbox's programs and keeps its files until the next use. For its owner and operators.
     pub async fn stop(&self, asking: &Asking<'_>, id_or_name: &str) -> Result<Boxed, ApiError> {
         let sandbox = find(&self.deployment, asking.caller, id_or_name).await?;
         access::may_end(&asking.caller.principal, &sandbox)?;
@@ -141,7 +143,7 @@ impl Sandboxes {
         let id = sandbox.id.clone();
         if self.lifecycle.is_here(&sandbox) {
             let lifecycle = self.lifecycle.clone();
-            // In a task, so that a caller who hangs up doesn't leave it half done until the reaper comes by.
+            // In a task: if the caller disconnects, the stop must not stay half done until the next reaper pass.
             let stopping = self.deployment.background.spawn(async move { lifecycle.suspend(&id, STOPPED, |_| true).await });
             if let Ok(stopped) = tokio::time::timeout(ANSWER_WITHIN, stopping).await {
                 stopped.map_err(|_| ApiError::new(ErrorCode::Internal, "stopping was interrupted; try again"))??;
@@ -156,7 +158,7 @@ impl Sandboxes {
         self.boxed(sandbox).await
     }
 
-    /// The intent is written for its own broker to find, and looked after for a while.
+    /// Stores the intent for the sandbox's own broker, and polls for a while whether it was carried out.
     async fn stop_elsewhere(&self, id: &SandboxId) -> Result<(), ApiError> {
         let deadline = Instant::now() + ANSWER_WITHIN;
         loop {
@@ -166,7 +168,7 @@ impl Sandboxes {
             }
             if sandbox.intent.is_none() {
                 let begun = sandbox.with_intent(Intent::Suspend);
-                // Somebody else's change wins and is looked at next.
+                // A concurrent change wins; the next iteration sees it.
                 self.deployment.store.replace_sandbox(&sandbox, &begun, None).await.map_err(internal)?;
             }
             if Instant::now() >= deadline {

@@ -1,4 +1,5 @@
-//! What sandboxes say of the requests they got, fetched now and then and kept beside the broker's own records, as their claim.
+//! Sandbox claims: what sandboxes report about the requests they received. Fetched in intervals and stored beside the
+//! broker's own records, marked as reported by the sandbox (untrusted).
 
 use std::{
     collections::HashMap,
@@ -17,13 +18,13 @@ use tokio::time::{Instant, timeout_at};
 use super::{allowance::Allowances, audit::AuditRecord, deployment::Deployment, model::Sandbox};
 use crate::store::Note;
 
-/// What a record of such a claim is called.
+/// Audit action of a record with such a claim.
 pub const ACTION: &str = "sandbox.claim";
-/// Batches in one go; the rest comes with the next.
+/// Batches per collection; the rest follows in the next one.
 const MAX_BATCHES: usize = 8;
-/// How long one sandbox may take to hand over its claims; what it didn't comes with the next.
+/// Time limit for fetching the claims of one sandbox; the rest follows in the next collection.
 const COLLECT_WITHIN: Duration = Duration::from_secs(2);
-/// Before a sandbox ends its last claims are asked for, and not waited for any longer.
+/// Time limit for the last fetch before a sandbox ends.
 const LAST_WORDS_WITHIN: Duration = Duration::from_millis(500);
 
 pub struct ClaimKeeper {
@@ -32,7 +33,7 @@ pub struct ClaimKeeper {
     allowances: Allowances,
 }
 
-/// Up to where one sandbox's claims are stored.
+/// How far the claims of one sandbox are stored.
 #[derive(Clone, Default)]
 struct Taken {
     life: String,
@@ -45,8 +46,8 @@ impl ClaimKeeper {
         Self { deployment, taken: Mutex::default(), allowances: Allowances::default() }
     }
 
-    /// Fetches and stores what is there. Each claim is stored before its sandbox may forget it, so a crash in between stores
-    /// some twice and loses none. One that claims more than it may is asked again when it may.
+    /// Fetches and stores new claims. Each claim is stored before its sandbox may drop it, so a crash in between stores
+    /// some twice and loses none. A sandbox above its ingest limit is skipped until the limit allows more.
     pub async fn collect(&self, sandbox: &Sandbox) {
         let d = &self.deployment;
         let deadline = Instant::now() + COLLECT_WITHIN;
@@ -68,14 +69,15 @@ impl ClaimKeeper {
             }
             self.taken().insert(sandbox.id.clone(), next);
             self.allowances.spend(&sandbox.id, count, d.now());
-            // A first fetch of an unknown life has only looked; the next one lets boxd forget.
+            // The first fetch of an unknown life only reads; the next one acknowledges, so that boxd can drop the
+            // claims.
             if count == 0 || !claims.more {
                 return;
             }
         }
     }
 
-    /// The same for a sandbox about to end.
+    /// As [`ClaimKeeper::collect`], for a sandbox about to end.
     pub async fn collect_last(&self, sandbox: &Sandbox) {
         if tokio::time::timeout(LAST_WORDS_WITHIN, self.collect(sandbox)).await.is_err() {
             tracing::warn!(sandbox = %sandbox.id, "a sandbox ended before all of its audit was fetched");
@@ -86,7 +88,7 @@ impl ClaimKeeper {
     fn records(&self, sandbox: &Sandbox, known: &Taken, claims: &ClaimBatch) -> (Vec<AuditRecord>, Taken) {
         let (now, is_same_life) = (self.deployment.now(), claims.life == known.life);
         let (after, lost_before) = if is_same_life { (known.seq, known.lost) } else { (0, 0) };
-        // More or older than asked for is a sandbox that doesn't keep to the protocol: ignored.
+        // More claims than requested, or older ones, violate the protocol: ignored.
         let fresh = claims.items.iter().take(MAX_CLAIM_BATCH).filter(|c| c.seq > after);
         let mut last = after;
         let mut records: Vec<AuditRecord> = Vec::new();
@@ -106,7 +108,7 @@ impl ClaimKeeper {
     }
 }
 
-/// A stranger's words: bounded, without anything a terminal obeys, and the time no later than now.
+/// Untrusted text from the sandbox: bounded, without terminal control characters, and dated no later than now.
 fn record(sandbox: &Sandbox, claim: &SandboxClaim, now: Timestamp) -> AuditRecord {
     let target = claim.target.as_deref().map(redact);
     let words =

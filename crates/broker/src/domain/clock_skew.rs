@@ -1,5 +1,5 @@
-//! How far the clocks of the brokers are apart. Each measures its own against the database's and publishes the difference with its beat, so that
-//! all can be compared without a request from one broker to another.
+//! Clock differences between brokers. Each broker measures its own clock against the database's and publishes the
+//! difference with its heartbeat, so that all can be compared without requests between brokers.
 
 use std::{
     sync::{
@@ -14,31 +14,32 @@ use crate::{
     store::{Node, Store, Stored},
 };
 
-/// Past it the skew is reported. Tokens are accepted with clocks that are 5 s apart (`LEEWAY_SECONDS`), which leaves time to act.
+/// Above this the skew is reported. Tokens are accepted with clocks that are 5 s apart (`LEEWAY_SECONDS`), which leaves
+/// time to act.
 pub const REPORTED_SKEW: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 pub struct ClockSkew {
     /// This broker's clock minus the database's, in milliseconds.
     own_ms: AtomicI64,
-    /// The largest difference to another broker's clock, either way.
+    /// Largest difference to another broker's clock, in either direction.
     largest_ms: AtomicU64,
-    /// The node that was reported last.
+    /// Node whose skew was reported last.
     reported: Mutex<Option<String>>,
 }
 
 impl ClockSkew {
-    /// Compares this clock with the database's, and answers with the difference.
+    /// Measures this clock against the database's and returns the difference.
     pub async fn measure(&self, store: &dyn Store, clock: &dyn Clock) -> Stored<i64> {
         let before = clock.unix_millis();
         let database = store.clock_millis().await?;
-        // The database read its clock somewhere between the two.
+        // The database read its clock at some time between the two readings.
         let own = before + (clock.unix_millis() - before) / 2 - database;
         self.own_ms.store(own, Relaxed);
         Ok(own)
     }
 
-    /// With the other brokers that live.
+    /// Compares with the other live brokers.
     pub fn compare<'a>(&self, others: impl Iterator<Item = &'a Node>) {
         let own = self.own_ms.load(Relaxed);
         let differences = others.filter_map(|node| Some((node.clock_offset_ms?.saturating_sub(own), &node.id)));
@@ -60,12 +61,12 @@ impl ClockSkew {
         }
     }
 
-    /// The largest difference to another broker's clock.
+    /// Largest difference to another broker's clock.
     pub fn largest(&self) -> Duration {
         Duration::from_millis(self.largest_ms.load(Relaxed))
     }
 
-    /// Past what is reported.
+    /// Whether the skew is above the reporting threshold.
     pub fn is_large(&self) -> bool {
         self.largest() > REPORTED_SKEW
     }

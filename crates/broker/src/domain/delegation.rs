@@ -1,4 +1,4 @@
-//! Delegating: a narrower token, from a caller's own grant or from a token that somebody holds.
+//! Delegation: issues a narrower token, from a caller's own grant or from a token that a client holds.
 
 use cobox_protocol::{ApiError, ErrorCode, RequestId, Secret, SessionId, token::DelegateResponse};
 use cobox_token::{Claims, TokenError};
@@ -15,22 +15,22 @@ use super::{
     tokens::{Lineage, refused},
 };
 
-/// Who asks for a token to be delegated.
+/// The client that requests the delegation.
 pub enum Delegator<'a> {
     Caller(Asking<'a>),
-    /// Somebody who shows a token and no key: the token is then the parent.
+    /// A client with a token and no key: the token becomes the parent.
     Holder {
         token: Secret,
         request_id: &'a RequestId,
-        /// For the token's principal: who that is, only the token says.
+        /// Charges the rate limit of the token's principal, which is only known once the token is verified.
         pay: Pay<'a>,
     },
 }
 
-/// Of what.
+/// What the new token is for.
 pub enum Of<'a> {
     Session(SessionId),
-    /// By id, or by name for somebody whose workspace is known.
+    /// By id, or by name if the caller's workspace is known.
     Sandbox(&'a str),
 }
 
@@ -64,12 +64,12 @@ impl Sessions {
         }
     }
 
-    /// Whether a token is good for what it is shown for, before anything else of its request is read.
+    /// Verifies that a token is valid for the given target, before the rest of its request is read.
     pub async fn check_holder(&self, of: Of<'_>, token: &Secret) -> Result<(), ApiError> {
         self.place_of_holder(of, token).await.map(drop)
     }
 
-    /// Narrower than the caller's own grant, with a life of its own.
+    /// Narrower than the caller's own grant, with an independent lifetime.
     async fn delegate_own(&self, asking: &Asking<'_>, of: Of<'_>, wish: Delegation<'_>) -> Result<DelegateResponse, ApiError> {
         let caller = access::act(asking.caller, wish.actor.as_ref())?;
         let asking = &Asking { caller: &caller, ..*asking };
@@ -98,7 +98,8 @@ impl Sessions {
         })
     }
 
-    /// Narrower than the token shown, not longer, and dead with it. Whoever holds that token could do as much with it.
+    /// Narrower than the given token, expires no later, and is revoked with it. This gives the holder of the token
+    /// nothing that the token itself doesn't allow.
     async fn delegate_from(
         &self,
         by: Recorded<'_>,
@@ -117,7 +118,7 @@ impl Sessions {
             (None, Some(sid)) => Some(self.session_of_parent(&sandbox, sid).await?),
             _ => return Err(ApiError::new(ErrorCode::Forbidden, "parent_token: is of another session")),
         };
-        // The new token is the parent's principal's, whoever shows it.
+        // The new token belongs to the parent's principal, no matter which client presents it.
         let principal = principal_of(&parent, &sandbox);
         let key = parent.grant.parse().unwrap_or_else(|_| cobox_protocol::KeyId::new());
         let own = Caller { actor: parent.act.clone(), ..Caller::new(principal, key) };
@@ -157,7 +158,7 @@ impl Sessions {
         }
     }
 
-    /// What a caller names, if it exists for its workspace. Who may use it is the parent token's to show.
+    /// The target that a caller names, if its workspace has it. The parent token decides whether it may be used.
     async fn place(&self, principal: &Principal, of: Of<'_>) -> Result<(Sandbox, Option<Session>), ApiError> {
         let caller = Caller::new(principal.clone(), cobox_protocol::KeyId::new());
         match of {
@@ -172,7 +173,8 @@ impl Sessions {
         }
     }
 
-    /// The same answer for what doesn't exist and what the token isn't for: a stranger learns nothing.
+    /// Gives the same answer for a missing target and for one that the token isn't for, so that unauthenticated clients
+    /// learn nothing.
     async fn place_of_holder(&self, of: Of<'_>, parent: &Secret) -> Result<((Sandbox, Option<Session>), Claims), ApiError> {
         let store = &self.deployment.store;
         let found = match of {
@@ -195,7 +197,7 @@ fn principal_of(claims: &Claims, sandbox: &Sandbox) -> Principal {
     Principal { workspace: sandbox.workspace.clone(), name: claims.sub.clone(), kind: claims.act.kind }
 }
 
-/// Who is written down as having asked; without a key, the principal of the token.
+/// The requester to record in the audit; without a key, the principal of the token.
 struct Recorded<'a> {
     caller: Option<&'a Caller>,
     request_id: &'a RequestId,

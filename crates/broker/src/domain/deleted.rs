@@ -1,4 +1,5 @@
-//! Deleted sandboxes: listing, restoring and purging those whose files are still kept, and what a deletion would erase.
+//! Deleted sandboxes: lists, restores and purges those whose files are still kept, and reports what a deletion would
+//! erase.
 
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SandboxId,
@@ -16,7 +17,7 @@ use super::{
 };
 use crate::store::{PageWish, RestoredSandbox, Viewer};
 
-/// Threads shown of a deleted sandbox, which few have more than one of.
+/// Maximum number of threads shown for a deleted sandbox; few have more than one.
 const MAX_THREADS: u32 = 16;
 
 impl Sandboxes {
@@ -31,14 +32,14 @@ impl Sandboxes {
         Ok(list)
     }
 
-    /// Brings a deleted sandbox back, suspended and with its files; for its owner and operators. Shares and tokens from before are not
-    /// restored.
+    /// Restores a deleted sandbox, suspended and with its files. For its owner and operators. Its former shares and
+    /// tokens are not restored.
     pub async fn restore(&self, asking: &Asking<'_>, id_or_name: &str, wish: RestoreSandbox) -> Result<RestoreResponse, ApiError> {
         let d = &self.deployment;
         let deleted = self.find_deleted(asking.caller, id_or_name).await?;
         access::may_end(&asking.caller.principal, &deleted)?;
         wish.name.as_deref().map_or(Ok(()), check_name)?;
-        // It may not have been stopped yet.
+        // The sandbox may not have been stopped yet.
         self.lifecycle.destroy(&deleted.id).await;
         let name = wish.name.or(deleted.name.clone());
         let audit = AuditRecord::of_sandbox(d.now(), &deleted, "sandbox.restored", "asked for").by(asking.caller, asking.request_id);
@@ -59,7 +60,8 @@ impl Sandboxes {
         }
     }
 
-    /// Response with the threads that used the sandbox: those whose next session uses it again, and those that have had another one since.
+    /// Response with the threads that used the sandbox: those whose next session uses it again, and those that have had
+    /// another one since.
     async fn restored(&self, sandbox: Sandbox) -> Result<RestoreResponse, ApiError> {
         let store = &self.deployment.store;
         let (mut returning, mut elsewhere) = (Vec::new(), Vec::new());
@@ -82,7 +84,7 @@ impl Sandboxes {
         Ok(RestoreResponse { sandbox, returning_threads: returning, threads_elsewhere: elsewhere })
     }
 
-    /// Removes the files of a deleted sandbox before their time.
+    /// Removes the files of a deleted sandbox before their retention time ends.
     pub(super) async fn purge(&self, caller: &Caller, id_or_name: &str, request_id: &RequestId) -> Result<(), ApiError> {
         let deleted = self.find_deleted(caller, id_or_name).await?;
         access::may_end(&caller.principal, &deleted)?;
@@ -93,7 +95,7 @@ impl Sandboxes {
         self.lifecycle.purge(&deleted, &audit).await
     }
 
-    /// Counts the files that a deletion would erase, or a permanent deletion of a deleted sandbox; for its owner and operators.
+    /// Counts the files that a deletion, or the purge of a deleted sandbox, would erase. For its owner and operators.
     pub async fn usage(&self, caller: &Caller, id_or_name: &str, is_deleted: bool) -> Result<SandboxUsage, ApiError> {
         let d = &self.deployment;
         let sandbox = match is_deleted {
@@ -114,7 +116,7 @@ impl Sandboxes {
         })
     }
 
-    /// A deleted sandbox of the caller's workspace, by its id or by the name that it had.
+    /// A deleted sandbox of the caller's workspace, by its id or by its former name.
     async fn find_deleted(&self, caller: &Caller, id_or_name: &str) -> Result<Sandbox, ApiError> {
         let d = &self.deployment;
         let found = match id_or_name.parse::<SandboxId>() {

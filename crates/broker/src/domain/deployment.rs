@@ -1,4 +1,4 @@
-//! What every part of the domain stands on: settings, store, provider, clock, keys, and this node's name.
+//! State that the whole domain shares: settings, store, provider, clock, keys, and this node's name.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ use crate::{
 
 pub struct Deployment {
     pub config: Config,
-    /// Without a slash at the end.
+    /// Without a trailing slash.
     pub public_url: String,
     pub store: Arc<dyn Store>,
     pub provider: Arc<dyn Provider>,
@@ -37,13 +37,13 @@ pub struct Deployment {
     pub policy: Arc<PolicySource>,
     pub oidc: Option<Oidc>,
     pub thread_authority: Option<ThreadAuthority>,
-    /// One data directory is one node.
+    /// Name of this node; one data directory is one node.
     pub node: String,
     pub nodes: Nodes,
-    /// What the provider has of this node and no record knows.
+    /// Items that the provider has on this node without a record in the store.
     pub quarantine: Quarantine,
     pub audit_mark: AuditMark,
-    /// For what goes on without whoever asked for it: the threads that serve connections end before the broker does.
+    /// Runtime for work that continues without its caller: the threads that serve connections end before the broker does.
     pub background: Handle,
     pub metrics: Arc<Metrics>,
     pub started_at: Timestamp,
@@ -54,19 +54,19 @@ impl Deployment {
         self.clock.now()
     }
 
-    /// Nodes that were silent since count as gone.
+    /// Nodes without a heartbeat since this time count as dead.
     pub fn alive_since(&self) -> Timestamp {
         let silence = i64::try_from(self.config.node_timeout_seconds).unwrap_or(i64::MAX);
         Timestamp::from_unix(self.now().unix().saturating_sub(silence))
     }
 
-    /// What a workspace may have of a kind of which there may be so many.
+    /// Limits of a workspace for a resource type with at most `most` items.
     pub fn room(&self, most: u32) -> Room {
         Room { most, bytes: self.config.max_stored_bytes_per_workspace, alive_since: self.alive_since() }
     }
 
-    /// Where clients with a token reach the sandbox: by itself where its provider says so, else through its node's gateway. Another
-    /// node's provider isn't asked: that node's gateway is right for all of its sandboxes.
+    /// URL for clients with a token: the sandbox's own if its provider has a direct URL, otherwise its node's gateway.
+    /// Another node's provider isn't asked; that node's gateway serves all of its sandboxes.
     pub fn dataplane(&self, sandbox: &Sandbox) -> Dataplane {
         let is_here = sandbox.node == self.node && sandbox.is_running();
         match is_here.then(|| self.provider.direct_url(&sandbox.id)).flatten() {
@@ -75,7 +75,7 @@ impl Deployment {
         }
     }
 
-    /// Where clients with nothing but an API key reach it: a key never goes to a sandbox.
+    /// URL for clients that only have an API key: a key must never reach a sandbox.
     pub fn gateway(&self, sandbox: &Sandbox) -> Dataplane {
         at(&self.nodes.url_of(&sandbox.node, &sandbox.id))
     }
@@ -85,19 +85,20 @@ impl Deployment {
         SandboxAddress { id: sandbox.id.clone(), provider: sandbox.provider.clone(), http_base_url, ws_base_url }
     }
 
-    /// Of the filesystem with the data directory; nothing where it can't be read.
+    /// Space of the filesystem with the data directory; `None` if it can't be read.
     pub fn disk_space(&self) -> Option<DiskSpace> {
         let stat = rustix::fs::statvfs(&self.config.data_dir).ok()?;
         let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
         Some(DiskSpace { total_bytes: bytes(stat.f_blocks), available_bytes: bytes(stat.f_bavail) })
     }
 
-    /// What is allowed now; one look at it for one decision.
+    /// The current policy. Read it once per decision.
     pub fn policy(&self) -> Arc<Policy> {
         self.policy.current()
     }
 
-    /// Whether a caller may see a thread, where somebody else keeps them. What belongs to no thread is for us alone to decide.
+    /// Whether a caller may see a thread, when an external authority manages threads. Anything without a thread is
+    /// decided by the broker alone.
     pub async fn may_see(&self, caller: &Caller, thread: Option<&str>) -> Result<(), ApiError> {
         match (&self.thread_authority, thread) {
             (Some(authority), Some(thread)) => authority.check(caller, thread, self.now()).await,
@@ -105,26 +106,26 @@ impl Deployment {
         }
     }
 
-    /// How long a sandbox lives, which follows its owner; of its own wish no longer.
+    /// Lifetimes of a sandbox: its owner's policy, which the sandbox's own settings can only shorten.
     pub fn lifetimes(&self, sandbox: &Sandbox) -> Lifetimes {
         let given = self.policy().lifetimes(&owner(sandbox), &self.config);
         let lease = sandbox.own_lease.map_or(given.lease, |own| own.min(given.lease));
         Lifetimes { lease, idle_timeout: given.idle_timeout.min(lease), ..given }
     }
 
-    /// What happens to it at its hard end, which follows its owner's policy.
+    /// Action at the sandbox's hard end, from its owner's policy.
     pub fn hard_end(&self, sandbox: &Sandbox) -> HardEnd {
         self.policy().hard_end(&owner(sandbox))
     }
 
-    /// How long it is kept while it is suspended.
+    /// How long the sandbox is kept while suspended.
     pub fn keep_suspended(&self, sandbox: &Sandbox) -> Duration {
         let given = self.config.keep_suspended();
         sandbox.own_keep.map_or(given, |own| own.min(given))
     }
 
-    /// Excludes time in which no broker ran on this node from how long suspended, deleted and quarantined items are kept. Before anything is
-    /// removed because its time is over.
+    /// Excludes time in which no broker ran on this node from the retention of suspended, deleted and quarantined items.
+    /// Must run before any expired item is removed.
     pub async fn count_downtime(&self, now: Timestamp, counting: Counting) -> Stored<()> {
         let downtime = self.store.count_downtime(&self.node, now, counting).await?;
         self.quarantine.count(now, counting);
@@ -142,7 +143,7 @@ impl Deployment {
         sandbox.last_active_at.plus(self.lifetimes(sandbox).lease)
     }
 
-    /// An ending now; what it revokes can't be of use to anybody later.
+    /// An ending at the current time. Revocations are kept for as long as a revoked token could have been used.
     pub fn ending(&self, reason: impl Into<String>, audit: super::audit::AuditRecord) -> Ending {
         let now = self.now();
         Ending {
@@ -155,16 +156,16 @@ impl Deployment {
         }
     }
 
-    /// As [`Deployment::ending`], of a sandbox that can be restored for a while.
+    /// As [`Deployment::ending`], for a sandbox that can be restored for a while.
     pub fn restorable_ending(&self, sandbox: &Sandbox, reason: impl Into<String>, audit: super::audit::AuditRecord) -> Ending {
         Ending { keep_files: self.keep_deleted(sandbox), ..self.ending(reason, audit) }
     }
 
-    /// How long the files of a deleted sandbox are kept, which follows its owner's policy.
+    /// How long the files of a deleted sandbox are kept, from its owner's policy.
     pub fn keep_deleted(&self, sandbox: &Sandbox) -> Duration {
         match self.provider.can_suspend() {
             true => self.policy().keep_deleted(&owner(sandbox), &self.config),
-            // What can't be stopped and kept can't be restored.
+            // A sandbox that can't be suspended can't be restored either.
             false => Duration::ZERO,
         }
     }
@@ -182,7 +183,7 @@ fn at(base: &str) -> Dataplane {
     Dataplane { http_base_url, ws_base_url }
 }
 
-/// The caller learns that it isn't their fault; the log gets the cause with the request's id.
+/// The caller learns that the request wasn't at fault; the log gets the cause with the request id.
 pub fn internal(error: StoreError) -> ApiError {
     let failure = match &error {
         StoreError::Unreachable(_) => ApiError::new(ErrorCode::BackendUnavailable, "the broker can't reach its database; try again"),

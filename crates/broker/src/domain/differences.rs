@@ -34,7 +34,7 @@ pub fn of_sandbox(wish: &Negotiation, sandbox: &Sandbox) -> Vec<Difference> {
     if let Some(provider) = wish.provider_preference.as_ref().filter(|p| ![ANY_PROVIDER, &sandbox.provider].contains(&p.as_str())) {
         found.push(Difference::new("provider", provider, &sandbox.provider));
     }
-    // A sandbox with a name is kept anyway.
+    // A sandbox with a name is kept in any case.
     if wish.keep && !sandbox.is_kept && sandbox.name.is_none() {
         found.push(Difference::new("keep", "true", "false"));
     }
@@ -70,7 +70,7 @@ pub fn conflict(session: &Session, sandbox: &Sandbox, differences: &[Difference]
     ApiError::new(ErrorCode::SessionConflict, message).with_details(details)
 }
 
-/// Of a sandbox that a new session would be attached to.
+/// Error about a sandbox that a new session would be attached to.
 pub fn of_existing_sandbox(sandbox: &Sandbox, differences: &[Difference]) -> ApiError {
     let message = format!("sandbox {} exists already, and its {}; leave that out to use it", sandbox.id, sentences(differences));
     let details = json!({ "sandbox_id": sandbox.id, "differences": listed(differences) });

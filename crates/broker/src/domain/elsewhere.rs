@@ -1,4 +1,4 @@
-//! Sandboxes of other nodes: only their own broker may act on them, so it is asked to by what is written in the store.
+//! Sandboxes of remote nodes: only their own broker may act on them, so an intent is written to the store for it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::store::Hint;
 
-/// How often the store is asked whether the other broker is done, where no hint says so.
+/// How often the store is polled for the other broker's result when no hint arrives.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 impl Lifecycle {
@@ -21,11 +21,11 @@ impl Lifecycle {
         sandbox.node == self.deployment.node
     }
 
-    /// As [`Lifecycle::bring_up`], for a sandbox of another node: the intent is written for its broker to find.
+    /// As [`Lifecycle::bring_up`], for a sandbox of another node: stores the intent for its broker.
     pub async fn bring_up_elsewhere(self: &Arc<Self>, id: &SandboxId, wait: Duration) -> Outcome {
         let d = &self.deployment;
         let deadline = Instant::now() + wait;
-        // Before the first look, so that no change falls between the two.
+        // Before the first read, so that no change in between is missed.
         let mut hints = d.store.hints();
         let mut has_asked = false;
         loop {
@@ -38,7 +38,7 @@ impl Lifecycle {
             }
             match (sandbox.state, sandbox.intent) {
                 (State::Active | State::Idle, None) => {
-                    // What its node did a moment ago shows that it is there.
+                    // A change that its node made a moment ago shows that the node is alive.
                     let is_there = has_asked || d.nodes.answers(&*d.store, &sandbox.node, d.now()).await.map_err(internal)?;
                     return if is_there { Ok(sandbox) } else { Err(unreachable(&sandbox)) };
                 }
@@ -47,11 +47,11 @@ impl Lifecycle {
                     return Err(unavailable(id, "could not be resumed", why.strip_prefix(RESUME_FAILED).unwrap_or(why)));
                 }
                 (State::Suspended, None) => {
-                    // Somebody else's change wins and is looked at next.
+                    // A concurrent change wins; the next iteration sees it.
                     has_asked = d.store.replace_sandbox(&sandbox, &sandbox.with_intent(Intent::Resume), None).await.map_err(internal)?;
                     continue;
                 }
-                // Its broker is at it.
+                // Its broker is working on it.
                 _ => {}
             }
             let changed = async {
@@ -67,12 +67,13 @@ impl Lifecycle {
             if Instant::now() >= deadline {
                 return Err(starting(id));
             }
-            // Either way it is looked at again.
+            // Hint or timeout: either way the next iteration reads the sandbox again.
             let _ = tokio::time::timeout_at(deadline.min(Instant::now() + LOOK_EVERY), changed).await;
         }
     }
 
-    /// What to say of a sandbox whose node is dead. One that was still being made is given up, so that another can be made.
+    /// Error for a sandbox whose node is dead. One that was never created completely is given up, so that another can be
+    /// created.
     async fn abandoned(&self, sandbox: &Sandbox) -> Result<ApiError, ApiError> {
         if self.give_up_unmade(sandbox).await? {
             return Ok(gone(&self.load(&sandbox.id).await?));
@@ -91,8 +92,8 @@ impl Lifecycle {
         Ok(true)
     }
 
-    /// What time does to a sandbox whose broker is dead: the rules of its lease, as far as the store can follow them. It is suspended, but never
-    /// ended: time in which its node does not run does not count.
+    /// Applies the lease to a sandbox whose broker is dead, as far as the store knows it. The sandbox is suspended but
+    /// never ended: time in which its node does not run does not count.
     pub async fn look_after_orphan(&self, sandbox: &Sandbox) -> Result<(), ApiError> {
         let d = &self.deployment;
         let now = d.now();
@@ -113,10 +114,10 @@ impl Lifecycle {
     }
 }
 
-/// Seconds until a sandbox whose node doesn't answer is worth another try: a broker restarts within a few.
+/// Seconds until a retry makes sense for a sandbox whose node doesn't answer: a broker restarts within a few.
 const NODE_RETRY_AFTER: u32 = 5;
 
-/// Never advises to release the session: that would erase files that are there again when the node is.
+/// Must not advise to release the session: that would erase files that are available again once the node is back.
 fn unreachable(sandbox: &Sandbox) -> ApiError {
     let Sandbox { id, node, .. } = sandbox;
     let message =

@@ -1,4 +1,4 @@
-//! What happens to a session and its sandbox: the record of it, and who may watch for how long.
+//! Events of a session and its sandbox: the stored records, and streams to clients that are authorized to watch.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,20 +25,21 @@ use super::{
 };
 use crate::store::{EventBounds, Hint};
 
-/// Read at once: a stream holds no more than this in memory, some hundred KiB at the very most.
+/// Events per read. Bounds a stream's memory to some hundred KiB.
 const PAGE_EVENTS: u32 = 64;
-/// How often it is asked whether a watcher still may, and whether anything was missed. Hints make both quicker.
+/// How often a stream checks that its client is still authorized and that no event was missed. Hints trigger both
+/// earlier.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Something to send while nothing happens, so that proxies between don't take the silence for an end.
+/// Interval of heartbeats on an idle stream, so that proxies don't close the connection.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// One thing that happened.
+/// One recorded event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub at: Timestamp,
     pub workspace: String,
     pub sandbox: SandboxId,
-    /// Without it, of the sandbox, and so of every session on it.
+    /// `None` if it is about the sandbox, and so about every session on it.
     pub session: Option<SessionId>,
     pub principal: Option<String>,
     pub actor: Option<String>,
@@ -57,7 +58,7 @@ impl Event {
         Self { at, workspace, sandbox, session: Some(session.id.clone()), principal: None, actor: None, source: EventSource::Broker, what }
     }
 
-    /// By whoever the audit says it was.
+    /// Takes the originator from the audit record.
     pub fn by(mut self, audit: &AuditRecord) -> Self {
         self.principal = audit.principal.clone();
         self.actor = audit.actor.clone();
@@ -65,12 +66,12 @@ impl Event {
     }
 }
 
-/// From where on somebody watches.
+/// Where a stream begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum From {
-    /// Everything of the session that is kept.
+    /// Every stored event of the session.
     Start,
-    /// What happens from now on.
+    /// Only events from now on.
     Now,
     After(EventId),
 }
@@ -81,14 +82,14 @@ pub struct Events {
     places: Places,
 }
 
-/// What a watcher comes with, looked at again while it watches.
+/// The credentials of a watching client, checked again while it watches.
 pub struct Shown {
     pub credential: Option<Credential>,
-    /// For whoever keeps the threads.
+    /// Credential for the external thread authority.
     pub for_threads: Option<Secret>,
 }
 
-/// A session, and what its watcher may see of it.
+/// A session, and what the watching client may see of it.
 struct Admitted {
     bound: Bound,
     capabilities: CapabilitySet,
@@ -100,10 +101,11 @@ impl Events {
         Self { deployment, keys, places: Places::default() }
     }
 
-    /// A session's events for whoever shows a key that may use the session, or a token of it. One that is over is told to its end.
+    /// Opens a stream of a session's events, for a key that may use the session or a token of it. A session that has
+    /// ended is streamed to its last event.
     pub async fn open(self: &Arc<Self>, shown: Shown, id: &SessionId, from: From, pay: Pay<'_>) -> Result<Watch, ApiError> {
         let d = &self.deployment;
-        // Before anything is read, so that no change falls between.
+        // Before the first read, so that no change in between is missed.
         let hints = d.store.hints();
         let Admitted { bound, capabilities, principal } = self.admit(&shown, id).await?;
         pay(&principal)?;
@@ -128,7 +130,7 @@ impl Events {
         };
         if watch.bound.session.ended_at.is_some() {
             watch.find_end().await?;
-            // Whoever has seen the last event has nothing to come back for.
+            // A client that has seen the last event has no reason to reconnect.
             watch.ready = watch.read().await?;
             if watch.ready.is_none() {
                 return Err(expired(&watch.bound.session));
@@ -137,7 +139,7 @@ impl Events {
         Ok(watch)
     }
 
-    /// Whether it may be watched with what is shown.
+    /// Checks whether the credentials allow watching the session.
     async fn admit(&self, shown: &Shown, id: &SessionId) -> Result<Admitted, ApiError> {
         let d = &self.deployment;
         let found = d.store.session(id).await.map_err(internal)?;
@@ -184,11 +186,11 @@ impl Events {
             From::Start => {
                 let page = store.events(sandbox, session, own_first - 1, 1).await.map_err(internal)?;
                 let is_whole = page.events.first().is_some_and(|(_, e)| matches!(e.what, EventKind::Created { .. }));
-                // What is left of the sandbox's own from before the first of the session's belongs to it, too.
+                // The sandbox's remaining events from before the session's first one belong to the session, too.
                 if is_whole { Ok((own_first - 1, false)) } else { Ok((pruned, true)) }
             }
             From::After(id) => match id.number() {
-                // One from after all that happened was never ours.
+                // An id beyond the newest event was not issued by this broker.
                 number if number > newest => Ok((newest, true)),
                 number => Ok((number.max(pruned), number < pruned)),
             },
@@ -200,13 +202,13 @@ pub fn no_credential() -> ApiError {
     ApiError::new(ErrorCode::Unauthenticated, "no credential: send an API key, or a token of the session")
 }
 
-/// What a watcher gets next.
+/// The next item of a stream.
 #[derive(Debug)]
 pub enum Told {
     Events(Vec<SandboxEvent>),
-    /// Nothing happens.
+    /// No event; a heartbeat is due.
     Silence,
-    /// Nothing more will come: the session is over, or its watcher is told why not.
+    /// The stream is over: the session ended, or the error says why the client may not continue.
     End(Option<ApiError>),
 }
 
@@ -215,13 +217,13 @@ pub struct Watch {
     shown: Shown,
     capabilities: CapabilitySet,
     bound: Bound,
-    /// The number of the session's last event, where it has ended.
+    /// Number of the session's last event, if it has ended.
     end: Option<u64>,
     begins_at: Option<EventId>,
     after: u64,
-    /// Events up to there are missing, and this wasn't said yet.
+    /// Events before the next one are missing, and this was not reported yet.
     gap: bool,
-    /// Up to where it was said that events are missing. They are removed by their age too, so some from before may still be there.
+    /// Number up to which a gap was reported. Events also expire by age, so some older ones may still exist.
     gap_told: u64,
     hints: broadcast::Receiver<Hint>,
     next_look: Instant,
@@ -231,12 +233,13 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// What to come back with before anything was told: to ask for `now` again would miss what happened meanwhile.
+    /// The id to resume from before any event was sent: a client that requested `now` again would miss the events in
+    /// between.
     pub fn begins_at(&self) -> Option<&EventId> {
         self.begins_at.as_ref()
     }
 
-    /// May be dropped while it waits, and called again.
+    /// Cancel-safe: may be dropped while it waits and called again.
     pub async fn next(&mut self) -> Told {
         match self.wait().await {
             Ok(told) => told,
@@ -273,7 +276,8 @@ impl Watch {
         }
     }
 
-    /// Whether the session goes on and its watcher still may. An end is told before it is said that the token is worth nothing now.
+    /// Checks that the session continues and the client is still authorized. The end of the session takes precedence over
+    /// the fact that its tokens are invalid by then.
     async fn look(&mut self) -> Result<(), ApiError> {
         let store = &self.events.deployment.store;
         let found = store.session(&self.bound.session.id).await.map_err(internal)?;
@@ -292,7 +296,7 @@ impl Watch {
         Ok(())
     }
 
-    /// What there is that this watcher may see.
+    /// The next events that this client may see.
     async fn read(&mut self) -> Result<Option<Vec<SandboxEvent>>, ApiError> {
         let d = &self.events.deployment;
         loop {
@@ -301,13 +305,14 @@ impl Watch {
             self.gap_told = self.gap_told.max(page.pruned);
             let mut told = Vec::new();
             if has_gap {
-                // With a number before what follows, so that who comes back isn't told of it again.
+                // Has the number of the event before the next one, so that a client that resumes there isn't sent the
+                // gap again.
                 let number = page.pruned.max(self.after);
                 told.push(self.shown(number, Event::of_session(d.now(), &self.bound.session, EventKind::Gap { lost: None })));
             }
             let mut is_all = page.events.len() < PAGE_EVENTS as usize;
             for (number, event) in page.events {
-                // A sandbox may go on without the session.
+                // A sandbox may outlive the session.
                 if self.end.is_some_and(|end| number > end) {
                     is_all = true;
                     break;
@@ -343,7 +348,7 @@ impl Watch {
     }
 }
 
-/// Resolves when something may have happened; says whether it may be about who is let in, too.
+/// Resolves when there may be new events. Returns whether authorization may have changed too.
 async fn heard(hints: &mut broadcast::Receiver<Hint>, bound: &Bound) -> bool {
     loop {
         match hints.recv().await {

@@ -1,4 +1,5 @@
-//! What is done in the sandboxes of this node, taken from each boxd as it happens and kept as events: the sandbox's own word.
+//! Activity feed: the operations in the sandboxes of this node, fetched from each boxd and stored as events that are
+//! marked as reported by the sandbox (untrusted).
 
 use std::{
     sync::Arc,
@@ -15,18 +16,18 @@ use cobox_provider::control;
 use super::{allowance::Allowances, deployment::Deployment, events::Event, model::Sandbox};
 use crate::store::{EventMarks, StoreError, TakenHappenings};
 
-/// How long boxd is asked to wait for something to happen.
+/// Long-poll time of a request to boxd.
 const WAIT: Duration = Duration::from_secs(25);
-/// Between two attempts at a boxd that doesn't answer, at first and at most.
+/// Pause between attempts when boxd doesn't answer, at first and at most.
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_AT_MOST: Duration = Duration::from_secs(30);
-/// A boxd that answers at once with nothing isn't asked more often than this.
+/// Minimum interval between empty responses of boxd.
 const PACE: Duration = Duration::from_secs(1);
-/// Between two answers with something in them: each is a transaction, and those of a busy moment share one.
+/// Pause between responses with entries: each is a transaction, so those of a busy moment share one.
 const GATHER: Duration = Duration::from_millis(50);
-/// A workspace's events are cut to what it may keep after as many of one sandbox's.
+/// After this many events of one sandbox, the events of its workspace are trimmed to their limit.
 const TRIM_EVERY: usize = 1000;
-/// Before a sandbox ends its last words are asked for, and not waited for any longer.
+/// Time limit for the last fetch before a sandbox ends.
 const LAST_WORDS_WITHIN: Duration = Duration::from_millis(500);
 
 pub struct HappeningKeeper {
@@ -39,10 +40,10 @@ impl HappeningKeeper {
         Self { deployment, allowances: Allowances::default() }
     }
 
-    /// For as long as the sandbox runs: never returns.
+    /// Follows the feed while the sandbox runs; never returns.
     pub async fn follow(&self, id: &SandboxId) {
         let (mut retry, mut written) = (RETRY, 0);
-        // What it told before it was ended counts, too.
+        // Entries from before a restart count against the ingest limit, too.
         tokio::time::sleep(self.allowances.wait(id, self.deployment.now())).await;
         loop {
             let asked = Instant::now();
@@ -63,7 +64,7 @@ impl HappeningKeeper {
                     tokio::time::sleep(pause).await;
                 }
                 Err(error) => {
-                    // Whether it died is the watcher's to find out.
+                    // The watcher detects whether boxd died.
                     tracing::debug!(sandbox = %id, error, "boxd did not tell what happens");
                     tokio::time::sleep(retry).await;
                     retry = (retry * 2).min(RETRY_AT_MOST);
@@ -72,7 +73,7 @@ impl HappeningKeeper {
         }
     }
 
-    /// What is left to tell of a sandbox about to end.
+    /// Fetches the last entries of a sandbox about to end.
     pub async fn collect_last(&self, sandbox: &Sandbox) {
         match tokio::time::timeout(LAST_WORDS_WITHIN, self.take(&sandbox.id, Duration::ZERO)).await {
             Ok(Ok(count)) => drop(self.allowances.spend(&sandbox.id, count, self.deployment.now())),
@@ -80,7 +81,8 @@ impl HappeningKeeper {
         }
     }
 
-    /// How many there were. Each is stored before boxd may forget it, and once: the store knows up to where it has them.
+    /// Returns the number of entries. Each is stored before boxd may drop it, and only once: the store records how far it
+    /// has them.
     async fn take(&self, id: &SandboxId, wait: Duration) -> Result<usize, String> {
         let d = &self.deployment;
         let failed = |e: StoreError| e.to_string();
@@ -102,7 +104,7 @@ impl HappeningKeeper {
         let life = claim_text(&told.life);
         let mut last = if life == known.life { known.taken } else { 0 };
         let mut events = Vec::new();
-        // More or older than asked for, or out of order, is a sandbox that doesn't keep to the protocol: ignored.
+        // More entries than requested, older ones, or entries out of order violate the protocol: ignored.
         for happening in told.items.into_iter().take(MAX_ACTIVITY_BATCH) {
             let seq = happening.seq;
             if seq <= last || i64::try_from(seq).is_err() {
@@ -118,8 +120,9 @@ impl HappeningKeeper {
         TakenHappenings { workspace: sandbox.workspace.clone(), sandbox: sandbox.id.clone(), life, events }
     }
 
-    /// A stranger's words: bounded, and the time between the sandbox's beginning and now. Whatever session it names, the event is
-    /// this sandbox's, and shown in none that isn't on it.
+    /// Untrusted input from the sandbox: text is bounded, and the time is clamped between the sandbox's creation and now.
+    /// The event always belongs to this sandbox, and isn't shown in a session of another one even if it names that
+    /// session.
     fn event(&self, sandbox: &Sandbox, happening: Activity) -> Event {
         Event {
             at: happening.at.max(sandbox.created_at).min(self.deployment.now()),

@@ -1,4 +1,5 @@
-//! Whether this broker can do its work: the store answers, the provider can make sandboxes, and the other brokers know that it lives.
+//! Health checks: the store answers, the provider can create sandboxes, and the other brokers know that this one is
+//! alive.
 
 use std::{
     sync::{Arc, PoisonError},
@@ -14,21 +15,23 @@ use tokio::{sync::Mutex, time::Instant};
 use super::deployment::Deployment;
 use crate::store::Counts;
 
-/// For one part to answer; who asks is a load balancer that asks again soon.
+/// Time limit for one check; the caller is a load balancer that asks again soon.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long an answer counts: anybody may ask, and each answer costs a read.
+/// How long a result is reused: any client may ask, and each check costs a read.
 const FRESH: Duration = Duration::from_millis(500);
 
-/// For the database to count what the metrics show. A scrape is answered without it after that, so that metrics are there in an outage.
+/// Time limit for the database's counts in the metrics. After it a scrape is answered without them, so that metrics are
+/// available in an outage.
 pub const COUNT_WITHIN: Duration = Duration::from_secs(1);
 
-/// What is looked at, and whether it is well.
+/// Results of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checks {
     pub store: bool,
     pub provider: bool,
     pub node: bool,
-    /// Whether the clocks of all brokers agree. Others go on working with it, so it doesn't make this one unready.
+    /// Whether the clocks of all brokers agree. The other brokers would have the same problem, so it doesn't make this
+    /// one unready.
     pub clock: bool,
 }
 
@@ -37,7 +40,7 @@ impl Checks {
         self.store && self.provider && self.node
     }
 
-    /// What makes it unready.
+    /// The checks that decide readiness.
     pub fn named(self) -> [(&'static str, bool); 3] {
         [("store", self.store), ("provider", self.provider), ("node", self.node)]
     }
@@ -49,7 +52,7 @@ pub struct Health {
     counting: std::sync::Mutex<Option<Counting>>,
 }
 
-/// Counts under way, shared by all scrapes until they are there.
+/// A running count query, shared by all scrapes until it completes.
 struct Counting {
     since: Instant,
     counts: Shared<BoxFuture<'static, Option<Counts>>>,
@@ -60,8 +63,8 @@ impl Health {
         Self { deployment, last: Mutex::default(), counting: std::sync::Mutex::default() }
     }
 
-    /// What the database counts, or nothing when it doesn't answer within [`COUNT_WITHIN`]. While it is silent only the first scrape waits:
-    /// the next ones find that one still under way, past its time.
+    /// The database's counts, or `None` if it doesn't answer within [`COUNT_WITHIN`]. During an outage only the first
+    /// scrape waits: the next ones find its query still running, past the deadline.
     pub async fn counts(&self) -> Option<Counts> {
         let (deadline, counts) = {
             let mut counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,7 +79,7 @@ impl Health {
         tokio::time::timeout_at(deadline, counts).await.unwrap_or_default()
     }
 
-    /// In a task of its own, which ends although all scrapes were given up.
+    /// Runs in its own task, which completes even if all scrapes gave up.
     fn count(&self) -> Shared<BoxFuture<'static, Option<Counts>>> {
         let d = self.deployment.clone();
         let counting = self.deployment.background.spawn(async move {
@@ -87,7 +90,7 @@ impl Health {
         async move { counting.await.ok().flatten() }.boxed().shared()
     }
 
-    /// Those who ask at the same time share an answer. Why something is not well is for the log.
+    /// Concurrent callers share a result. The log has the reason of a failure.
     pub async fn checks(&self) -> Checks {
         let mut last = self.last.lock().await;
         if let Some((at, checks)) = *last
@@ -96,7 +99,7 @@ impl Health {
             return checks;
         }
         let d = &self.deployment;
-        // A database whose disk is full still answers questions.
+        // A database whose disk is full still answers reads.
         let store = async { d.store.probe_write(d.now()).await.map_err(|e| e.to_string()) };
         let provider = async { d.provider.ready().await.map_err(|e| e.to_string()) };
         let (store, provider) = tokio::join!(well("store", store), well("provider", provider));

@@ -1,4 +1,5 @@
-//! Acts on what other brokers changed about this node's sandboxes as soon as it is heard; what isn't heard the reaper finds.
+//! Change listener: acts at once on what other brokers changed about this node's sandboxes. The reaper finds changes
+//! whose hint was missed.
 
 use std::sync::Arc;
 
@@ -12,14 +13,14 @@ use super::{
 };
 use crate::store::Hint;
 
-/// Never returns while there is a store.
+/// Runs as long as the store exists.
 pub async fn hear(lifecycle: Arc<Lifecycle>) {
     let hints = lifecycle.deployment.store.hints();
     let heard = stream::unfold(hints, |mut hints| async move {
         loop {
             match hints.recv().await {
                 Ok(hint) => return Some((hint, hints)),
-                // The reaper looks at everything anyway.
+                // The reaper checks everything anyway.
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return None,
             }
@@ -44,7 +45,7 @@ pub async fn hear(lifecycle: Arc<Lifecycle>) {
         .await;
 }
 
-/// Another broker wants to know whether this one lives.
+/// Another broker asks whether this one is alive.
 async fn beat_if_own(lifecycle: &Arc<Lifecycle>, node: &str) {
     let d = &lifecycle.deployment;
     if node == d.node
@@ -56,7 +57,7 @@ async fn beat_if_own(lifecycle: &Arc<Lifecycle>, node: &str) {
 
 async fn look_at(lifecycle: &Arc<Lifecycle>, id: &SandboxId) -> Result<(), ApiError> {
     let sandbox = lifecycle.load(id).await?;
-    // When somebody is busy with it, the reaper looks again once they are done.
+    // If another task holds the lock, the reaper checks the sandbox once that task is done.
     if !lifecycle.is_here(&sandbox) || lifecycle.is_busy(id) {
         return Ok(());
     }

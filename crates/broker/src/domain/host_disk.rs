@@ -1,5 +1,5 @@
-//! Watches the disk that holds sandboxes' files and, unless it is elsewhere, the database. Before it is full every writer is stopped:
-//! a filesystem image that can't get a block of it fails, and loses data that its programs had written.
+//! Watches the disk that holds sandboxes' files and, unless it is elsewhere, the database. All writers are stopped before
+//! it is full: a filesystem image that can't get a block from it fails and loses data that its programs had written.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -10,14 +10,15 @@ use futures_util::{StreamExt, stream};
 
 use super::lifecycle::{CONCURRENT_SANDBOXES, Lifecycle};
 
-/// How often it is looked at, which costs one system call. A fast disk takes 2 GB a second: a quarter of that fits into the reserve.
+/// Interval of the check, which costs one system call. A fast disk takes 2 GB a second: a quarter of that fits into the
+/// reserve.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Writers go on when a quarter more than the reserve is free, so that they don't stop and go at its edge.
+/// Writers continue when a quarter more than the reserve is free, so that they don't stop and start at the threshold.
 const CLEAR_DIVISOR: u64 = 4;
-/// For the push to one sandbox; the reaper repeats it.
+/// Time limit for the push to one sandbox; the reaper repeats it.
 const TELL_WITHIN: Duration = Duration::from_secs(2);
 
-/// Looks at it again and again.
+/// Checks the disk at an interval; never returns.
 pub async fn watch(lifecycle: Arc<Lifecycle>) {
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -27,7 +28,7 @@ pub async fn watch(lifecycle: Arc<Lifecycle>) {
     }
 }
 
-/// Stops all writers of this node when the disk has less than its reserve, and lets them go on when it has more again.
+/// Stops all writers of this node when less than the reserve is free, and lets them continue when there is more again.
 pub async fn look(lifecycle: &Arc<Lifecycle>) {
     let Some(disk) = lifecycle.deployment.provider.host_disk().await else { return };
     let was_full = lifecycle.is_host_full.load(Ordering::SeqCst);

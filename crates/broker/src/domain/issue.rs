@@ -1,4 +1,4 @@
-//! Issuing: a token is minted, and that it was issued is durable before anybody gets it.
+//! Issues tokens. The record that a token was issued is durable before any client gets the token.
 
 use std::time::Duration;
 
@@ -19,16 +19,16 @@ use super::{
 };
 use crate::store::{Note, OpaqueToken};
 
-/// Random bytes of an opaque token: nobody guesses it, so a plain hash is enough to keep.
+/// Random bytes of an opaque token: it can't be guessed, so storing a plain hash is safe.
 const OPAQUE_BYTES: usize = 32;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenFormat {
-    /// Verified by whoever has the sandbox's key.
+    /// Can be verified by any party that has the sandbox's public key.
     #[default]
     Jwt,
-    /// Known to the broker alone, so good through the gateway alone.
+    /// Only the broker can resolve it, so it only works through the gateway.
     Opaque,
 }
 
@@ -50,14 +50,14 @@ impl TokenFormat {
     }
 }
 
-/// What a token is to be.
+/// Parameters of a new token.
 #[derive(Clone, Copy)]
 pub struct TokenWish<'a> {
     pub capabilities: CapabilitySet,
-    /// Wished life in seconds.
+    /// Requested lifetime in seconds.
     pub ttl: Option<u32>,
     pub format: TokenFormat,
-    /// Whether it counts as use of the sandbox.
+    /// Whether issuing it counts as use of the sandbox.
     pub is_activity: bool,
     pub lineage: Lineage<'a>,
 }
@@ -69,7 +69,7 @@ impl TokenWish<'_> {
 }
 
 impl Sessions {
-    /// Mints a token; that it was issued, and the activity, are durable before anybody gets it.
+    /// Mints a token. Its audit record and the activity are durable before any client gets it.
     pub async fn issue(&self, asking: &Asking<'_>, bound: &Bound, wish: TokenWish<'_>) -> Result<Issued, ApiError> {
         self.issue_in(asking, &bound.sandbox, Some(&bound.session), wish).await
     }
@@ -83,7 +83,7 @@ impl Sessions {
         wish: TokenWish<'_>,
     ) -> Result<Issued, ApiError> {
         let d = &self.deployment;
-        // Who shows a token was let in when that was issued.
+        // A client that presents a token was authorized when that token was issued.
         if wish.lineage.parent.is_none() {
             may_see(d, asking.caller, sandbox, session).await?;
         }
@@ -101,7 +101,8 @@ impl Sessions {
         let mut sandboxes = Vec::new();
         if wish.is_activity {
             self.lifecycle.activity.sandbox_asked_for(&sandbox.id, now);
-            // What the store has is good enough while it is this fresh: a second row to change would double the time of a refresh.
+            // A value in the store that is this fresh is good enough: changing a second row would double the time of a
+            // refresh.
             if sandbox.state == State::Idle || now.saturating_since(sandbox.last_active_at) >= WRITE_EVERY {
                 sandboxes.push((sandbox.id.clone(), now));
             }
@@ -111,7 +112,7 @@ impl Sessions {
         let token = match wish.format {
             TokenFormat::Jwt => {
                 let signing = async {
-                    // The record goes on its way first: the token is signed while the disk writes.
+                    // The record is sent first: the token is signed while the disk writes.
                     tokio::task::yield_now().await;
                     d.tokens.sign(sandbox, &draft.claims)
                 };
@@ -153,10 +154,10 @@ fn record(
     }
 }
 
-/// A token that only the broker can read, and what it must keep for that.
+/// A token that only the broker can resolve, and the record that it must store for that.
 fn opaque(claims: &Claims) -> (Secret, OpaqueToken) {
     let mut random = [0u8; OPAQUE_BYTES];
-    // A token that can be guessed would be worse than no answer.
+    // A guessable token would be worse than a crash.
     getrandom::fill(&mut random).expect("the kernel's random source answers");
     let token = Secret::new(format!("{OPAQUE_TOKEN_PREFIX}{}", URL_SAFE_NO_PAD.encode(random)));
     let keep_until = Timestamp::from_unix(claims.exp.saturating_add(REFRESH_GRACE_SECONDS));

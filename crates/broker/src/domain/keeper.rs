@@ -1,4 +1,5 @@
-//! Looks after what sandboxes are made of: finishes snapshots and volumes that were begun, and keeps pools full.
+//! Reconciles the resources that sandboxes are made of: finishes snapshots and volumes that were begun, and keeps pools
+//! full.
 
 use std::{
     collections::HashSet,
@@ -15,12 +16,12 @@ const CONCURRENT_COPIES: usize = 2;
 pub struct Kinds {
     pub deployment: Arc<Deployment>,
     pub lifecycle: Arc<Lifecycle>,
-    /// Ids of what somebody is busy with.
+    /// Ids of snapshots and volumes that a task is working on.
     under_way: Arc<Mutex<HashSet<String>>>,
     pub(super) copying: Semaphore,
 }
 
-/// Held while something is being done about one snapshot or volume.
+/// Held while a task works on one snapshot or volume.
 pub struct UnderWay {
     all: Arc<Mutex<HashSet<String>>>,
     id: String,
@@ -37,13 +38,13 @@ impl Kinds {
         Self { deployment, lifecycle, under_way: Arc::default(), copying: Semaphore::new(CONCURRENT_COPIES) }
     }
 
-    /// `None` when somebody is at it.
+    /// `None` if another task is working on it.
     pub(super) fn begin(&self, id: &str) -> Option<UnderWay> {
         let is_new = self.under_way.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
         is_new.then(|| UnderWay { all: self.under_way.clone(), id: id.to_owned() })
     }
 
-    /// One look at everything of this node. Failures are logged and met again at the next.
+    /// One pass over all resources of this node. Failures are logged and retried in the next pass.
     pub async fn tick(self: &Arc<Self>) {
         let d = &self.deployment;
         match d.store.snapshots_due(&d.node).await {

@@ -1,4 +1,4 @@
-//! API keys: who calls. The store has only their hashes, and a revoked key takes its tokens with it.
+//! API keys: authenticate callers. The store only has their hashes, and revoking a key also revokes its tokens.
 
 use std::sync::Arc;
 
@@ -21,9 +21,9 @@ use super::{
 };
 use crate::store::{AddedKey, ExpiringKey, PageWish, RevokedKey};
 
-/// Valid keys one principal may have: enough to give every machine its own, too few to lose count of.
+/// Valid keys per principal: enough to give every machine its own, few enough to keep track of.
 pub const MAX_KEYS_PER_PRINCIPAL: u64 = 100;
-/// Principals of a workspace; an issuer may send many.
+/// Principals per workspace; an identity provider may send many.
 pub const MAX_PRINCIPALS_PER_WORKSPACE: u64 = 10_000;
 
 /// A key is the prefix, the 26 characters of its id, `_`, and 43 characters for 32 random bytes.
@@ -37,12 +37,12 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// One answer for every reason, so that nothing can be learnt from it.
+    /// Returns the same error for every reason, so that it reveals nothing.
     pub async fn authenticate(&self, key: &Secret) -> Result<Caller, ApiError> {
         self.authenticate_foreseeing(key, None).await
     }
 
-    /// As [`Keys::authenticate`], for a request that will ask for this session next.
+    /// As [`Keys::authenticate`], and prefetches the session that the request will need next.
     pub async fn authenticate_foreseeing(&self, key: &Secret, session: Option<&SessionId>) -> Result<Caller, ApiError> {
         let refused = || ApiError::new(ErrorCode::Unauthenticated, "the API key is unknown, expired or revoked");
         let id = key_id(key).ok_or_else(refused)?;
@@ -68,7 +68,7 @@ impl Keys {
         self.add(principal, wish.expires_at, audit).await
     }
 
-    /// The first key of a deployment, made by whoever holds its data directory.
+    /// The first key of a deployment, created by a process with access to its data directory.
     pub async fn bootstrap(&self, principal: Principal) -> Result<CreatedKey, ApiError> {
         let audit = AuditRecord::new(self.deployment.now(), &principal.workspace, "key.created").detail("made at the broker itself");
         self.add(principal, None, audit).await
@@ -102,14 +102,14 @@ impl Keys {
         }
     }
 
-    /// Newest first, of all workspaces: operators answer for the deployment.
+    /// Newest first, of all workspaces: operators manage the whole deployment.
     pub async fn list(&self, caller: &Caller, page: &PageWish) -> Result<Vec<KeyInfo>, ApiError> {
         access::must_be_operator(&caller.principal, "manage keys")?;
         let keys = self.deployment.store.keys(page).await.map_err(internal)?;
         Ok(keys.into_iter().map(info).collect())
     }
 
-    /// When a key ends, from now on.
+    /// Sets when a key expires.
     pub async fn expire(&self, caller: &Caller, id: &KeyId, wish: &ExpireKey, request_id: &RequestId) -> Result<KeyInfo, ApiError> {
         access::must_be_operator(&caller.principal, "manage keys")?;
         let d = &self.deployment;
@@ -131,7 +131,7 @@ impl Keys {
         found.map(info).ok_or_else(|| ApiError::new(ErrorCode::KeyNotFound, format!("there is no key {id}")))
     }
 
-    /// Durable when it returns, and every running sandbox of the workspace has been told or will be again.
+    /// Durable when it returns. Every running sandbox of the workspace was notified, or the push is retried.
     pub async fn revoke(&self, caller: &Caller, id: &KeyId, request_id: &RequestId) -> Result<(), ApiError> {
         access::must_be_operator(&caller.principal, "manage keys")?;
         let d = &self.deployment;
@@ -147,7 +147,8 @@ impl Keys {
     }
 }
 
-/// Without it nobody could manage the deployment: at once, or when the other keys expire.
+/// Error of a change after which no lasting operator key would be left to manage the deployment: at once, or when the
+/// other keys expire.
 pub fn last_operator(whose: &str, for_whom: &str) -> ApiError {
     let message = format!("{whose}: no other operator's key would be left that lasts; make one without an end{for_whom} first");
     ApiError::new(ErrorCode::Forbidden, message)
@@ -196,13 +197,13 @@ fn info(key: ApiKey) -> KeyInfo {
 fn generate() -> (KeyId, Secret) {
     let id = KeyId::new();
     let mut random = [0u8; SECRET_BYTES];
-    // A key that can be guessed would be worse than no answer.
+    // A guessable key would be worse than a crash.
     getrandom::fill(&mut random).expect("the kernel's random source answers");
     let key = Secret::new(format!("{API_KEY_PREFIX}{}_{}", ulid(&id), URL_SAFE_NO_PAD.encode(random)));
     (id, key)
 }
 
-/// The part of a key that is no secret.
+/// The part of a key that is not secret.
 fn ulid(id: &KeyId) -> &str {
     &id.as_str()[id.as_str().len() - ULID_CHARS..]
 }

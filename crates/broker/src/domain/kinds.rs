@@ -1,4 +1,4 @@
-//! What the broker keeps about what sandboxes are made of: templates, snapshots, volumes and pools.
+//! Records of the resources that sandboxes are made of: templates, snapshots, volumes and pools.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::access::Owned;
 
-/// What a template says; in the broker's settings under `[templates.<name>]`.
+/// Contents of a template; in the broker's settings under `[templates.<name>]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TemplateSpec {
@@ -21,7 +21,8 @@ pub struct TemplateSpec {
     pub provider: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// A directory or an archive of this machine: for settings alone, because callers would read the host by it.
+    /// A directory or an archive of this machine. Only allowed in settings, because callers could read the host's files
+    /// with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rootfs: Option<PathBuf>,
     #[serde(skip_serializing_if = "Resources::is_default")]
@@ -36,7 +37,7 @@ pub struct TemplateSpec {
 pub const MAX_IMAGE_CHARS: usize = 256;
 
 impl TemplateSpec {
-    /// What is wrong whatever provider there is.
+    /// Checks that don't depend on the provider.
     pub fn check(&self) -> Result<(), cobox_protocol::ApiError> {
         let invalid = |message: String| Err(cobox_protocol::ApiError::invalid(message));
         if self.image.is_some() && self.rootfs.is_some() {
@@ -84,9 +85,10 @@ pub struct Snapshot {
     pub node: String,
     pub state: SnapshotState,
     pub reason: Option<String>,
-    /// What it is taken of; an image's is of none.
+    /// The sandbox it was taken of; none for a snapshot of an image.
     pub sandbox: Option<SandboxId>,
-    /// What a sandbox from it stands on: its root, and the layers of which it is the first unless it is an image's.
+    /// Spec of a sandbox created from it: the root and its layers. The snapshot is the first layer unless it is of an
+    /// image.
     pub making: SandboxSpec,
     pub size_bytes: Option<u64>,
     pub created_at: Timestamp,
@@ -128,7 +130,7 @@ pub struct Volume {
     pub updated_at: Timestamp,
 }
 
-/// Sandboxes of a template that wait to be taken.
+/// Standby sandboxes of a template, ready to be taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     pub id: PoolId,
@@ -143,12 +145,12 @@ pub struct Pool {
     pub updated_at: Timestamp,
 }
 
-/// Why a pool isn't full; nothing where all is well.
+/// Why a pool isn't full; empty if all is well.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolTrouble {
-    /// Starts in a row that failed.
+    /// Consecutive failed starts.
     pub failures: u32,
-    /// Before then none is started.
+    /// No start is attempted before this time.
     pub retry_at: Option<Timestamp>,
     pub reason: Option<String>,
 }
@@ -170,7 +172,7 @@ macro_rules! owned {
 }
 owned!(Snapshot, Volume);
 
-/// Everybody of the workspace may use what has no access of its own.
+/// Resources without an access rule of their own may be used by the whole workspace.
 macro_rules! open_to_workspace {
     ($($name:ident),*) => {$(
         impl Owned for $name {

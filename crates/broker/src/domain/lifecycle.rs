@@ -1,7 +1,8 @@
-//! Starting, suspending and destroying: the intent is written, the provider is asked, the outcome is settled.
+//! Starts, suspends and destroys sandboxes: stores the intent, asks the provider, then settles the outcome.
 //!
-//! Everything about one sandbox happens under its lock, and a start runs in a task of its own: whoever asked for it may
-//! go away, whoever asks meanwhile waits for the same one. What a sandbox is told meanwhile is in `telling`.
+//! Everything about one sandbox happens under its lock. A start runs in a task of its own: its caller may disconnect, and
+//! callers that arrive before it has ended wait for the same start. Control pushes to running sandboxes are in
+//! `control_push`.
 
 use std::{
     collections::HashMap,
@@ -28,12 +29,12 @@ use super::{
 };
 use crate::{metrics::Starts, store::Ending};
 
-/// Sandboxes asked at once when all of a workspace must be told something, or all of a node be looked at.
+/// Sandboxes handled concurrently when all of a workspace are notified or all of a node are checked.
 pub const CONCURRENT_SANDBOXES: usize = 16;
-/// Longest reason kept of a provider's failure, in characters.
+/// Longest stored reason of a provider's failure, in characters.
 const MAX_REASON_CHARS: usize = 500;
 
-/// With it begins the reason of a suspended sandbox that could not be resumed when it was last tried.
+/// Prefix of the reason of a suspended sandbox whose last resume failed.
 pub const RESUME_FAILED: &str = "it could not be resumed: ";
 
 pub type Outcome = Result<Sandbox, ApiError>;
@@ -45,12 +46,12 @@ pub struct Lifecycle {
     pub(super) happenings: HappeningKeeper,
     pub(super) locks: Locks,
     starts: Mutex<HashMap<SandboxId, watch::Receiver<Option<Outcome>>>>,
-    /// What each running sandbox was last told.
+    /// The state last pushed to each running sandbox.
     pub(super) told: Mutex<HashMap<SandboxId, Told>>,
     pub(super) full_disks: Mutex<std::collections::HashSet<SandboxId>>,
-    /// The disk that holds all of them is nearly full.
+    /// The disk that holds all sandboxes is nearly full.
     pub(super) is_host_full: AtomicBool,
-    /// The version of the last push to any sandbox.
+    /// Version of the last push to any sandbox.
     pub(super) version: AtomicU64,
 }
 
@@ -70,7 +71,7 @@ impl Lifecycle {
         }
     }
 
-    /// Returns when the sandbox runs; starts it where it doesn't. After `wait` the answer is `423` and the start goes on.
+    /// Returns when the sandbox runs, and starts it if needed. After `wait` the answer is `423` and the start continues.
     pub async fn bring_up(self: &Arc<Self>, id: &SandboxId, wait: Duration) -> Outcome {
         let sandbox = self.load(id).await?;
         if !self.is_here(&sandbox) {
@@ -88,7 +89,7 @@ impl Lifecycle {
         }
     }
 
-    /// As [`Lifecycle::bring_up`], for a sandbox that was read a moment ago.
+    /// As [`Lifecycle::bring_up`], for a sandbox that was just read.
     pub async fn bring_up_found(self: &Arc<Self>, sandbox: Sandbox, wait: Duration) -> Outcome {
         if self.is_here(&sandbox) && sandbox.is_running() && sandbox.intent.is_none() {
             return Ok(sandbox);
@@ -96,11 +97,11 @@ impl Lifecycle {
         self.bring_up(&sandbox.id, wait).await
     }
 
-    /// The start under way, or a new one.
+    /// The start in progress, or a new one.
     fn join_start(self: &Arc<Self>, id: &SandboxId) -> watch::Receiver<Option<Outcome>> {
         let mut starts = self.starts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = starts.get(id)
-            // An error means its task is gone without an outcome.
+            // An error means that its task ended without an outcome.
             && running.has_changed().is_ok()
         {
             return running.clone();
@@ -113,7 +114,7 @@ impl Lifecycle {
             let outcome = this.start_locked(&id, &lock).await;
             drop(lock);
             this.starts.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
-            // Nobody may be waiting any more.
+            // All waiting callers may be gone.
             let _ = done.send(Some(outcome));
         });
         outcome
@@ -156,7 +157,7 @@ impl Lifecycle {
             Ok(()) => self.settle_started(&begun, "sandbox.resumed").await,
             Err(error) => {
                 let reason = self.log_failure(&sandbox, "resuming", &error);
-                // What half started must not run on; when this fails too, the next look at the node finds it.
+                // A half-started sandbox must not keep running. If this fails too, the next check of the node finds it.
                 if let Err(error) = d.provider.suspend(&sandbox.id).await {
                     tracing::warn!(sandbox = %sandbox.id, %error, "a sandbox that could not be resumed could not be stopped either");
                 }
@@ -170,7 +171,8 @@ impl Lifecycle {
     async fn start(&self, sandbox: &Sandbox, counted: &Starts) -> Result<(), ProviderError> {
         let began = Instant::now();
         let started = async {
-            // Its lease begins with this start: one that counts from its last use may be over, and boxd would end itself.
+            // The lease begins with this start: one that counts from the last use may be over, and boxd would end
+            // itself.
             let starting = Sandbox { last_active_at: self.deployment.now(), ..sandbox.clone() };
             let (state, told) = self.control_state(&starting).await.map_err(|e| ProviderError::Unavailable(e.message))?;
             self.deployment.provider.start(&sandbox.id, &sandbox.making, &state).await?;
@@ -191,14 +193,14 @@ impl Lifecycle {
         let started = Sandbox { last_active_at: now, ..begun.started(now) };
         let audit = AuditRecord::of_sandbox(now, begun, action, d.provider.name());
         if !d.store.replace_sandbox(begun, &started, Some(&audit)).await.map_err(internal)? {
-            // Ended while it was starting; whoever ended it waits for the lock to destroy it.
+            // Ended while it was starting; the task that ended it waits for the lock to destroy it.
             return Err(gone(&self.load(&begun.id).await?));
         }
         self.watch(&begun.id);
         Ok(started)
     }
 
-    /// Suspends the sandbox as soon as its boxd is gone, whatever ended it.
+    /// Suspends the sandbox as soon as its boxd is gone, for any reason.
     pub fn watch(self: &Arc<Self>, id: &SandboxId) {
         let (this, id) = (self.clone(), id.clone());
         self.deployment.background.spawn(async move {
@@ -210,7 +212,7 @@ impl Lifecycle {
         });
     }
 
-    /// Settles a sandbox that the store says runs and the provider says doesn't.
+    /// Settles a sandbox that runs according to the store but not according to the provider.
     pub async fn check_running(self: &Arc<Self>, id: &SandboxId) {
         let lock = self.locks.lock(id).await;
         if self.deployment.provider.is_running(id).await {
@@ -221,7 +223,7 @@ impl Lifecycle {
         }
     }
 
-    /// Suspends a running sandbox if it is still due by then; says whether it did.
+    /// Suspends a running sandbox if `is_due` still holds under the lock. Returns whether it did.
     pub async fn suspend(&self, id: &SandboxId, reason: &str, is_due: impl Fn(&Sandbox) -> bool) -> Result<bool, ApiError> {
         let lock = self.locks.lock(id).await;
         self.suspend_locked(id, reason, &lock, is_due).await
@@ -229,7 +231,7 @@ impl Lifecycle {
 
     async fn suspend_locked(&self, id: &SandboxId, reason: &str, lock: &Lock, is_due: impl Fn(&Sandbox) -> bool) -> Result<bool, ApiError> {
         let mut sandbox = self.load(id).await?;
-        // Of another node: the intent is written, and its broker acts on it.
+        // For another node's sandbox the intent is stored, and its own broker acts on it.
         if !sandbox.is_running() || !self.is_here(&sandbox) {
             return Ok(false);
         }
@@ -259,7 +261,7 @@ impl Lifecycle {
         }
         self.forget(&begun.id);
         let now = d.now();
-        // A lease that ran out while nobody looked ended the running time too.
+        // If the lease expired before this was noticed, the running time ended with the lease.
         let suspended = begun.suspended(now.min(d.lease_end(begun)).max(begun.last_active_at), reason);
         let suspended = Sandbox { suspended_at: Some(now), ..suspended };
         let audit = AuditRecord::of_sandbox(now, begun, "sandbox.suspended", reason);
@@ -270,7 +272,8 @@ impl Lifecycle {
         Ok(suspended)
     }
 
-    /// Where nothing can be suspended: it ends when its time is over, and until then it goes on.
+    /// For providers that can't suspend: ends the sandbox if its time is over or it doesn't run any more, otherwise
+    /// leaves it running.
     async fn end_instead(&self, begun: &Sandbox, reason: &str) -> Outcome {
         let d = &self.deployment;
         let now = d.now();
@@ -287,13 +290,14 @@ impl Lifecycle {
         self.load(&begun.id).await
     }
 
-    /// Ends a sandbox and its sessions; it can be restored for as long as the policy says. Durable when it returns; the provider is asked right away.
+    /// Ends a sandbox and its sessions. It can be restored for as long as the policy allows. Durable when it returns; the
+    /// provider is asked at once.
     pub async fn terminate(self: &Arc<Self>, sandbox: &Sandbox, reason: &str, audit: AuditRecord) -> Result<(), ApiError> {
         let d = &self.deployment;
         self.end(sandbox, &d.restorable_ending(sandbox, reason, audit)).await
     }
 
-    /// As [`Lifecycle::terminate`], with no way back.
+    /// As [`Lifecycle::terminate`], but the sandbox can't be restored.
     pub async fn terminate_permanently(self: &Arc<Self>, sandbox: &Sandbox, reason: &str, audit: AuditRecord) -> Result<(), ApiError> {
         self.end(sandbox, &self.deployment.ending(reason, audit)).await
     }
@@ -304,18 +308,20 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Removes the files of a deleted sandbox, which can't be restored any more. Durable when it returns, as [`Lifecycle::terminate`].
+    /// Removes the files of a deleted sandbox, which then can't be restored. Durable when it returns, as
+    /// [`Lifecycle::terminate`].
     pub async fn purge(&self, deleted: &Sandbox, audit: &AuditRecord) -> Result<(), ApiError> {
         let reason = audit.detail.clone().or_else(|| deleted.reason.clone());
         let purged = Sandbox { intent: Some(Intent::Destroy), restore_until: None, reason, ..deleted.clone() };
-        // False where it was restored or is being purged already.
+        // False if it was restored or is already being purged.
         if self.deployment.store.replace_sandbox(deleted, &purged, Some(audit)).await.map_err(internal)? {
             self.destroy(&deleted.id).await;
         }
         Ok(())
     }
 
-    /// Stops an ended sandbox, and removes its files unless it can be restored. A failure is logged and tried again by the reaper.
+    /// Stops an ended sandbox, and removes its files unless it can be restored. A failure is logged and retried by the
+    /// reaper.
     pub async fn destroy(&self, id: &SandboxId) {
         let _lock = self.locks.lock(id).await;
         self.destroy_locked(id).await;
@@ -330,7 +336,7 @@ impl Lifecycle {
             }
             self.announce(&sandbox, control::StopReason::Ended).await;
             let now = d.now();
-            // Also where its time seems to be over: the reaper decides that, which knows how much of it counts.
+            // Also if the retention time seems to be over: only the reaper knows how much of that time counts.
             if sandbox.restore_until.is_some() {
                 d.provider.suspend(id).await.map_err(|e| unavailable(id, "could not be stopped", &e.to_string()))?;
                 self.forget(id);
@@ -351,14 +357,14 @@ impl Lifecycle {
         }
     }
 
-    /// Finishes what was begun and not settled, unless somebody is at it.
+    /// Completes an intent that was not settled, unless another task is working on the sandbox.
     pub async fn finish_intent(self: &Arc<Self>, sandbox: &Sandbox) {
         let id = &sandbox.id;
         let Some(lock) = self.locks.try_lock(id) else { return };
         match sandbox.intent {
             Some(Intent::Destroy) => self.destroy_locked(id).await,
             Some(Intent::Suspend) => {
-                // It stays an intent, and this is done again.
+                // On failure the intent stays, and this is retried.
                 let _ = self.suspend_locked(id, "interrupted", &lock, |_| true).await;
             }
             Some(Intent::Create | Intent::Resume) => {
@@ -369,7 +375,7 @@ impl Lifecycle {
         }
     }
 
-    /// From the last use known here, which the store may not have yet.
+    /// End of the lease, counted from the last use known in memory, which the store may not have yet.
     pub fn lease_end(&self, sandbox: &Sandbox) -> Timestamp {
         self.last_use(sandbox).plus(self.deployment.lifetimes(sandbox).lease)
     }

@@ -1,4 +1,4 @@
-//! File links: one file in a URL, to be fetched or put by a browser that has no other credential.
+//! File links: URLs that let a browser without another credential fetch or put one file.
 
 use cobox_protocol::{ApiError, Capability, CapabilitySet, ErrorCode, Secret, SessionId, token::FileLinkResponse};
 use cobox_token::LinkedFile;
@@ -16,11 +16,11 @@ use super::{
 const MAX_LINK_SECONDS: u32 = 900;
 /// Longest path, in bytes: the kernel's own limit.
 const MAX_PATH_BYTES: usize = 4096;
-/// Where boxd has files, and the query's name for the link.
+/// boxd's route for files, and the query parameter that holds the link.
 const FILES: &str = "/files";
 const LINK: &str = "link";
 
-/// What may be done with a file by its link.
+/// What a link allows to do with its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkMethod {
     Get,
@@ -45,7 +45,7 @@ impl LinkMethod {
     }
 }
 
-/// One file, and what its link is to be good for.
+/// Parameters of a new link to one file.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkWish<'a> {
     pub path: &'a str,
@@ -68,7 +68,7 @@ impl LinkWish<'_> {
     }
 }
 
-/// A link, beside what tells of it.
+/// A link, with the response that describes it.
 pub struct MadeLink {
     pub link: Secret,
     pub told: FileLinkResponse,
@@ -81,7 +81,7 @@ impl Sessions {
         Ok(self.link(asking, &bound.sandbox, Some(&bound.session), entry, wish).await?.told)
     }
 
-    /// The same for a sandbox, whether it has a session or not.
+    /// As [`Sessions::file_link`], for a sandbox with or without a session.
     pub async fn sandbox_file_link(&self, asking: &Asking<'_>, id_or_name: &str, wish: LinkWish<'_>) -> Result<MadeLink, ApiError> {
         wish.check()?;
         let d = &self.deployment;
@@ -110,7 +110,7 @@ impl Sessions {
         let encoded = encode(path);
         let file = LinkedFile { method: method.word().to_owned(), path: encoded.clone() };
         let link = self.deployment.tokens.link(sandbox, &issued.draft.claims, file);
-        // Always the gateway's: a link is no token, and no sandbox may see it.
+        // Always the gateway's URL: a link is not a token, and no sandbox may see it.
         let base = self.deployment.gateway(sandbox).http_base_url;
         let told = FileLinkResponse {
             url: Secret::new(format!("{base}{FILES}{encoded}?{LINK}={}", link.expose())),
@@ -123,7 +123,7 @@ impl Sessions {
     }
 }
 
-/// As it stands in a URL's path: what is not plain is escaped.
+/// Percent-encodes a path for a URL.
 fn encode(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for byte in path.bytes() {
@@ -136,7 +136,7 @@ fn encode(path: &str) -> String {
     out
 }
 
-/// The bytes a URL's path stands for; `None` where it is malformed.
+/// Percent-decodes a URL's path; `None` if it is malformed.
 pub fn decode(path: &str) -> Option<Vec<u8>> {
     let mut bytes = path.bytes();
     let mut out = Vec::with_capacity(path.len());

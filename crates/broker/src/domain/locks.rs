@@ -1,4 +1,4 @@
-//! One lock per sandbox, so that what is asked of a provider about one sandbox is asked one after the other.
+//! One lock per sandbox, so that provider operations on the same sandbox run one after the other.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 type Map = HashMap<SandboxId, Arc<AsyncMutex<()>>>;
 
-/// Holds an entry only while somebody holds or waits for its lock.
+/// Has an entry only while a task holds or waits for the lock.
 #[derive(Clone, Default)]
 pub struct Locks(Arc<Mutex<Map>>);
 
@@ -21,14 +21,14 @@ impl Locks {
         Lock { guard: Some(mutex.lock_owned().await), _waiting: waiting }
     }
 
-    /// `None` when somebody is at it.
+    /// `None` if another task holds it.
     pub fn try_lock(&self, id: &SandboxId) -> Option<Lock> {
         let waiting = Waiting { locks: self.clone(), id: id.clone() };
         let guard = self.entry(id).try_lock_owned().ok()?;
         Some(Lock { guard: Some(guard), _waiting: waiting })
     }
 
-    /// Without taking it: two who look must not take each other for somebody at work.
+    /// Doesn't take the lock: two tasks that only check must not mistake each other for a task at work.
     pub fn is_held(&self, id: &SandboxId) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(id)
     }
@@ -45,12 +45,12 @@ pub struct Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Before the entry is looked at, or it would always seem to be in use.
+        // Must be released before the entry is checked, or the entry would always seem to be in use.
         self.guard = None;
     }
 }
 
-/// Takes the entry away when the last one interested is gone, also when waiting is given up.
+/// Removes the entry when the last task is done with it, also when it gives up waiting.
 struct Waiting {
     locks: Locks,
     id: SandboxId,

@@ -1,4 +1,5 @@
-//! What a new sandbox is to be made of: a template, a snapshot and what is said beside them, as one thing that is kept with it.
+//! Resolves what a new sandbox is made of: combines template, snapshot and the request's own fields into one spec that is
+//! stored with the sandbox.
 
 use cobox_protocol::{
     ApiError, ErrorCode,
@@ -16,7 +17,7 @@ use super::{
 };
 use crate::store::PoolTaking;
 
-/// What somebody wants a sandbox to be made of. Nothing: what the provider gives everybody.
+/// Requested parts of a sandbox. If empty, the provider's defaults.
 #[derive(Clone, Debug, Default)]
 pub struct MakingWish {
     pub template: Option<String>,
@@ -39,30 +40,30 @@ impl From<&CreateSandbox> for MakingWish {
     }
 }
 
-/// What it is made of, and where that can be had.
+/// The resolved spec, and where it can be created.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     pub making: SandboxSpec,
     pub template: Option<String>,
-    /// The node that makes it: where its snapshot and its volumes are.
+    /// The node that creates it: where its snapshot and its volumes are.
     pub node: String,
-    /// Where one that waits may be had instead.
+    /// Set if a standby sandbox of a pool can be taken instead.
     pub taking: Option<PoolTaking>,
 }
 
 impl Recipe {
-    /// A sandbox's row as it is to be written.
+    /// The row of a new sandbox.
     pub fn into_sandbox(self, fresh: Sandbox) -> Sandbox {
         Sandbox { making: self.making, template: self.template, node: self.node, ..fresh }
     }
 }
 
-/// Finds all that is named, and asks the provider whether a sandbox can be made of it. Nothing is made yet: snapshots and volumes are
-/// looked at once more in the transaction that writes the sandbox's row.
+/// Looks up everything named, and asks the provider whether a sandbox can be created from it. Creates nothing yet:
+/// snapshots and volumes are checked again in the transaction that writes the sandbox's row.
 pub async fn resolve(d: &Deployment, caller: &Caller, wish: &MakingWish) -> Result<Recipe, ApiError> {
     let (policy, subject) = (d.policy(), caller.subject());
     if let Some(name) = &wish.template {
-        // First whether it may be used, so that who may not doesn't learn whether it is there.
+        // Permission is checked first, so that a caller without it doesn't learn whether the template exists.
         policy.check_template(&subject, name)?;
     }
     let is_plain = wish.snapshot.is_none() && wish.resources.is_default() && wish.mounts.is_empty();
@@ -89,7 +90,7 @@ pub async fn resolve(d: &Deployment, caller: &Caller, wish: &MakingWish) -> Resu
         node = (!snapshot.making.layers.is_empty()).then(|| (snapshot.node.clone(), format!("snapshot {}", snapshot.id)));
         (making.root, making.base) = (snapshot.making.root, snapshot.making.base);
         (making.layers, making.env) = (snapshot.making.layers, snapshot.making.env);
-        // As large a disk as it was taken from, unless told.
+        // Same disk size as the snapshot's source, unless requested otherwise.
         making.resources = making.resources.or(&snapshot.making.resources);
     }
     let of_snapshot = std::mem::take(&mut making.env);
@@ -112,7 +113,7 @@ pub async fn resolve(d: &Deployment, caller: &Caller, wish: &MakingWish) -> Resu
         making.mounts.push(VolumeMount { volume: volume.id, path: mount.path, read_only: mount.read_only });
     }
     let node = node.map_or_else(|| d.node.clone(), |(node, _)| node);
-    // What another node's images stand for, only it can say.
+    // Only the other node can resolve the names of its images.
     if node == d.node {
         making = d.provider.pin_root(making).map_err(|e| refused(&e))?;
     }
@@ -124,7 +125,7 @@ pub async fn resolve(d: &Deployment, caller: &Caller, wish: &MakingWish) -> Resu
     Ok(Recipe { making, template: wish.template.clone(), node, taking })
 }
 
-/// Another node has to say itself whether its files are there; the rest is alike everywhere.
+/// Checks a spec. For another node, only what is the same on all nodes: that node has to check whether its files exist.
 pub fn check(d: &Deployment, making: &SandboxSpec, node: &str) -> Result<(), ApiError> {
     let checked = match node == d.node {
         true => d.provider.check_spec(making),
@@ -139,7 +140,7 @@ pub fn check(d: &Deployment, making: &SandboxSpec, node: &str) -> Result<(), Api
     checked.map_err(|e| refused(&e))
 }
 
-/// Whether a template's sandboxes can be made, whichever volumes there will be.
+/// Whether sandboxes of a template can be created, independent of the volumes that will exist.
 pub fn check_template(provider: &dyn Provider, spec: &TemplateSpec) -> Result<(), ProviderError> {
     let making = SandboxSpec { root: spec.root(), resources: spec.resources.clone(), ..SandboxSpec::default() };
     provider.check_spec(&making)?;
@@ -170,7 +171,7 @@ fn not_ready(snapshot: &super::kinds::Snapshot) -> ApiError {
     }
 }
 
-/// A workspace's snapshots and volumes take all they may.
+/// Error: the workspace's snapshots and volumes have reached their storage limit.
 pub fn too_large(d: &Deployment) -> ApiError {
     let most = d.config.max_stored_bytes_per_workspace;
     ApiError::new(
@@ -179,7 +180,7 @@ pub fn too_large(d: &Deployment) -> ApiError {
     )
 }
 
-/// Of what a sandbox was to be made, something is gone by the time its row was to be written.
+/// Error: a part of the new sandbox was removed before its row was written.
 pub fn gone(what: &str) -> ApiError {
     ApiError::new(ErrorCode::InUse, format!("{what}, of which it was to be made, was removed meanwhile"))
 }

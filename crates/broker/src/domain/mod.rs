@@ -1,4 +1,4 @@
-//! What the broker decides: who may use which sandbox, for how long. No HTTP and no SQL here.
+//! The broker's rules: which principal may use which sandbox, and for how long. Contains no HTTP and no SQL.
 
 pub mod access;
 pub mod activity;

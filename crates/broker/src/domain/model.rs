@@ -1,4 +1,4 @@
-//! What the broker keeps: principals, keys, sandboxes and sessions, in the protocol's words.
+//! The broker's core records (principals, keys, sandboxes and sessions), named as in the protocol.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -15,7 +15,7 @@ use cobox_token::Actor;
 
 use crate::policy::Subject;
 
-/// Who calls the broker.
+/// The identity of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal {
     pub workspace: String,
@@ -34,24 +34,24 @@ impl Principal {
 pub struct ApiKey {
     pub id: KeyId,
     pub principal: Principal,
-    /// SHA-256 of the key as it was given out.
+    /// SHA-256 of the key as it was issued.
     pub hash: [u8; 32],
     pub created_at: Timestamp,
     pub expires_at: Option<Timestamp>,
     pub last_used_at: Option<Timestamp>,
     pub revoked_at: Option<Timestamp>,
-    /// It stands for somebody whom an issuer vouches for, and has no secret of ours.
+    /// Set when the key represents a user of an OIDC issuer; such a key has no secret.
     pub identity: Option<Identity>,
 }
 
-/// Somebody as an OIDC issuer knows them.
+/// A user as identified by an OIDC issuer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub issuer: String,
     pub subject: String,
 }
 
-/// What is known of a principal.
+/// What is stored about a principal.
 #[derive(Clone, Debug)]
 pub struct PrincipalRecord {
     pub principal: Principal,
@@ -62,17 +62,17 @@ pub struct PrincipalRecord {
     pub disabled_by: Option<String>,
 }
 
-/// A principal that has shown a good key.
+/// A principal that has presented a valid key.
 #[derive(Clone, Debug)]
 pub struct Caller {
     pub principal: Principal,
-    /// Tokens are issued under it and end with it.
+    /// Tokens are issued under this key and end with it.
     pub key: KeyId,
-    /// As whom it acts: itself, unless it asked to be less.
+    /// The actor: the principal itself, unless it requested a lower kind.
     pub actor: Actor,
-    /// When what it showed stops being good: no token issued under it lives longer.
+    /// Expiry of the presented credential: no token issued under it lives longer.
     pub until: Option<Timestamp>,
-    /// Its credential for whoever keeps the threads, where it sent one.
+    /// The caller's credential for the external thread authority, if it sent one.
     pub thread_credential: Option<Secret>,
     pub foreseen: Foreseen,
 }
@@ -83,15 +83,15 @@ impl Caller {
         Self { principal, key, actor, until: None, thread_credential: None, foreseen: Foreseen::default() }
     }
 
-    /// As the policy knows it.
+    /// The caller as the policy sees it.
     pub fn subject(&self) -> Subject<'_> {
         let Principal { workspace, name, kind } = &self.principal;
         Subject { workspace, principal: name, kind: *kind, acting: self.actor.kind }
     }
 }
 
-/// The session a request names, where it was read together with the caller's key: one question to the database instead of two. Good
-/// once: whoever looks again sees what is so then.
+/// Prefetched session: the session that a request names, read together with the caller's key in one database query
+/// instead of two. Valid for one use, so that later reads see the current state.
 #[derive(Clone, Debug, Default)]
 pub struct Foreseen(Arc<Mutex<Option<Bound>>>);
 
@@ -105,17 +105,21 @@ impl Foreseen {
     }
 }
 
-/// Why a session ends that ran for as long as it may. Stored with the session: its scope's next session gets the same sandbox.
+/// End reason of a session that reached its hard end. Stored with the session: its scope's next session gets the same
+/// sandbox.
 pub const HARD_END: &str = "its hard end was reached";
-/// Why a session ended whose deleted sandbox was restored. Stored with the session: its scope's next session gets the same sandbox.
+/// End reason of a session whose deleted sandbox was restored. Stored with the session: its scope's next session gets the
+/// same sandbox.
 pub const SANDBOX_RESTORED: &str = "its sandbox was deleted, and restored later";
-/// How often the running time of a node's sandboxes is added to their rows, and that of the node to what it keeps.
+/// How often running time is added to the rows of a node's sandboxes, and the node's own time to the retention of what it
+/// keeps.
 pub const COUNT_RUNNING_EVERY: Duration = Duration::from_secs(30);
-/// The most running time that counts between two such writes. A longer gap means that the machine slept, its clock was set, or no broker
-/// ran, and none of these uses up a hard end or the time for which files are kept. Twice the interval, so that a slow round loses nothing.
+/// Maximum running time counted between two such writes. A longer gap means that the machine slept, its clock was set, or
+/// no broker ran, and none of these counts towards a hard end or a retention time. Twice the interval, so that a slow
+/// round loses nothing.
 pub const MAX_COUNTED_GAP: Duration = Duration::from_secs(60);
 
-/// What is about to be asked of the provider.
+/// The operation that is about to be requested from the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
     Create,
@@ -144,46 +148,46 @@ pub struct Sandbox {
     pub workspace: String,
     pub name: Option<String>,
     pub owner: String,
-    /// What the owner is: how long it lives depends on it.
+    /// The kind of the owner, which decides the sandbox's lifetimes.
     pub owner_kind: PrincipalKind,
     pub access: Access,
     pub provider: String,
     pub node: String,
-    /// Of its token key.
+    /// Generation of its token key.
     pub generation: u32,
-    /// Older ones whose tokens still count, after a graceful rotation.
+    /// Older generations whose tokens are still valid, after a graceful rotation.
     pub old_keys: Option<OldKeys>,
-    /// Generations below were derived from the master key before this one.
+    /// Generations below this one were derived from the previous master key.
     pub master_from: u32,
     pub state: State,
     pub intent: Option<Intent>,
-    /// Why it stands still or failed.
+    /// Why it is suspended or failed.
     pub reason: Option<String>,
     pub is_kept: bool,
-    /// How long it waits for a use before it is suspended, and is then kept, where that is less than for others.
+    /// Its own lease and its own retention while suspended, where they are shorter than the default.
     pub own_lease: Option<Duration>,
     pub own_keep: Option<Duration>,
     pub created_at: Timestamp,
     pub last_active_at: Timestamp,
-    /// Set while it runs: its running time up to then is in `active`.
+    /// Set while it runs: `active` includes its running time up to then.
     pub counted_until: Option<Timestamp>,
-    /// Time spent running.
+    /// Running time so far.
     pub active: Duration,
     pub suspended_at: Option<Timestamp>,
-    /// Time since then in which no broker ran on its node, which does not count.
+    /// Time since it was suspended in which no broker ran on its node. Doesn't count towards its retention.
     pub downtime: Duration,
     pub ended_at: Option<Timestamp>,
     /// Set while it is deleted and its files are kept: it can be restored until then.
     pub restore_until: Option<Timestamp>,
-    /// Decided when it was made; each start gets the same.
+    /// Resolved when it was created; each start uses the same spec.
     pub making: SandboxSpec,
-    /// The template it was made by, as it was called then.
+    /// The template it was created from, under the name of that time.
     pub template: Option<String>,
-    /// Where it waits to be taken: nobody's lease counts for it yet.
+    /// Set while it waits in a pool: it has no user and no lease yet.
     pub pool: Option<PoolId>,
 }
 
-/// Generations that are being let go: from this one on, until then.
+/// Older key generations that are being phased out: valid from this generation on, until this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OldKeys {
     pub from: u32,
@@ -191,7 +195,7 @@ pub struct OldKeys {
 }
 
 impl Sandbox {
-    /// The oldest generation whose tokens count.
+    /// The oldest generation whose tokens are valid.
     pub fn keys_from(&self, now: Timestamp) -> u32 {
         self.old_keys.filter(|old| now < old.until).map_or(self.generation, |old| old.from.min(self.generation))
     }
@@ -200,12 +204,12 @@ impl Sandbox {
         matches!(self.state, State::Active | State::Idle)
     }
 
-    /// It stays when its last session ends.
+    /// Whether it stays when its last session ends.
     pub fn outlives_sessions(&self) -> bool {
         self.name.is_some() || self.is_kept
     }
 
-    /// All the time it ran, which is what a hard end counts.
+    /// Total running time, which the hard end limits.
     pub fn active_until(&self, now: Timestamp) -> Duration {
         self.active + self.counted_until.map_or(Duration::ZERO, |counted| now.saturating_since(counted).min(MAX_COUNTED_GAP))
     }
@@ -236,7 +240,7 @@ impl Sandbox {
     }
 }
 
-/// "This scope uses this sandbox." A session that isn't over refers to a sandbox that isn't over either.
+/// "This scope uses this sandbox." A session that has not ended always refers to a sandbox that has not ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
     pub id: SessionId,
@@ -258,16 +262,16 @@ impl Session {
         Scope { kind: self.scope_type.clone(), id: self.scope_id.clone() }
     }
 
-    /// The thread it is for, if it is for one.
+    /// The thread it belongs to, if its scope is a thread.
     pub fn thread(&self) -> Option<&str> {
         (self.scope_type == ScopeType::Thread.as_str()).then_some(self.scope_id.as_str())
     }
 }
 
-/// What lets another principal into a session, and with which capabilities at most.
+/// Grants another principal access to a session, limited to the given capabilities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Tokens that came by it end with it.
+    /// Tokens issued through the share end with it.
     pub id: ShareId,
     pub workspace: String,
     pub session: SessionId,
@@ -283,7 +287,7 @@ impl Share {
         self.expires_at.is_some_and(|at| at <= now)
     }
 
-    /// Whether whoever came by the other one has all of it by this one too.
+    /// Whether this share grants everything that the other one does.
     pub fn includes(&self, other: &Share) -> bool {
         let lasts = match (self.expires_at, other.expires_at) {
             (None, _) => true,
@@ -302,7 +306,7 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// The session's state is its sandbox's, until it ends; one that ended because its sandbox failed has failed.
+    /// The session has its sandbox's state until it ends. If it ended because the sandbox failed, its state is failed.
     pub fn state(&self) -> State {
         match self.session.ended_at {
             None => self.sandbox.state,
@@ -311,7 +315,7 @@ impl Bound {
         }
     }
 
-    /// How much of its hard end the session has left.
+    /// Time until the session's hard end.
     pub fn left(&self, hard_ttl: Duration, now: Timestamp) -> Duration {
         hard_ttl.saturating_sub(self.sandbox.active_until(now).saturating_sub(self.session.active_base))
     }

@@ -1,4 +1,4 @@
-//! Negotiating: a scope's session is found or made, its sandbox brought up, and a token issued.
+//! Negotiation: finds or creates a scope's session, brings its sandbox up, and issues a token.
 
 use std::time::Duration;
 
@@ -28,14 +28,14 @@ use crate::{
     store::{EnsureWish, Ensured, Idempotency, PoolTaking},
 };
 
-/// How often a session or a sandbox that ends, or a name that is taken, under a caller's hands is looked for anew.
+/// Attempts when a session or sandbox ends, or a name is taken, while the request is processed.
 const ATTEMPTS: usize = 3;
-/// A replay of a request is recognised for this long.
+/// How long a replay of a request is recognized.
 pub const IDEMPOTENCY_KEEP: Duration = Duration::from_secs(24 * 3600);
-/// Any provider: there is one.
+/// Any provider; the broker has exactly one.
 pub(super) const ANY_PROVIDER: &str = "auto";
 
-/// What a caller asks for, in whichever shape it said so. Of a session that exists, what it asks for must be so already (`differences`).
+/// A negotiation request, independent of its wire format. An existing session must already match it (`differences`).
 #[derive(Clone, Debug, Serialize)]
 pub struct Negotiation {
     pub scope: Scope,
@@ -44,14 +44,14 @@ pub struct Negotiation {
     /// The older name of `requested_capabilities`.
     pub scopes: Option<Vec<String>>,
     pub actor: Option<ActorWish>,
-    /// A sandbox that exists, by id or name: a new session is bound to it, an existing one must be.
+    /// An existing sandbox, by id or name: a new session is bound to it; an existing session must already use it.
     pub sandbox: Option<String>,
-    /// The name of the sandbox to use: one that exists is attached to, otherwise one is made.
+    /// The name of the sandbox: attaches to an existing one, otherwise creates it.
     pub name: Option<String>,
     /// A new sandbox outlives its sessions.
     pub keep: bool,
     pub access: Option<Access>,
-    /// Wished life of the token in seconds.
+    /// Requested lifetime of the token in seconds.
     pub ttl: Option<u32>,
     pub tags: Tags,
     pub provider_preference: Option<String>,
@@ -92,7 +92,7 @@ impl Negotiation {
         }
     }
 
-    /// What is wrong whatever is there.
+    /// Checks that don't depend on stored state.
     fn check(&self, provider: &str) -> Result<(), ApiError> {
         if !is_external_id(&self.scope.id) {
             let field = if self.scope.kind == ScopeType::Thread.as_str() { "thread_id" } else { "scope.id" };
@@ -123,7 +123,7 @@ impl Negotiation {
         (self.scope.kind == ScopeType::Thread.as_str()).then_some(self.scope.id.as_str())
     }
 
-    /// What the policy says about what is named.
+    /// Checks the named provider and template against the policy.
     fn check_allowed(&self, policy: &Policy, caller: &Caller) -> Result<(), ApiError> {
         if let Some(provider) = self.provider_preference.as_deref().filter(|p| *p != ANY_PROVIDER) {
             policy.check_provider(&caller.subject(), provider)?;
@@ -134,7 +134,7 @@ impl Negotiation {
         Ok(())
     }
 
-    /// What finds a session or a sandbox again without anybody having to say so.
+    /// The caller's tags plus the broker's automatic ones, by which a session or sandbox can be found.
     fn all_tags(&self, asking: &Asking<'_>) -> Tags {
         let mut all = self.tags.clone();
         all.entry(tags::CREATED_BY.to_owned()).or_insert_with(|| asking.client.to_owned());
@@ -155,7 +155,7 @@ impl Sessions {
         let policy = self.deployment.policy();
         wish.check_allowed(&policy, &caller)?;
         let capabilities = access::grant(&policy, &caller, wish.requested()?)?;
-        // Before anything is found or made for it.
+        // Before anything is looked up or created.
         self.deployment.may_see(&caller, wish.thread()).await?;
         let mut attempt = 1;
         loop {
@@ -177,21 +177,22 @@ impl Sessions {
                         TokenWish { ttl: wish.ttl, format: wish.token_format, lineage: entry.lineage(), ..TokenWish::new(capabilities) };
                     return self.answer(asking, bound, token).await;
                 }
-                // It ended after it was found.
+                // The session ended after it was found.
                 Err(e) if e.code == ErrorCode::SessionExpired && wish.mode != Mode::Get && attempt < ATTEMPTS => attempt += 1,
                 Err(e) => return Err(e),
             }
         }
     }
 
-    /// A hint may say what is so already; it moves nobody to another sandbox.
+    /// A sandbox hint must match the bound sandbox; it never moves a session to another one.
     pub async fn must_be(&self, caller: &Caller, hint: Option<&str>, bound: &Sandbox) -> Result<(), ApiError> {
         let Some(hint) = hint.filter(|h| *h != bound.id.as_str() && Some(*h) != bound.name.as_deref()) else { return Ok(()) };
         sandboxes::find(&self.deployment, caller, hint).await?;
         Err(bound_elsewhere(bound, hint))
     }
 
-    /// What a request asks of a session or its sandbox must be so: neither is changed by it, and a restriction must not look granted.
+    /// The session and sandbox must already match the request: a request changes neither, and a restriction must not seem
+    /// to be granted.
     async fn must_be_as_asked(&self, wish: &Negotiation, found: &Bound) -> Result<(), ApiError> {
         let mut differences = differences::of_sandbox(wish, &found.sandbox);
         differences.extend(differences::of_access(wish, found));
@@ -201,7 +202,7 @@ impl Sessions {
         }
     }
 
-    /// The living session of a scope.
+    /// The live session of a scope.
     pub async fn of_scope(&self, caller: &Caller, scope: &Scope) -> Result<Bound, ApiError> {
         self.found(caller, scope).await?.ok_or_else(|| {
             let message = format!("{} `{}` has no session; use mode `ensure` to make one", scope.kind, scope.id);
@@ -216,7 +217,7 @@ impl Sessions {
     async fn ensure(&self, asking: &Asking<'_>, wish: &Negotiation, key: Option<&str>) -> Result<Bound, ApiError> {
         let (d, principal) = (&self.deployment, &asking.caller.principal);
         let must_create = wish.mode == Mode::CreateOnly;
-        // Most of the time it is there already, and reading is much cheaper than a transaction that may write.
+        // Usually the session exists already, and a read is much cheaper than a transaction that may write.
         if key.is_none()
             && let Some(bound) = self.found(asking.caller, &wish.scope).await?
         {
@@ -242,7 +243,7 @@ impl Sessions {
                 Ensured::QuotaReached(reached) => Err(sandboxes::quota_reached(d, principal, &quota, reached).await),
                 Ensured::MadeOfGone(what) => Err(making::gone(&what)),
                 Ensured::SandboxGone if wish.sandbox.is_some() => Err(sandboxes::not_found()),
-                // Somebody else was quicker with the name, one way or the other.
+                // A concurrent request was faster: it took or released the name.
                 Ensured::SandboxGone | Ensured::NameTaken(_) => continue,
             };
         }
@@ -260,7 +261,8 @@ impl Sessions {
         ApiError::new(ErrorCode::SessionConflict, message).with_details(details)
     }
 
-    /// The sandbox of the scope's last session, where that ended at its hard end or the sandbox was restored: the files stay with the scope.
+    /// The sandbox of the scope's last session, if that session reached its hard end or the sandbox was restored: the
+    /// files stay with the scope.
     async fn left_by_last_session(&self, caller: &Caller, wish: &Negotiation) -> Result<Option<Sandbox>, ApiError> {
         let last = self.deployment.store.last_session_of(&caller.principal.workspace, &wish.scope).await.map_err(internal)?;
         Ok(last
@@ -269,7 +271,8 @@ impl Sessions {
             .map(|last| last.sandbox))
     }
 
-    /// The rows to be written if there is no session, whether the sandbox's is there already, and where one may be had instead.
+    /// The rows to write if there is no session, whether the sandbox's row exists already, and the pool from which a
+    /// standby sandbox may be taken instead.
     async fn fresh(&self, caller: &Caller, wish: &Negotiation) -> Result<(Bound, bool, Option<PoolTaking>), ApiError> {
         let d = &self.deployment;
         let named = wish.sandbox.as_deref().or(wish.name.as_deref());
@@ -293,11 +296,12 @@ impl Sessions {
                 return Err(differences::of_existing_sandbox(sandbox, &differences));
             }
         }
-        // A hint to nothing goes on to the store, which first looks for the session and the request it may be a replay of.
+        // A hint to a missing sandbox is passed to the store, which first checks for an existing session and for the
+        // request that this may replay.
         let policy = d.policy();
         let is_attaching = existing.is_some() || wish.sandbox.is_some();
         let access = wish.access.unwrap_or(existing.as_ref().map_or(policy.default_access(&caller.subject()), |s| s.access));
-        // A hint to nothing makes nothing.
+        // A hint to a missing sandbox must not create one.
         let recipe = match &wish.template {
             Some(template) if !is_attaching => {
                 let made_of = MakingWish { template: Some(template.clone()), ..MakingWish::default() };
@@ -340,7 +344,8 @@ fn is_reusable(last: &Bound, caller: &Caller, wish: &Negotiation) -> bool {
     sandbox.ended_at.is_none() && is_allowed && is_of_template
 }
 
-/// Of what a request names and isn't there, whoever asks for a session must know that it isn't the session.
+/// Reports a missing resource that the request names as an invalid request, so that the caller doesn't take it for a
+/// missing session.
 fn about_the_request(error: ApiError) -> ApiError {
     match error.code {
         ErrorCode::TemplateNotFound => ApiError { code: ErrorCode::InvalidRequest, ..error },
@@ -355,14 +360,14 @@ fn bound_elsewhere(bound: &Sandbox, wished: &str) -> ApiError {
 }
 
 fn idempotency(principal: &str, key: &str, wish: &Negotiation, now: Timestamp) -> Result<Idempotency, ApiError> {
-    // The request as we understood it: spaces and unknown fields make no difference.
+    // The request as parsed: whitespace and unknown fields make no difference.
     let canonical =
         serde_json::to_vec(wish).map_err(|e| ApiError::new(ErrorCode::Internal, format!("the request can't be hashed: {e}")))?;
     let since = Timestamp::from_unix(now.unix() - i64::try_from(IDEMPOTENCY_KEEP.as_secs()).unwrap_or(i64::MAX));
     Ok(Idempotency { principal: principal.to_owned(), key: key.to_owned(), request_hash: Sha256::digest(canonical).into(), since })
 }
 
-/// As much of a caller's word as a message repeats.
+/// Bounds caller-supplied text for a message.
 pub(super) fn cut(word: &str) -> String {
     word.chars().filter(|c| !c.is_control()).take(64).collect()
 }

@@ -1,9 +1,9 @@
-//! The brokers of one deployment: each is the node of its own sandboxes, and knows from the store where the others are and
-//! whether they live.
+//! The brokers of one deployment. Each is the node of its own sandboxes, and reads from the store where the others are
+//! and whether they are alive.
 //!
-//! A node counts as dead when its beat did not change for the timeout, as this broker saw it and by this broker's clock: the clocks of two
-//! machines are never compared for it. Time in which the database was not read doesn't count, so that after an outage, or after this
-//! machine slept, every node has time to beat again.
+//! A node counts as dead when its heartbeat did not change for the timeout, as observed by this broker and by this
+//! broker's clock: the clocks of two machines are never compared for it. Time in which the database was not read doesn't
+//! count, so that after an outage, or after this machine slept, every node has time to send another heartbeat.
 
 use std::{
     collections::HashMap,
@@ -21,19 +21,20 @@ use crate::{
     store::{Node, Store, StoreError, Stored},
 };
 
-/// Beats within the silence after which a broker counts as dead.
+/// Heartbeats within the timeout after which a broker counts as dead.
 const BEATS: u32 = 4;
-/// How long an answer of a node counts, so that many requests for its sandboxes ask it once.
+/// How long a probe's result is reused, so that many requests for a node's sandboxes probe it once.
 const ANSWER_COUNTS: Duration = Duration::from_secs(1);
-/// How long a node that is asked to beat has beyond its next regular beat.
+/// How long a probed node has beyond its next regular heartbeat.
 const ANSWER_GRACE: Duration = Duration::from_secs(1);
-/// How often its answer is looked for.
+/// How often the store is polled for the probe's result.
 const LOOK_FOR_ANSWER_EVERY: Duration = Duration::from_millis(50);
 
-/// How often a start looks whether another process speaks for its node: four times within the shortest beat.
+/// How often a starting broker checks whether another process runs under its node id: four times within the shortest
+/// heartbeat interval.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Why a process can't speak for its node.
+/// Why a process can't claim its node id.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeNodeError {
     #[error(transparent)]
@@ -44,18 +45,18 @@ pub enum TakeNodeError {
 
 pub struct Nodes {
     own: String,
-    /// This process, among all that may speak for the node.
+    /// Identifies this process among all that may claim the node id.
     instance: String,
     origin: Origin,
-    /// Silent for this long, a broker counts as dead.
+    /// A broker without a heartbeat for this long counts as dead.
     timeout: Duration,
     known: Mutex<Known>,
-    /// What came of asking a node to beat, and when; held while it is asked.
+    /// Result and time of the last probe of each node; locked while the probe runs.
     asked: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<Answered>>>>>,
     pub skew: ClockSkew,
-    /// When this one last said that it lives.
+    /// Time of this broker's last heartbeat.
     said_at: Mutex<Option<Timestamp>>,
-    /// Held while it says so: what it says later is from later.
+    /// Held while a heartbeat is written, so that heartbeats are written in order.
     saying: tokio::sync::Mutex<()>,
 }
 
@@ -68,7 +69,7 @@ struct Known {
 
 struct Peer {
     node: Node,
-    /// When its present beat was first seen here, or when looking began again after a pause.
+    /// When its current heartbeat was first seen here, or when observation began again after a pause.
     beat_seen_at: Timestamp,
     is_reported_dead: bool,
 }
@@ -101,7 +102,7 @@ impl Nodes {
         }
     }
 
-    /// How often a broker says that it lives.
+    /// Interval of heartbeats.
     pub fn beat_every(&self) -> Duration {
         self.timeout / BEATS
     }
@@ -111,8 +112,9 @@ impl Nodes {
         Node { id, url, seen_at, instance, beats: 0, clock_offset_ms }
     }
 
-    /// Makes this process the one that speaks for the node. The lock on the data directory keeps a second one out, unless there are two
-    /// such directories: where it may be a copy (`is_same_place` is false), another process that still speaks for the node is an error.
+    /// Claims the node id for this process. The lock on the data directory prevents a second process, unless the
+    /// directory was copied: if it may be a copy (`is_same_place` is false), another live process under the same node id
+    /// is an error.
     pub async fn take(&self, store: &dyn Store, clock: &dyn Clock, is_same_place: bool) -> Result<(), TakeNodeError> {
         if !store.is_shared() {
             return Ok(());
@@ -148,7 +150,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Says that this one lives, and learns who else does. False when another process speaks for the node by now.
+    /// Writes a heartbeat and reads those of the others. Returns false when another process has claimed the node id.
     pub async fn beat(&self, store: &dyn Store, clock: &dyn Clock) -> Stored<bool> {
         if !store.is_shared() {
             return Ok(true);
@@ -164,7 +166,7 @@ impl Nodes {
         Ok(true)
     }
 
-    /// Whether the others, where there can be any, take this one for alive.
+    /// Whether the other brokers, if there can be any, consider this one alive.
     pub fn is_known(&self, store: &dyn Store, now: Timestamp) -> bool {
         let said_at = *self.said_at.lock().unwrap_or_else(PoisonError::into_inner);
         !store.is_shared() || said_at.is_some_and(|at| now.saturating_since(at) < self.timeout)
@@ -174,7 +176,7 @@ impl Nodes {
         if node == self.own || self.is_beating(node, now) {
             return Ok(true);
         }
-        // What is known may be old.
+        // The cached state may be outdated.
         self.learn(store, now).await?;
         Ok(self.is_beating(node, now))
     }
@@ -187,8 +189,9 @@ impl Nodes {
         now.saturating_since(peer.beat_seen_at) >= self.timeout
     }
 
-    /// Whether a node answers right now: it is asked, through the database, to beat. A node that died a moment ago still counts as alive, and
-    /// clients must not be sent to it. Brokers may not reach each other by network, so no request is made to it.
+    /// Whether a node answers right now: it is asked, through the database, to send a heartbeat. A node that has just
+    /// died still counts as alive, and clients must not be sent to it. The database is used because brokers may be unable
+    /// to reach each other by network.
     pub async fn answers(&self, store: &dyn Store, node: &str, now: Timestamp) -> Stored<bool> {
         if node == self.own {
             return Ok(true);
@@ -220,7 +223,7 @@ impl Nodes {
         self.known().peers.get(node).map(|peer| (peer.node.seen_at, peer.node.beats))
     }
 
-    /// Those that were silent for too long. None while the database isn't read: they may be beating.
+    /// Nodes without a heartbeat for the timeout. Empty while the database isn't read: they may be alive.
     pub fn dead(&self, now: Timestamp) -> Vec<String> {
         let known = self.known();
         if self.is_blind(&known, now) {
@@ -235,7 +238,7 @@ impl Nodes {
         PeerCounts { alive: known.peers.len() as u64 - dead, dead }
     }
 
-    /// How clients reach a sandbox of a node, without a slash at the end; of a node that nobody knows, as one of our own.
+    /// URL of a sandbox on a node, without a trailing slash. An unknown node is treated as this one.
     pub fn url_of(&self, node: &str, sandbox: &SandboxId) -> String {
         match self.known().peers.get(node) {
             Some(peer) => Origin::read(peer.node.url.clone()).url(sandbox),
@@ -247,7 +250,7 @@ impl Nodes {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether beats could have been missed since the database was last read.
+    /// Whether heartbeats could have been missed since the database was last read.
     fn is_blind(&self, known: &Known, now: Timestamp) -> bool {
         known.looked_at.is_none_or(|at| now.saturating_since(at) > self.timeout / 2)
     }

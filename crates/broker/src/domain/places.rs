@@ -1,4 +1,5 @@
-//! Places for those who watch events: each stream looks into the database twice a second, so nobody may take all that a broker has.
+//! Limits concurrent event streams: each stream queries the database twice a second, so one client must not use up a
+//! broker's capacity.
 
 use std::{
     collections::HashMap,
@@ -11,9 +12,10 @@ use super::model::Principal;
 
 /// Streams of one broker at once.
 const MAX_STREAMS: u32 = 1024;
-/// Of one principal, whatever keys and tokens it shows: a service that watches for many people, and still seven more like it.
+/// Streams of one principal, across all its keys and tokens: enough for a service that watches for many users, and for
+/// seven more such services.
 const MAX_STREAMS_OF_PRINCIPAL: u32 = 128;
-/// Of one session, whoever watches it.
+/// Streams of one session, across all principals.
 const MAX_STREAMS_OF_SESSION: u32 = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -33,13 +35,13 @@ impl Whose {
     }
 }
 
-/// How many are taken; what has none isn't kept.
+/// Number of streams per key; entries without any are removed.
 type Taken = Arc<Mutex<HashMap<Whose, u32>>>;
 
 #[derive(Default)]
 pub struct Places(Taken);
 
-/// Given back when dropped.
+/// Returned when dropped.
 pub struct Place {
     taken: Taken,
     whose: [Whose; 3],

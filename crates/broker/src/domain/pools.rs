@@ -1,4 +1,4 @@
-//! Pools: sandboxes of a template that run already and wait for whoever wants one.
+//! Pools: running standby sandboxes of a template that can be taken at once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,21 +20,21 @@ use super::{
 };
 use crate::store::{AddedKind, AddedMember, ChangedKind, PoolTaking};
 
-/// Pools a workspace may have.
+/// Maximum number of pools per workspace.
 const MAX_POOLS: u32 = 20;
-/// Sandboxes one pool may keep waiting: each is a running one.
+/// Maximum number of standby sandboxes per pool; each is a running one.
 pub const MAX_REPLICAS: u32 = 50;
-/// Under way at once for one pool: a start is a moment's work, and others want to start theirs.
+/// Concurrent starts per pool: a start is short, and other sandboxes need to start too.
 const STARTS_AT_ONCE: usize = 4;
-/// How often a pool is looked at by who waits for it.
+/// How often a client that waits for a pool checks it.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long the start of a member is waited for before it is left to itself.
+/// How long a member's start is awaited before it is left to continue in the background.
 const START_WAIT: Duration = Duration::from_secs(60);
-/// After a start that failed the next one waits for so long, and twice as long after each.
+/// Pause after a failed start; it doubles with each failure.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
-/// The longest a pool whose sandboxes don't start waits before it tries again: so soon it is filled when that is mended.
+/// Maximum pause between starts: once the cause is fixed, the pool is filled within this time.
 const RETRY_WITHIN: Duration = Duration::from_secs(600);
-/// Longest reason kept of a failure, in characters.
+/// Longest stored reason of a failure, in characters.
 const MAX_REASON_CHARS: usize = 500;
 
 /// The pool from which sandboxes of a template are taken, if there is one.
@@ -44,7 +44,7 @@ pub async fn taking(d: &Deployment, workspace: &str, template: &str) -> Result<O
     Ok(pools.into_iter().find(|p| p.template == template && p.replicas > 0).map(|p| PoolTaking { pool: p.id, alive_since }))
 }
 
-/// What is asked for a pool.
+/// Parameters of a new pool.
 pub struct PoolWish {
     pub name: String,
     pub template: String,
@@ -57,7 +57,7 @@ impl Kinds {
         sandboxes::check_name(&wish.name)?;
         check_replicas(wish.replicas)?;
         d.policy().check_provider(&asking.caller.subject(), d.provider.name())?;
-        // Whether its sandboxes can be made at all.
+        // Checks that its sandboxes can be created at all.
         making::resolve(d, asking.caller, &of_template(&wish.template)).await?;
         let pool = Pool {
             id: PoolId::new(),
@@ -95,7 +95,7 @@ impl Kinds {
         found.ok_or_else(|| not_found(name))
     }
 
-    /// How many of its sandboxes wait ready.
+    /// Number of its standby sandboxes that are ready.
     pub async fn waiting(&self, pool: &Pool) -> Result<u32, ApiError> {
         let d = &self.deployment;
         let mut ready = 0;
@@ -106,7 +106,7 @@ impl Kinds {
         Ok(ready)
     }
 
-    /// Returns when as many wait as are wanted, or it is known that they won't by then.
+    /// Returns when the pool is full, or when it is certain that it won't be in time.
     pub async fn wait_for_pool(self: &Arc<Self>, pool: &Pool, wait: Duration) -> Result<(), ApiError> {
         let d = &self.deployment;
         let until = d.now().plus(wait);
@@ -193,7 +193,7 @@ impl Kinds {
         Ok(())
     }
 
-    /// Ends what it doesn't want any more, and begins what it lacks. Every broker does this; each change is made once.
+    /// Ends surplus members and starts missing ones. Every broker does this; each change is made once.
     async fn keep_pool(self: &Arc<Self>, pool: &Pool) -> Result<(), ApiError> {
         let d = &self.deployment;
         let Some(_under_way) = self.begin(pool.id.as_str()) else { return Ok(()) };
@@ -206,14 +206,15 @@ impl Kinds {
             return Ok(());
         }
         let principal = Principal { workspace: pool.workspace.clone(), name: pool.owner.clone(), kind: pool.owner_kind };
-        // It shows no key and gets no token: only what its owner may make is asked.
+        // This caller presents no key and gets no token: it only serves to check what the owner may create.
         let owner = Caller::new(principal, KeyId::new());
         let recipe = match self.recipe_of(&pool, &owner).await {
             Ok(recipe) => recipe,
             Err(error) => {
                 let reason = Some(cut(&error.message));
                 self.note_trouble(&pool, PoolTrouble { reason, ..pool.trouble.clone() }).await?;
-                // Who may no longer make them keeps none waiting either; what only lacks something comes back.
+                // An owner that may no longer create such sandboxes keeps no standby ones either. Other errors may be
+                // temporary, so the members stay.
                 if error.code != ErrorCode::Forbidden {
                     return Err(error);
                 }
@@ -236,13 +237,13 @@ impl Kinds {
             self.end_member(member, "its pool no longer wants it").await?;
         }
         let Some(recipe) = recipe.filter(|r| r.node == d.node) else { return Ok(()) };
-        // What failed is tried with one.
+        // After a failure only one start is tried.
         let at_once = match pool.trouble.retry_at {
             Some(retry_at) if d.now() < retry_at => return Ok(()),
             Some(_) => 1,
             None => STARTS_AT_ONCE,
         };
-        // What came of those before is written down first.
+        // The outcome of earlier starts must be stored first.
         let Some(starting) = self.begin(&format!("{}/starting", pool.id)).map(Arc::new) else { return Ok(()) };
         let lacking = (pool.replicas as usize).saturating_sub(wanted.len()).min(at_once);
         for _ in 0..lacking {
@@ -264,7 +265,7 @@ impl Kinds {
                 let _starting = starting;
                 let trouble = match this.lifecycle.bring_up(&fresh.id, START_WAIT).await {
                     Ok(_) => PoolTrouble::default(),
-                    // It goes on by itself, or somebody ended it.
+                    // The start continues by itself, or the sandbox was ended.
                     Err(error) if matches!(error.code, ErrorCode::SandboxStarting | ErrorCode::SessionExpired) => return,
                     Err(error) => {
                         let failures = pool.trouble.failures.saturating_add(1);
@@ -280,7 +281,7 @@ impl Kinds {
         Ok(())
     }
 
-    /// What its sandboxes are made of, as far as its owner may make any. None where none are wanted.
+    /// The spec of the pool's sandboxes, as far as its owner may create them. `None` if no replicas are wanted.
     async fn recipe_of(&self, pool: &Pool, owner: &Caller) -> Result<Option<Recipe>, ApiError> {
         let d = &self.deployment;
         if pool.replicas == 0 {
@@ -301,7 +302,7 @@ impl Kinds {
         Ok(())
     }
 
-    /// Out of the pool first, so that nobody takes what is about to end.
+    /// Leaves the pool first, so that no request takes a sandbox that is about to end.
     pub async fn end_member(&self, member: &Sandbox, reason: &str) -> Result<(), ApiError> {
         let d = &self.deployment;
         if d.store.leave_pool(member).await.map_err(internal)? {

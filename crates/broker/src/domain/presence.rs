@@ -1,4 +1,4 @@
-//! Who uses which sandbox at the moment, so that the others are told when somebody comes.
+//! Tracks who currently uses which sandbox, so that participants are notified when another one joins.
 
 use std::{
     collections::HashMap,
@@ -15,20 +15,20 @@ use cobox_protocol::{
 
 use super::{deployment::Deployment, events::Event};
 
-/// Who hasn't used a sandbox for this long is new when they come again.
+/// A participant that hasn't used a sandbox for this long counts as new.
 const AWAY_AFTER: Duration = Duration::from_secs(300);
-/// People and agents remembered; past it all are forgotten, and told of again.
+/// Maximum number of tracked participants. Above it all are dropped, and announced again on their next use.
 const MAX_PRESENT: usize = 16 * 1024;
 
 #[derive(Default)]
 pub struct Presence {
     hasher: RandomState,
-    /// By the hash of who and where: this is asked with every request.
+    /// Keyed by the hash of participant and sandbox, because it is looked up with every request.
     last_seen: Mutex<HashMap<u64, Timestamp>>,
 }
 
 impl Presence {
-    /// Appends an event behind the request, where somebody is new.
+    /// Appends an event in the background if the participant is new.
     pub fn seen(&self, d: &Arc<Deployment>, sandbox: &SandboxId, who: &Passer) {
         let now = d.now();
         let key = self.hasher.hash_one((sandbox, &who.session, &who.principal, &who.actor));

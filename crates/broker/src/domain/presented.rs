@@ -1,4 +1,4 @@
-//! Tokens that are shown to the broker: what they say, once they are known to be good.
+//! Token verification: reads the claims of tokens that are presented to the broker, after verifying them.
 
 use cobox_protocol::{
     ApiError, CapabilitySet, Secret, Timestamp,
@@ -15,7 +15,7 @@ use super::{
 };
 
 impl Deployment {
-    /// What a token says, if it is good for this sandbox now.
+    /// The claims of a token, if it is valid for this sandbox now.
     pub async fn claims_of(&self, sandbox: &Sandbox, token: &Secret) -> Result<Claims, ApiError> {
         let now = self.now();
         let revoked = self.store.revocations(sandbox, now).await.map_err(internal)?;
@@ -48,7 +48,7 @@ impl Deployment {
         known.ok_or_else(|| refused(TokenError::UnknownKey)).map_err(|e| ApiError { message: "the token is unknown".to_owned(), ..e })
     }
 
-    /// Says of any token whether it counts, and what it allows; for operators.
+    /// Reports for any token whether it is valid and what it allows. For operators.
     pub async fn introspect(&self, caller: &Caller, token: &Secret) -> Result<Introspection, ApiError> {
         access::must_be_operator(&caller.principal, "look into tokens")?;
         let aud = match TokenFormat::of(token) {
@@ -67,7 +67,7 @@ impl Deployment {
         }
     }
 
-    /// How long a token may still be issued for: until the session's hard end, or the sandbox's where it has none.
+    /// Maximum remaining lifetime of a new token: until the session's hard end, or the sandbox's if there is no session.
     pub fn left(&self, sandbox: &Sandbox, session: Option<&super::model::Session>, now: Timestamp) -> std::time::Duration {
         let base = session.map_or(std::time::Duration::ZERO, |s| s.active_base);
         self.lifetimes(sandbox).hard_ttl.saturating_sub(sandbox.active_until(now).saturating_sub(base))

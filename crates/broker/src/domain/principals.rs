@@ -1,4 +1,4 @@
-//! Principals: who there is, shutting somebody out with all they hold, and letting them in again.
+//! Principals: lists them, disables one with all its credentials, and enables it again.
 
 use cobox_protocol::{ApiError, ErrorCode, RequestId, key::PrincipalInfo};
 
@@ -14,7 +14,7 @@ use crate::store::{DisabledPrincipal, PageWish};
 const MANAGE: &str = "manage principals";
 
 impl Keys {
-    /// Those of one workspace, by name.
+    /// The principals of one workspace, by name.
     pub async fn principals(&self, caller: &Caller, workspace: Option<&str>, page: &PageWish) -> Result<Vec<PrincipalInfo>, ApiError> {
         access::must_be_operator(&caller.principal, MANAGE)?;
         let d = &self.deployment;
@@ -23,14 +23,15 @@ impl Keys {
         Ok(found.into_iter().map(info).collect())
     }
 
-    /// Ends every key, identity and token of a principal. Durable when it returns, and every running sandbox of the workspace
-    /// has been told or will be again. What it made stays, for others and until its lease ends.
+    /// Ends every key, identity and token of a principal. Durable when it returns. Every running sandbox of the workspace
+    /// was notified, or the push is retried. Sandboxes that the principal created stay available to others until their
+    /// lease ends.
     pub async fn disable(&self, caller: &Caller, workspace: Option<&str>, name: &str, request_id: &RequestId) -> Result<(), ApiError> {
         access::must_be_operator(&caller.principal, MANAGE)?;
         let d = &self.deployment;
         let workspace = workspace.unwrap_or(&caller.principal.workspace);
         if (workspace, name) == (caller.principal.workspace.as_str(), caller.principal.name.as_str()) {
-            // The one mistake that whoever made it can't undo.
+            // An operator could not undo this alone.
             return Err(ApiError::new(ErrorCode::Forbidden, "that is yourself: another operator can disable you"));
         }
         let audit = AuditRecord::new(d.now(), workspace, "principal.disabled").by(caller, request_id).detail(name);
@@ -52,7 +53,7 @@ impl Keys {
         if !d.store.enable_principal(workspace, name, &audit).await.map_err(internal)? {
             return Err(not_found(workspace, name));
         }
-        // What it may hold from now on must not meet an old revocation.
+        // Credentials issued from now on must not match an old revocation.
         self.lifecycle.tell_workspace(workspace).await;
         Ok(())
     }

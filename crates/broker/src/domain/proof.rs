@@ -1,4 +1,5 @@
-//! What an operator needs to see that the audit is whole: where each chain of records ends, and every link of it.
+//! The audit chain, for operators who verify that the audit is complete: the end of each chain of records, and every link
+//! of it.
 
 use cobox_protocol::{
     ApiError, RequestId,
@@ -12,7 +13,7 @@ use crate::{
 };
 
 impl Sandboxes {
-    /// Durable when they are told, like everything before them: somebody keeps them to compare with later.
+    /// The heads, and everything before them, are durable when returned: an operator stores them to compare with later.
     pub async fn audit_heads(&self, caller: &Caller, request_id: &RequestId) -> Result<Vec<AuditHead>, ApiError> {
         access::must_be_operator(&caller.principal, "read the audit")?;
         let d = &self.deployment;
@@ -30,7 +31,7 @@ impl Sandboxes {
         Ok(heads.into_iter().map(head).collect())
     }
 
-    /// Of another workspace's records only the hashes.
+    /// For records of other workspaces, only the hashes.
     pub async fn audit_links(&self, caller: &Caller, writer: &str, after: u64, limit: u32) -> Result<Vec<AuditLink>, ApiError> {
         access::must_be_operator(&caller.principal, "read the audit")?;
         let links = self.deployment.store.audit_links(writer, after, limit).await.map_err(internal)?;

@@ -1,6 +1,7 @@
-//! Sandboxes, snapshots and volumes that the provider has and no record knows. A record is written before its files are made, so files
-//! without a record mean that an older database was restored, or that they came from elsewhere. Processes are ended and files are kept:
-//! until the database that knows them comes back, or until their time in quarantine is over.
+//! Quarantine for sandboxes, snapshots and volumes that the provider has without a record in the store. A record is
+//! written before its files are created, so files without a record mean that an older database was restored, or that they
+//! came from elsewhere. Processes are ended and files are kept: until the database that has their records comes back, or
+//! until their time in quarantine is over.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,10 +27,10 @@ use crate::{
 
 /// In the data directory: it must not be in the database, which may be replaced by an older one.
 const FILE: &str = "quarantine.json";
-/// How often the list is compared with what the provider has.
+/// How often the list is compared with the provider's files.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// What can be in quarantine. In JSON the id is in a field that is named by its kind.
+/// An item that can be in quarantine. In JSON the id is in a field named after its kind.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Item {
     #[serde(rename = "sandbox_id")]
@@ -64,7 +65,7 @@ impl fmt::Display for Item {
     }
 }
 
-/// How many there are in quarantine.
+/// Number of items in quarantine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QuarantinedCounts {
     pub sandboxes: usize,
@@ -80,7 +81,7 @@ pub struct Quarantined {
     pub since: Timestamp,
     /// When its files are removed, if a broker runs until then.
     pub until: Timestamp,
-    /// For how long a broker ran beside it, which is what counts.
+    /// Time in quarantine during which a broker ran; only this time counts.
     #[serde(default)]
     counted_seconds: u64,
     #[serde(default)]
@@ -92,7 +93,7 @@ impl Quarantined {
         Self { item, since: now, until: now.plus(keep), counted_seconds: 0, counted_until: Some(now) }
     }
 
-    /// Counts the time since this was last done, but no more than `max_gap` of it.
+    /// Adds the time since the last call, at most `max_gap` of it.
     fn count(&mut self, now: Timestamp, max_gap: Duration, keep: Duration) {
         let gap = self.counted_until.map_or(Duration::ZERO, |at| now.saturating_since(at));
         self.counted_seconds += gap.min(max_gap).as_secs();
@@ -101,7 +102,7 @@ impl Quarantined {
     }
 }
 
-/// What is in quarantine, in a file of the data directory.
+/// The list of quarantined items, in a file of the data directory.
 pub struct Quarantine {
     path: PathBuf,
     keep: Duration,
@@ -109,7 +110,7 @@ pub struct Quarantine {
     looked_at: Mutex<Option<Timestamp>>,
 }
 
-/// What a data directory has in quarantine, for a reader that is not its broker.
+/// Reads the quarantine list of a data directory, for a process that is not its broker.
 pub fn read(data_dir: &Path) -> io::Result<Vec<Quarantined>> {
     match std::fs::read(data_dir.join(FILE)) {
         Ok(text) => Ok(serde_json::from_slice(&text)?),
@@ -121,7 +122,7 @@ pub fn read(data_dir: &Path) -> io::Result<Vec<Quarantined>> {
 impl Quarantine {
     pub fn open(data_dir: &Path, keep: Duration) -> Self {
         let listed = read(data_dir).unwrap_or_else(|error| {
-            // Everything in it begins its time again, which loses nothing.
+            // All items begin their time again, which loses nothing.
             tracing::error!(%error, "{FILE} can't be read; what is in quarantine is kept for their whole time again");
             Vec::new()
         });
@@ -144,7 +145,7 @@ impl Quarantine {
         self.listed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the list; an item that is in it already keeps its time. Returns those that are new, and those that left it.
+    /// Replaces the list; an item that is already in it keeps its time. Returns the new items and those that left.
     fn set(&self, unknown: &HashSet<Item>, now: Timestamp) -> (Vec<Quarantined>, Vec<Item>) {
         let mut listed = self.listed();
         let before: HashMap<Item, Quarantined> = listed.drain(..).map(|q| (q.item.clone(), q)).collect();
@@ -171,7 +172,7 @@ impl Quarantine {
     fn save(&self, listed: &[Quarantined]) {
         let saved = serde_json::to_vec_pretty(listed).map_err(io::Error::from).and_then(|text| write_whole(&self.path, &text));
         if let Err(error) = saved {
-            // Without the file they would begin their time again at the next start, which loses nothing.
+            // Without the file the items begin their time again at the next start, which loses nothing.
             tracing::error!(%error, "{FILE} could not be written");
         }
     }
@@ -186,7 +187,7 @@ impl Quarantine {
         self.listed().iter().filter(|q| q.counted_seconds >= self.keep.as_secs()).cloned().collect()
     }
 
-    /// Counts the time for which a broker ran beside what is listed.
+    /// Adds the time for which a broker ran to the listed items.
     pub fn count(&self, now: Timestamp, counting: Counting) {
         let mut listed = self.listed();
         let is_due = |q: &Quarantined| q.counted_until.is_none_or(|at| at.is_due(counting.every, now));
@@ -196,7 +197,7 @@ impl Quarantine {
         }
     }
 
-    /// Whether it is time to look at them again; if so it counts as done now.
+    /// Whether the list is due for a check; if so, marks it as checked now.
     fn is_due(&self, now: Timestamp) -> bool {
         let mut looked_at = self.looked_at.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = looked_at.is_none_or(|at| at.is_due(LOOK_EVERY, now));
@@ -207,8 +208,8 @@ impl Quarantine {
     }
 }
 
-/// At start: puts what no record knows into quarantine, and takes out what is known again. `sandboxes` are those that no record knows, and
-/// whether they run. Returns how many items are new.
+/// At start: quarantines everything without a record, and releases what has a record again. `sandboxes` are those without
+/// a record, and whether they run. Returns the number of new items.
 pub async fn quarantine_unknown(d: &Deployment, sandboxes: &HashMap<SandboxId, bool>) -> Result<usize, ApiError> {
     let unreachable = |e: ProviderError| ApiError::new(e.code(), format!("the provider can't say what it has: {e}"));
     let mut unknown: HashSet<Item> = sandboxes.keys().cloned().map(Item::Sandbox).collect();
@@ -243,7 +244,7 @@ pub async fn quarantine_unknown(d: &Deployment, sandboxes: &HashMap<SandboxId, b
     Ok(added.len())
 }
 
-/// Removes what was in quarantine for long enough, unless a record knows it by now.
+/// Removes items whose time in quarantine is over, unless a record has appeared.
 pub async fn tick(d: &Deployment, now: Timestamp) {
     if !d.quarantine.is_due(now) {
         return;

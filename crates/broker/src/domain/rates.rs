@@ -1,5 +1,5 @@
-//! How often somebody may ask: a bucket that fills with time and pays for each request, for every principal, and one for every address
-//! that requests without a good credential come from.
+//! Rate limits: a token bucket for every principal, and one for every address that sends requests without a valid
+//! credential.
 
 use std::{
     collections::HashMap,
@@ -16,13 +16,13 @@ use cobox_protocol::{ApiError, ErrorCode, Timestamp};
 use super::model::Principal;
 use crate::config::RateLimits;
 
-/// Buckets kept of each kind; each takes some hundred bytes. Those that are full again are forgotten first.
+/// Maximum number of buckets of each kind; each takes some hundred bytes. Full ones are dropped first.
 const MAX_BUCKETS: usize = 16_384;
-/// A request's price: buckets count in thousandths, so that less than one a second can be said.
+/// Cost of a request: buckets count in thousandths, so that rates below one per second can be expressed.
 const PRICE: u64 = 1000;
 
-/// What is asked for. Keeping and ending what one has is paid for apart, so that who asks too much elsewhere neither loses its
-/// sandboxes nor has to keep them.
+/// Kind of request. Keeping and ending sandboxes has its own bucket, so that a client that exceeds the other limit
+/// neither loses its sandboxes nor is forced to keep them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
     /// Refresh, heartbeat, and everything that ends something.
@@ -32,7 +32,7 @@ pub enum Class {
 
 #[derive(Clone, Copy)]
 struct Limit {
-    /// Thousandths of a request a second.
+    /// Thousandths of a request per second.
     rate: u64,
     burst: u64,
 }
@@ -46,7 +46,7 @@ struct Bucket {
 struct Buckets<Key> {
     limit: Option<Limit>,
     of: Mutex<HashMap<Key, Bucket>>,
-    /// In which second full ones were last looked for.
+    /// The second in which full buckets were last removed.
     swept_at: AtomicI64,
 }
 
@@ -61,7 +61,7 @@ impl Limit {
         Bucket { left: bucket.left.saturating_add(self.rate.saturating_mul(seconds)).min(self.burst), at: now }
     }
 
-    /// Whole seconds until there is enough for one request.
+    /// Whole seconds until one request is allowed.
     fn wait(&self, bucket: &Bucket) -> u32 {
         u32::try_from(PRICE.saturating_sub(bucket.left).div_ceil(self.rate.max(1))).unwrap_or(u32::MAX).max(1)
     }
@@ -72,23 +72,24 @@ impl<Key: Eq + Hash + Clone> Buckets<Key> {
         Self { limit, of: Mutex::default(), swept_at: AtomicI64::new(i64::MIN) }
     }
 
-    /// Pays for one request, or says how many seconds to wait.
+    /// Charges one request, or returns the seconds to wait.
     fn take(&self, key: &Key, now: i64) -> Result<(), u32> {
         let Some(limit) = self.limit else { return Ok(()) };
         let mut of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bucket = of.get(key).map_or_else(|| limit.full(now), |bucket| limit.filled(bucket, now));
         if bucket.left < PRICE {
-            // It fills from the time it has here, also when the clock was set back.
+            // The bucket fills from its new time on, also when the clock was set back.
             of.entry(key.clone()).and_modify(|known| *known = bucket);
             return Err(limit.wait(&bucket));
         }
         bucket.left -= PRICE;
         if of.len() >= MAX_BUCKETS && !of.contains_key(key) {
-            // Within one second none fills up: a flood from ever new addresses must not cost a look at all of them each time.
+            // No bucket fills up within one second: a flood from constantly new addresses must not cause a scan of all
+            // buckets each time.
             if self.swept_at.swap(now, Relaxed) != now {
                 of.retain(|_, other| limit.filled(other, now).left < limit.burst);
             }
-            // All of them in use: one is let go, whose owner then has a full one again. Memory is worth more.
+            // All buckets are in use: one is dropped, and its owner gets a full one. Bounded memory is more important.
             if of.len() >= MAX_BUCKETS
                 && let Some(some) = of.keys().next().cloned()
             {
@@ -100,7 +101,7 @@ impl<Key: Eq + Hash + Clone> Buckets<Key> {
     }
 }
 
-/// Counts a request of somebody against what they may ask, for credentials that are known only on the way.
+/// Charges a request to a principal's limit, for credentials that are only identified during processing.
 pub type Pay<'a> = &'a (dyn Fn(&Principal) -> Result<(), ApiError> + Sync);
 
 pub struct Rates {
@@ -110,7 +111,8 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Failures are told apart from the rest: how many are allowed depends on where the broker stands.
+    /// Failures have a separate parameter: their default depends on whether the broker is behind a proxy, where all
+    /// clients share one address.
     pub fn new(limits: &RateLimits, failures_per_minute: u32) -> Self {
         let per_second = |rate: u32, burst: u32| {
             (rate > 0).then_some(Limit { rate: u64::from(rate) * PRICE, burst: u64::from(burst.max(rate)) * PRICE })
@@ -126,7 +128,7 @@ impl Rates {
         }
     }
 
-    /// A request of somebody we know.
+    /// Charges a request of an authenticated principal.
     pub fn ask(&self, principal: &Principal, class: Class, now: Timestamp) -> Result<(), ApiError> {
         let buckets = match class {
             Class::Upkeep => &self.upkeep,
@@ -139,14 +141,15 @@ impl Rates {
         buckets.take(&whose, now.unix()).map_err(|wait| limited(format!("{} asks too often", principal.name), wait))
     }
 
-    /// Counts a request without a good credential; refuses when too many came from this address. Only such requests are ever limited by
-    /// their address: a good credential is accepted however many bad ones come from beside it.
+    /// Counts a request without a valid credential, and refuses it when too many came from this address. Only such
+    /// requests are limited by address: a valid credential is accepted no matter how many invalid ones come from the same
+    /// address.
     pub fn failed(&self, from: ClientAddress, now: Timestamp) -> Result<(), ApiError> {
         let refused = |wait| limited("too many requests from this address had no good credential".to_owned(), wait);
         self.failures.take(&from, now.unix()).map_err(refused)
     }
 
-    /// Forgets addresses that have behaved for long enough; called now and then.
+    /// Drops addresses whose bucket is full again; called in intervals.
     pub fn tidy(&self, now: Timestamp) {
         let Some(limit) = self.failures.limit else { return };
         let mut of = self.failures.of.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! Looks at the sandboxes of this node again and again: leases, hard ends, disks, things left unfinished; and at what dead nodes
-//! left behind.
+//! The reaper: periodically checks the sandboxes of this node for leases, hard ends, disk limits and unfinished
+//! operations, and cleans up after dead nodes.
 
 use std::{
     collections::HashMap,
@@ -28,26 +28,26 @@ use crate::{
     store::{Counting, DueBy, Ending, Horizon, Stored},
 };
 
-/// How often boxd is asked for its open streams; always before a sandbox is called idle or suspended.
+/// How often boxd is asked for its open streams; it is always asked before a sandbox becomes idle or suspended.
 const ASK_EVERY: Duration = Duration::from_secs(60);
-/// How often a soft disk limit is compared with what is used: counting can mean walking the files.
+/// How often a soft disk limit is compared with the usage: counting may mean walking the files.
 const MEASURE_DISK_EVERY: Duration = Duration::from_secs(2);
-/// How often filesystems are looked at that may have failed.
+/// How often filesystems are checked for failures.
 const LOOK_FOR_FAILED_EVERY: Duration = Duration::from_secs(2);
-/// How often a sandbox in use is asked for the lines of its audit, of which it keeps a few thousand.
+/// How often a sandbox in use is asked for its audit claims, of which it keeps a few thousand.
 const COLLECT_EVERY: Duration = Duration::from_secs(2);
-/// How often a provider that failed is asked again to finish something.
+/// How often an operation that failed at the provider is retried.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
-/// A lease that moved by less isn't worth a message.
+/// A lease that moved by less than this isn't pushed.
 const TELL_LEASE_STEP: Duration = Duration::from_secs(60);
-/// A sandbox hears from its broker at least this often: well within the shortest sensible lease.
+/// A sandbox receives a push at least this often: well within the shortest sensible lease.
 const TELL_EVERY: Duration = Duration::from_secs(300);
-/// Writers go on when this much of the disk allowance, in percent, is used: a little below full, so it doesn't flap.
+/// Writers continue when usage is down to this percentage of the disk limit: a little below full, to avoid flapping.
 const DISK_CLEAR_PERCENT: u64 = 95;
-/// What a stopped writer may still have under way between two measurements.
+/// What a stopped writer may still write between two measurements.
 const FULL_DISK_GROWTH_BYTES: u64 = 64 << 20;
 const PRUNE_EVERY: Duration = Duration::from_secs(3600);
-/// Ended sessions are explained (`410`) for this long, then unknown (`404`).
+/// Ended sessions are answered with an explanation (`410`) for this long, then as unknown (`404`).
 const ENDED_KEEP: Duration = Duration::from_secs(30 * 24 * 3600);
 
 pub struct Reaper {
@@ -60,13 +60,13 @@ pub struct Reaper {
     looked_for_failed: Mutex<Option<Timestamp>>,
 }
 
-/// When what was last done about one sandbox.
+/// When each periodic check of one sandbox last ran.
 #[derive(Clone, Copy, Default)]
 struct Seen {
     asked: Option<Timestamp>,
     requests: Option<u64>,
     measured: Option<Timestamp>,
-    /// What its files took then.
+    /// Disk usage at the last measurement.
     used: Option<DiskUsage>,
     tried: Option<Timestamp>,
     collected: Option<Timestamp>,
@@ -85,7 +85,7 @@ impl Reaper {
         }
     }
 
-    /// One look at everything. Failures are logged and met again at the next.
+    /// One pass over everything. Failures are logged and retried in the next pass.
     pub async fn tick(&self) {
         let d = &self.lifecycle.deployment;
         let now = d.now();
@@ -147,7 +147,7 @@ impl Reaper {
         Ok(())
     }
 
-    /// What is due of a dead node's sandboxes. Every broker does this; each change is made once.
+    /// Applies what is due to a dead node's sandboxes. Every broker does this; each change is made once.
     async fn look_after_orphans(&self, node: &str) {
         let orphans = match self.lifecycle.deployment.store.sandboxes_due(node, DueBy::NOTHING).await {
             Ok(orphans) => orphans,
@@ -192,7 +192,7 @@ impl Reaper {
         }
         let silence = |s: &Sandbox| now.saturating_since(lifecycle.last_use(s));
         if sandbox.pool.is_some() && silence(sandbox) >= idle_timeout / 2 {
-            // It waits, and is to be found as it is.
+            // A standby sandbox must keep running until it is taken.
             lifecycle.activity.sandbox_used(&sandbox.id, now);
         }
         let is_silent = silence(sandbox) >= idle_timeout;
@@ -200,7 +200,7 @@ impl Reaper {
             && self.is_in_use(sandbox).await
         {
             lifecycle.activity.sandbox_used(&sandbox.id, now);
-            // Not a request that passed the gateway, so boxd's count must not be compared with it.
+            // This was not a request through the gateway, so boxd's count must not be compared with it.
             lifecycle.activity.take_forwarded(&sandbox.id);
         }
         if silence(sandbox) >= lease {
@@ -210,11 +210,11 @@ impl Reaper {
         if sandbox.state == State::Active && silence(sandbox) >= idle_timeout {
             let idle = Sandbox { state: State::Idle, ..sandbox.clone() };
             let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.idle", "no activity");
-            // Somebody else's change wins; the next tick looks again.
+            // A concurrent change wins; the next tick checks again.
             d.store.replace_sandbox(sandbox, &idle, Some(&audit)).await.map_err(internal)?;
         }
         if sandbox.state == State::Idle && silence(sandbox) < idle_timeout {
-            // It became idle in the very moment in which its use was written down.
+            // It became idle while its use was being recorded.
             let active = Sandbox { state: State::Active, last_active_at: lifecycle.last_use(sandbox), ..sandbox.clone() };
             d.store.replace_sandbox(sandbox, &active, None).await.map_err(internal)?;
         }
@@ -222,8 +222,8 @@ impl Reaper {
         self.tell_if_due(sandbox, now).await
     }
 
-    /// Purges deleted sandboxes before they expire, oldest first, while the host's disk has less than its reserve: at that point no sandbox
-    /// of the node can write.
+    /// Purges deleted sandboxes before they expire, oldest first, while the host's disk has less than its reserve: at
+    /// that point no sandbox of the node can write.
     async fn purge_for_room(&self, sandboxes: &[Sandbox], now: Timestamp) {
         let is_kept = |s: &&Sandbox| s.intent.is_none() && s.restore_until.is_some_and(|until| until > now);
         let mut kept: Vec<&Sandbox> = sandboxes.iter().filter(is_kept).collect();
@@ -242,12 +242,13 @@ impl Reaper {
         }
     }
 
-    /// Of all that run, each in a task: one that takes its time over its own takes nobody else's.
+    /// Collects from all running sandboxes, each in its own task, so that a slow one doesn't delay the others.
     async fn collect_claims(&self, sandboxes: &[Sandbox], now: Timestamp) {
         let (lifecycle, background) = (&self.lifecycle, &self.lifecycle.deployment.background);
         let mut collecting = JoinSet::new();
         for sandbox in sandboxes.iter().filter(|s| s.is_running() && s.intent.is_none()) {
-            // Without traffic there is nothing new, but for a stream that goes on or a client that came another way.
+            // Without gateway traffic only a long-running stream, or a client that bypasses the gateway, can produce
+            // claims.
             let silence = now.saturating_since(lifecycle.last_use(sandbox));
             let every = if silence <= 2 * COLLECT_EVERY { COLLECT_EVERY } else { ASK_EVERY };
             if !self.is_time(&sandbox.id, |s| &mut s.collected, every, now) {
@@ -259,12 +260,12 @@ impl Reaper {
         while collecting.join_next().await.is_some() {}
     }
 
-    /// Ends sessions past their hard end, then suspends the sandbox, or ends it where the policy says so. Returns whether the sandbox
-    /// needs no further attention in this round.
+    /// Ends sessions past their hard end, then suspends the sandbox, or ends it if the policy requires that. Returns
+    /// whether the sandbox needs no further attention in this round.
     async fn end_overdue(&self, sandbox: &Sandbox, now: Timestamp) -> Result<bool, ApiError> {
         let (lifecycle, d) = (&self.lifecycle, &self.lifecycle.deployment);
         if sandbox.pool.is_some() {
-            // Somebody may have taken it since it was read; then it has all its time.
+            // If a request took it in the meantime, it has its full time.
             self.kinds.end_member(sandbox, HARD_END).await?;
             return Ok(true);
         }
@@ -287,7 +288,7 @@ impl Reaper {
         if is_deleted {
             if !had_sessions {
                 let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.ended", HARD_END);
-                // A session that was bound to it in this moment keeps it.
+                // A session that was bound to it in the meantime keeps it.
                 if d.store
                     .end_unbound_sandbox(&sandbox.id, &d.restorable_ending(sandbox, HARD_END, audit))
                     .await
@@ -300,18 +301,18 @@ impl Reaper {
             return Ok(true);
         }
         lifecycle.suspend(&sandbox.id, HARD_END, |_| true).await?;
-        // Its next time begins when it is used again.
+        // Its next period begins with its next use.
         d.store.renew_sandbox(&sandbox.id).await.map_err(internal)?;
         Ok(true)
     }
 
-    /// Whether boxd has open streams, or answered more requests than passed through here.
+    /// Whether boxd has open streams, or has answered more requests than were forwarded from here.
     async fn is_in_use(&self, sandbox: &Sandbox) -> bool {
         let forwarded = self.lifecycle.activity.take_forwarded(&sandbox.id);
         let status = match control::fetch_status(&*self.lifecycle.deployment.provider, &sandbox.id).await {
             Ok(status) => status,
             Err(error) => {
-                // Whether it died is the watcher's to find out; silence is no activity.
+                // The watcher detects whether boxd died; no answer means no activity.
                 tracing::debug!(sandbox = %sandbox.id, %error, "boxd did not say how it is");
                 return false;
             }
@@ -322,8 +323,8 @@ impl Reaper {
         status.open_streams > 0 || unseen
     }
 
-    /// Past its allowance a sandbox's writers are stopped; one that goes on filling the disk all the same is suspended, which
-    /// nothing inside can prevent and which gives back files that are open and no longer named.
+    /// Above its disk limit a sandbox's writers are stopped. One that still fills the disk is suspended: nothing inside
+    /// can prevent that, and it frees files that are open but deleted.
     async fn measure_disk(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
         if !self.is_time(&sandbox.id, |s| &mut s.measured, MEASURE_DISK_EVERY, now) {
             return Ok(());
@@ -349,7 +350,8 @@ impl Reaper {
         Ok(())
     }
 
-    /// Suspends what runs on a filesystem that takes no more writes: its next start checks the filesystem and mounts it again.
+    /// Suspends sandboxes on a filesystem that takes no more writes: the next start checks the filesystem and mounts it
+    /// again.
     async fn suspend_failed(&self, sandboxes: &[Sandbox], now: Timestamp) {
         const REASON: &str = "its filesystem failed, because the host's disk was full or broken; the next start checks it";
         {
@@ -387,7 +389,7 @@ impl Reaper {
     }
 
     async fn look_at_suspended(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
-        // Its next boxd counts anew.
+        // The next boxd process starts counting from zero.
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).entry(sandbox.id.clone()).or_default().requests = None;
         let keep = self.lifecycle.deployment.keep_suspended(sandbox);
         if sandbox.kept_for(now) < keep {
@@ -423,7 +425,7 @@ impl Reaper {
         }
     }
 
-    /// Whether something is due again; if so it counts as done now.
+    /// Whether a periodic check is due; if so, marks it as done now.
     fn is_time(&self, id: &SandboxId, of: impl Fn(&mut Seen) -> &mut Option<Timestamp>, every: Duration, now: Timestamp) -> bool {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let last = of(seen.entry(id.clone()).or_default());
@@ -434,7 +436,7 @@ impl Reaper {
         is_due
     }
 
-    /// Suspends everything that runs here, as a broker does that is told to stop for good.
+    /// Suspends everything that runs here, for a broker that is shut down permanently.
     pub async fn suspend_all(&self) -> Result<Vec<SandboxId>, ApiError> {
         let d = &self.lifecycle.deployment;
         let sandboxes = d.store.sandboxes_of_node(&d.node).await.map_err(internal)?;

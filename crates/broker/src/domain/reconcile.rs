@@ -1,4 +1,4 @@
-//! At start: what the store says is compared with what the provider has, and made the same again.
+//! Reconciles the store with the provider at start.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,8 +16,8 @@ use super::{
     quarantine::quarantine_unknown,
 };
 
-/// Returns when no sandbox is left that could get traffic without the state it missed. Starts go on behind it.
-/// Answers with how many items are new in quarantine.
+/// Returns when no sandbox can receive traffic without the state it missed. Starts continue in the background. Returns
+/// the number of items that are new in quarantine.
 pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<usize, ApiError> {
     let d = &lifecycle.deployment;
     let unreachable = |e: cobox_provider::ProviderError| ApiError::new(e.code(), format!("the provider can't say what it has: {e}"));
@@ -38,15 +38,15 @@ pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<usize, ApiError> {
     Ok(quarantined)
 }
 
-/// `is_running` is `None` when the provider has nothing of it.
+/// `is_running` is `None` when the provider doesn't have the sandbox.
 async fn reconcile_one(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox, is_running: Option<bool>) -> Result<(), ApiError> {
     match (sandbox.intent, sandbox.state, is_running) {
-        // A client may be asking for it again this moment.
+        // A client may be requesting it again at this moment.
         (Some(Intent::Create), ..) | (Some(Intent::Destroy | Intent::Suspend), ..) => {
             lifecycle.finish_intent(sandbox).await;
             Ok(())
         }
-        // Deleted, and its files are gone before their time.
+        // A deleted sandbox whose files are gone before their time.
         (None, State::Terminated, None) => {
             let audit = AuditRecord::of_sandbox(lifecycle.deployment.now(), sandbox, "sandbox.purged", "its files were gone");
             lifecycle.purge(sandbox, &audit).await
@@ -75,7 +75,7 @@ async fn reconcile_one(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox, is_running
     }
 }
 
-/// One that can't be told what it missed must not serve anybody.
+/// A sandbox that can't be sent the state it missed must not serve clients.
 async fn adopt(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox) -> Result<(), ApiError> {
     if let Err(error) = lifecycle.adopt(&sandbox.id).await {
         tracing::warn!(sandbox = %sandbox.id, %error, "a running sandbox could not be adopted and is suspended");
@@ -84,7 +84,7 @@ async fn adopt(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox) -> Result<(), ApiE
     Ok(())
 }
 
-/// Its files are gone: pretending to resume it would hand out an empty one.
+/// Its files are gone: resuming it would give clients an empty sandbox.
 async fn lose(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox) -> Result<(), ApiError> {
     const REASON: &str = "the provider no longer has its files";
     let d = &lifecycle.deployment;

@@ -1,4 +1,4 @@
-//! Going on with a session: a fresh token, or a longer lease.
+//! Renews a session: issues a fresh token, or extends the lease.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ use super::{
 };
 use crate::store::{Note, RetiredToken};
 
-/// How long a token that was replaced still counts: what is under way with it has this long to go over to the new one.
+/// How long a replaced token stays valid, so that requests in progress can switch to the new one.
 const ROTATION_GRACE: Duration = Duration::from_secs(30);
-/// When to try again where too many were replaced: some of those have expired by then.
+/// When to retry after too many tokens were replaced: some of those have expired by then.
 const RETIRE_AGAIN_SECONDS: u32 = 60;
 
 impl Sessions {
@@ -32,7 +32,7 @@ impl Sessions {
             (None, None) => TokenFormat::Jwt,
         };
         let (bound, entry) = self.living(asking.caller, id).await?;
-        // Before anything is woken for it.
+        // Before a sandbox is started for it.
         self.deployment.may_see(asking.caller, bound.session.thread()).await?;
         self.must_be(asking.caller, wish.sandbox_id.as_deref(), &bound.sandbox).await?;
         let shown = self.possession(asking, &bound, wish).await?;
@@ -42,7 +42,7 @@ impl Sessions {
         let mut caller = asking.caller.clone();
         let policy = self.deployment.policy();
         let capabilities = match &shown {
-            // Refreshing renews what one had, and as whom; it doesn't widen it.
+            // A refresh renews the token's capabilities and actor; it doesn't widen them.
             Some(claims) => {
                 caller.actor = claims.act.clone();
                 access::renew(&policy, &caller, claims.scope)?
@@ -61,7 +61,7 @@ impl Sessions {
         Ok(RefreshResponse { token: issued.token, expires_at: issued.draft.expires_at, refresh_before: issued.draft.refresh_before })
     }
 
-    /// What the token says that the caller shows, if it shows one: this session's and its own.
+    /// The claims of the presented token, if there is one. It must belong to this session and this caller.
     async fn possession(&self, asking: &Asking<'_>, bound: &Bound, wish: &RefreshRequest) -> Result<Option<Claims>, ApiError> {
         let Some(token) = &wish.current_token else { return Ok(None) };
         let claims = self.deployment.possession_of(&bound.sandbox, token).await?;
@@ -75,7 +75,8 @@ impl Sessions {
         Ok(Some(claims))
     }
 
-    /// The token that was shown ends a moment from now. The gateway refuses it by itself; boxd is told by the reaper.
+    /// Revokes the presented token after a short grace period. The gateway refuses it without further action; boxd is
+    /// notified by the reaper.
     async fn retire(&self, asking: &Asking<'_>, bound: &Bound, claims: Claims) -> Result<(), ApiError> {
         let d = &self.deployment;
         let mut audit = AuditRecord::new(d.now(), &bound.session.workspace, "token.retired")
@@ -99,14 +100,14 @@ impl Sessions {
         Err(ApiError { retry_after: Some(RETIRE_AGAIN_SECONDS), ..ApiError::new(ErrorCode::RateLimited, message) })
     }
 
-    /// Extends the lease, never a token. A suspended sandbox is started again, and not waited for longer than the caller wants.
+    /// Extends the lease, never a token. A suspended sandbox is started again, within the caller's wait.
     pub async fn heartbeat(&self, asking: &Asking<'_>, id: &SessionId) -> Result<HeartbeatResponse, ApiError> {
         let d = &self.deployment;
         let (bound, _) = self.living(asking.caller, id).await?;
         let now = d.now();
         d.store.note(&Note { sandboxes: vec![(bound.sandbox.id.clone(), now)], ..Note::default() }).await.map_err(internal)?;
         let state = match self.lifecycle.bring_up(&bound.sandbox.id, asking.wait).await {
-            // The note above ended its idleness.
+            // Recording the use above ended its idle state.
             Ok(sandbox) => {
                 if sandbox.state == State::Idle {
                     State::Active
@@ -114,7 +115,7 @@ impl Sessions {
                     sandbox.state
                 }
             }
-            // Its next beat comes anyway, and the lease is extended.
+            // The next heartbeat comes anyway, and the lease is extended.
             Err(e) if e.code == ErrorCode::SandboxStarting => bound.sandbox.state,
             Err(e) => return Err(e),
         };

@@ -1,5 +1,5 @@
-//! Taking back: tokens by what they have in common, a sandbox's key, or the sandbox itself. For operators, who answer for the
-//! whole deployment.
+//! Revocation: ends tokens that share a property, rotates a sandbox's key, or ends the sandbox itself. For operators, who
+//! manage the whole deployment.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,13 +28,14 @@ pub struct Revoking {
 }
 
 impl Revoking {
-    /// Durable when it returns, and the sandboxes concerned have been told or will be again. Whoever may get a new token still may.
+    /// Durable when it returns. The affected sandboxes were notified, or the push is retried. A principal that may get a
+    /// new token still may.
     pub async fn revoke(&self, caller: &Caller, wish: &RevokeRequest, request_id: &RequestId) -> Result<RevokeResponse, ApiError> {
         access::must_be_operator(&caller.principal, "revoke tokens")?;
         let d = &self.deployment;
         let now = d.now();
         let workspace = wish.workspace.clone().unwrap_or_else(|| caller.principal.workspace.clone());
-        // Another broker's clock may be ahead: what it issued a moment ago may say that it was issued a moment from now.
+        // Another broker's clock may be ahead: a token it has just issued may have an issue time in the future.
         let issued_by = now.unix() + if d.store.is_shared() { LEEWAY_SECONDS } else { 0 };
         let earlier = |of, value: &str| RevokedTokens::Earlier { of, value: value.to_owned(), issued_by };
         let (workspace, sandbox, tokens) = match named(wish)? {
@@ -49,7 +50,7 @@ impl Revoking {
                 (bound.session.workspace, Some(bound.sandbox.id), earlier(IssuedTo::Session, id.as_str()))
             }
             Named::Jti(jti) => {
-                // One whose record is gone is revoked all the same, where the caller says or is.
+                // A token whose record is gone is revoked in the workspace that the caller names or belongs to.
                 let found = d.store.workspace_of_token(&jti).await.map_err(internal)?;
                 (found.unwrap_or(workspace), None, RevokedTokens::Jti(jti))
             }
@@ -78,14 +79,15 @@ impl Revoking {
             None => {
                 let (lifecycle, workspace) = (self.lifecycle.clone(), wish.workspace);
                 let telling = d.background.spawn(async move { lifecycle.tell_workspace(&workspace).await });
-                // Past it they are told behind the answer; the gateway knows already.
+                // After this wait the pushes continue in the background; the gateway already refuses the tokens.
                 let _ = tokio::time::timeout(TELL_WAIT, telling).await;
             }
         }
         Ok(RevokeResponse { sequence: Some(sequence), revoked_at: now })
     }
 
-    /// The sandbox's next key. Tokens of the one before it are good until they expire, or end now with what is open by them.
+    /// Switches to the sandbox's next key. Tokens of the previous key stay valid until they expire, or end now together
+    /// with the connections that use them.
     pub async fn rotate(
         &self,
         caller: &Caller,
@@ -140,7 +142,7 @@ fn too_soon(until: Timestamp, now: Timestamp) -> ApiError {
 }
 
 enum Named<'a> {
-    /// A token's or a share's.
+    /// Id of a token or a share.
     Jti(String),
     Grant(KeyId),
     Session(&'a str),
@@ -148,7 +150,8 @@ enum Named<'a> {
     Sandbox(&'a str),
 }
 
-/// The one thing a request names. What it says is never repeated unless it is an id: it may be a secret in the wrong place.
+/// The one item that a request names. Its value is never repeated in a message unless it is an id: it may be a secret in
+/// the wrong field.
 fn named(wish: &RevokeRequest) -> Result<Named<'_>, ApiError> {
     let RevokeRequest { jti, grant, session, principal, sandbox, workspace } = wish;
     let given = [jti, grant, session, principal, sandbox].map(|f| f.as_deref());

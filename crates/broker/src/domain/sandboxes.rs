@@ -1,4 +1,4 @@
-//! Sandboxes themselves, with or without a session.
+//! Operations on sandboxes, with or without a session.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,9 +24,9 @@ use crate::{
     store::{AddedSandbox, ChangedSandbox, Counted, PageWish, QuotaReached, SandboxChange, Viewer},
 };
 
-/// Sandboxes that a refusal at the limit names: enough to choose one from.
+/// Number of sandboxes named in a quota error: enough to choose one to delete.
 const NAMED_AT_LIMIT: u32 = 3;
-/// Beside a caller's own, those the broker sets.
+/// A caller's own tags plus those the broker sets.
 const MAX_ALL_TAGS: usize = MAX_TAGS + 3;
 
 pub struct Sandboxes {
@@ -35,10 +35,10 @@ pub struct Sandboxes {
 }
 
 impl Sandboxes {
-    /// Makes a sandbox without a session, of a template, a snapshot, resources, variables and volumes where `wish` names them (see
-    /// [`making::resolve`]); takes one that waits in the template's pool where there is one. What can't be made is refused before anything
-    /// is written, with a message for the caller. Answers with a running sandbox, or with one that is still starting when that takes longer
-    /// than the caller waits: asking again would make another.
+    /// Creates a sandbox without a session, from a template, a snapshot, resources, variables and volumes as `wish` names
+    /// them (see [`making::resolve`]); takes a standby sandbox from the template's pool if there is one. What can't be
+    /// created is refused before anything is written, with a message for the caller. Returns a running sandbox, or one
+    /// that is still starting when that takes longer than the caller waits: a second request would create another one.
     pub async fn create(&self, asking: &Asking<'_>, wish: CreateSandbox) -> Result<SandboxInfo, ApiError> {
         let d = &self.deployment;
         let making = MakingWish::from(&wish);
@@ -73,7 +73,7 @@ impl Sandboxes {
         self.brought_up(sandbox, asking.wait, tags).await
     }
 
-    /// Answers with a sandbox that was made or taken a moment ago, or gives it up with the name it has.
+    /// Returns a sandbox that was just created or taken, or gives it up with its name if it can't start.
     async fn brought_up(&self, sandbox: Sandbox, wait: Duration, tags: Tags) -> Result<SandboxInfo, ApiError> {
         match self.lifecycle.bring_up_found(sandbox.clone(), wait).await {
             Ok(sandbox) => self.info(sandbox, tags).await,
@@ -85,7 +85,7 @@ impl Sandboxes {
         }
     }
 
-    /// One that could not be made must not come about later: whoever asked was told so, and asks for another.
+    /// A sandbox reported as failed must not appear later: the client will request another one.
     async fn give_up(&self, id: &SandboxId) -> Result<(), ApiError> {
         const REASON: &str = "it could not be made in time";
         let sandbox = self.lifecycle.load(id).await?;
@@ -108,7 +108,7 @@ impl Sandboxes {
         Ok(list)
     }
 
-    /// Changes what it is called and how it is kept; for its owner and operators.
+    /// Changes its name, tags, access and lifetimes. For its owner and operators.
     pub async fn patch(&self, asking: &Asking<'_>, id_or_name: &str, wish: PatchSandbox) -> Result<SandboxInfo, ApiError> {
         let d = &self.deployment;
         let sandbox = find(d, asking.caller, id_or_name).await?;
@@ -135,7 +135,7 @@ impl Sandboxes {
         match d.store.change_sandbox(&sandbox.id, &change, &told).await.map_err(internal)? {
             ChangedSandbox::Changed(changed) => {
                 if changed.generation != sandbox.generation {
-                    // Its tokens have ended; what is open by them does when it knows.
+                    // Its tokens are revoked; connections that use them end once the sandbox is notified.
                     self.lifecycle.tell_soon(&changed.id, TELL_WAIT).await;
                 }
                 self.info_with_tags(*changed).await
@@ -154,7 +154,8 @@ impl Sandboxes {
         self.info_with_tags(sandbox).await
     }
 
-    /// Ends it and every session that uses it. It can be restored for a while, unless the caller wants it gone for good.
+    /// Ends it and every session that uses it. It can be restored for a while, unless the caller requests a permanent
+    /// deletion.
     pub async fn delete(&self, caller: &Caller, id_or_name: &str, is_permanent: bool, request_id: &RequestId) -> Result<(), ApiError> {
         let sandbox = match find(&self.deployment, caller, id_or_name).await {
             Err(e) if e.code == ErrorCode::SandboxNotFound && is_permanent => return self.purge(caller, id_or_name, request_id).await,
@@ -163,7 +164,7 @@ impl Sandboxes {
         access::may_end(&caller.principal, &sandbox)?;
         let audit = AuditRecord::of_sandbox(self.deployment.now(), &sandbox, "sandbox.deleted", "asked for").by(caller, request_id);
         let lifecycle = self.lifecycle.clone();
-        // In a task, so that a caller who hangs up doesn't leave it half done until the reaper comes by.
+        // In a task: if the caller disconnects, the deletion must not stay half done until the next reaper pass.
         let deleting = self.deployment.background.spawn(async move {
             match is_permanent {
                 true => lifecycle.terminate_permanently(&sandbox, "it was deleted", audit).await,
@@ -188,7 +189,7 @@ impl Sandboxes {
         }
         let sandbox = match sandbox {
             None => None,
-            // An ended one has its records too; a name is only known of a living one.
+            // An ended sandbox has records too, but can only be found by its id; names resolve to live ones.
             Some(id_or_name) => Some(match id_or_name.parse::<SandboxId>() {
                 Ok(id) => id,
                 Err(_) => find(&self.deployment, caller, id_or_name).await?.id,
@@ -210,7 +211,7 @@ impl Sandboxes {
     }
 
     pub(super) fn info_of(&self, sandbox: Sandbox, tags: Tags, sessions: Vec<Session>) -> SandboxInfo {
-        // Nobody gets a token with this.
+        // The gateway's URL: this response contains no token.
         let dataplane = self.deployment.gateway(&sandbox);
         SandboxInfo {
             last_active_at: self.lifecycle.last_use(&sandbox),
@@ -241,13 +242,13 @@ impl Sandboxes {
     }
 }
 
-/// A living sandbox of the caller's workspace, by its id or its name.
+/// A live sandbox of the caller's workspace, by its id or its name.
 pub async fn find(d: &Deployment, caller: &Caller, id_or_name: &str) -> Result<Sandbox, ApiError> {
     let found = match id_or_name.parse() {
         Ok(id) => d.store.sandbox(&id).await,
         Err(_) => d.store.sandbox_named(&caller.principal.workspace, id_or_name).await,
     };
-    // One that waits in a pool is nobody's yet.
+    // A standby sandbox in a pool doesn't belong to any user yet.
     let is_there = |s: &Sandbox| s.ended_at.is_none() && s.pool.is_none() && access::is_visible(&caller.principal, s);
     found.map_err(internal)?.filter(is_there).ok_or_else(not_found)
 }
@@ -259,14 +260,14 @@ fn own_span(field: &str, seconds: u64) -> Result<Duration, ApiError> {
     }
 }
 
-/// Names the limit and what to delete: the caller's least recently used sandboxes, or deleted ones of other owners, which no new sandbox
-/// evicts.
+/// Names the limit and what to delete: the caller's least recently used sandboxes, or deleted ones of other owners, which
+/// no new sandbox evicts.
 pub async fn quota_reached(d: &Deployment, caller: &Principal, quota: &Quota, reached: QuotaReached) -> ApiError {
     let (whose, limit, setting) = match reached.by {
         Counted::Workspace => (format!("workspace {} has", caller.workspace), quota.of_workspace, "max_sandboxes_per_workspace"),
         Counted::Owner => ("you have".to_owned(), quota.of_owner.unwrap_or_default(), "max_sandboxes in the policy"),
     };
-    // The refusal stands without them.
+    // If they can't be read, the error is sent without them.
     let unused = d.store.least_used(&caller.workspace, &caller.name, NAMED_AT_LIMIT).await.unwrap_or_default();
     let named: Vec<&str> = unused.iter().map(|s| s.name.as_deref().unwrap_or(s.id.as_str())).collect();
     let of_yours = || format!("of yours, least recently used: {}", named.join(", "));
@@ -308,7 +309,7 @@ pub(super) fn name_taken(name: &str, by: &SandboxId) -> ApiError {
     ApiError::new(ErrorCode::SandboxConflict, message).with_details(serde_json::json!({ "sandbox_id": by }))
 }
 
-/// A change as the audit tells it: which things, and of tags only the keys.
+/// A change as recorded in the audit: the changed fields, and of tags only the keys.
 fn words(change: &SandboxChange) -> String {
     let mut words = Vec::new();
     if let Some(name) = &change.name {

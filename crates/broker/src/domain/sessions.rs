@@ -1,4 +1,4 @@
-//! Sessions: looking at them, ending them, and the tokens they are used with. How one comes about is in `negotiation`.
+//! Sessions: reads and ends them, and issues tokens for them. `negotiation` creates them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::store::{Ending, Leftover, PageWish, SessionFilter, Viewer};
 
-/// How long a release waits for the provider; past it the rest is done behind the answer.
+/// How long a release waits for the provider; after that it continues in the background.
 const RELEASE_WAIT: Duration = Duration::from_secs(10);
 
 pub struct Sessions {
@@ -29,18 +29,18 @@ pub struct Sessions {
     pub lifecycle: Arc<Lifecycle>,
 }
 
-/// How a caller asks, beside what it asks for.
+/// The context of a request, apart from its parameters.
 pub struct Asking<'a> {
     pub caller: &'a Caller,
     pub request_id: &'a RequestId,
-    /// How long it wants to wait for a sandbox that starts.
+    /// Maximum time to wait for a sandbox that starts.
     pub wait: Duration,
-    /// The program it asks with, as it calls itself.
+    /// Name of the client program, as it identifies itself.
     pub client: &'a str,
 }
 
 impl Sessions {
-    /// Negotiation's answer for a session by its id. Looking is no activity and wakes nothing.
+    /// Negotiation's response for a session by its id. Reading it doesn't count as activity and starts nothing.
     pub async fn get(&self, asking: &Asking<'_>, id: &SessionId) -> Result<NegotiateResponse, ApiError> {
         let (bound, entry) = self.living(asking.caller, id).await?;
         let capabilities = entry.bound(access::grant(&self.deployment.policy(), asking.caller, None)?)?;
@@ -59,7 +59,7 @@ impl Sessions {
         self.end(&bound, self.deployment.restorable_ending(&bound.sandbox, "it was released", audit)).await
     }
 
-    /// Ends a session, and its sandbox by the rules. Durable when it returns.
+    /// Ends a session, and its sandbox according to the rules. Durable when it returns.
     pub async fn end(&self, bound: &Bound, ending: Ending) -> Result<(), ApiError> {
         let d = &self.deployment;
         let leftover = d.store.end_session(&bound.session.id, &ending).await.map_err(internal)?;
@@ -78,7 +78,7 @@ impl Sessions {
                 tracing::warn!(sandbox = %id, %error, "an ended session's sandbox is not settled yet; the reaper goes on");
             }
         });
-        // The promise is kept already: what is left is written down as an intent.
+        // The end is durable already: the remaining work is stored as an intent.
         let _ = tokio::time::timeout(RELEASE_WAIT, rest).await;
         Ok(())
     }
@@ -115,7 +115,7 @@ impl Sessions {
         }
     }
 
-    /// The session if this caller may use it and it isn't over, and by what it may.
+    /// The session if it has not ended and this caller may use it, with how the caller got access.
     pub async fn living(&self, caller: &Caller, id: &SessionId) -> Result<(Bound, Entry), ApiError> {
         let bound = self.visible(caller, id).await?;
         let entry = enter(&self.deployment, &caller.principal, &bound.session, &bound.sandbox).await?;
@@ -173,7 +173,7 @@ impl Sessions {
     }
 }
 
-/// The row of a sandbox about to be made, of what the provider gives everybody.
+/// The row of a sandbox about to be created, with the provider's default spec.
 pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access: Access) -> Sandbox {
     let now = d.now();
     Sandbox {

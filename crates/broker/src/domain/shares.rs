@@ -1,4 +1,5 @@
-//! Sharing: another principal of the workspace gets into a session with at most what it was given, until that is taken back.
+//! Shares: another principal of the workspace gets access to a session with limited capabilities, until the share is
+//! revoked.
 
 use std::time::Duration;
 
@@ -19,14 +20,15 @@ use super::{
 };
 use crate::store::Shared;
 
-/// Shares of one session: more people than look at one sandbox, and a list still fits in one answer.
+/// Shares per session: more than people work in one sandbox, and a list still fits in one response.
 const MAX_SHARES: u32 = 100;
-/// Threads of one sandbox that are asked about before a caller is refused it.
+/// Threads of one sandbox that are checked with the thread authority before access is refused.
 const MAX_THREADS_ASKED: u32 = 16;
-/// How long an answer waits for the sandbox to be told; the gateway refuses the tokens already, and the reaper tells it again.
+/// How long a response waits for the push to the sandbox. The gateway already refuses the tokens, and the reaper repeats
+/// the push.
 pub const TELL_WAIT: Duration = Duration::from_secs(5);
 
-/// How somebody came into a session: by right, or by a share that bounds what they get.
+/// How a principal got access to a session: directly, or by a share that limits the capabilities.
 #[derive(Clone, Debug, Default)]
 pub struct Entry {
     pub share: Option<Share>,
@@ -48,7 +50,7 @@ impl Entry {
     }
 }
 
-/// Whether a principal may use a session, and by what. A share is asked for only where there is no right.
+/// Whether a principal may use a session, and how. Shares are only looked up if there is no direct access.
 pub async fn enter(d: &Deployment, principal: &Principal, session: &Session, sandbox: &Sandbox) -> Result<Entry, ApiError> {
     let refused = match access::may_use(principal, session).and_then(|()| access::may_use(principal, sandbox)) {
         Ok(()) => return Ok(Entry::default()),
@@ -64,16 +66,16 @@ pub async fn enter(d: &Deployment, principal: &Principal, session: &Session, san
     }
 }
 
-/// Who may not use a sandbox can't let others into it either.
+/// A principal without access to a sandbox can't share it either.
 fn may_be_shared(principal: &Principal, session: &Session, sandbox: &Sandbox) -> bool {
     sandbox.access == Access::Workspace || sandbox.owner == session.owner || sandbox.owner == principal.name
 }
 
-/// Decides who can enter a session's sandbox without a share of that session. The thread authority and the policy may still refuse a
-/// principal; they decide on a request and cannot be asked about a principal that makes none.
+/// Decides which principals can enter a session's sandbox without a share of that session. The thread authority and the
+/// policy may still refuse a principal; they decide on a request and cannot be asked about a principal that makes none.
 struct AccessPaths<'a> {
     bound: &'a Bound,
-    /// Living shares of the other sessions of the sandbox.
+    /// Valid shares of the other sessions of the sandbox.
     shares: Vec<(Session, Share)>,
 }
 
@@ -113,7 +115,7 @@ impl<'a> AccessPaths<'a> {
     }
 }
 
-/// The session through which a principal uses a sandbox: one of those it is in, or none where it is in none.
+/// The session through which a principal uses a sandbox; `None` if the sandbox has no sessions.
 pub async fn way_in(d: &Deployment, principal: &Principal, sandbox: &Sandbox) -> Result<(Option<Session>, Entry), ApiError> {
     let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
     let mut is_refused = None;
@@ -124,13 +126,13 @@ pub async fn way_in(d: &Deployment, principal: &Principal, sandbox: &Sandbox) ->
         }
     }
     match is_refused {
-        // A sandbox in sessions is used through one of them, or not at all.
+        // A sandbox with sessions can only be used through one of them.
         Some(refused) => Err(refused),
         None => access::may_use(principal, sandbox).map(|()| (None, Entry::default())),
     }
 }
 
-/// Whether somebody else who keeps the threads lets a caller use a sandbox: through its session, or without one.
+/// Whether the external thread authority lets a caller use a sandbox, through its session or without one.
 pub async fn may_see(d: &Deployment, caller: &Caller, sandbox: &Sandbox, session: Option<&Session>) -> Result<(), ApiError> {
     match session {
         Some(session) => d.may_see(caller, session.thread()).await,
@@ -138,8 +140,8 @@ pub async fn may_see(d: &Deployment, caller: &Caller, sandbox: &Sandbox, session
     }
 }
 
-/// A sandbox that threads use is joined by who made it, and by who may see one of them; where none uses it any more, one of those
-/// that did.
+/// A sandbox that threads use is open to its owner, and to principals that may see one of these threads; if no thread
+/// uses it any more, one of its former threads.
 pub async fn may_see_through(d: &Deployment, caller: &Caller, sandbox: &Sandbox) -> Result<(), ApiError> {
     if d.thread_authority.is_none() || sandbox.owner == caller.principal.name {
         return Ok(());
@@ -160,7 +162,7 @@ pub async fn may_see_through(d: &Deployment, caller: &Caller, sandbox: &Sandbox)
     refused.map_or(Ok(()), Err)
 }
 
-/// A share as it is asked for.
+/// Parameters of a new share.
 pub struct ShareWish<'a> {
     pub principal: &'a str,
     pub capabilities: Requested<'a>,
@@ -168,7 +170,7 @@ pub struct ShareWish<'a> {
 }
 
 impl Sessions {
-    /// Answers with the share, and whether it is new.
+    /// Returns the share, and whether it is new.
     pub async fn share(&self, asking: &Asking<'_>, id: &SessionId, wish: ShareWish<'_>) -> Result<(ShareInfo, bool), ApiError> {
         let d = &self.deployment;
         let bound = self.shareable(asking.caller, id).await?;
@@ -206,7 +208,7 @@ impl Sessions {
             Shared::Added(share) => Ok((self.info_of_share(share, &bound).await?, true)),
             Shared::Changed(changed) => {
                 if changed.id == share.id {
-                    // Tokens of the one before it have ended.
+                    // Tokens of the previous share have ended.
                     self.tell_soon(&bound).await;
                 }
                 Ok((self.info_of_share(changed, &bound).await?, false))
@@ -246,7 +248,8 @@ impl Sessions {
         })
     }
 
-    /// Ends a share with the tokens that came by it: durable when it returns, and the sandbox has been told or will be again.
+    /// Ends a share and the tokens issued through it. Durable when it returns; the sandbox was notified, or the push is
+    /// retried.
     pub async fn unshare(&self, asking: &Asking<'_>, id: &SessionId, principal: &str) -> Result<(), ApiError> {
         let d = &self.deployment;
         let bound = self.shareable(asking.caller, id).await?;
@@ -294,7 +297,7 @@ impl Sessions {
         self.deployment.store.principal(&bound.session.workspace, name).await.map_err(internal)
     }
 
-    /// Goes on when the caller doesn't wait for it.
+    /// Continues when the caller doesn't wait for it.
     async fn tell_soon(&self, bound: &Bound) {
         self.lifecycle.tell_soon(&bound.sandbox.id, TELL_WAIT).await;
     }
@@ -338,7 +341,7 @@ fn info(share: Share, is_limit: bool) -> ShareInfo {
     }
 }
 
-/// As much of a caller's word as a message or a record repeats.
+/// Bounds caller-supplied text for a message or a record.
 fn cut(word: &str) -> String {
     word.chars().filter(|c| !c.is_control()).take(64).collect()
 }

@@ -1,4 +1,5 @@
-//! Signing in with a token of an OIDC issuer: its bearer becomes a principal like one with a key, under a grant that can be revoked.
+//! Sign-in with a token of an OIDC issuer: its bearer becomes a principal like one with an API key, under a grant that
+//! can be revoked.
 
 use cobox_protocol::{ApiError, ErrorCode, KeyId, Secret};
 use sha2::{Digest, Sha256};
@@ -15,8 +16,8 @@ use crate::{
 };
 
 impl Keys {
-    /// Who bears a token, if it says it is of the configured issuer. One answer for every reason to refuse it, so that nothing
-    /// can be learnt from it.
+    /// Authenticates the bearer of a token that claims to be from the configured issuer. Gives the same error for every
+    /// reason, so that it reveals nothing.
     pub async fn sign_in(&self, token: &Secret) -> Result<Option<Caller>, ApiError> {
         let d = &self.deployment;
         let Some(oidc) = d.oidc.as_ref().filter(|o| o.is_of_issuer(token)) else { return Ok(None) };
@@ -77,7 +78,7 @@ impl Keys {
     }
 }
 
-/// Also tells an identity from every key: nobody has a key that hashes to the same.
+/// Can't collide with an API key: no key hashes to the same value.
 fn hash(identity: &Identity) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in [&identity.issuer, &identity.subject] {

@@ -1,4 +1,5 @@
-//! Snapshots: a sandbox's files, kept for others to start from. The row comes first; the files are copied behind the answer.
+//! Snapshots: copies of a sandbox's files from which other sandboxes start. The row is written first; the files are
+//! copied in the background.
 
 use std::sync::Arc;
 
@@ -23,25 +24,26 @@ use super::{
 };
 use crate::store::{AddedKind, SnapshotFilter, Viewer};
 
-/// What a name without a tag means.
+/// Tag of a name without one.
 pub const DEFAULT_TAG: &str = "latest";
-/// Snapshots a sandbox may stand on, each taken of a sandbox made from the next: each is one more place to look for a file.
+/// Maximum chain of snapshots below a sandbox, each taken of a sandbox created from the previous one: every layer is one
+/// more place to look for a file.
 const MAX_LAYERS: usize = 16;
-/// Longest reason kept of a failure, in characters.
+/// Longest stored reason of a failure, in characters.
 const MAX_REASON_CHARS: usize = 500;
 
-/// What is asked for a snapshot.
+/// Parameters of a new snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct SnapshotWish<'a> {
     pub name: &'a str,
     pub tag: Option<&'a str>,
-    /// The disk of sandboxes from it, where that is to be another than its sandbox's.
+    /// Disk size of sandboxes created from it, if different from its source's.
     pub disk_bytes: Option<u64>,
-    /// Variables of sandboxes from it.
+    /// Environment variables of sandboxes created from it.
     pub env: Env,
 }
 
-/// One that the caller may use: by its id, `name` or `name:tag`.
+/// A snapshot that the caller may use: by its id, `name` or `name:tag`.
 pub async fn find(d: &Deployment, caller: &Caller, reference: &str) -> Result<Snapshot, ApiError> {
     let found = match reference.parse::<SnapshotId>() {
         Ok(id) => d.store.snapshot(&id).await,
@@ -49,7 +51,7 @@ pub async fn find(d: &Deployment, caller: &Caller, reference: &str) -> Result<Sn
             let viewer = Viewer::from(&caller.principal);
             let (name, tag) = reference.split_once(':').map_or((reference, None), |(name, tag)| (name, Some(tag)));
             match d.store.snapshot_named(&viewer, name, Some(tag.unwrap_or(DEFAULT_TAG))).await {
-                // A name is one owner's, so that any of its tags is meant by them.
+                // A name belongs to one owner, so any of its tags is one that the owner set.
                 Ok(None) if tag.is_none() => d.store.snapshot_named(&viewer, name, None).await,
                 found => found,
             }
@@ -84,12 +86,13 @@ impl Snapshot {
 }
 
 impl Kinds {
-    /// Begins to keep a sandbox's files, running or not; answers while they are being copied. For its owner and operators, and for who
-    /// may use it and is allowed `snapshot`. A file that is written meanwhile is kept as it is found; all others are as they are.
+    /// Begins a snapshot of a running or suspended sandbox, and returns while the files are being copied. For its owner
+    /// and operators, and for principals that may use it and have the `snapshot` capability. A file that is written
+    /// during the copy is kept in the state in which the copy finds it; all others are copied exactly.
     pub async fn take_snapshot(self: &Arc<Self>, asking: &Asking<'_>, of: &str, wish: SnapshotWish<'_>) -> Result<Snapshot, ApiError> {
         let (d, caller) = (&self.deployment, asking.caller);
         let sandbox = sandboxes::find(d, caller, of).await?;
-        // A snapshot is all of its files: who takes one must get in as who reads them does.
+        // A snapshot has all of the sandbox's files, so taking one needs the same access as reading them.
         let (session, entry) = way_in(d, &caller.principal, &sandbox).await?;
         let is_given = entry.share.as_ref().is_none_or(|share| share.capabilities.contains(Capability::Snapshot));
         if !is_given || !d.policy().allowed(&caller.subject()).contains(Capability::Snapshot) {
@@ -125,7 +128,7 @@ impl Kinds {
         Ok(snapshot)
     }
 
-    /// A name for an image that the provider has: nothing is copied.
+    /// Names an image that the provider has: nothing is copied.
     pub async fn name_image(&self, asking: &Asking<'_>, image: &str, wish: SnapshotWish<'_>) -> Result<Snapshot, ApiError> {
         let d = &self.deployment;
         check(&wish)?;
@@ -200,7 +203,7 @@ impl Kinds {
         find(&self.deployment, asking.caller, reference).await
     }
 
-    /// Its tag, if name and tag mean this one and not a newer.
+    /// Its tag, if `name:tag` refers to this snapshot and not to a newer one.
     pub async fn tag_of(&self, asking: &Asking<'_>, snapshot: &Snapshot) -> Result<Option<String>, ApiError> {
         if snapshot.state != SnapshotState::Ready {
             return Ok(None);
@@ -210,7 +213,8 @@ impl Kinds {
         Ok(meant.filter(|s| s.id == snapshot.id).map(|s| s.tag))
     }
 
-    /// Nobody can start from it any more. Its files stay for as long as a sandbox or another snapshot stands on them.
+    /// No sandbox can be created from it any more. Its files stay for as long as a sandbox or another snapshot is based
+    /// on them.
     pub async fn delete_snapshot(self: &Arc<Self>, asking: &Asking<'_>, reference: &str) -> Result<(), ApiError> {
         let d = &self.deployment;
         let found = find(d, asking.caller, reference).await?;
@@ -218,7 +222,7 @@ impl Kinds {
         let deleting = Snapshot { state: SnapshotState::Deleting, updated_at: d.now(), ..found.clone() };
         let audit = self.audit(asking, "snapshot.deleted", &format!("{} {}", label(&found), found.id));
         if found.state != SnapshotState::Deleting && !d.store.settle_snapshot(&found, &deleting, Some(&audit)).await.map_err(internal)? {
-            // Its state changed in this moment: what it is now is deleted instead.
+            // Its state changed concurrently: delete it in its current state.
             let found = d.store.snapshot(&found.id).await.map_err(internal)?.ok_or_else(|| not_found(reference))?;
             let deleting = Snapshot { state: SnapshotState::Deleting, updated_at: d.now(), ..found.clone() };
             d.store.settle_snapshot(&found, &deleting, Some(&audit)).await.map_err(internal)?;
@@ -227,7 +231,8 @@ impl Kinds {
         Ok(())
     }
 
-    /// Copies the files, unless somebody is at it. What came of it is written down; a crash leaves the row, which is found again.
+    /// Copies the files, unless another task is at it. The outcome is stored; after a crash the row remains and the copy
+    /// is done again.
     fn build(self: &Arc<Self>, snapshot: Snapshot) {
         let d = &self.deployment;
         if snapshot.node != d.node {
@@ -237,7 +242,7 @@ impl Kinds {
         let this = self.clone();
         d.background.spawn(async move {
             let _under_way = under_way;
-            // A few at a time: each reads and writes as fast as the disk can.
+            // Limited concurrency: each copy reads and writes as fast as the disk can.
             let _turn = this.copying.acquire().await;
             let d = &this.deployment;
             let taken = this.copy(&snapshot).await;
@@ -255,14 +260,14 @@ impl Kinds {
             let action = if settled.state == SnapshotState::Ready { "snapshot.ready" } else { "snapshot.failed" };
             let audit = AuditRecord { sandbox: snapshot.sandbox.clone(), ..AuditRecord::new(now, &snapshot.workspace, action).detail(label(&snapshot)) };
             match d.store.settle_snapshot(&snapshot, &settled, Some(&audit)).await {
-                // Deleted while it was taken: whoever looks after it next removes the files.
+                // Deleted while it was taken: the next reconcile pass removes the files.
                 Ok(_) => {}
                 Err(error) => tracing::error!(snapshot = %snapshot.id, %error, "what came of a snapshot could not be written down; it is looked at again"),
             }
         });
     }
 
-    /// What it takes, and for whom it is.
+    /// Returns its size and its access rule.
     async fn copy(&self, snapshot: &Snapshot) -> Result<(u64, Access), ApiError> {
         let d = &self.deployment;
         let lost = || ApiError::new(ErrorCode::SandboxNotFound, "its sandbox ended while it was taken");
@@ -272,7 +277,8 @@ impl Kinds {
         };
         let sandbox = living().await?;
         let taken = d.provider.take_snapshot(of, &snapshot.id, &sandbox.making).await.map_err(|e| making::refused(&e))?;
-        // What ended meanwhile was being removed while it was copied; what became somebody's alone may have been copied after that.
+        // If the sandbox ended in the meantime, it was being removed during the copy. If its access became private,
+        // files may have been copied after that.
         let access = match living().await {
             Ok(sandbox) => access_of(d, &sandbox).await,
             Err(error) => Err(error),
@@ -287,7 +293,7 @@ impl Kinds {
         }
     }
 
-    /// Finishes what was begun with one of this node, behind whoever asks for it: there may be many files.
+    /// Finishes an operation on a snapshot of this node, in the background: there may be many files.
     pub fn keep_snapshot(self: &Arc<Self>, snapshot: Snapshot) {
         match snapshot.state {
             SnapshotState::Building => self.build(snapshot),
@@ -317,7 +323,7 @@ impl Kinds {
         });
     }
 
-    /// What a dead node was copying doesn't get done.
+    /// A copy on a dead node will not be completed.
     pub async fn give_up_snapshots(&self, node: &str) -> Result<(), ApiError> {
         let d = &self.deployment;
         for snapshot in d.store.snapshots_due(node).await.map_err(internal)? {
@@ -331,8 +337,8 @@ impl Kinds {
     }
 }
 
-/// For whom a snapshot of a sandbox is: what anybody keeps to themself in it stays so, and what threads left in it is for whoever takes
-/// it, because nobody could be asked about them later.
+/// Access rule of a snapshot: owner-only if the sandbox or one of its sessions is owner-only. Also owner-only if threads
+/// left files in it, because the thread authority could not be asked about them later.
 async fn access_of(d: &Deployment, sandbox: &Sandbox) -> Result<Access, ApiError> {
     let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
     if sandbox.access == Access::Owner || sessions.iter().any(|s| s.access == Access::Owner) {
@@ -352,7 +358,8 @@ fn check(wish: &SnapshotWish<'_>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// An image's own tag, where it can be one of ours: of `python:3.12` the last part, not of `host:5000/python` or `python@sha256:…`.
+/// The image's tag, if it is a valid snapshot tag: the last part of `python:3.12`, but none for `host:5000/python` or
+/// `python@sha256:…`.
 fn tag_of_image(image: &str) -> Option<&str> {
     let (_, tag) = image.split('@').next()?.rsplit_once(':')?;
     cobox_protocol::sandbox::is_sandbox_name(tag).then_some(tag)

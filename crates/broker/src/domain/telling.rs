@@ -1,4 +1,4 @@
-//! What a running sandbox is told by its broker: its keys, what is revoked, how long its lease is, and at the end that it ends.
+//! Control push: sends a running sandbox its keys, revocations and lease, and at the end the reason why it stops.
 
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
@@ -19,25 +19,25 @@ use super::{
     tokens::ISSUER,
 };
 
-/// How long one sandbox that is starting or stopping may hold up telling the others.
+/// Time limit for one push when many are sent, so that a sandbox that is starting or stopping doesn't delay the others.
 const TELL_WITHIN: Duration = Duration::from_secs(5);
-/// How long an end waits for boxd to say goodbye to its clients: a little more than boxd itself takes.
+/// How long a stop waits for boxd to notify its clients: a little longer than boxd itself takes.
 const FAREWELL_WITHIN: Duration = Duration::from_millis(300);
 
-/// What a push carried, to see later whether another is due.
+/// State of the last push, compared later to decide whether another is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told {
     pub at: Timestamp,
     pub lease_end: Timestamp,
-    /// Sequence and last start of the revocations it knows.
+    /// Sequence and last start of the pushed revocations.
     pub revocations: (u64, i64),
     pub is_disk_full: bool,
-    /// The oldest and the newest generation of its key that it takes.
+    /// The oldest and the newest accepted generation of its key.
     pub keys: (u32, u32),
 }
 
 impl Lifecycle {
-    /// Tells a running sandbox its keys, revocations and lease; nothing happens to one that doesn't run.
+    /// Pushes keys, revocations and lease to a running sandbox. Does nothing if it doesn't run.
     pub async fn tell(&self, id: &SandboxId) -> Result<(), ApiError> {
         let _lock = self.locks.lock(id).await;
         let sandbox = self.load(id).await?;
@@ -52,7 +52,8 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// As [`Lifecycle::tell`], waited for so long and no longer; it goes on, and the reaper tells it again if need be.
+    /// As [`Lifecycle::tell`], with a limited wait; after it the push continues in the background, and the reaper repeats
+    /// it if needed.
     pub async fn tell_soon(self: &Arc<Self>, id: &SandboxId, wait: Duration) {
         let (this, id) = (self.clone(), id.clone());
         let telling = self.deployment.background.spawn(async move {
@@ -63,7 +64,8 @@ impl Lifecycle {
         let _ = tokio::time::timeout(wait, telling).await;
     }
 
-    /// Lets boxd tell whoever is connected why it ends. A courtesy: nothing waits for it long, nothing depends on it.
+    /// Lets boxd notify connected clients why the sandbox stops. Best effort: the wait is short, and nothing depends on
+    /// it.
     pub(super) async fn announce(&self, sandbox: &Sandbox, ending: StopReason) {
         let provider = &*self.deployment.provider;
         if !provider.is_running(&sandbox.id).await {
@@ -84,7 +86,7 @@ impl Lifecycle {
         tokio::join!(self.claims.collect_last(sandbox), self.happenings.collect_last(sandbox));
     }
 
-    /// Tells every running sandbox of a workspace on this node. One that can't be reached is told again by the reaper.
+    /// Pushes to every running sandbox of a workspace on this node. The reaper repeats a push that failed.
     pub async fn tell_workspace(&self, workspace: &str) {
         let running = match self.deployment.store.running_in(workspace, &self.deployment.node).await {
             Ok(running) => running,
@@ -105,7 +107,7 @@ impl Lifecycle {
     pub async fn adopt(self: &Arc<Self>, id: &SandboxId) -> Result<(), ApiError> {
         let status =
             control::fetch_status(&*self.deployment.provider, id).await.map_err(|e| unavailable(id, "does not answer", &e.to_string()))?;
-        // It may know a version of a clock that ran ahead of ours.
+        // Its version may come from a clock that ran ahead of this one.
         self.version.fetch_max(status.state_version, Ordering::Relaxed);
         self.tell(id).await?;
         self.watch(id);
@@ -135,7 +137,8 @@ impl Lifecycle {
         Ok((state, told))
     }
 
-    /// Milliseconds of the machine's clock, or one more than the last: so it also grows over restarts within a second.
+    /// Milliseconds of the machine's clock, but at least one more than the last version: it also grows over restarts
+    /// within a second.
     fn next_version(&self) -> u64 {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let clock = u64::try_from(since_epoch.as_millis()).unwrap_or(0);
@@ -147,12 +150,12 @@ impl Lifecycle {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied()
     }
 
-    /// The running sandboxes that this broker has told something.
+    /// The running sandboxes to which this broker has pushed state.
     pub(super) fn told_ids(&self) -> Vec<SandboxId> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 
-    /// Whether it may not write: its own disk is full, or the host's.
+    /// Whether its writers must stop: its own disk is full, or the host's.
     pub fn is_disk_full(&self, id: &SandboxId) -> bool {
         self.is_host_full.load(Ordering::SeqCst) || self.is_own_disk_full(id)
     }

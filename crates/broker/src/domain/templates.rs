@@ -1,4 +1,4 @@
-//! Templates: what sandboxes are made of, by name. The operator's stand in the settings and come first; a workspace has its own.
+//! Templates: named specs for sandboxes. Those in the operator's settings take precedence over a workspace's own.
 
 use cobox_protocol::{
     ApiError, ErrorCode,
@@ -15,15 +15,15 @@ use super::{
 };
 use crate::store::{AddedKind, ChangedKind, RemovedKind};
 
-/// Templates a workspace may have: people read such a list.
+/// Templates per workspace: people read such a list.
 const MAX_TEMPLATES: u32 = 200;
 
-/// A template, whoever's it is.
+/// A template from the settings or of a workspace.
 #[derive(Clone, Debug)]
 pub struct Found {
     pub name: String,
     pub spec: TemplateSpec,
-    /// Of the workspace; one of the settings otherwise.
+    /// Set for a workspace's template, `None` for one from the settings.
     pub own: Option<Template>,
 }
 
@@ -47,7 +47,7 @@ impl Found {
             name: self.name,
             is_operators: self.own.is_none(),
             provider: self.spec.provider,
-            // Where it is on the host is nobody's business.
+            // `rootfs` is left out: it would reveal a path on the host.
             image: self.spec.image,
             resources: self.spec.resources,
             env: self.spec.env,
@@ -76,7 +76,7 @@ impl Kinds {
         if let Some(other) = spec.provider.as_deref().filter(|p| *p != d.provider.name()) {
             return Err(ApiError::invalid(format!("provider: there is no `{other}` here; there is `{}`", d.provider.name())));
         }
-        // Volumes may come and go; the rest is known to be possible.
+        // Volumes may come and go; everything else is checked now.
         making::check_template(&*d.provider, &spec).map_err(|e| making::refused(&e))?;
         if d.config.templates.contains_key(&name) {
             return Err(taken(&name));
@@ -101,7 +101,7 @@ impl Kinds {
         }
     }
 
-    /// The operator's and the workspace's, by name, as far as the policy lets the caller use them.
+    /// The operator's and the workspace's templates that the policy lets the caller use, by name.
     pub async fn templates(&self, asking: &Asking<'_>) -> Result<Vec<Found>, ApiError> {
         let d = &self.deployment;
         let (policy, subject) = (d.policy(), asking.caller.subject());
@@ -148,7 +148,7 @@ impl Kinds {
         }
     }
 
-    /// One that the caller may change.
+    /// A template that the caller may change.
     async fn own_template(&self, asking: &Asking<'_>, name: &str) -> Result<Template, ApiError> {
         let found = find(&self.deployment, &asking.caller.principal.workspace, name).await?;
         let Some(template) = found.own else {

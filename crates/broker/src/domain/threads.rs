@@ -1,4 +1,4 @@
-//! Threads: found by their own ids, and ended when whoever keeps them says that they are gone.
+//! Threads: finds sessions by thread id, and ends them when the external owner of threads reports that a thread is gone.
 
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SessionId, Timestamp,
@@ -9,7 +9,7 @@ use cobox_protocol::{
 
 use super::{access, audit::AuditRecord, deployment::internal, model::Caller, sessions::Sessions};
 
-/// Who ends a session by a webhook, as the audit tells it.
+/// Recorded in the audit as the principal that ends a session by webhook.
 const WEBHOOK: &str = "webhook";
 const DELETED: &str = "its thread was deleted";
 const ARCHIVED: &str = "its thread was archived";
@@ -19,13 +19,14 @@ fn scope(thread: &str) -> Scope {
 }
 
 impl Sessions {
-    /// The living session of a thread.
+    /// The live session of a thread.
     pub async fn id_of_thread(&self, caller: &Caller, thread: &str) -> Result<SessionId, ApiError> {
         must_be_thread(thread)?;
         Ok(self.of_scope(caller, &scope(thread)).await?.session.id)
     }
 
-    /// The thread is gone, and with it its session, if it has one. The thread itself isn't ours: there is nothing to miss.
+    /// Ends the session of a deleted thread, if it has one. The broker doesn't store threads, so an unknown thread is not
+    /// an error.
     pub async fn end_thread(&self, caller: &Caller, thread: &str, request_id: &RequestId) -> Result<(), ApiError> {
         must_be_thread(thread)?;
         let bound = match self.of_scope(caller, &scope(thread)).await {
@@ -39,8 +40,8 @@ impl Sessions {
         self.end(&bound, self.deployment.restorable_ending(&bound.sandbox, DELETED, audit)).await
     }
 
-    /// What a signed notice says; whether there was a session to end. One that was made after the notice was sent is left
-    /// alone, so that a notice which comes late, or again, ends nothing that it didn't mean.
+    /// Applies a signed notice; returns whether there was a session to end. A session created after the notice was sent
+    /// is left alone, so that a late or repeated notice doesn't end a session it wasn't about.
     pub async fn thread_is_gone(&self, notice: &ThreadNotice, sent_at: Timestamp, request_id: &RequestId) -> Result<bool, ApiError> {
         must_be_thread(&notice.thread_id)?;
         let d = &self.deployment;

@@ -1,4 +1,5 @@
-//! Tokens: minted here, for one principal and one sandbox, with a key derived from the deployment's master key.
+//! Tokens: each is issued for one principal and one sandbox, and signed with a key derived from the deployment's master
+//! key.
 
 use std::{
     collections::HashMap,
@@ -23,32 +24,32 @@ use crate::{
     store::RevocationList,
 };
 
-/// Who issues every token of every deployment.
+/// Issuer of every token of every deployment.
 pub const ISSUER: &str = "cobox";
-/// After this nobody accepts any token issued now: the longest life and the clocks' leeway, twice over.
+/// After this no token issued now is accepted anywhere: the longest life plus twice the leeway for clocks.
 pub const LONGEST_TOKEN_LIFE: Duration = Duration::from_secs(MAX_TOKEN_TTL_SECONDS + 2 * LEEWAY_SECONDS as u64);
 /// How long an expired token still proves possession on refresh.
 pub const REFRESH_GRACE_SECONDS: i64 = 3600;
 /// After this a token issued now doesn't even prove possession.
 pub const LONGEST_POSSESSION: Duration = Duration::from_secs(LONGEST_TOKEN_LIFE.as_secs() + REFRESH_GRACE_SECONDS as u64);
-/// Revocations of one sandbox alone that count at once, and of a workspace as a whole: hundreds of clients that rotate their tokens, and what its boxd is told with
-/// each change stays small.
+/// Maximum number of active revocations per sandbox, and per workspace as a whole: enough for hundreds of clients that
+/// rotate their tokens, while a push to boxd stays small.
 pub const MAX_REVOCATIONS: u32 = 2048;
-/// How often a token may be delegated on: each time makes it longer.
+/// Maximum length of a delegation chain: each step makes the token longer.
 const MAX_LINE: usize = 8;
 
-/// Keys kept at hand: more sandboxes than a node has in use at once.
+/// Number of cached keysets: more than a node has sandboxes in use at once.
 const MAX_KEYSETS: usize = 1024;
 
 pub struct Tokens {
     master: MasterKey,
-    /// The one before it, for tokens from before it was replaced.
+    /// The previous master key, for tokens from before it was replaced.
     previous: RwLock<Option<MasterKey>>,
     alg: Alg,
     default_ttl: Duration,
-    /// Says how long a token may live at most.
+    /// Decides the maximum lifetime of a token.
     policy: Arc<PolicySource>,
-    /// Keys in use, by sandbox, first and last generation: deriving one costs as much as checking a token.
+    /// Cached keys by sandbox, first and last generation: deriving one costs as much as verifying a token.
     keysets: Mutex<HashMap<(SandboxId, u32, u32), Arc<Keyset>>>,
     issued: AtomicU64,
 }
@@ -60,21 +61,21 @@ pub struct Issued {
     pub draft: Draft,
 }
 
-/// All of a token but its signature.
+/// A token without its signature.
 #[derive(Clone, Debug)]
 pub struct Draft {
     pub jti: TokenId,
     pub expires_at: Timestamp,
     pub refresh_before: Timestamp,
     pub capabilities: CapabilitySet,
-    /// What it says.
+    /// Contents of the token.
     pub claims: Claims,
 }
 
-/// What a token comes from, and ends with.
+/// The origin of a token; the token ends when its origin does.
 #[derive(Clone, Copy, Default)]
 pub struct Lineage<'a> {
-    /// The token it is delegated from: its principal and its grant are the new one's too.
+    /// The token it is delegated from, whose principal and grant the new token inherits.
     pub parent: Option<&'a Claims>,
     pub share: Option<&'a Share>,
 }
@@ -85,7 +86,7 @@ impl Lineage<'_> {
         parent.into_iter().chain(self.share.and_then(|s| s.expires_at)).min()
     }
 
-    /// All but the parent itself.
+    /// All ancestors except the direct parent.
     fn via(&self) -> Vec<String> {
         let of_parent = self.parent.into_iter().flat_map(|p| p.parent.iter().chain(&p.via).cloned());
         of_parent.chain(self.share.map(|s| s.id.to_string())).collect()
@@ -96,14 +97,14 @@ impl Lineage<'_> {
     }
 }
 
-/// What a token is to allow.
+/// Parameters of a new token.
 pub struct Wish<'a> {
     pub caller: &'a Caller,
     pub sandbox: &'a Sandbox,
     pub session: Option<&'a Session>,
     pub capabilities: CapabilitySet,
     pub ttl: Option<Duration>,
-    /// What is left until the session's hard end.
+    /// Time until the session's hard end.
     pub left: Duration,
     pub now: Timestamp,
     pub lineage: Lineage<'a>,
@@ -123,12 +124,12 @@ impl Tokens {
         self.previous.read().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// No token of the key before this one can be good any more. Says whether there was one.
+    /// Drops the previous master key once none of its tokens can be valid. Returns whether there was one.
     pub fn forget_previous(&self) -> bool {
         self.has_previous() && self.previous.write().unwrap_or_else(PoisonError::into_inner).take().is_some()
     }
 
-    /// How many were minted since the start.
+    /// Number of tokens issued since the start.
     pub fn issued(&self) -> u64 {
         self.issued.load(Ordering::Relaxed)
     }
@@ -149,7 +150,8 @@ impl Tokens {
             sid: wish.session.map(|s| s.id.to_string()),
             thread_id: wish.session.and_then(Session::thread).map(str::to_owned),
             scope: wish.capabilities,
-            // What is revoked by its time of issue ends what comes from it, even what is made while that is being written down.
+            // Inherits the parent's issue time: a revocation by issue time also ends delegated tokens, including those
+            // issued while the revocation is being stored.
             iat: parent.map_or(now.unix(), |p| p.iat),
             nbf: now.unix(),
             exp: expires_at.unix(),
@@ -165,12 +167,12 @@ impl Tokens {
         Draft { jti, expires_at, refresh_before, capabilities: wish.capabilities, claims }
     }
 
-    /// The token that says this. The same for the same claims, so that boxd checks its signature once.
+    /// The signed token. The same claims give the same token, so that boxd verifies its signature once.
     pub fn sign(&self, sandbox: &Sandbox, claims: &Claims) -> Secret {
         self.key(sandbox, claims.generation).mint(claims)
     }
 
-    /// A file link for what a token made for it says: one file, with the capability of that token.
+    /// A file link, derived from a token that was issued for it: one file, with the capability of that token.
     pub fn link(&self, sandbox: &Sandbox, claims: &Claims, file: LinkedFile) -> Secret {
         self.key(sandbox, claims.generation).mint_link(&Claims { file: Some(file), ..claims.clone() })
     }
@@ -181,15 +183,15 @@ impl Tokens {
         master.derive(&sandbox.id, generation, self.alg)
     }
 
-    /// What the sandbox needs to verify on its own.
+    /// The keys with which the sandbox verifies tokens on its own.
     pub fn verify_keys(&self, sandbox: &Sandbox, now: Timestamp) -> Vec<VerifyKeySpec> {
         let oldest = sandbox.keys_from(now);
-        // Without the old master key nobody can say what its tokens were signed with.
+        // Without the previous master key, keys of older generations can't be derived.
         let oldest = if self.has_previous() { oldest } else { oldest.max(sandbox.master_from) };
         (oldest..=sandbox.generation).map(|generation| self.key(sandbox, generation).verify_spec()).collect()
     }
 
-    /// The same check boxd makes, so that a token it would refuse never reaches it.
+    /// The same check that boxd makes, so that a token it would refuse never reaches it.
     pub fn verify(&self, sandbox: &Sandbox, token: &Secret, revoked: &RevocationList, now: Timestamp) -> Result<Claims, ApiError> {
         self.verify_at(sandbox, token, revoked, now, now)
     }
@@ -203,7 +205,7 @@ impl Tokens {
         at: Timestamp,
     ) -> Result<Claims, ApiError> {
         let claims = self.keyset(sandbox, now)?.verify(token.expose(), at).map_err(|e| match e {
-            // Whoever has one should know that it was a good one.
+            // The holder should learn that the token was once valid.
             TokenError::UnknownKey if is_of_old_key(sandbox, token) => refused(TokenError::Revoked),
             e => refused(e),
         })?;
@@ -211,7 +213,7 @@ impl Tokens {
         Ok(claims)
     }
 
-    /// What a file link says, once it is known to be good.
+    /// The claims of a file link, after verification.
     pub fn verify_link(&self, sandbox: &Sandbox, link: &Secret, revoked: &RevocationList, now: Timestamp) -> Result<Claims, ApiError> {
         let claims = self.keyset(sandbox, now)?.verify_link(link.expose(), now).map_err(|e| match e {
             TokenError::UnknownKey if is_of_old_key(sandbox, link) => refused(TokenError::Revoked),
@@ -221,7 +223,7 @@ impl Tokens {
         Ok(claims)
     }
 
-    /// As [`Tokens::verify`], for what an opaque token stands for: the store vouches for it in place of a signature.
+    /// As [`Tokens::verify`], for the stored claims of an opaque token: the store replaces the signature.
     pub fn verify_stored(&self, sandbox: &Sandbox, claims: &Claims, revoked: &RevocationList, now: Timestamp) -> Result<(), ApiError> {
         if claims.aud != sandbox.id {
             return Err(refused(TokenError::WrongAudience));
@@ -274,7 +276,7 @@ fn must_count(claims: &Claims, revoked: &RevocationList) -> Result<(), ApiError>
     if revoked.covers(claims) { Err(refused(TokenError::Revoked)) } else { Ok(()) }
 }
 
-/// When to look at a token that may have expired up to an hour ago.
+/// The time at which to verify a token that may have expired up to an hour ago.
 pub fn moment_of_possession(expires_at: i64, now: Timestamp) -> Result<Timestamp, ApiError> {
     if now.unix() >= expires_at.saturating_add(REFRESH_GRACE_SECONDS) {
         return Err(refused(TokenError::Expired));
@@ -282,7 +284,7 @@ pub fn moment_of_possession(expires_at: i64, now: Timestamp) -> Result<Timestamp
     Ok(Timestamp::from_unix(now.unix().min(expires_at - 1)))
 }
 
-/// What a token says of itself, not yet verified: good enough to choose how to verify it.
+/// Unverified claims of a token, only used to choose how to verify it.
 #[derive(serde::Deserialize)]
 pub struct Claimed {
     pub exp: i64,
@@ -296,7 +298,7 @@ pub fn claimed(token: &Secret) -> Option<Claimed> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
 }
 
-/// Whether it says that it was signed with a key of this sandbox that was since replaced.
+/// Whether the token claims to be signed with a key of this sandbox that was replaced since.
 fn is_of_old_key(sandbox: &Sandbox, token: &Secret) -> bool {
     #[derive(serde::Deserialize)]
     struct Header {

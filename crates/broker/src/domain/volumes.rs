@@ -1,4 +1,4 @@
-//! Volumes: files that outlive the sandboxes they are mounted in, and may be in several at once.
+//! Volumes: files that outlive the sandboxes they are mounted in, and can be mounted in several at once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,10 +21,10 @@ use super::{
 };
 use crate::store::{AddedKind, ChangedKind, RemovedKind, Viewer};
 
-/// How long a removal is waited for before it is answered; SDKs wait for ten seconds.
+/// How long a response waits for a removal; SDKs wait for ten seconds.
 const REMOVE_WAIT: Duration = Duration::from_secs(1);
 
-/// One that exists for the caller, by name or id.
+/// A volume visible to the caller, by name or id.
 pub async fn find(d: &Deployment, caller: &Caller, name_or_id: &str) -> Result<Volume, ApiError> {
     let found = match name_or_id.parse::<VolumeId>() {
         Ok(id) => d.store.volume(&id).await,
@@ -64,7 +64,7 @@ impl Kinds {
             AddedKind::TooLarge => return Err(making::too_large(d)),
         }
         let (this, making) = (self.clone(), volume.clone());
-        // In a task: a caller who hangs up doesn't leave it half done until the next look.
+        // In a task: if the caller disconnects, the volume must not stay half created until the next pass.
         let made = d.background.spawn(async move { this.make_volume(&making).await });
         made.await.map_err(|_| ApiError::new(ErrorCode::Internal, "making it was interrupted; look whether it is there"))??;
         Ok(info(Volume { state: VolumeState::Ready, ..volume }, Vec::new()))
@@ -100,7 +100,7 @@ impl Kinds {
         Ok(info(volume, users))
     }
 
-    /// The sandboxes that have it, as far as the caller may know of them, and how many others.
+    /// The sandboxes that mount it and that the caller may know of, and the number of others.
     async fn users_of(&self, asking: &Asking<'_>, volume: &Volume) -> Result<(Vec<SandboxId>, usize), ApiError> {
         let users = self.deployment.store.sandboxes_made_of(&volume.workspace, volume.id.as_str()).await.map_err(internal)?;
         let is_known = |s: &Sandbox| s.pool.is_none() && access::may_use(&asking.caller.principal, s).is_ok();
@@ -121,7 +121,7 @@ impl Kinds {
         }
     }
 
-    /// Removes it with its files; refused while a sandbox has it.
+    /// Removes it with its files; refused while a sandbox mounts it.
     pub async fn delete_volume(self: &Arc<Self>, asking: &Asking<'_>, name_or_id: &str) -> Result<(), ApiError> {
         let d = &self.deployment;
         let volume = find(d, asking.caller, name_or_id).await?;
@@ -139,12 +139,12 @@ impl Kinds {
             RemovedKind::Gone => return Err(not_found(name_or_id)),
         }
         let removing = self.keep_volume(Volume { state: VolumeState::Deleting, ..volume });
-        // Most are gone at once; one with many files goes behind the answer.
+        // Most are removed at once; one with many files is removed in the background.
         let _ = tokio::time::timeout(REMOVE_WAIT, removing).await;
         Ok(())
     }
 
-    /// Finishes what was begun with one of this node, in a task.
+    /// Finishes an operation on a volume of this node, in a task.
     pub fn keep_volume(self: &Arc<Self>, volume: Volume) -> JoinHandle<()> {
         let this = self.clone();
         self.deployment.background.spawn(async move {

@@ -1,4 +1,4 @@
-//! Signed notices: HMAC-SHA256 over when it was sent and what it says, with a secret both sides have.
+//! Webhook signatures: HMAC-SHA256 over timestamp and body, with a shared secret.
 
 use std::time::Duration;
 
@@ -6,24 +6,25 @@ use cobox_protocol::{ApiError, ErrorCode, Secret, Timestamp};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// How far from now a notice may have been sent: clocks differ, and a sender tries again for a while.
+/// Maximum difference between a notice's timestamp and now: clocks differ, and senders retry for a while.
 const WINDOW: Duration = Duration::from_secs(300);
-/// Shortest secret accepted, in bytes: below it guessing becomes thinkable.
+/// Shortest accepted secret, in bytes: a shorter one might be guessed.
 pub const MIN_SECRET_BYTES: usize = 16;
-/// What a signature starts with, so that another kind can come beside it.
+/// Prefix of a signature, so that other algorithms can be added.
 const VERSION: &str = "v1=";
 
 pub struct Webhook(Secret);
 
 impl Webhook {
-    /// `None` when the secret is too short to be one.
+    /// `None` when the secret is too short.
     pub fn new(secret: &str) -> Option<Self> {
         let secret = secret.trim();
         (secret.len() >= MIN_SECRET_BYTES).then(|| Self(Secret::new(secret)))
     }
 
-    /// When it was sent, once it is known to be from somebody with the secret and of now. `signature` may hold several, with
-    /// commas between them, while a sender changes its secret: one good one is enough.
+    /// Returns when the notice was sent, after verifying that its sender has the secret and that it is recent.
+    /// `signature` may hold several, separated by commas, while a sender changes its secret: one valid signature is
+    /// enough.
     pub fn verify(&self, timestamp: &str, signature: &str, body: &[u8], now: Timestamp) -> Result<Timestamp, ApiError> {
         let refused = |why: &str| ApiError::new(ErrorCode::Unauthenticated, why.to_owned());
         let sent_at: i64 = timestamp.parse().map_err(|_| refused("x-cobox-timestamp: must be whole seconds since 1970"))?;
@@ -32,7 +33,7 @@ impl Webhook {
             // In constant time.
             expected.is_ok_and(|hmac| hmac.chain_update(timestamp).chain_update(".").chain_update(body).verify_slice(&mac).is_ok())
         });
-        // Before the time is looked at: a stranger learns nothing about our clock.
+        // Before the timestamp is checked: an unauthenticated client must learn nothing about this clock.
         if !is_genuine {
             return Err(refused("x-cobox-signature: is not v1= and the HMAC-SHA256 of the timestamp, a dot and the body"));
         }
@@ -44,7 +45,7 @@ impl Webhook {
 }
 
 fn from_hex(text: &str) -> Option<Vec<u8>> {
-    // `from_str_radix` would also take a sign in place of the first digit.
+    // `from_str_radix` would also accept a sign in place of the first digit.
     if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;
     }

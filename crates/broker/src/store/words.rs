@@ -1,4 +1,4 @@
-//! What the store is asked for, and what it answers: the words of [`super::Store`].
+//! Parameter and result types of [`super::Store`].
 
 use std::{sync::OnceLock, time::Duration};
 
@@ -30,7 +30,7 @@ pub struct PageWish {
     pub limit: u32,
 }
 
-/// Whose eyes a list is made for: the workspace's things, without those that are another owner's alone.
+/// The reader of a list. The list has the workspace's items, without those that only another owner may see.
 #[derive(Clone, Debug)]
 pub struct Viewer {
     pub workspace: String,
@@ -48,26 +48,26 @@ impl From<&Principal> for Viewer {
 pub struct SessionFilter {
     pub scope_type: Option<String>,
     pub scope_id: Option<String>,
-    /// All of them must be there.
+    /// All of them must match.
     pub tags: Vec<TagFilter>,
-    /// Without it, all that haven't ended.
+    /// Without it, all sessions that haven't ended.
     pub state: Option<State>,
 }
 
-/// A session to be found or made.
+/// Parameters to find or create a session.
 #[derive(Clone, Debug)]
 pub struct EnsureWish {
-    /// Both are used only when the scope has none.
+    /// Both rows are only used if the scope has no session.
     pub fresh: Bound,
-    /// The sandbox is there already: only the session is new, and its hard end counts from now on.
+    /// The sandbox exists already: only the session is new, and its hard end counts from now on.
     pub is_attaching: bool,
-    /// A session that is there is a conflict: the request isn't remembered by it.
+    /// An existing session is a conflict, and the request isn't stored for replays.
     pub must_create: bool,
-    /// Of the session, and of its sandbox where that is new.
+    /// For the session, and for its sandbox if that is new.
     pub tags: Tags,
-    /// Living sandboxes there may be.
+    /// Limits on live sandboxes.
     pub quota: Quota,
-    /// Where a sandbox that waits is looked for first.
+    /// Pool from which a standby sandbox is taken if possible.
     pub taking: Option<PoolTaking>,
     pub idempotency: Option<Idempotency>,
     pub audit: AuditRecord,
@@ -78,7 +78,7 @@ pub struct Idempotency {
     pub principal: String,
     pub key: String,
     pub request_hash: [u8; 32],
-    /// What was remembered before this is forgotten.
+    /// Requests stored before this are ignored.
     pub since: Timestamp,
 }
 
@@ -86,47 +86,47 @@ pub struct Idempotency {
 pub enum Ensured {
     Created(Bound),
     Existing(Bound),
-    /// The same request again; the session may have ended since.
+    /// A replay of the same request; the session may have ended since.
     Replayed(Bound),
-    /// The idempotency key came with another request before.
+    /// The idempotency key was used with another request.
     KeyReused,
     QuotaReached(QuotaReached),
-    /// The new sandbox's name is another's by now.
+    /// The new sandbox's name was taken in the meantime.
     NameTaken(SandboxId),
     /// The sandbox to attach to has ended.
     SandboxGone,
-    /// A snapshot or a volume that the new sandbox is to be made of.
+    /// The snapshot or volume of the new sandbox's spec that no longer exists.
     MadeOfGone(String),
 }
 
-/// How time is counted in which a node's broker runs.
+/// How the time is counted in which a node's broker runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Counting {
     /// A sandbox or a node is due when it was last counted this long ago.
     pub every: Duration,
-    /// The most that counts at once.
+    /// Maximum time counted at once.
     pub max_gap: Duration,
 }
 
 impl Counting {
     /// As often as the reaper does it.
     pub const REGULAR: Self = Self { every: COUNT_RUNNING_EVERY, max_gap: MAX_COUNTED_GAP };
-    /// Starts to count from now on: until now no broker ran.
+    /// Starts to count now: no broker ran until now.
     pub const START: Self = Self { every: Duration::ZERO, max_gap: Duration::ZERO };
 }
 
-/// What changes about a sandbox without changing its life; what is left out stays.
+/// Changes to a sandbox's settings; absent fields stay as they are.
 #[derive(Clone, Debug, Default)]
 pub struct SandboxChange {
     pub name: Option<Option<String>>,
     pub is_kept: Option<bool>,
-    /// `None` within: as long as others.
+    /// Inner `None`: the default.
     pub own_lease: Option<Option<Duration>>,
     pub own_keep: Option<Option<Duration>>,
     pub access: Option<Access>,
     pub set_tags: Tags,
     pub remove_tags: Vec<String>,
-    /// Tags it may have in the end.
+    /// Maximum number of tags after the change.
     pub max_tags: usize,
 }
 
@@ -143,15 +143,15 @@ pub enum AddedSandbox {
     Added,
     NameTaken(SandboxId),
     QuotaReached(QuotaReached),
-    /// A snapshot or a volume that it is to be made of.
+    /// The snapshot or volume of its spec that no longer exists.
     MadeOfGone(String),
 }
 
-/// What came of restoring a deleted sandbox.
+/// Result of restoring a deleted sandbox.
 pub enum RestoredSandbox {
     Restored(Box<Sandbox>),
     NameTaken(SandboxId),
-    /// A snapshot or a volume that it is made of was deleted too.
+    /// A snapshot or volume of its spec was deleted too.
     MadeOfGone(String),
     /// Its node has not stopped it yet.
     Stopping,
@@ -163,9 +163,9 @@ pub enum RestoredSandbox {
 #[derive(Clone, Copy, Debug)]
 pub struct DueBy {
     pub now: Timestamp,
-    /// Suspended by then.
+    /// Suspended before this time.
     pub suspended: Timestamp,
-    /// Deleted, with files that are kept until then at most.
+    /// Deleted, with files kept until this time at most.
     pub restorable: Timestamp,
 }
 
@@ -181,7 +181,7 @@ impl DueBy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaReached {
     pub by: Counted,
-    /// Number of deleted sandboxes whose files are kept and hold the room; 0 if living sandboxes alone reach the limit.
+    /// Number of deleted sandboxes whose files are kept and count; 0 if live sandboxes alone reach the limit.
     pub deleted: u64,
 }
 
@@ -195,13 +195,13 @@ pub enum Counted {
 #[derive(Clone, Debug)]
 pub enum AddedKey {
     Added,
-    /// The principal exists and is something else.
+    /// The principal exists with another kind.
     KindDiffers(PrincipalKind),
-    /// The principal was shut out.
+    /// The principal is disabled.
     Disabled,
     TooManyKeys,
     TooManyPrincipals,
-    /// The identity has one already.
+    /// The identity has a key already.
     Known(Box<ApiKey>),
 }
 
@@ -210,7 +210,7 @@ pub enum RevokedKey {
     Revoked(Box<ApiKey>),
     /// There is no such key, or it is revoked already.
     NotThere,
-    /// Nobody could manage the deployment any more.
+    /// No operator could manage the deployment any more.
     LastOperator,
 }
 
@@ -219,7 +219,7 @@ pub enum ExpiringKey {
     Changed(Box<ApiKey>),
     /// There is no such key, or it has ended already.
     NotThere,
-    /// Nobody could manage the deployment after that.
+    /// No operator could manage the deployment after that.
     LastOperator,
 }
 
@@ -228,63 +228,64 @@ pub enum DisabledPrincipal {
     /// Now or before.
     Disabled,
     NotThere,
-    /// Nobody could manage the deployment any more.
+    /// No operator could manage the deployment any more.
     LastOperator,
 }
 
-/// How something ends: its sessions' tokens stop counting in the same transaction.
+/// How something ends. The tokens of its sessions are revoked in the same transaction.
 #[derive(Clone, Debug)]
 pub struct Ending {
     pub now: Timestamp,
     pub reason: String,
-    /// When the last token that could be concerned doesn't even prove possession.
+    /// Time after which no affected token even proves possession.
     pub revoke_until: Timestamp,
     /// The sandbox of an ended session is suspended, even where it would end with its last session.
     pub keeps_sandbox: bool,
-    /// How long the files of a sandbox that ends with it are kept, so that it can be restored. Zero: they are removed at once.
+    /// How long the files of a sandbox that ends with it are kept, so that it can be restored. Zero: they are removed at
+    /// once.
     pub keep_files: Duration,
     pub audit: AuditRecord,
 }
 
-/// What an ended session leaves for its sandbox; the intent is already written.
+/// What remains to be done with the sandbox of an ended session; the intent is already stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leftover {
-    /// Another session uses it: it goes on, and must learn of the revocation.
+    /// Another session uses it: it keeps running, and must receive the revocation.
     InUse,
     Suspend,
     Destroy,
 }
 
-/// Small things noted together: last uses and audit records.
+/// Last uses, audit records and opaque tokens that are written together.
 #[derive(Clone, Debug, Default)]
 pub struct Note {
-    /// Brings `idle` back to `active` too.
+    /// Also moves `idle` sandboxes back to `active`.
     pub sandboxes: Vec<(SandboxId, Timestamp)>,
     pub keys: Vec<(KeyId, Timestamp)>,
     pub tokens: Vec<OpaqueToken>,
     pub audit: Vec<AuditRecord>,
 }
 
-/// What an opaque token stands for.
+/// The stored claims of an opaque token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpaqueToken {
-    /// SHA-256 of the token as it was given out.
+    /// SHA-256 of the token as it was issued.
     pub hash: [u8; 32],
     pub claims: Claims,
-    /// From then on it proves nothing any more.
+    /// After this it doesn't even prove possession.
     pub keep_until: Timestamp,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shared {
     Added(Share),
-    /// There was one for the principal, which this one takes the place of.
+    /// Replaced an existing share of the same principal.
     Changed(Share),
     TooMany,
     SessionGone,
 }
 
-/// Whose tokens are to end.
+/// Which tokens to revoke.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RevokedTokens {
     Jti(String),
@@ -299,33 +300,33 @@ pub enum RevokedTokens {
 #[derive(Clone, Debug)]
 pub struct RevokeWish {
     pub workspace: String,
-    /// Where they count; in every sandbox of the workspace without it.
+    /// Limits it to one sandbox; without it, every sandbox of the workspace.
     pub sandbox: Option<SandboxId>,
     pub tokens: RevokedTokens,
     pub until: Timestamp,
     pub audit: AuditRecord,
 }
 
-/// A sandbox's next key.
+/// Rotation to a sandbox's next key.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation {
     pub now: Timestamp,
-    /// Until when tokens of the key before it count; without it they no longer do.
+    /// Until when tokens of the previous key stay valid; without it they end now.
     pub old_until: Option<Timestamp>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MasterRotated {
-    /// How many sandboxes it concerns.
+    /// Number of affected sandboxes.
     Rotated(u64),
-    /// Until then an older key of some sandbox still counts, and would for longer.
+    /// An older key of a sandbox is valid until then, and a new rotation would prolong it.
     TooSoon(Timestamp),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rotated {
     Rotated(Box<Sandbox>),
-    /// Until then an older key still counts, and would for longer.
+    /// An older key is valid until then, and a new rotation would prolong it.
     TooSoon(Timestamp),
     /// The sandbox has ended.
     Gone,
@@ -333,12 +334,12 @@ pub enum Rotated {
 
 #[derive(Default)]
 pub struct RevocationList {
-    /// Of the newest one in the list; changes whenever one is added.
+    /// Of the newest revocation in the list; changes whenever one is added.
     pub sequence: u64,
-    /// When the last one began to count, in Unix seconds. With the sequence it tells one list from another.
+    /// Latest start of a revocation, in Unix seconds. Together with the sequence it identifies a list.
     pub last_start: i64,
     pub list: Vec<Revocation>,
-    /// Made when it is first asked, and once for all who ask the same list.
+    /// Built on first use, once for all readers of the same list.
     view: OnceLock<RevocationView>,
 }
 
@@ -348,7 +349,7 @@ impl RevocationList {
     }
 }
 
-/// A token that was replaced: it counts for a moment longer, so that what is under way with it can go over to the new one.
+/// A token that was replaced: it stays valid for a short time, so that requests in progress can switch to the new one.
 #[derive(Clone, Debug)]
 pub struct RetiredToken {
     pub workspace: String,
@@ -360,7 +361,7 @@ pub struct RetiredToken {
     pub audit: AuditRecord,
 }
 
-/// What is old enough to be forgotten.
+/// Ages from which rows are removed.
 #[derive(Clone, Copy, Debug)]
 pub struct Horizon {
     pub now: Timestamp,
@@ -369,35 +370,35 @@ pub struct Horizon {
     pub audit_before: Timestamp,
 }
 
-/// How much there is, of all workspaces.
+/// Counts over all workspaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Those that have not ended, by state.
     pub sandboxes: Vec<(State, u64)>,
     /// Those that have not ended.
     pub sessions: u64,
-    /// Those that still count.
+    /// Those still in effect.
     pub revocations: u64,
     /// Sandboxes of the workspace that has the most.
     pub largest_workspace: u64,
-    /// What the database takes on its disk.
+    /// Size of the database on disk.
     pub database_bytes: u64,
 }
 
-/// The master key was replaced: every living sandbox's next token key comes from the new one.
+/// The master key was replaced: every live sandbox's next token key is derived from the new one.
 #[derive(Clone, Debug)]
 pub struct MasterRotation {
     pub now: Timestamp,
-    /// Until when tokens of the key before it count; without it they no longer do.
+    /// Until when tokens of the previous key stay valid; without it they end now.
     pub old_until: Option<Timestamp>,
-    /// What brokers agree on from now on, by its names.
+    /// New agreed values of all brokers, by name.
     pub agreed: [(&'static str, String); 2],
-    /// What says which records of the audit were removed for being old: from the new key on.
+    /// Seals for audit records that were removed by age, signed with the new key.
     pub seals: Vec<AuditSeal>,
     pub audit: AuditRecord,
 }
 
-/// That a chain's records up to a number were removed for being old.
+/// Signed statement that a chain's records up to a number were removed by age.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditSeal {
     pub writer: String,
@@ -405,7 +406,7 @@ pub struct AuditSeal {
     pub seal: Hash,
 }
 
-/// The end of a chain of audit records, and what the first that is kept is linked to.
+/// The end of a chain of audit records, and the link that the oldest kept record refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainHead {
     pub writer: String,
@@ -413,7 +414,7 @@ pub struct ChainHead {
     pub hash: Hash,
     pub kept_after: u64,
     pub kept_after_hash: Hash,
-    /// Nothing was removed, or by a broker that signed for it.
+    /// Nothing was removed, or the removal was signed by a broker.
     pub is_beginning_sealed: bool,
 }
 
@@ -421,7 +422,7 @@ pub struct ChainHead {
 #[derive(Clone, Debug)]
 pub struct ChainLink {
     pub number: u64,
-    /// As it stands there, whatever that is.
+    /// As stored, unverified.
     pub hash: Vec<u8>,
     pub sequence: u64,
     pub record: AuditRecord,
@@ -430,7 +431,7 @@ pub struct ChainLink {
 /// How far a store's own chain has come.
 #[derive(Clone, Debug, Default)]
 pub struct AuditProgress {
-    /// Number and hash of the last link, where it is known.
+    /// Number and hash of the last link, if known.
     pub head: Option<(u64, Hash)>,
     /// Newly committed records about keys and revocations.
     pub records: Vec<MarkedRecord>,
@@ -465,45 +466,45 @@ impl std::fmt::Display for MarkedRecord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     pub id: String,
-    /// How clients reach its sandboxes, without a slash at the end.
+    /// Base URL of its sandboxes for clients, without a trailing slash.
     pub url: String,
-    /// When it last said that it lives.
+    /// Time of its last heartbeat.
     pub seen_at: Timestamp,
-    /// Which process of the node that was.
+    /// The process of the node that sent it.
     pub instance: String,
-    /// How often it has said so; counted by the store.
+    /// Number of heartbeats; counted by the store.
     pub beats: u64,
-    /// Its clock minus the database's, in milliseconds; none of a broker that is too old to say.
+    /// Its clock minus the database's, in milliseconds; `None` for an older broker that doesn't measure it.
     pub clock_offset_ms: Option<i64>,
 }
 
-/// Something another broker may have changed: a reason to look, never the news itself.
+/// A change that another broker may have made: a reason to read again, never the data itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// A sandbox's state, its intent, or what is revoked in it.
+    /// A sandbox's state, intent or revocations.
     Sandbox(SandboxId),
-    /// What is revoked in every sandbox of a workspace.
+    /// Revocations for every sandbox of a workspace.
     Workspace(String),
-    /// A sandbox's events. Heard on SQLite too, where this is the only one.
+    /// A sandbox's events. Also sent on SQLite, where this is the only hint.
     News(SandboxId),
-    /// Somebody wants to know whether the broker of this node lives.
+    /// Another broker asks whether this node's broker is alive.
     Beat(String),
-    /// Whatever was said meanwhile was not heard.
+    /// Hints may have been missed.
     Anything,
 }
 
-/// What a sandbox said of itself, to be stored once.
+/// New activity feed entries of a sandbox, to be stored once.
 #[derive(Clone, Debug)]
 pub struct TakenHappenings {
     pub workspace: String,
     pub sandbox: SandboxId,
-    /// Of its daemon; another life counts anew.
+    /// Run of its daemon; each run numbers its entries from the start.
     pub life: String,
     /// By the daemon's own numbers.
     pub events: Vec<(u64, Event)>,
 }
 
-/// Up to where a sandbox's own words were taken, and its events removed.
+/// How far a sandbox's activity feed was collected, and up to which number its events were removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventMarks {
     pub life: String,
@@ -511,16 +512,16 @@ pub struct EventMarks {
     pub pruned: u64,
 }
 
-/// Numbers of events that are kept; zero where there is none.
+/// Numbers of stored events; zero if there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventBounds {
     /// Of the session itself.
     pub own_first: u64,
     /// Of the session's end.
     pub own_end: u64,
-    /// Of the sandbox, removed ones included.
+    /// The sandbox's newest, removed ones included.
     pub newest: u64,
-    /// The sandbox's up to this one were removed.
+    /// The sandbox's events up to this one were removed.
     pub pruned: u64,
 }
 
@@ -528,6 +529,6 @@ pub struct EventBounds {
 pub struct EventPage {
     /// With their numbers, oldest first.
     pub events: Vec<(u64, Event)>,
-    /// The sandbox's events up to this one were removed; zero where there is no event to say it by.
+    /// The sandbox's events up to this one were removed; zero if the page is empty.
     pub pruned: u64,
 }

@@ -1,9 +1,10 @@
-//! The audit's chain of this broker: each record is linked to the one before it, in the order of their commits.
+//! The audit chain of this broker: each record is linked to the one before it, in commit order.
 //!
-//! One lock is held from the moment a record gets its number until its commit is through, so that nobody is linked to what is not
-//! there in the end. It is the last lock a transaction takes, and nobody holds it longer than a database may take: what didn't answer
-//! by then is given up. Where it isn't known whether a commit came through, the database is asked at the next. A second process that
-//! wrote in the same name would fail on the number, which is unique; so does a commit that was given up and arrives late.
+//! A lock is held from the moment a record gets its number until its commit has completed, so that no record is linked to
+//! one that isn't committed in the end. It is the last lock a transaction takes, and it is held for a bounded time: a
+//! database that doesn't answer in time is given up. If it is unknown whether a commit succeeded, the next lock holder
+//! reads the chain's end from the database. A second process that writes under the same name fails on the number, which
+//! is unique; so does a commit that was given up and arrives late.
 
 use std::sync::{
     Arc, LazyLock, OnceLock, PoisonError,
@@ -27,24 +28,25 @@ use crate::{
     store::{AuditSeal, ChainHead, ChainLink, MarkedRecord, Stored},
 };
 
-/// Who a record that is about to be linked belongs to, until then: a word that is in no committed row and that nobody else knows, so
-/// that nothing somebody put into the database becomes a link.
+/// Writer of a record that is not linked yet: a random value that is in no committed row and unknown outside this
+/// process, so that rows inserted by other parties never become links.
 pub fn pending_writer() -> &'static str {
     static WORD: LazyLock<String> = LazyLock::new(|| {
         let mut random = [0u8; 16];
-        // One that can be guessed would let others write into the chain.
+        // A guessable value would let others write into the chain.
         getrandom::fill(&mut random).expect("the kernel's random source answers");
         format!("pending-{}", hex(&random))
     });
     &WORD
 }
 
-/// How a seal is called among what brokers have agreed on.
+/// Name of a seal in the table of agreed values.
 fn seal_name(writer: &str) -> String {
     format!("audit seal of {writer}")
 }
 
-/// What is kept outside the database too: an older one that is restored lets these keys out and revoked ones in.
+/// Actions that are also recorded outside the database: restoring an older database would forget new keys and revive
+/// revoked ones.
 const MARKED_ACTIONS: [&str; 8] = [
     "key.created",
     "key.revoked",
@@ -55,20 +57,21 @@ const MARKED_ACTIONS: [&str; 8] = [
     "session.unshared",
     "sandbox.key_rotated",
 ];
-/// Marked records that wait to be taken; a broker takes them every second. Past this the oldest are forgotten.
+/// Maximum number of marked records waiting to be collected; a broker collects them every second. Above it the oldest are
+/// dropped.
 const MAX_MARKED: usize = 10_000;
 
 pub struct Chain {
     writer: OnceLock<String>,
     /// Numbers that the next record leaves out.
     skipped: AtomicU64,
-    /// Committed records of [`MARKED_ACTIONS`] that were not taken yet.
+    /// Committed records of [`MARKED_ACTIONS`] that were not collected yet.
     marked: std::sync::Mutex<Vec<MarkedRecord>>,
     sealing: OnceLock<[u8; 32]>,
-    /// The last link, where it is known.
+    /// The last link, if known.
     head: Mutex<Option<Head>>,
-    /// Counts the connections made to the database. One made anew may be to a server that was restarted and has lost what was
-    /// committed without a sync, so the last link is read again.
+    /// Number of connections opened to the database. A new one may lead to a server that was restarted and has lost
+    /// commits without a sync, so the last link is read again.
     connections: Arc<AtomicU64>,
     patience: Patience,
 }
@@ -93,7 +96,7 @@ impl Chain {
         }
     }
 
-    /// Before anything is written; the first to say it decides.
+    /// Must be called before anything is written; only the first call has an effect.
     pub fn write_as(&self, writer: &str) {
         let _ = self.writer.set(writer.to_owned());
     }
@@ -106,12 +109,12 @@ impl Chain {
         self.sealing.get()
     }
 
-    /// A store that nobody gave a name has one of its own, so that no two write the same chain.
+    /// A store without a configured name gets a unique one, so that no two stores write the same chain.
     pub fn writer(&self) -> &str {
         self.writer.get_or_init(|| format!("unnamed-{}", RequestId::new().as_str().trim_start_matches("req_")))
     }
 
-    /// The end of the chain, for whoever is about to write and commit by this connection.
+    /// Locks the end of the chain, for a caller that is about to write and commit on this connection.
     pub async fn lock(&self, db: &mut AnyConnection) -> Stored<Links<'_>> {
         let Patience { turn, .. } = self.patience;
         let mut guard = timeout(turn, self.head.lock()).await.map_err(|_| gave_up("another commit", turn))?;
@@ -129,7 +132,7 @@ impl Chain {
         Ok(Links { chain: self, writer: self.writer(), guard, head, skipped, marked: Vec::new() })
     }
 
-    /// Records that were lost leave a gap, which a verification finds.
+    /// Lost records leave a gap, which a verification finds.
     pub fn skip(&self, count: u64) {
         self.skipped.fetch_add(count, Ordering::SeqCst);
     }
@@ -138,7 +141,7 @@ impl Chain {
         std::mem::take(&mut *self.marked.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What whoever holds the lock asks the database for. Past its time it is unknown what the database did of it.
+    /// Limits a database operation of the lock holder. After the limit its result is unknown.
     pub async fn in_time<T>(&self, asked: impl Future<Output = Stored<T>>) -> Stored<T> {
         let Patience { commit, .. } = self.patience;
         timeout(commit, asked).await.map_err(|_| gave_up("a commit", commit))?
@@ -150,7 +153,8 @@ impl Chain {
     }
 }
 
-/// Dropped before [`Links::are_committed`], nobody knows how the chain ends until the database is asked.
+/// If this is dropped before [`Links::are_committed`], the end of the chain is unknown until it is read from the
+/// database.
 pub struct Links<'a> {
     chain: &'a Chain,
     pub writer: &'a str,
@@ -208,7 +212,7 @@ pub fn content(r: &AuditRecord) -> Content<'_> {
     }
 }
 
-/// The end of a writer's chain as the database has it; a new one gets its beginning.
+/// The end of a writer's chain in the database; creates the chain if it is new.
 async fn begin(db: &mut AnyConnection, writer: &str) -> Stored<(u64, Hash)> {
     sqlx::query("INSERT INTO audit_anchors (writer, number, hash) VALUES ($1, 0, $2) ON CONFLICT (writer) DO NOTHING")
         .bind(writer)
@@ -229,7 +233,7 @@ async fn last(db: &mut AnyConnection, writer: &str) -> Stored<(u64, Hash)> {
     }
 }
 
-/// What the first record that is kept is linked to.
+/// The link that the oldest kept record refers to.
 async fn anchor(db: &mut AnyConnection, writer: &str) -> Stored<(u64, Hash)> {
     let row = sqlx::query("SELECT number, hash FROM audit_anchors WHERE writer = $1").bind(writer).fetch_optional(db).await?;
     row.map_or(Ok((0, NOTHING)), |row| Ok((rows::count(&row, "number")?, hash(&row)?)))
@@ -239,7 +243,7 @@ fn hash(row: &AnyRow) -> Stored<Hash> {
     row.try_get::<&[u8], _>("hash")?.try_into().map_err(|_| rows::corrupt("hash", "not 32 bytes"))
 }
 
-/// The records that this transaction has added and that are no links yet, oldest first.
+/// The records that this transaction has added and that are not linked yet, oldest first.
 pub async fn pending(tx: &mut AnyConnection) -> Stored<Vec<(i64, AuditRecord)>> {
     let found = sqlx::query("SELECT * FROM audit WHERE writer = $1 AND number IS NULL ORDER BY sequence")
         .bind(pending_writer())
@@ -262,12 +266,12 @@ pub async fn link_all(tx: &mut AnyConnection, pending: &[(i64, AuditRecord)], li
     Ok(())
 }
 
-/// Every chain there is: those that have a beginning, and those that have records.
+/// Every chain that has a beginning or records.
 pub async fn heads(db: &mut AnyConnection, sealing: Option<&[u8; 32]>) -> Stored<Vec<ChainHead>> {
     let mut heads = Vec::new();
     let mut after = String::new();
     loop {
-        // One after the other by the index: all records would be many.
+        // One after the other by the index: reading all records would be too many.
         let row = sqlx::query(
             "SELECT min(writer) AS writer FROM
              (SELECT min(writer) AS writer FROM audit WHERE writer > $1 UNION ALL SELECT min(writer) AS writer FROM audit_anchors WHERE writer > $1) AS w",
@@ -278,7 +282,7 @@ pub async fn heads(db: &mut AnyConnection, sealing: Option<&[u8; 32]>) -> Stored
         let Some(writer) = row.try_get::<Option<String>, _>("writer")? else { return Ok(heads) };
         let (number, hash) = last(db, &writer).await?;
         let (kept_after, kept_after_hash) = anchor(db, &writer).await?;
-        // Where nobody seals, nobody can say.
+        // Without a sealing key this can't be verified.
         let is_beginning_sealed = match sealing.filter(|_| kept_after > 0) {
             Some(key) => sealed(db, &writer).await? == Some((kept_after, seal(key, &writer, kept_after, &kept_after_hash))),
             None => true,
@@ -288,12 +292,12 @@ pub async fn heads(db: &mut AnyConnection, sealing: Option<&[u8; 32]>) -> Stored
     }
 }
 
-/// What was signed for last of a writer's chain.
+/// The last seal of a writer's chain.
 async fn sealed(db: &mut AnyConnection, writer: &str) -> Stored<Option<(u64, Hash)>> {
     let row = sqlx::query("SELECT value FROM agreed WHERE name = $1").bind(seal_name(writer)).fetch_optional(db).await?;
     let Some(row) = row else { return Ok(None) };
     let value: &str = row.try_get("value")?;
-    // What can't be read says nothing.
+    // An unreadable seal counts as none.
     Ok(value.split_once(' ').and_then(|(number, seal)| Some((number.parse().ok()?, from_hex(seal)?))))
 }
 
@@ -315,7 +319,7 @@ pub async fn links(db: &mut AnyConnection, writer: &str, after: u64, limit: u32)
         .fetch_all(db)
         .await?;
     let read = |row: &AnyRow| {
-        // Whatever is there is told: to say what is wrong with it is the reader's part.
+        // Returned unchecked: verification is the reader's task.
         let hash: Option<Vec<u8>> = row.try_get("hash")?;
         Ok(ChainLink {
             number: rows::count(row, "number")?,
@@ -327,8 +331,8 @@ pub async fn links(db: &mut AnyConnection, writer: &str, after: u64, limit: u32)
     found.iter().map(read).collect()
 }
 
-/// Removes what is older, but only from the beginning of each chain, whose new beginning is kept. A record's time may be a stranger's
-/// word; an old one among newer ones stays until those are old.
+/// Removes older records, but only from the beginning of each chain, and stores the chain's new beginning. A record's
+/// time may come from an untrusted sandbox; an old record among newer ones stays until those are old.
 pub async fn prune(tx: &mut AnyConnection, before: Timestamp, sealing: Option<&[u8; 32]>) -> Stored<()> {
     sqlx::query("DELETE FROM audit WHERE writer IS NULL AND at < $1").bind(before.unix()).execute(&mut *tx).await?;
     for head in heads(tx, sealing).await? {
@@ -338,7 +342,7 @@ pub async fn prune(tx: &mut AnyConnection, before: Timestamp, sealing: Option<&[
             .fetch_optional(&mut *tx)
             .await?;
         let cut = first_kept.map_or(Ok(head.number), |row| rows::count(&row, "number").map(|n| n.saturating_sub(1)))?;
-        // Somebody else's cut is not made one of ours.
+        // A beginning that was cut by another party must not be sealed.
         if cut <= head.kept_after || !head.is_beginning_sealed {
             continue;
         }
@@ -347,7 +351,7 @@ pub async fn prune(tx: &mut AnyConnection, before: Timestamp, sealing: Option<&[
             .bind(i64::try_from(cut).unwrap_or(i64::MAX))
             .fetch_optional(&mut *tx)
             .await?;
-        // One that is missing is found by whoever verifies; nothing is removed behind it.
+        // A missing record is found by a verification; nothing after it is removed.
         let Some(row) = row else { continue };
         let last = hash(&row)?;
         sqlx::query("UPDATE audit_anchors SET number = $2, hash = $3 WHERE writer = $1")
@@ -369,7 +373,7 @@ pub async fn prune(tx: &mut AnyConnection, before: Timestamp, sealing: Option<&[
     Ok(())
 }
 
-/// Records and their links in one statement.
+/// Inserts records with their links in one statement.
 pub async fn insert(tx: &mut AnyConnection, records: &[AuditRecord], links: &mut Links<'_>) -> Stored<()> {
     for records in records.chunks(notes::ROWS_AT_ONCE) {
         let linked: Vec<(u64, Hash)> = records.iter().map(|record| links.add(record)).collect();

@@ -1,4 +1,4 @@
-//! How much there is, for whoever watches the broker.
+//! Row counts for the metrics.
 
 use cobox_protocol::{Timestamp, session::State};
 use sqlx::{AnyConnection, Row};
@@ -6,7 +6,7 @@ use sqlx::{AnyConnection, Row};
 use super::rows;
 use crate::store::{Counts, StoreError, Stored};
 
-/// Each of them by an index that holds only what has not ended.
+/// Each count uses an index that only covers rows that have not ended.
 pub async fn all(connection: &mut AnyConnection, now: Timestamp) -> Stored<Counts> {
     let states = sqlx::query("SELECT state, count(*) AS many FROM sandboxes WHERE ended_at IS NULL GROUP BY state ORDER BY state")
         .fetch_all(&mut *connection)

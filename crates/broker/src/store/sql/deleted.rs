@@ -1,5 +1,5 @@
-//! Deleted sandboxes whose files are still kept: they can be restored, count against the quotas, and make room for new ones of their
-//! owner.
+//! Deleted sandboxes whose files are still kept: they can be restored, count against the quotas, and are evicted for new
+//! ones of their owner.
 
 use cobox_protocol::{SandboxId, Timestamp, event::EventKind, session::State};
 use sqlx::{AnyConnection, Row};
@@ -124,7 +124,7 @@ pub async fn make_room(tx: &mut AnyConnection, fresh: &Sandbox, quota: &Quota, a
     Ok(None)
 }
 
-/// Counts living sandboxes, up to the limit.
+/// Counts live sandboxes, up to the limit.
 async fn living(tx: &mut AnyConnection, workspace: &str, owner: Option<&str>, limit: u32) -> Stored<u64> {
     let counted = sqlx::query(
         "SELECT count(*) AS n FROM
@@ -133,7 +133,8 @@ async fn living(tx: &mut AnyConnection, workspace: &str, owner: Option<&str>, li
     rows::count(&counted.bind(workspace).bind(owner).bind(i64::from(limit)).fetch_one(tx).await?, "n")
 }
 
-/// Counts deleted sandboxes that can be restored. Expired ones take no room: their node removes the files in its next round.
+/// Counts deleted sandboxes that can be restored. Expired ones don't count: their node removes the files in its next
+/// round.
 async fn deleted(tx: &mut AnyConnection, workspace: &str, owner: Option<&str>, now: Timestamp) -> Stored<u64> {
     let counted = sqlx::query(
         "SELECT count(*) AS n FROM sandboxes

@@ -1,4 +1,4 @@
-//! How long a node's suspended and deleted sandboxes are kept, which does not include time in which its broker did not run.
+//! Excludes time in which a node's broker did not run from the retention of its suspended and deleted sandboxes.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -8,7 +8,7 @@ use sqlx::{AnyConnection, Row};
 use super::{lock, rows};
 use crate::store::{Counting, Stored};
 
-/// Adds what does not count of the time since this was last done. Returns how much that is.
+/// Adds the part of the time since the last call that doesn't count. Returns that part.
 pub async fn count(tx: &mut AnyConnection, node: &str, now: Timestamp, counting: Counting) -> Stored<Duration> {
     let found = sqlx::query("SELECT counted_until FROM node_clocks WHERE node_id = $1").bind(node).fetch_optional(&mut *tx).await?;
     let counted_until = found.map(|row| rows::time(&row, "counted_until")).transpose()?;
@@ -32,7 +32,7 @@ pub async fn count(tx: &mut AnyConnection, node: &str, now: Timestamp, counting:
     Ok(downtime)
 }
 
-/// Adds the time from `from` to `now`, or what of it came after the suspension or deletion.
+/// Adds the time from `from` to `now`, or the part of it after the suspension or deletion.
 async fn add(tx: &mut AnyConnection, node: &str, now: Timestamp, from: i64) -> Stored<()> {
     let kept = sqlx::query(
         "SELECT id FROM sandboxes WHERE node_id = $1 AND state = 'suspended' AND suspended_at < $2

@@ -1,4 +1,4 @@
-//! What a database's error means for the broker: whether the connection is lost, the database can't do it now, or the request is at fault.
+//! Classifies database errors: the connection is lost, the database is unavailable now, or the request is at fault.
 
 use sqlx::error::DatabaseError;
 
@@ -6,7 +6,8 @@ use crate::store::StoreError;
 
 /// Length of PostgreSQL's codes (SQLSTATE). SQLite's are decimal numbers of at most four digits.
 const SQLSTATE_CHARS: usize = 5;
-/// SQLite's primary result codes: BUSY, LOCKED, NOMEM, READONLY, IOERR, FULL, CANTOPEN. The low byte of an extended code is its primary one.
+/// SQLite's primary result codes: BUSY, LOCKED, NOMEM, READONLY, IOERR, FULL, CANTOPEN. The low byte of an extended code
+/// is its primary one.
 const SQLITE_UNAVAILABLE: [u32; 7] = [5, 6, 7, 8, 10, 13, 14];
 
 impl From<sqlx::Error> for StoreError {
@@ -31,13 +32,13 @@ fn of_database(error: &dyn DatabaseError) -> StoreError {
 
 fn of_postgres(code: &str, message: String) -> StoreError {
     match code {
-        // Shutting down, crashed, starting up, no connection left; or a server that became a standby, where a new connection by the same
-        // address leads to the new primary.
+        // Shutting down, crashed, starting up, out of connections; or a server that became a standby, where a new
+        // connection to the same address leads to the new primary.
         "57P01" | "57P02" | "57P03" | "57P05" | "53300" | "25006" | "25P03" => StoreError::Unreachable(message),
         _ if code.starts_with("08") => StoreError::Unreachable(message),
         // Timeouts, deadlocks, serialisation.
         "57014" | "55P03" | "40001" | "40P01" => StoreError::Unavailable(message),
-        // Resources (a full disk among them) and errors of the system beneath it.
+        // Resources (a full disk among them) and errors of the underlying system.
         _ if code.starts_with("53") || code.starts_with("58") => StoreError::Unavailable(message),
         _ => StoreError::Failed(message),
     }

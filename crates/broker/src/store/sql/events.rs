@@ -1,6 +1,6 @@
-//! Events: appended with the change they tell of, read by number, and removed when there are too many or they are too old.
+//! Events: appended with the change they describe, read by number, and removed when they are too many or too old.
 //!
-//! Whoever appends holds the workspace's lock until the commit, so that nobody sees a number before all smaller ones.
+//! A writer holds the workspace's lock until the commit, so that a reader never sees a number before all smaller ones.
 
 use cobox_protocol::{
     SandboxId, SessionId, Timestamp,
@@ -23,7 +23,7 @@ use crate::{
     store::{EventBounds, EventMarks, EventPage, Hint, StoreError, Stored, TakenHappenings},
 };
 
-/// The caller holds the workspace's lock. All are of one sandbox.
+/// The caller holds the workspace's lock. All events are of one sandbox.
 pub async fn append(tx: &mut AnyConnection, events: &[Event]) -> Stored<()> {
     const COLUMNS: usize = 8;
     for events in events.chunks(ROWS_AT_ONCE) {
@@ -52,18 +52,19 @@ pub async fn append(tx: &mut AnyConnection, events: &[Event]) -> Stored<()> {
     }
 }
 
-/// A change of a sandbox's state, if it is one that sessions go on after. The workspace's lock comes before the sandbox's.
+/// Event for a change of a sandbox's state after which its sessions continue. The workspace's lock is taken before the
+/// sandbox's.
 pub fn of_change(old: &Sandbox, new: &Sandbox) -> Option<Event> {
     let reason = || new.reason.clone().unwrap_or_default();
     let (what, at) = match new.state {
         state if state == old.state => return None,
         State::Active if old.state == State::Suspended => (EventKind::Resumed, new.counted_until),
-        // Out of idleness the running time goes on.
+        // Leaving the idle state doesn't interrupt the running time.
         State::Active if old.state == State::Idle => (EventKind::Active, None),
         State::Active => (EventKind::Active, new.counted_until),
         State::Idle => (EventKind::Idle, None),
         State::Suspended => (EventKind::Suspended { reason: reason() }, new.suspended_at),
-        // Told to each session as its end.
+        // Each session gets its own end event for these.
         State::Provisioning | State::Terminated | State::Failed => return None,
     };
     Some(Event::of_sandbox(at.unwrap_or(new.last_active_at), new, what))
@@ -74,14 +75,14 @@ pub async fn created(tx: &mut AnyConnection, session: &Session, state: State, au
     append(tx, &[Event::of_session(audit.at, session, EventKind::Created { state }).by(audit)]).await
 }
 
-/// The last of a session. The caller holds the workspace's lock.
+/// The last event of a session. The caller holds the workspace's lock.
 pub async fn ended(tx: &mut AnyConnection, session: &Session, state: State, reason: &str, audit: &AuditRecord) -> Stored<()> {
     let reason = reason.to_owned();
     let what = if state == State::Failed { EventKind::Failed { reason } } else { EventKind::Terminated { reason } };
     append(tx, &[Event::of_session(audit.at, session, what).by(audit)]).await
 }
 
-/// What a sandbox said of itself, each thing once: what was taken before is left out. Says whether anything was new.
+/// Appends events reported by a sandbox, each once: those stored before are left out. Returns whether any was new.
 pub async fn take(tx: &mut AnyConnection, taken: &TakenHappenings) -> Stored<bool> {
     lock::workspace(tx, &taken.workspace).await?;
     let known = marks(tx, &taken.sandbox).await?;
@@ -107,7 +108,7 @@ pub async fn marks(db: &mut AnyConnection, sandbox: &SandboxId) -> Stored<EventM
     Ok(EventMarks { life: row.try_get("life")?, taken: rows::count(&row, "taken")?, pruned: rows::count(&row, "pruned")? })
 }
 
-/// Of a session and its sandbox, oldest first, with how far the sandbox's were removed by then.
+/// Events of a session and its sandbox, oldest first, with the number up to which the sandbox's events were removed.
 pub async fn after(db: &mut AnyConnection, sandbox: &SandboxId, session: &SessionId, after: u64, limit: u32) -> Stored<EventPage> {
     let found = sqlx::query(
         "SELECT e.*, coalesce((SELECT pruned FROM event_marks WHERE sandbox_id = $1), 0) AS pruned FROM events e
@@ -159,7 +160,7 @@ fn event(row: &AnyRow) -> Stored<Event> {
     })
 }
 
-/// Removes what is older than that, and of every workspace all but the newest.
+/// Removes older events, and all but the newest of every workspace.
 pub async fn prune(tx: &mut AnyConnection, before: Timestamp, keep: u32) -> Stored<()> {
     remove(tx, "at < $1", before.unix(), None).await?;
     let found = sqlx::query("SELECT id FROM workspaces ORDER BY id").fetch_all(&mut *tx).await?;
@@ -179,7 +180,7 @@ pub async fn trim(tx: &mut AnyConnection, workspace: &str, keep: u32) -> Stored<
     remove(tx, "sequence <= $1 AND workspace_id = $2", row.try_get("sequence")?, Some(workspace)).await
 }
 
-/// Whoever reads on from before what was removed is told so.
+/// Stores the number up to which events were removed, so that a reader that resumes before it learns of the gap.
 async fn remove(tx: &mut AnyConnection, which: &'static str, number: i64, workspace: Option<&str>) -> Stored<()> {
     let mark = format!(
         "INSERT INTO event_marks (sandbox_id, pruned)
@@ -199,7 +200,7 @@ async fn remove(tx: &mut AnyConnection, which: &'static str, number: i64, worksp
     Ok(())
 }
 
-/// Numbers are far below what the column holds; a stranger's may not be.
+/// Real numbers are far below the column's limit; one sent by a client may not be.
 fn stored(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -1,8 +1,9 @@
-//! Notes that wait at the same time share a transaction: a commit is a sync of the disk, and one can be for many.
+//! Batched writes: notes that wait at the same time share a transaction, because a commit is a disk sync and one sync can
+//! serve many.
 //!
-//! Nobody waits for company: whoever comes while nothing is being written is written at once, alone; those who come meanwhile
-//! are written together after it. So one caller has one commit's delay, and many have at most two. Whoever comes first starts the
-//! writing, on its own thread: one caller wakes nobody.
+//! No note is delayed to fill a batch: a note that arrives while nothing is being written is written at once, alone;
+//! those that arrive during a write are written together after it. So a single caller waits for one commit, and many wait
+//! for at most two. The first caller starts the writing on its own thread, so that a single caller wakes no other thread.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -23,9 +24,9 @@ use super::{
 };
 use crate::store::{Note, StoreError, Stored};
 
-/// Callers that may wait in line; the next ones wait to get into it. More than a broker has connections in use at once.
+/// Callers that may wait in the queue; further ones wait to enter it. More than a broker has connections in use at once.
 const QUEUE: usize = 1024;
-/// Notes written together: a transaction of a few milliseconds.
+/// Notes per batch: a transaction of a few milliseconds.
 const AT_ONCE: usize = 256;
 
 struct Waiting {
@@ -46,7 +47,7 @@ struct Line(Arc<Mutex<LineParts>>);
 #[derive(Default)]
 struct LineParts {
     waiting: VecDeque<Waiting>,
-    /// Somebody writes them, until the line is empty.
+    /// A task is writing them, until the queue is empty.
     is_served: bool,
 }
 
@@ -55,7 +56,7 @@ impl Line {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next to be written together; none, and nobody serves the line any more.
+    /// The next batch. If it is empty, no task serves the queue any more.
     fn next(&self) -> Vec<Waiting> {
         let mut parts = self.parts();
         let count = parts.waiting.len().min(AT_ONCE);
@@ -69,7 +70,7 @@ impl Group {
         Self { base, line: Line::default(), room: Arc::new(Semaphore::new(QUEUE)) }
     }
 
-    /// Returns when the note is durable. It is written also when its caller goes away.
+    /// Returns when the note is durable. It is also written if its caller disconnects.
     pub async fn write(&self, note: Note) -> Stored<()> {
         let ended = || StoreError::Unreachable("the broker is ending".to_owned());
         let room = self.room.clone().acquire_owned().await.map_err(|_| ended())?;
@@ -86,7 +87,7 @@ impl Group {
     }
 }
 
-/// Whoever serves the line. Ended half-way, with the thread it ran on, it leaves nobody waiting.
+/// The task that serves the queue. If it is dropped half-way, with the thread it ran on, it fails all waiting callers.
 struct Serving {
     line: Line,
     is_done: bool,
@@ -106,22 +107,23 @@ async fn serve(base: Arc<Base>, mut serving: Serving) {
     loop {
         let waiting = serving.line.next();
         if waiting.is_empty() {
-            // From here on it is somebody else's.
+            // From here on another task may serve the queue.
             serving.is_done = true;
             return;
         }
         let together = write_one(&base, &joined(waiting.iter().map(|w| &w.note))).await;
-        // One that the database refuses must not take the others with it; when there is no database, each would wait as long again.
+        // A note that the database refuses must not fail the others. Without a database, each retry would wait as long
+        // again.
         let is_each_tried = waiting.len() > 1 && matches!(together, Err(StoreError::Failed(_) | StoreError::Corrupt(_)));
         for Waiting { note, done, .. } in waiting {
             let outcome = if is_each_tried { write_one(&base, &note).await } else { together.clone() };
-            // Whoever waited may have gone away.
+            // The caller may have disconnected.
             let _ = done.send(outcome);
         }
     }
 }
 
-/// Everybody else's notes wait for this one: it doesn't wait for the database without end.
+/// All other notes wait for this one, so its wait for the database is bounded.
 async fn write_one(base: &Base, note: &Note) -> Stored<()> {
     let patience = base.engine.patience.turn + base.engine.patience.commit;
     timeout(patience, write_now(base, note)).await.map_err(|_| gave_up("writing", patience))?
@@ -130,8 +132,8 @@ async fn write_one(base: &Base, note: &Note) -> Stored<()> {
 async fn write_now(base: &Base, note: &Note) -> Stored<()> {
     let is_audit_only = note.sandboxes.is_empty() && note.keys.is_empty() && note.tokens.is_empty();
     if is_audit_only && note.audit.len() <= notes::ROWS_AT_ONCE {
-        // One statement is a transaction of its own, without two more trips to the database. Nobody remembers audit records, which come
-        // with every request.
+        // A single statement is its own transaction, without two more round trips to the database. Audit records, which
+        // come with every request, are never cached, so the change counter stays as it is.
         if base.engine.is_only_writer {
             let mut db = Lent::from(&base.engine.writers, &base.engine.quick.waits).await?;
             base.sync_by(&mut db).await?;
@@ -151,7 +153,7 @@ async fn write_now(base: &Base, note: &Note) -> Stored<()> {
     let mut links = base.chain.lock(&mut tx).await?;
     let committing = async {
         chain::insert(&mut tx, &note.audit, &mut links).await?;
-        // Nobody remembers audit records, which come with every request.
+        // Audit records are never cached, so the change counter stays as it is.
         if is_audit_only { base.commit_timed(tx).await } else { base.finish(tx).await }
     };
     base.chain.in_time(committing).await?;
@@ -171,7 +173,7 @@ async fn append(base: &Base, db: &mut AnyConnection, note: &Note) -> Stored<()> 
     Ok(())
 }
 
-/// All of them as one: the last use of each thing, and the records in the order they came.
+/// Merges them: the last use of each item, and the records in their order.
 fn joined<'a>(notes: impl Iterator<Item = &'a Note>) -> Note {
     let (mut sandboxes, mut keys, mut tokens, mut audit) = (BTreeMap::new(), BTreeMap::new(), Vec::new(), Vec::new());
     for note in notes {
@@ -200,7 +202,7 @@ mod tests {
         const CALLERS: usize = 100;
         let dir = tempfile::tempdir().unwrap();
         let store = std::sync::Arc::new(sqlite::open(&dir.path().join("db")).await.unwrap());
-        // Nobody can write until this is given up.
+        // Blocks all writes until it is dropped.
         let held = store.base.begin().await.unwrap();
         let before = store.base.changes.count();
         let writing: Vec<_> = (0..CALLERS)
@@ -209,7 +211,7 @@ mod tests {
                 tokio::spawn(async move { store.note(&note).await })
             })
             .collect();
-        // The writer has taken some of them along already, and waits for its turn.
+        // The writer has already taken some of them, and waits for the transaction.
         while store.group.line.parts().waiting.len() < CALLERS / 2 {
             tokio::task::yield_now().await;
         }

@@ -1,5 +1,5 @@
-//! Hints between brokers on one PostgreSQL (LISTEN/NOTIFY): sent with the change they are about, heard by everybody who
-//! listens at that moment. Nothing depends on one arriving: it only makes somebody look earlier.
+//! Hints between brokers on one PostgreSQL (LISTEN/NOTIFY): sent with the change they are about, received by every broker
+//! that listens at that moment. Nothing depends on delivery: a hint only makes the receiver check earlier.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::store::{Hint, Stored};
 
 const CHANNEL: &str = "cobox";
-/// Hints somebody may be behind by; past it they are told that anything may have changed.
+/// Maximum backlog of a receiver. Above it the receiver gets `RecvError::Lagged`, and must assume that anything changed.
 pub const BACKLOG: usize = 1024;
-/// Between two attempts to listen again.
+/// Pause between attempts to listen again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Heard when the transaction is committed. On SQLite there is nobody to hear it.
+/// Delivered when the transaction commits. SQLite has no other brokers to notify.
 pub async fn send(tx: &mut AnyConnection, hint: &Hint) -> Stored<()> {
     if tx.backend_name() != "SQLite" {
         sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(words(hint)).execute(tx).await?;
@@ -39,10 +39,10 @@ async fn hear(url: &Secret, heard: &broadcast::Sender<Hint>) -> Result<std::conv
     let mut listener = PgListener::connect(url.expose()).await?;
     listener.listen(CHANNEL).await?;
     loop {
-        // What was said while nobody listened is unknown: at the start, and when the connection was lost.
+        // Hints sent while this broker didn't listen are unknown: at the start, and after a lost connection.
         let mut hint = Hint::Anything;
         loop {
-            // An error means that nobody wants to know at the moment.
+            // An error means that there is no receiver at the moment.
             let _ = heard.send(hint);
             match listener.try_recv().await? {
                 Some(said) => hint = parse(said.payload()),
@@ -62,7 +62,7 @@ fn words(hint: &Hint) -> String {
     }
 }
 
-/// A word of a newer broker means that something changed, too.
+/// An unknown hint of a newer broker also means that something changed.
 fn parse(words: &str) -> Hint {
     match words.split_once(' ') {
         Some(("sandbox", id)) => id.parse().map_or(Hint::Anything, Hint::Sandbox),

@@ -1,4 +1,4 @@
-//! API keys and the principals they stand for.
+//! API keys and the principals they belong to.
 
 use cobox_protocol::{KeyId, Timestamp, key::PrincipalKind};
 use sqlx::{AnyConnection, Row};
@@ -18,14 +18,14 @@ use crate::{
     store::{AddedKey, Ending, ExpiringKey, PageWish, RevokedKey, Stored},
 };
 
-/// A key with what its principal is, as `rows::key` reads it.
+/// A key with the kind of its principal, as `rows::key` reads it.
 macro_rules! keys {
     ($rest:literal) => {
         concat!("SELECT k.*, p.kind FROM api_keys k JOIN principals p ON p.workspace_id = k.workspace_id AND p.name = k.principal ", $rest)
     };
 }
 
-/// Whoever calls it commits only what was added.
+/// The caller must only commit if the key was added.
 pub async fn add(tx: &mut AnyConnection, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey> {
     let who = &key.principal;
     lock::workspace(tx, &who.workspace).await?;
@@ -58,7 +58,7 @@ pub async fn add(tx: &mut AnyConnection, key: &ApiKey, audit: &AuditRecord) -> S
         return Ok(AddedKey::Disabled);
     }
     if key.identity.is_some() {
-        // Another request of the same sign-in may have been quicker.
+        // Another request of the same sign-in may have been faster.
         if let Some(known) = of_identity(tx, who, &key.hash).await? {
             return Ok(AddedKey::Known(Box::new(known)));
         }
@@ -95,7 +95,7 @@ pub async fn principal(db: &mut AnyConnection, workspace: &str, name: &str) -> S
     Ok(Some(Principal { workspace: workspace.to_owned(), name: name.to_owned(), kind }))
 }
 
-/// No more are counted than matter.
+/// Counts no further than the limit.
 async fn valid(tx: &mut AnyConnection, who: &Principal, now: Timestamp) -> Stored<u64> {
     let row = sqlx::query(
         "SELECT count(*) AS n FROM (SELECT id FROM api_keys WHERE workspace_id = $1 AND principal = $2 AND issuer IS NULL
@@ -114,7 +114,7 @@ pub async fn get(db: &mut AnyConnection, id: &KeyId) -> Stored<Option<ApiKey>> {
     sqlx::query(keys!("WHERE k.id = $1")).bind(id.as_str()).fetch_optional(db).await?.map(|row| rows::key(&row)).transpose()
 }
 
-/// What an identity came in by last, revoked or not.
+/// The last key of an identity, revoked or not.
 pub async fn of_identity(db: &mut AnyConnection, who: &Principal, hash: &[u8; 32]) -> Stored<Option<ApiKey>> {
     sqlx::query(keys!("WHERE k.workspace_id = $1 AND k.principal = $2 AND k.hash = $3 AND k.issuer IS NOT NULL AND k.is_past = 0"))
         .bind(&who.workspace)
@@ -137,7 +137,7 @@ pub async fn list(db: &mut AnyConnection, page: &PageWish) -> Stored<Vec<ApiKey>
         .collect()
 }
 
-/// Only of a key that still counts. Tokens issued under it while it was to last longer end with it.
+/// Only for a valid key. Tokens that were issued under it with a later expiry end with it.
 pub async fn expire(tx: &mut AnyConnection, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<ExpiringKey> {
     let Some(key) = get(&mut *tx, id).await? else { return Ok(ExpiringKey::NotThere) };
     let (workspace, now) = (&key.principal.workspace, audit.at);
@@ -160,7 +160,7 @@ pub async fn expire(tx: &mut AnyConnection, id: &KeyId, at: Timestamp, audit: &A
     if changed.rows_affected() == 0 {
         return Ok(ExpiringKey::NotThere);
     }
-    // The end it was to have before; nobody has been told of it.
+    // Removes the revocation of the previous expiry, which has not started and was not pushed to any sandbox.
     sqlx::query(
         "DELETE FROM revocations
          WHERE workspace_id = $1 AND sandbox_id IS NULL AND kind = 'grant' AND value = $2 AND issued_by IS NULL AND starts_at > $3",
@@ -170,7 +170,7 @@ pub async fn expire(tx: &mut AnyConnection, id: &KeyId, at: Timestamp, audit: &A
     .bind(now.unix())
     .execute(&mut *tx)
     .await?;
-    // Later than that there is none left of those it has now, and those to come know its end.
+    // Later than that, no token that exists now is valid, and new tokens already respect the key's expiry.
     if at < now.plus(LONGEST_POSSESSION) {
         let grant = Revoked { kind: "grant", value: id.as_str(), issued_by: None };
         notes::insert_revocation(&mut *tx, (workspace.as_str(), None), grant, now, at, at.plus(LONGEST_POSSESSION)).await?;
@@ -179,7 +179,7 @@ pub async fn expire(tx: &mut AnyConnection, id: &KeyId, at: Timestamp, audit: &A
     Ok(get(tx, id).await?.map_or(ExpiringKey::NotThere, |key| ExpiringKey::Changed(Box::new(key))))
 }
 
-/// Whether a key is good until somebody ends it.
+/// Whether a key is valid until it is revoked.
 fn is_lasting(key: &ApiKey) -> bool {
     key.identity.is_none() && key.revoked_at.is_none() && key.expires_at.is_none()
 }
@@ -210,16 +210,17 @@ pub async fn revoke(tx: &mut AnyConnection, id: &KeyId, ending: &Ending) -> Stor
     Ok(RevokedKey::Revoked(Box::new(ApiKey { revoked_at: Some(ending.now), ..key })))
 }
 
-/// What an operator can come in by.
+/// How an operator could authenticate.
 #[derive(Clone, Copy)]
 pub enum Way {
-    /// A key that is good now.
+    /// With a key that is valid now.
     Valid(Timestamp),
-    /// One that doesn't expire. Whoever takes the last of these away would shut everybody out when the others end.
+    /// With a key that doesn't expire. Removing the last of these would lock out all operators once the other keys
+    /// expire.
     Lasting,
 }
 
-/// Whether an operator could still come in, without this key and without any of this principal.
+/// Whether an operator could still authenticate without this key and without any key of this principal.
 pub async fn has_other_operator(tx: &mut AnyConnection, by: Way, but_key: Option<&KeyId>, but: Option<(&str, &str)>) -> Stored<bool> {
     let row = sqlx::query(
         "SELECT count(*) AS n FROM (
@@ -229,7 +230,7 @@ pub async fn has_other_operator(tx: &mut AnyConnection, by: Way, but_key: Option
     )
     .bind(match by {
         Way::Valid(now) => now.unix(),
-        // No end is later.
+        // No expiry is later.
         Way::Lasting => i64::MAX,
     })
     .bind(but_key.map(KeyId::as_str))

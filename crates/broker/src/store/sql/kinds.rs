@@ -1,4 +1,5 @@
-//! What sandboxes are made of, as a part of the store; and whether it is there, for whoever makes one.
+//! The store's methods for resources (templates, snapshots, volumes, pools), and the checks that a new sandbox's
+//! resources exist.
 
 use async_trait::async_trait;
 use cobox_protocol::{PoolId, SnapshotId, Timestamp, VolumeId, tags::Tags};
@@ -20,7 +21,7 @@ use crate::{
     store::{AddedKind, AddedMember, ChangedKind, KindStore, PoolTaking, RemovedKind, Room, SnapshotFilter, Stored, Viewer},
 };
 
-/// Without what is being deleted on a node that is gone.
+/// Leaves out resources being deleted on a node that is gone.
 macro_rules! counting {
     ($what:literal) => {
         concat!(
@@ -31,9 +32,10 @@ macro_rules! counting {
     };
 }
 
-/// Of what a new sandbox is to be made, what nothing can be made of any more. The caller holds the workspace's lock, so it stays so.
+/// The snapshot or volume of a new sandbox's spec that can no longer be used, if any. The caller holds the workspace's
+/// lock, so the answer stays valid.
 pub async fn missing(tx: &mut AnyConnection, making: &SandboxSpec) -> Stored<Option<String>> {
-    // What is below the first layer is held by it.
+    // The first layer keeps those below it.
     if let Some(id) = making.layers.first() {
         let row =
             sqlx::query("SELECT id FROM snapshots WHERE id = $1 AND state = 'ready'").bind(id.as_str()).fetch_optional(&mut *tx).await?;
@@ -50,7 +52,7 @@ pub async fn missing(tx: &mut AnyConnection, making: &SandboxSpec) -> Stored<Opt
     Ok(None)
 }
 
-/// Also those that have ended and whose processes may still be there.
+/// Includes ended sandboxes whose processes may still exist.
 pub async fn sandboxes_made_of(db: &mut AnyConnection, workspace: &str, id: &str) -> Stored<Vec<Sandbox>> {
     let found = sqlx::query(
         "SELECT * FROM sandboxes
@@ -64,7 +66,7 @@ pub async fn sandboxes_made_of(db: &mut AnyConnection, workspace: &str, id: &str
     Ok(found.into_iter().filter(|s| is_made_of(&s.making, id)).collect())
 }
 
-/// What the database finds by its text may only be called so: a variable's value is anybody's to choose.
+/// The text match of the database may be a false positive: the value of a variable can contain any id.
 pub fn is_made_of(making: &SandboxSpec, id: &str) -> bool {
     making.layers.iter().any(|layer| layer.as_str() == id) || making.mounts.iter().any(|mount| mount.volume.as_str() == id)
 }
@@ -75,20 +77,20 @@ pub fn containing(text: &str) -> String {
     format!("%{escaped}%")
 }
 
-/// One that is to be added to a workspace's.
+/// A snapshot or volume to be added to a workspace.
 pub enum Fresh<'a> {
     Snapshot(&'a Snapshot),
     Volume(&'a Volume),
 }
 
-/// Whether there is no room for it; the caller holds the workspace's lock.
+/// The exceeded limit, if any. The caller holds the workspace's lock.
 pub async fn is_full(tx: &mut AnyConnection, fresh: Fresh<'_>, room: &Room) -> Stored<Option<AddedKind>> {
-    // What a snapshot takes is known when it is taken.
+    // The size of a snapshot is known when it is taken.
     let (count, workspace, node, bytes) = match fresh {
         Fresh::Snapshot(s) => (counting!("SELECT count(*) AS n FROM snapshots"), &s.workspace, &s.node, 0),
         Fresh::Volume(v) => (counting!("SELECT count(*) AS n FROM volumes"), &v.workspace, &v.node, v.size_bytes),
     };
-    // One database adds whole numbers up to something else.
+    // PostgreSQL sums whole numbers up to another type.
     let snapshots = counting!("SELECT CAST(coalesce(sum(size_bytes), 0) AS BIGINT) AS n FROM snapshots");
     let volumes = counting!("SELECT CAST(coalesce(sum(size_bytes), 0) AS BIGINT) AS n FROM volumes");
     let mut numbers = Vec::new();
@@ -103,8 +105,9 @@ pub async fn is_full(tx: &mut AnyConnection, fresh: Fresh<'_>, room: &Room) -> S
     Ok((taken > room.bytes).then_some(AddedKind::TooLarge))
 }
 
-/// What is being deleted on a node that nobody knows any more can't be removed by anybody, and nobody's sandbox stands on it. Should the
-/// node come back, it removes what no record knows. A broker that has its database to itself is no node there.
+/// Removes rows being deleted on a node that is no longer known: no broker can remove their files, and no sandbox is
+/// based on them. If the node comes back, it removes files without a record. A broker with a database of its own has no
+/// row in `nodes`.
 pub async fn forget_lost(tx: &mut AnyConnection) -> Stored<()> {
     for sql in [
         "DELETE FROM snapshots WHERE state = 'deleting' AND node_id NOT IN (SELECT id FROM nodes) AND EXISTS (SELECT 1 FROM nodes)",
@@ -174,7 +177,7 @@ impl KindStore for SqlStore {
         Ok(is_settled)
     }
     async fn is_snapshot_used(&self, snapshot: &Snapshot) -> Stored<bool> {
-        // In one transaction, so that both looks are at one moment.
+        // In one transaction, so that both reads see the same moment.
         let mut tx = self.base.begin().await?;
         snapshots::is_used(&mut tx, snapshot).await
     }

@@ -1,7 +1,8 @@
-//! Connections lent from the pool, and transactions on them: whatever the network does to one, it is given back or cut within a bound.
+//! Connections borrowed from the pool, and transactions on them: even if the network fails, a connection is returned or
+//! closed within a bounded time.
 //!
-//! A connection whose packets vanish never fails by itself, or after a quarter of an hour. The pool's own way back asks it whether
-//! it works and waits for an answer, which would take its place in the pool for as long.
+//! A connection whose packets are lost never fails by itself, or only after a quarter of an hour. The pool's own return
+//! path pings the connection and waits for an answer, which would occupy a place in the pool for as long.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -16,15 +17,15 @@ use crate::{
     store::{StoreError, Stored},
 };
 
-/// How long a connection has to answer when it is given back: what it was asked for may still have to end.
+/// Time limit for a returned connection to answer: its last query may still have to end.
 const RETURN_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long the database may take before it counts as gone.
+/// How long the database may take before it counts as unreachable.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// For somebody else's commit: as long as the server leaves a transaction that does nothing.
+    /// To wait for another commit: as long as the server keeps an idle transaction.
     pub turn: Duration,
-    /// For one commit: more than the server takes for any statement, so that it has decided by then.
+    /// For one commit: more than the server allows for any statement, so that its result is decided by then.
     pub commit: Duration,
 }
 
@@ -34,7 +35,7 @@ impl Default for Patience {
     }
 }
 
-/// For one statement: several may see several moments.
+/// A connection for one statement: several statements may see different states.
 pub struct Lent(Option<PoolConnection<Any>>);
 
 impl Lent {
@@ -45,7 +46,7 @@ impl Lent {
         Ok(Self(Some(acquired?)))
     }
 
-    /// Closed as it is, in the middle of whatever it does.
+    /// Closes the connection at once, in the middle of any operation.
     pub fn cut(mut self) {
         drop(self.0.take().map(PoolConnection::detach));
     }
@@ -69,20 +70,20 @@ impl DerefMut for Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(mut connection) = self.0.take() {
-            // Given up, the connection is closed with it.
+            // If this times out, the connection is closed.
             tokio::spawn(timeout(RETURN_WITHIN, connection.return_to_pool()));
         }
     }
 }
 
-/// What is written together. Dropped before it is committed, it is undone.
+/// A transaction. If it is dropped before the commit, it is rolled back.
 pub struct Tx {
     lent: Option<Lent>,
 }
 
 impl Tx {
     pub async fn begin(pool: &AnyPool, statement: &'static str, patience: Patience, waits: &Histogram) -> Stored<Self> {
-        // Before it is begun: given up half-way it is undone all the same.
+        // Owned before the transaction begins: if that is given up half-way, it is rolled back all the same.
         let mut tx = Self { lent: Some(Lent::from(pool, waits).await?) };
         let begun = timeout(patience.commit, sqlx::raw_sql(statement.into_sql_str()).execute(&mut *tx)).await;
         begun.map_err(|_| gave_up("beginning a change", patience.commit))??;
@@ -115,14 +116,14 @@ impl Drop for Tx {
         tokio::spawn(async move {
             match timeout(RETURN_WITHIN, sqlx::raw_sql("ROLLBACK").execute(&mut *lent)).await {
                 Ok(Ok(_)) => drop(lent),
-                // Nobody knows what is open on it.
+                // The state of the connection is unknown.
                 _ => lent.cut(),
             }
         });
     }
 }
 
-/// The error of a wait that was given up, which whoever asked may try again.
+/// The error of a wait that was given up; the caller may retry.
 pub fn gave_up(on: &str, after: Duration) -> StoreError {
     StoreError::Unreachable(format!("{on} took longer than {} s", after.as_secs()))
 }

@@ -1,7 +1,7 @@
-//! What must not happen at the same time. On SQLite a transaction that writes excludes every other from its start, so there
-//! is nothing to do; on PostgreSQL these are locks until the transaction's end.
+//! Locks against concurrent changes. On SQLite a writing transaction excludes every other from its start, so there is
+//! nothing to do; on PostgreSQL these are locks until the transaction's end.
 //!
-//! Taken in this order, or two transactions could wait for each other: operators, workspace, then sandbox.
+//! Must be taken in this order to avoid deadlocks: operators, workspace, then sandbox.
 
 use std::collections::BTreeSet;
 
@@ -14,17 +14,17 @@ use super::{
 };
 use crate::store::Stored;
 
-/// For whoever finds or makes something unique in a workspace, counts against its quota, or adds to its revocations: their
-/// sequence must grow in the order in which readers come to see them.
+/// For callers that look up or create something unique in a workspace, count against its quota, or add to its
+/// revocations: the sequence of revocations must grow in the order in which readers see them.
 pub async fn workspace(tx: &mut AnyConnection, workspace: &str) -> Stored<()> {
     if has_many_writers(tx) {
-        // Not the row's lock: every session refers to that row, which would lock it too.
+        // Not a row lock: every session refers to that row, which would lock it too.
         sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('workspace ' || $1, 0))").bind(workspace).execute(tx).await?;
     }
     Ok(())
 }
 
-/// For whoever ends what an operator comes in with: one of them must be left. Before any workspace's.
+/// For callers that end an operator's credentials: one must remain. Taken before any workspace's lock.
 pub async fn operators(tx: &mut AnyConnection) -> Stored<()> {
     if has_many_writers(tx) {
         sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('operators', 0))").execute(tx).await?;
@@ -32,7 +32,7 @@ pub async fn operators(tx: &mut AnyConnection) -> Stored<()> {
     Ok(())
 }
 
-/// For whoever reads a sandbox with its sessions and decides by what it read.
+/// For callers that read a sandbox with its sessions and act on the result.
 pub async fn sandbox(tx: &mut AnyConnection, id: &SandboxId) -> Stored<()> {
     if has_many_writers(tx) {
         sqlx::query("SELECT id FROM sandboxes WHERE id = $1 FOR NO KEY UPDATE").bind(id.as_str()).execute(tx).await?;
@@ -40,7 +40,7 @@ pub async fn sandbox(tx: &mut AnyConnection, id: &SandboxId) -> Stored<()> {
     Ok(())
 }
 
-/// For whoever changes many: in one order, or two of these could wait for each other.
+/// For callers that change several sandboxes: a fixed order avoids deadlocks between them.
 pub async fn sandboxes(tx: &mut AnyConnection, ids: BTreeSet<&str>) -> Stored<()> {
     if has_many_writers(tx) && ids.len() > 1 {
         for ids in ids.into_iter().collect::<Vec<_>>().chunks(ROWS_AT_ONCE) {
@@ -51,7 +51,7 @@ pub async fn sandboxes(tx: &mut AnyConnection, ids: BTreeSet<&str>) -> Stored<()
     Ok(())
 }
 
-/// For whoever changes all that live in a workspace, in that same order.
+/// For callers that change all live sandboxes of a workspace, in the same order.
 pub async fn sandboxes_of(tx: &mut AnyConnection, workspace: &str) -> Stored<()> {
     if has_many_writers(tx) {
         let sql = "SELECT id FROM sandboxes WHERE workspace_id = $1 AND ended_at IS NULL ORDER BY id FOR NO KEY UPDATE";
@@ -60,7 +60,7 @@ pub async fn sandboxes_of(tx: &mut AnyConnection, workspace: &str) -> Stored<()>
     Ok(())
 }
 
-/// For what one broker does for all: false when another is at it.
+/// For work that one broker does for all: false when another is doing it.
 pub async fn is_alone(tx: &mut AnyConnection, doing: &str) -> Stored<bool> {
     if !has_many_writers(tx) {
         return Ok(true);

@@ -1,12 +1,12 @@
 //! The store in a database: one set of SQL, written so that SQLite and PostgreSQL read it alike.
 //!
-//! To add a query: a function in the file of its table that takes the connection, and a method of [`Store`] below that runs
-//! it in a transaction or on a reader. The rules that keep one text good for both databases:
+//! To add a query: a function in the file of its table that takes the connection, and a method of [`Store`] below that
+//! runs it in a transaction or on a reader. The rules that keep one text valid for both databases:
 //! - placeholders are `$1`, `$2`, …; whole numbers are bound as `i64` and booleans stored as 0 and 1;
-//! - `IS NOT DISTINCT FROM` compares what may be null, `CASE` takes the place of `max(a, b)`, and `sum(…)` needs
-//!   `CAST(… AS BIGINT)`;
-//! - a truth value is bound as `bool`, and read as `CASE WHEN … THEN 1 ELSE 0 END`;
-//! - whoever reads and then writes by what was read takes a lock first (`lock.rs`).
+//! - `IS NOT DISTINCT FROM` compares nullable values and `CASE` replaces `max(a, b)`;
+//! - `sum(…)` needs `CAST(… AS BIGINT)`;
+//! - a boolean parameter is bound as `bool`, and a boolean result is read as `CASE WHEN … THEN 1 ELSE 0 END`;
+//! - a function that reads and then writes based on the result takes a lock first (`lock.rs`).
 
 mod chain;
 mod counts;
@@ -83,30 +83,30 @@ use crate::{
     policy::Quota,
 };
 
-/// What differs between the databases.
+/// The differences between the databases.
 struct Engine {
     writers: AnyPool,
-    /// For single statements, and what only reads.
+    /// For single statements, and for reads.
     quick: Quick,
     begin: &'static str,
     begin_unsynced: &'static str,
-    /// Undoes the latter for what comes after it, where that is needed.
+    /// Switches later statements back to synced commits, if the database needs that.
     sync: Option<&'static str>,
-    /// Nobody else changes the database, so what was read stays true until we write.
+    /// No other process changes the database, so cached reads stay valid until this process writes.
     is_only_writer: bool,
-    /// Where what other brokers changed is told.
+    /// Receives the hints about changes of other brokers.
     hints: broadcast::Sender<Hint>,
-    /// How many connections were made to it.
+    /// Number of connections opened so far.
     connections: Arc<AtomicU64>,
     patience: Patience,
-    /// The task that tells it.
+    /// The task that receives hints.
     _listener: Option<AbortOnDropHandle<()>>,
 }
 
-/// What every change goes through.
+/// The path of every change.
 struct Base {
     engine: Engine,
-    /// The writing connection was last told not to wait for the disk. Only whoever has that connection changes it.
+    /// The writing connection is set to not wait for the disk. Only the holder of that connection changes this.
     is_unsynced: AtomicBool,
     changes: Changes,
     chain: Chain,
@@ -118,11 +118,12 @@ impl Base {
         Tx::begin(&self.engine.writers, self.engine.begin, self.engine.patience, &self.engine.quick.waits).await
     }
 
-    /// As [`Base::begin`], but its commit reaches the disk only with the next that is synced. For what a restart finds
-    /// out by itself: what was about to be done, and what state it led to. What is answered for always comes after it, synced.
+    /// As [`Base::begin`], but its commit only reaches the disk with the next synced one. For changes that a restart
+    /// finds out by itself: intents and the states they led to. The response to a client always follows a later, synced
+    /// commit.
     async fn begin_unsynced(self: &Arc<Self>) -> Stored<Tx> {
         let base = self.clone();
-        // In a task: when a caller goes away in the middle of it, nobody would know how the next change is synced.
+        // In a task: if the caller were cancelled half-way, the sync mode of the next change would be unknown.
         let beginning = tokio::spawn(async move {
             let begun = Tx::begin(&base.engine.writers, base.engine.begin_unsynced, base.engine.patience, &base.engine.quick.waits).await;
             base.is_unsynced.store(true, Ordering::SeqCst);
@@ -131,7 +132,8 @@ impl Base {
         beginning.await.map_err(|_| StoreError::Unreachable("the broker is ending".to_owned()))?
     }
 
-    /// For one statement that is a change by itself: its commit waits for the disk, whatever the one before it did.
+    /// For a single statement that is its own transaction: its commit must wait for the disk, independent of the previous
+    /// change's mode.
     async fn sync_by(&self, writer: &mut AnyConnection) -> Stored<()> {
         if let Some(sync) = self.engine.sync.filter(|_| self.is_unsynced.load(Ordering::SeqCst)) {
             sqlx::raw_sql(sync).execute(writer).await?;
@@ -147,7 +149,7 @@ impl Base {
             return self.finish(tx).await;
         }
         let base = self.clone();
-        // In a task: when a caller goes away in the middle of it, the chain would not know how it ends.
+        // In a task: if the caller were cancelled half-way, the end of the chain would be unknown.
         let linking = tokio::spawn(async move {
             let mut links = base.chain.lock(&mut tx).await?;
             let committing = async {
@@ -162,7 +164,7 @@ impl Base {
     }
 
     async fn finish(&self, tx: Tx) -> Stored<()> {
-        // Also when it fails: it may have reached the database all the same.
+        // Also counts a failed commit: it may have reached the database.
         let _making = self.changes.making();
         self.commit_timed(tx).await
     }
@@ -174,7 +176,7 @@ impl Base {
         committed
     }
 
-    /// As [`Base::commit`], for what leaves an event of a sandbox. On PostgreSQL the database tells everybody itself.
+    /// As [`Base::commit`], for a change with an event of a sandbox. On PostgreSQL the database sends the hint itself.
     async fn commit_news(self: &Arc<Self>, tx: Tx, sandbox: &SandboxId) -> Stored<()> {
         self.commit(tx).await?;
         self.tell_news(sandbox);
@@ -183,12 +185,12 @@ impl Base {
 
     fn tell_news(&self, sandbox: &SandboxId) {
         if self.engine.is_only_writer {
-            // An error means that nobody wants to know at the moment.
+            // An error means that there is no receiver at the moment.
             let _ = self.engine.hints.send(Hint::News(sandbox.clone()));
         }
     }
 
-    /// A connection whose packets vanish never fails by itself: as long as a commit, and no longer.
+    /// A connection whose packets are lost never fails by itself: limits a read to the time limit of a commit.
     async fn in_time<T>(&self, asked: impl Future<Output = Stored<T>>) -> Stored<T> {
         let within = self.engine.patience.commit;
         timeout(within, asked).await.unwrap_or_else(|_| Err(gave_up("an answer", within)))
@@ -221,7 +223,7 @@ impl SqlStore {
         }
     }
 
-    /// Whether every connection is back in its place, for whoever is about to do something to them.
+    /// Whether every connection has been returned, for a test that is about to disturb them.
     #[doc(hidden)]
     pub fn is_at_rest(&self) -> bool {
         self.base.engine.writers.num_idle() == self.base.engine.writers.size() as usize && self.base.engine.quick.is_at_rest()
@@ -229,7 +231,7 @@ impl SqlStore {
 }
 
 impl SqlStore {
-    /// What is asked with every request: remembered where nobody else writes.
+    /// Caches reads that every request needs, if no other process writes.
     async fn known<K, V>(&self, recent: &Recent<K, V>, key: K, moment: i64, ask: impl Future<Output = Stored<V>>) -> Stored<V>
     where
         K: Eq + Hash,
@@ -242,7 +244,7 @@ impl SqlStore {
     }
 }
 
-/// The answer of a quick connection. Where several statements are needed for it, they may see several moments.
+/// Runs a read on a standalone connection. Several statements in it may see different states.
 macro_rules! asked {
     ($store:ident, $db:ident => $ask:expr) => {{
         let mut taken = $store.base.engine.quick.take().await?;
@@ -272,7 +274,7 @@ impl Store for SqlStore {
         if !self.base.engine.is_only_writer {
             return asked!(self, db => sessions::with_key(db, id, session));
         }
-        // Both are remembered, and each is more often so than the two together.
+        // Each is cached, and is more often found than a combined entry would be.
         let Some(key) = self.key(id).await? else { return Ok(None) };
         Ok(Some((key, self.session(session).await?)))
     }
@@ -454,7 +456,7 @@ impl Store for SqlStore {
     }
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<Arc<RevocationList>> {
         let ask = async { asked!(self, db => notes::revocations(db, sandbox, now)).map(Arc::new) };
-        // Of the second, because revocations begin and end by themselves.
+        // Keyed by the second, because revocations start and end by themselves.
         self.known(&self.known_revocations, sandbox.id.clone(), now.unix(), ask).await
     }
     async fn retire_token(&self, token: &RetiredToken) -> Stored<bool> {
@@ -534,7 +536,7 @@ impl Store for SqlStore {
         self.base.chain.skip(count);
     }
     async fn audit_progress(&self) -> super::AuditProgress {
-        // The records first: a head that is newer than them only leaves some for the next time.
+        // The records first: if the head is newer than them, the rest follows next time.
         let records = self.base.chain.take_marked();
         super::AuditProgress { head: self.base.chain.head().await, records }
     }
@@ -592,7 +594,7 @@ impl Store for SqlStore {
     async fn probe_write(&self, now: Timestamp) -> Stored<()> {
         let mut tx = self.base.begin().await?;
         nodes::probe(&mut tx, now).await?;
-        // Nobody reads it, so what was read before stays true.
+        // No query reads it, so cached reads stay valid.
         self.base.commit_timed(tx).await
     }
     async fn counts(&self, now: Timestamp) -> Stored<Counts> {

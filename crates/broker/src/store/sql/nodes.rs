@@ -1,4 +1,4 @@
-//! The brokers that share this database, and what they must agree on.
+//! The brokers that share this database, and the values they must agree on.
 
 use cobox_protocol::Timestamp;
 use sqlx::{AnyConnection, Row, any::AnyRow};
@@ -6,7 +6,7 @@ use sqlx::{AnyConnection, Row, any::AnyRow};
 use super::rows;
 use crate::store::{Node, Stored};
 
-/// Says whether the node's last process was this one.
+/// Returns false if another process has claimed the node.
 pub async fn seen(tx: &mut AnyConnection, node: &Node) -> Stored<bool> {
     let updated = sqlx::query(
         "INSERT INTO nodes (id, url, seen_at, instance, beats, clock_offset_ms) VALUES ($1, $2, $3, $4, 1, $5)
@@ -63,7 +63,7 @@ pub async fn clock_millis(db: &mut AnyConnection) -> Stored<i64> {
     Ok(sqlx::query(sql).fetch_one(db).await?.try_get("ms")?)
 }
 
-/// One that is silent for so long and has nothing left is not coming back.
+/// Removes nodes without a heartbeat since then and without sandboxes: they will not come back.
 pub async fn forget(tx: &mut AnyConnection, silent_since: Timestamp) -> Stored<()> {
     sqlx::query("DELETE FROM nodes WHERE seen_at < $1 AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE node_id = nodes.id)")
         .bind(silent_since.unix())
@@ -78,7 +78,7 @@ pub async fn forget(tx: &mut AnyConnection, silent_since: Timestamp) -> Stored<(
     Ok(())
 }
 
-/// Sets a value if there is none yet; answers with the one that counts.
+/// Sets a value if there is none yet; returns the stored one.
 pub async fn agree(tx: &mut AnyConnection, name: &str, value: &str) -> Stored<String> {
     sqlx::query("INSERT INTO agreed (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING")
         .bind(name)

@@ -1,4 +1,4 @@
-//! Revocations, audit records, last uses, and forgetting what is old.
+//! Revocations, audit records, last uses, and the removal of old rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,8 @@ use crate::{
     store::{Ending, Hint, Horizon, Note, PageWish, RetiredToken, RevocationList, Stored},
 };
 
-/// Rows in one statement: a statement costs more than a row, and each length is one that the connection remembers.
+/// Rows per statement: a statement costs more than a row, and each length is a separate prepared statement of the
+/// connection.
 pub const ROWS_AT_ONCE: usize = 32;
 
 /// The caller holds the workspace's lock.
@@ -32,15 +33,15 @@ pub async fn revoke(
     insert_revocation(tx, about, Revoked { kind, value, issued_by: None }, ending.now, ending.now, ending.revoke_until).await.map(drop)
 }
 
-/// What a revocation is about.
+/// The subject of a revocation.
 pub struct Revoked<'a> {
     pub kind: &'static str,
     pub value: &'a str,
     pub issued_by: Option<i64>,
 }
 
-/// A token that was retired before, by a retry, keeps its first end. False where there is no room for another: who replaces tokens
-/// without end must not end those of others.
+/// A token that an earlier attempt retired keeps its first end. False at the revocation limit: a client that replaces
+/// tokens endlessly must not end those of others.
 pub async fn retire(tx: &mut AnyConnection, token: &RetiredToken) -> Stored<bool> {
     lock::workspace(tx, &token.workspace).await?;
     let known = sqlx::query("SELECT sequence FROM revocations WHERE workspace_id = $1 AND sandbox_id = $2 AND kind = 'jti' AND value = $3")
@@ -62,9 +63,9 @@ pub async fn retire(tx: &mut AnyConnection, token: &RetiredToken) -> Stored<bool
     Ok(true)
 }
 
-/// Whether a sandbox, or a workspace as a whole, has as many revocations of its own as may be.
+/// Whether a sandbox, or a workspace as a whole, has reached its limit of revocations.
 async fn is_full(tx: &mut AnyConnection, workspace: &str, sandbox: Option<&SandboxId>, now: Timestamp) -> Stored<bool> {
-    // No more are counted than matter.
+    // Counts no further than the limit.
     let row = sqlx::query(match sandbox {
         Some(_) => {
             "SELECT count(*) AS n FROM
@@ -84,7 +85,8 @@ async fn is_full(tx: &mut AnyConnection, workspace: &str, sandbox: Option<&Sandb
     Ok(rows::count(&row, "n")? >= u64::from(MAX_REVOCATIONS))
 }
 
-/// The next key of the sandbox, or of each in the workspace, ends every token of it, so that nothing is left for the revocations to say.
+/// Moves the sandbox, or each in the workspace, to its next key, which ends every token of it, so that the revocations
+/// can be dropped.
 async fn start_over(tx: &mut AnyConnection, workspace: &str, sandbox: Option<&SandboxId>, now: Timestamp) -> Stored<()> {
     if sandbox.is_none() {
         lock::sandboxes_of(tx, workspace).await?;
@@ -104,7 +106,7 @@ async fn start_over(tx: &mut AnyConnection, workspace: &str, sandbox: Option<&Sa
     audit(tx, &AuditRecord { sandbox: sandbox.cloned(), ..AuditRecord::new(now, workspace, action).detail(detail) }).await
 }
 
-/// The caller holds the workspace's lock. Answers with its sequence.
+/// The caller holds the workspace's lock. Returns the sequence number.
 pub async fn insert_revocation(
     tx: &mut AnyConnection,
     (workspace, sandbox): (&str, Option<&SandboxId>),
@@ -114,7 +116,7 @@ pub async fn insert_revocation(
     until: Timestamp,
 ) -> Stored<u64> {
     if sandbox.is_none() {
-        // What is said again, and for longer, needs to be said once.
+        // A repeated revocation that lasts longer replaces the existing one.
         sqlx::query(
             "DELETE FROM revocations WHERE workspace_id = $1 AND sandbox_id IS NULL AND kind = $2 AND value = $3
              AND issued_by IS NOT DISTINCT FROM $4 AND starts_at <= $5 AND until <= $6",
@@ -151,7 +153,7 @@ pub async fn insert_revocation(
 
 pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList> {
     let found = sqlx::query(
-        // In two, or all of the workspace's would be read.
+        // Two selects: one with OR would read all of the workspace's revocations.
         "SELECT sequence, kind, value, starts_at, issued_by FROM revocations
          WHERE workspace_id = $1 AND sandbox_id IS NULL AND starts_at <= $3 AND until > $3
          UNION ALL
@@ -187,9 +189,9 @@ pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timesta
     Ok(view)
 }
 
-/// All but the audit records.
+/// Everything but the audit records.
 pub async fn note(tx: &mut AnyConnection, note: &Note) -> Stored<()> {
-    // Those of one moment, which is a second, in one statement.
+    // Uses within the same second share a statement.
     let mut by_time: BTreeMap<Timestamp, BTreeSet<&str>> = BTreeMap::new();
     for (id, at) in &note.sandboxes {
         by_time.entry(*at).or_default().insert(id.as_str());
@@ -201,7 +203,7 @@ pub async fn note(tx: &mut AnyConnection, note: &Note) -> Stored<()> {
     }
     lock::sandboxes(tx, note.sandboxes.iter().map(|(id, _)| id.as_str()).collect()).await?;
     if !idle.is_empty() {
-        // Again, now that nobody else changes them.
+        // Read again under the locks.
         idle = idle_among(tx, &note.sandboxes).await?;
         idle.retain(|_, s| workspaces.contains(&s.workspace));
     }
@@ -217,10 +219,10 @@ pub async fn note(tx: &mut AnyConnection, note: &Note) -> Stored<()> {
     for (id, at) in &note.sandboxes {
         let Some(sandbox) = idle.get(id.as_str()) else { continue };
         let used = Sandbox { state: State::Active, last_active_at: sandbox.last_active_at.max(*at), ..sandbox.clone() };
-        // Unless somebody else changed it meanwhile.
+        // Has no effect if it was changed concurrently.
         sandboxes::replace(tx, sandbox, &used).await?;
     }
-    // In one order, or two of these could wait for each other.
+    // In a fixed order, to avoid deadlocks between two of these.
     for (id, at) in note.keys.iter().collect::<BTreeSet<_>>() {
         sqlx::query("UPDATE api_keys SET last_used_at = $2 WHERE id = $1").bind(id.as_str()).bind(at.unix()).execute(&mut *tx).await?;
     }
@@ -230,7 +232,7 @@ pub async fn note(tx: &mut AnyConnection, note: &Note) -> Stored<()> {
     Ok(())
 }
 
-/// Those that were idle and are so no more; one that becomes idle this moment is found by the reaper.
+/// The used sandboxes that were idle. One that becomes idle at this moment is found by the reaper.
 async fn idle_among(db: &mut AnyConnection, used: &[(SandboxId, Timestamp)]) -> Stored<BTreeMap<String, Sandbox>> {
     let mut idle = BTreeMap::new();
     for used in used.chunks(ROWS_AT_ONCE) {
@@ -250,8 +252,8 @@ pub fn placeholders(first: usize, count: usize) -> String {
     (first..first + count).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ")
 }
 
-/// `(…), (…)` for `count` rows that are inserted with values of their own. SQLite looks each numbered one up among all, on every execution: there they
-/// go by their order.
+/// `(…), (…)` for inserting `count` rows. SQLite looks up each numbered placeholder among all on every execution, so
+/// there they are positional.
 pub fn values(db: &AnyConnection, count: usize, columns: usize) -> String {
     let row = |n: usize| match db.backend_name() {
         "SQLite" => vec!["?"; columns].join(", "),
@@ -260,12 +262,12 @@ pub fn values(db: &AnyConnection, count: usize, columns: usize) -> String {
     (0..count).map(|n| format!("({})", row(n))).collect::<Vec<_>>().join(", ")
 }
 
-/// Becomes a link of the chain when the transaction is committed.
+/// The record becomes a link of the chain when the transaction is committed.
 pub async fn audit(tx: &mut AnyConnection, record: &AuditRecord) -> Stored<()> {
     insert_audit(tx, std::slice::from_ref(record), chain::pending_writer(), &[]).await
 }
 
-/// `linked` has the number and hash of each record, or of none.
+/// `linked` has the number and hash of each record, or is empty.
 pub async fn insert_audit(tx: &mut AnyConnection, records: &[AuditRecord], writer: &str, linked: &[(u64, Hash)]) -> Stored<()> {
     const COLUMNS: usize = 14;
     let sql = format!(
@@ -304,7 +306,7 @@ pub async fn newest(
     page: &PageWish,
 ) -> Stored<Vec<(u64, AuditRecord)>> {
     let before = page.before.as_ref().and_then(|b| b.parse::<i64>().ok()).unwrap_or(i64::MAX);
-    // Of a token in words of its own, or its index would not be used.
+    // A separate text for tokens, otherwise their index would not be used.
     sqlx::query(match jti {
         None => {
             "SELECT * FROM audit WHERE workspace_id = $1 AND sequence < $2 AND ($3 IS NULL OR sandbox_id = $3)
@@ -332,11 +334,12 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon, sealing: Option<&[
         ("DELETE FROM revocations WHERE until < $1", horizon.now),
         ("DELETE FROM opaque_tokens WHERE keep_until < $1", horizon.now),
         ("DELETE FROM shares WHERE expires_at < $1", horizon.now),
-        // A revoked identity stays: it is what keeps somebody out.
+        // A revoked identity stays: it is what keeps the user from signing in again.
         ("DELETE FROM api_keys WHERE (revoked_at < $1 OR expires_at < $1) AND (issuer IS NULL OR is_past = 1)", horizon.ended_before),
         ("DELETE FROM idempotency WHERE session_id IN (SELECT id FROM sessions WHERE ended_at < $1)", horizon.ended_before),
         (
-            // The last of each thread on a sandbox that lives says who may use what the thread left in it.
+            // The last session of each thread on a live sandbox is kept: it decides which principals may use the files
+            // that the thread left in it.
             "DELETE FROM sessions WHERE ended_at < $1 AND (
                  scope_type <> 'thread'
                  OR EXISTS (SELECT 1 FROM sandboxes WHERE sandboxes.id = sessions.sandbox_id AND sandboxes.ended_at IS NOT NULL

@@ -1,4 +1,4 @@
-//! Pools: which there are, and sandboxes that wait in one until somebody takes them, each once.
+//! Pools, and the standby sandboxes in them, each of which is taken once.
 
 use cobox_protocol::{PoolId, key::PrincipalKind};
 use sqlx::{AnyConnection, Row, any::AnyRow};
@@ -53,7 +53,7 @@ pub async fn by_id(db: &mut AnyConnection, id: &PoolId) -> Stored<Option<Pool>> 
     row.as_ref().map(pool).transpose()
 }
 
-/// Of several that fail at the same time one is counted.
+/// Of several concurrent failures one is counted.
 pub async fn note_trouble(tx: &mut AnyConnection, seen: &Pool, trouble: &PoolTrouble) -> Stored<bool> {
     let done = sqlx::query("UPDATE pools SET failures = $2, retry_at = $3, reason = $4 WHERE id = $1 AND failures = $5")
         .bind(seen.id.as_str())
@@ -142,8 +142,9 @@ pub async fn add_member(tx: &mut AnyConnection, sandbox: &Sandbox, quota: &Quota
     Ok(AddedMember::Added)
 }
 
-/// Gives a waiting member the owner and the name of the sandbox that would be made. `None` when none waits, or when the new owner has as
-/// many as may be: then the same is found out by whoever makes one. The caller holds the workspace's lock.
+/// Gives a standby member the owner and the name of the sandbox to be created. `None` when none is available, or when the
+/// new owner has reached a limit: the creation of a new sandbox reports the latter. The caller holds the workspace's
+/// lock.
 pub async fn take(
     tx: &mut AnyConnection,
     taking: &PoolTaking,
@@ -172,7 +173,7 @@ pub async fn take(
         }
     }
     let Some(found) = suitable else { return Ok(None) };
-    // The workspace has it already, its owner hasn't.
+    // The member already counts for the workspace, but not for its new owner.
     let quota = Quota { of_workspace: u32::MAX, of_owner: quota.of_owner };
     if deleted::make_room(tx, fresh, &quota, audit).await?.is_some() {
         return Ok(None);
@@ -196,7 +197,7 @@ pub async fn take(
     .bind(fresh.own_keep.map(rows::stored_seconds))
     .execute(&mut *tx)
     .await?;
-    // Suspended in this very moment: whoever wants one makes one.
+    // Suspended at this moment: the caller creates a new one.
     if done.rows_affected() == 0 {
         return Ok(None);
     }

@@ -1,4 +1,4 @@
-//! The store in PostgreSQL: what several brokers share.
+//! The store in PostgreSQL, which several brokers can share.
 
 use std::{
     sync::{
@@ -20,15 +20,15 @@ use super::{
 };
 use crate::store::{StoreError, Stored};
 
-/// Connections of one broker, for transactions and for single statements. The server admits a hundred by default, which leaves room for
-/// several brokers and operators.
+/// Connections of one broker, for transactions and for single statements. The server allows a hundred by default, which
+/// leaves enough for several brokers and operators.
 const CONNECTIONS: u32 = 8;
 const QUICK_CONNECTIONS: usize = 8;
-/// How long a request waits for its turn before it fails.
+/// How long a request waits for a connection before it fails.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A broker that hangs must not hold locks that others wait for, nor wait for them without end. That a table is there already is
-/// not worth a line in the log.
+/// A broker that hangs must not hold locks that others wait for, and every wait for a lock must be bounded. `warning`:
+/// the notice that a table exists already isn't worth a log line.
 const SETTINGS: &str = "SET client_min_messages = warning; SET idle_in_transaction_session_timeout = '10s'; SET lock_timeout = '10s'; SET statement_timeout = '30s'";
 
 /// Connects, and brings the schema up to date.
@@ -36,10 +36,10 @@ pub async fn open(url: &Secret) -> Stored<SqlStore> {
     open_with(url, Patience::default()).await
 }
 
-/// As [`open`], for whoever can't wait as long for a database that is gone.
+/// As [`open`], for callers with shorter time limits for an unreachable database.
 pub async fn open_with(url: &Secret, patience: Patience) -> Stored<SqlStore> {
     sqlx::any::install_default_drivers();
-    // The URL has a password in it: no error says more than what the server or the system said.
+    // The URL has a password in it: errors must only contain the message of the server or the system.
     let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening the PostgreSQL database: {e}"));
     let options: AnyConnectOptions = url.expose().parse().map_err(|e: sqlx::Error| failed(&e))?;
     let connections = Arc::<AtomicU64>::default();

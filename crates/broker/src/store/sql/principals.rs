@@ -1,4 +1,4 @@
-//! Principals: who there is, and shutting somebody out at one stroke.
+//! Principals: lists them, and disables one in a single transaction.
 
 use cobox_protocol::key::PrincipalKind;
 use sqlx::{AnyConnection, Row};
@@ -13,7 +13,7 @@ use crate::{
     store::{DisabledPrincipal, Ending, Hint, PageWish, Stored},
 };
 
-/// No more are counted than matter.
+/// Counts no further than the limit.
 pub async fn count(tx: &mut AnyConnection, workspace: &str) -> Stored<u64> {
     let row = sqlx::query("SELECT count(*) AS n FROM (SELECT name FROM principals WHERE workspace_id = $1 LIMIT $2) AS counted")
         .bind(workspace)
@@ -51,7 +51,7 @@ pub async fn has_valid_key(db: &mut AnyConnection, workspace: &str, name: &str, 
     Ok(found.bind(workspace).bind(name).bind(now).fetch_optional(db).await?.is_some())
 }
 
-/// Its keys and identities end, and every token it has, in one transaction.
+/// Ends its keys, its identities and all its tokens, in one transaction.
 pub async fn disable(tx: &mut AnyConnection, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal> {
     lock::operators(&mut *tx).await?;
     lock::workspace(&mut *tx, workspace).await?;
@@ -83,7 +83,7 @@ pub async fn disable(tx: &mut AnyConnection, workspace: &str, name: &str, ending
         .fetch_all(&mut *tx)
         .await?;
     for row in open {
-        // Each by itself: these stay when the principal is let in again.
+        // Each separately: these revocations stay when the principal is enabled again.
         notes::revoke(&mut *tx, workspace, None, "grant", row.try_get("id")?, ending).await?;
     }
     sqlx::query("UPDATE api_keys SET revoked_at = $3 WHERE workspace_id = $1 AND principal = $2 AND revoked_at IS NULL")
@@ -97,7 +97,8 @@ pub async fn disable(tx: &mut AnyConnection, workspace: &str, name: &str, ending
     Ok(DisabledPrincipal::Disabled)
 }
 
-/// Its old keys stay ended; new ones can be made, and its identities may sign in again. False when there is no such principal.
+/// Its old keys stay ended; new ones can be created, and its identities may sign in again. False when there is no such
+/// principal.
 pub async fn enable(tx: &mut AnyConnection, workspace: &str, name: &str, audit: &AuditRecord) -> Stored<bool> {
     lock::workspace(&mut *tx, workspace).await?;
     let found = sqlx::query("SELECT disabled_at FROM principals WHERE workspace_id = $1 AND name = $2")
@@ -112,7 +113,7 @@ pub async fn enable(tx: &mut AnyConnection, workspace: &str, name: &str, audit: 
             .bind(name)
             .execute(&mut *tx)
             .await?;
-        // All tokens of before ended with the keys they were issued under.
+        // All earlier tokens ended with the keys they were issued under.
         sqlx::query("DELETE FROM revocations WHERE workspace_id = $1 AND sandbox_id IS NULL AND kind = 'principal' AND value = $2")
             .bind(workspace)
             .bind(name)

@@ -1,8 +1,8 @@
-//! Connections for what every request asks and writes in one statement.
+//! Standalone connections for the single statements that every request needs.
 //!
-//! The driver's pool asks a connection whether it still works each time it comes back, which takes as long as the question did. Here
-//! one comes back only when it has answered; one that was given up half-way is closed. And it goes to the thread it was made on, where
-//! there is one: then nobody else is woken by its answer.
+//! The driver's pool pings a connection each time it is returned, which takes as long as the query did. Here a connection
+//! is only returned after it has answered; one that was given up half-way is closed. A connection is preferably reused on
+//! the thread that opened it, so that its answer wakes no other thread.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -25,23 +25,23 @@ use crate::{
     store::{StoreError, Stored},
 };
 
-/// How long a request waits for its turn, and for a connection to be made.
+/// How long a request waits for its turn, and for a connection to be opened.
 const TAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A connection unused for this long is asked whether it still works before it is used.
+/// A connection unused for this long is pinged before it is used.
 pub const TRUSTED: Duration = Duration::from_secs(5);
-/// For the answer; one that is gone must leave time to try another.
+/// Time limit of a ping; it must leave time to try another connection.
 pub const PING_WITHIN: Duration = Duration::from_secs(2);
 
 pub struct Quick {
     options: AnyConnectOptions,
-    /// What is said to each first.
+    /// SQL that each new connection runs first.
     settings: &'static str,
     most: usize,
     turns: Semaphore,
     idle: Mutex<Vec<Idle>>,
-    /// Counts those that were made.
+    /// Counts opened connections.
     made: Arc<AtomicU64>,
-    /// How long was waited for a connection, of these and of the pool's.
+    /// Waiting times for a connection, of these and of the pool's.
     pub waits: Histogram,
 }
 
@@ -51,7 +51,7 @@ struct Idle {
     since: Instant,
 }
 
-/// A connection on loan. Dropped before it is given back, it is closed.
+/// A borrowed connection. If it is dropped before it is given back, it is closed.
 pub struct Taken<'a> {
     quick: &'a Quick,
     connection: AnyConnection,
@@ -86,24 +86,24 @@ impl Quick {
         Ok(Taken { quick: self, connection, made_on: thread::current().id(), _turn: turn })
     }
 
-    /// Whether all that were lent are back.
+    /// Whether all borrowed connections are back.
     pub fn is_at_rest(&self) -> bool {
         self.turns.available_permits() == self.most
     }
 
-    /// Where one leads to a server that is gone, so do the others.
+    /// Drops all idle connections: if one leads to a server that is gone, so do the others.
     fn forget(&self) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// One of this thread's, or anybody's where no more may be made.
+    /// A connection of this thread, or of any thread if no more may be opened.
     fn pick(&self) -> Option<Idle> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let here = thread::current().id();
         if let Some(ours) = idle.iter().rposition(|i| i.made_on == here) {
             return Some(idle.swap_remove(ours));
         }
-        // Ours is a turn without a connection yet.
+        // The caller already holds a permit without a connection.
         let on_loan = self.most.saturating_sub(self.turns.available_permits() + 1);
         if idle.len() + on_loan < self.most { None } else { idle.pop() }
     }

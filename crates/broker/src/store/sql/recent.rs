@@ -1,4 +1,5 @@
-//! What the gateway asks with every request, remembered until anything is written: one process writes this file, and it is us.
+//! Read cache for what the gateway needs with every request, valid until the next write: this process is the only writer
+//! of the file.
 
 use std::{
     collections::HashMap,
@@ -12,9 +13,9 @@ use std::{
 
 use crate::store::Stored;
 
-/// Entries kept; a node has fewer sandboxes in use at once.
+/// Maximum number of entries; a node has fewer sandboxes in use at once.
 const MAX_ENTRIES: usize = 1024;
-/// Longest an answer counts: whoever gives up waiting for a commit can't say when it was made.
+/// Maximum age of an entry: if a caller gives up waiting for a commit, it is unknown when the commit happens.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Counts the changes to the file.
@@ -22,7 +23,7 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 pub struct Changes(AtomicU64);
 
 impl Changes {
-    /// Held over a commit: it counts when that is done, and when whoever waited for it has gone.
+    /// Held during a commit. On drop it counts the change, also when the waiting caller was cancelled.
     pub fn making(&self) -> Making<'_> {
         Making(self)
     }
@@ -40,8 +41,8 @@ impl Drop for Making<'_> {
     }
 }
 
-/// Answers by their question, each good for as long as nothing has changed, and for the moment it was asked of. One a question:
-/// the next moment's takes its place.
+/// Cached answers by key. Each is valid until the next change, and for the moment it was read for. One entry per key: the
+/// next moment's answer replaces it.
 pub struct Recent<K, V>(Mutex<HashMap<K, Known<V>>>);
 
 struct Known<V> {
@@ -59,7 +60,7 @@ impl<K, V> Default for Recent<K, V> {
 
 impl<K: Eq + Hash, V: Clone> Recent<K, V> {
     pub async fn get(&self, changes: &Changes, key: K, moment: i64, ask: impl Future<Output = Stored<V>>) -> Stored<V> {
-        // Before the question: a change that comes while it is asked makes the answer an old one.
+        // Read before the query: a change during the query makes its answer outdated.
         let (change, at) = (changes.count(), Instant::now());
         if let Some(known) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key)
             && known.change == change
@@ -89,7 +90,7 @@ mod tests {
         assert_eq!((ask(1).await, ask(2).await), (1, 1));
         drop(changes.making());
         assert_eq!((ask(3).await, ask(4).await), (3, 3));
-        // One that was made while the question was under way leaves nothing to go by.
+        // A change during the query must invalidate its answer.
         recent
             .get(&changes, "other", 0, async {
                 drop(changes.making());

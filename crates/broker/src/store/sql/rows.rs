@@ -1,4 +1,4 @@
-//! From rows to the domain's records. A value that can't be read is an error that names its column.
+//! Converts rows to the domain's records. A value that can't be read is an error that names its column.
 
 use std::{str::FromStr, time::Duration};
 
@@ -54,11 +54,11 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
     })
 }
 
-/// What is made of nothing in particular has none.
+/// A default spec is stored as NULL.
 pub fn making(row: &AnyRow) -> Stored<SandboxSpec> {
     match row.try_get::<Option<&str>, _>("making")? {
         None => Ok(SandboxSpec::default()),
-        // Without the text: people put secrets there.
+        // Without the text: it may contain secrets.
         Some(text) => serde_json::from_str(text).map_err(|e| corrupt("making", &format!("…: {e}"))),
     }
 }
@@ -70,7 +70,7 @@ pub fn stored_making(making: &SandboxSpec) -> Stored<Option<String>> {
     serde_json::to_string(making).map(Some).map_err(|e| StoreError::Failed(e.to_string()))
 }
 
-/// Of a query that names the columns as `session_columns!` does.
+/// For a query that names the columns as `session_columns!` does.
 pub fn session(row: &AnyRow) -> Stored<Session> {
     Ok(Session {
         id: parsed(row, "session_id")?,
@@ -95,7 +95,7 @@ pub fn key(row: &AnyRow) -> Stored<ApiKey> {
     key_named(row, |name| name)
 }
 
-/// Where the columns beside it are another's.
+/// For a query whose unprefixed columns belong to another record.
 pub fn key_beside(row: &AnyRow) -> Stored<ApiKey> {
     key_named(row, |name| match name {
         "id" => "key_id",
@@ -190,7 +190,7 @@ pub fn access_from_word(w: &str) -> Option<Access> {
     [Access::Workspace, Access::Owner].into_iter().find(|a| access_word(*a) == w)
 }
 
-/// Durations and counts are far below what the column holds.
+/// Durations and counts are far below the column's limit.
 pub fn stored_seconds(d: Duration) -> i64 {
     i64::try_from(d.as_secs()).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Sandboxes: rows whose state and intent only change from what the writer last saw.
+//! Sandbox rows: state and intent are only changed if they are still what the writer last read.
 
 use std::collections::BTreeSet;
 
@@ -43,7 +43,7 @@ pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: 
     Ok(AddedSandbox::Added)
 }
 
-/// Whoever calls it commits only what was changed.
+/// The caller must only commit if the sandbox was changed.
 pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChange, audit: &AuditRecord) -> Stored<ChangedSandbox> {
     let Some(sandbox) = locked(tx, id).await?.filter(|s| s.ended_at.is_none()) else { return Ok(ChangedSandbox::Gone) };
     if let Some(Some(name)) = &change.name
@@ -52,7 +52,7 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
         return Ok(ChangedSandbox::NameTaken(other.id));
     }
     let access = change.access.unwrap_or(sandbox.access);
-    // Whoever may no longer use it holds tokens, and its next key ends them.
+    // Principals that lose access may hold tokens; the next key ends them.
     let is_closed = sandbox.access == Access::Workspace && access == Access::Owner;
     let changed = Sandbox {
         generation: if is_closed { sandbox.generation + 1 } else { sandbox.generation },
@@ -134,7 +134,7 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     if s.making.layers.is_empty() && s.making.mounts.is_empty() {
         return Ok(());
     }
-    // It may be another node's to make: where its files are.
+    // Another node may have to create it: the one with its files.
     hint::send(tx, &Hint::Sandbox(s.id.clone())).await
 }
 
@@ -204,7 +204,8 @@ pub async fn of_node(db: &mut AnyConnection, node: &str) -> Stored<Vec<Sandbox>>
 }
 
 pub async fn due(db: &mut AnyConnection, node: &str, by: DueBy) -> Stored<Vec<Sandbox>> {
-    // In four, each with an index of its own: nearly all sandboxes of a node may be suspended ones that can wait.
+    // Four selects, each with an index of its own: nearly all sandboxes of a node may be suspended ones that are not
+    // due.
     sqlx::query(
         "SELECT * FROM sandboxes WHERE node_id = $1 AND (state IN ('active', 'idle') OR intent IS NOT NULL)
          UNION ALL
@@ -245,8 +246,9 @@ pub async fn any(db: &mut AnyConnection, node: Option<&str>) -> Stored<bool> {
     Ok(found.is_some())
 }
 
-/// Only the fields that change in a sandbox's life, and only while nobody else changed its state or intent. While it goes on running,
-/// its running time is left to `count_running`, which may have written since `old` was read; so is to `downtime` what it wrote.
+/// Updates only the fields that change in a sandbox's life, and only if state and intent were not changed concurrently.
+/// While it keeps running, its running time is left to `count_running`, which may have written since `old` was read;
+/// downtime is left to `downtime` in the same way.
 pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> Stored<bool> {
     let event = events::of_change(old, new);
     if event.is_some() {
@@ -283,7 +285,8 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
     Ok(is_replaced)
 }
 
-/// The next generation of its token key. One old key at a time: all of them have the same end, so another one's would put it off.
+/// Moves to the next generation of its token key. Only one old key at a time: all old keys share one end, so another
+/// rotation would postpone it.
 pub async fn rotate(tx: &mut AnyConnection, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Rotated> {
     let Some(sandbox) = locked(tx, id).await?.filter(|s| s.ended_at.is_none()) else { return Ok(Rotated::Gone) };
     if let (Some(_), Some(old)) = (rotation.old_until, sandbox.old_keys.filter(|old| rotation.now < old.until)) {
@@ -303,7 +306,7 @@ pub async fn rotate(tx: &mut AnyConnection, id: &SandboxId, rotation: &Rotation,
     Ok(Rotated::Rotated(Box::new(Sandbox { generation, old_keys, ..sandbox })))
 }
 
-/// Where the clock was set back, the time in between counts nothing.
+/// After a clock was set back, the time in between doesn't count.
 pub async fn count_running(tx: &mut AnyConnection, node: &str, now: Timestamp, counting: Counting) -> Stored<()> {
     let due = sqlx::query(
         "SELECT id FROM sandboxes WHERE node_id = $1 AND (state IN ('active', 'idle') OR intent IS NOT NULL)
@@ -331,7 +334,7 @@ pub async fn count_running(tx: &mut AnyConnection, node: &str, now: Timestamp, c
     Ok(())
 }
 
-/// Under the locks that whoever binds a session takes too: a session's hard end counts from what it read.
+/// Under the same locks as binding a session: a session's hard end counts from the running time it read.
 pub async fn renew(tx: &mut AnyConnection, id: &SandboxId) -> Stored<()> {
     locked(tx, id).await?;
     sqlx::query(
@@ -348,7 +351,7 @@ pub async fn end(tx: &mut AnyConnection, id: &SandboxId, state: State, ending: &
     let Some(sandbox) = locked(tx, id).await?.filter(|s| s.ended_at.is_none()) else { return Ok(None) };
     for session in sessions::on_sandbox(tx, id).await? {
         sessions::close(tx, &session, state, ending).await?;
-        // A retry of a request whose sandbox came to nothing must be free to make another.
+        // A retry of a request whose sandbox failed must be able to create another.
         sqlx::query("DELETE FROM idempotency WHERE session_id = $1").bind(session.id.as_str()).execute(&mut *tx).await?;
     }
     let ended = mark_ended(tx, &sandbox, state, ending).await?;
@@ -357,7 +360,7 @@ pub async fn end(tx: &mut AnyConnection, id: &SandboxId, state: State, ending: &
 }
 
 pub async fn end_unbound(tx: &mut AnyConnection, id: &SandboxId, ending: &Ending) -> Stored<Option<Sandbox>> {
-    // Whoever binds one holds the same locks.
+    // Binding a session takes the same locks.
     let Some(_) = locked(tx, id).await? else { return Ok(None) };
     if !sessions::on_sandbox(tx, id).await?.is_empty() {
         return Ok(None);
@@ -365,7 +368,7 @@ pub async fn end_unbound(tx: &mut AnyConnection, id: &SandboxId, ending: &Ending
     end(tx, id, State::Terminated, ending).await
 }
 
-/// A sandbox that nobody else changes until the transaction ends, with its workspace's lock.
+/// Reads a sandbox and locks it and its workspace until the transaction ends.
 pub async fn locked(tx: &mut AnyConnection, id: &SandboxId) -> Stored<Option<Sandbox>> {
     let Some(found) = get(tx, id).await? else { return Ok(None) };
     lock::workspace(tx, &found.workspace).await?;
@@ -373,11 +376,12 @@ pub async fn locked(tx: &mut AnyConnection, id: &SandboxId) -> Stored<Option<San
     get(tx, id).await
 }
 
-/// Whatever was under way loses: its settling finds another state and intent. The caller holds its lock.
+/// An operation in progress loses: when it settles, it finds another state and intent. The caller holds the sandbox's
+/// lock.
 pub async fn mark_ended(tx: &mut AnyConnection, sandbox: &Sandbox, state: State, ending: &Ending) -> Stored<Sandbox> {
     use crate::domain::model::Intent;
     let is_restorable = state == State::Terminated && sandbox.pool.is_none() && !ending.keep_files.is_zero();
-    // One that never ran has none.
+    // A sandbox that never ran has no files.
     let has_files = is_restorable && (sandbox.is_running() || sandbox.state == State::Suspended);
     let ended = Sandbox {
         state,

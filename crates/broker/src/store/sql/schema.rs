@@ -1,4 +1,4 @@
-//! The steps that bring a database's tables up to date: one list, with the SQL of each step once for every database.
+//! The migrations that bring a database's tables up to date: one list, with the SQL of each step for every database.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use sqlx::{
 
 type Step = (i64, &'static str, &'static str);
 
-/// Add a step at the end, with a file of that name in both directories; never change one that was released.
+/// Add a step at the end, with a file of that name in both directories. Never change a released one.
 macro_rules! steps {
     ($database:literal) => {
         [
@@ -35,7 +35,7 @@ macro_rules! steps {
 pub const SQLITE: &[Step] = &steps!("sqlite");
 pub const POSTGRES: &[Step] = &steps!("postgres");
 
-/// Several brokers may do this at once: on PostgreSQL they wait for each other, on SQLite there is one.
+/// Several brokers may do this at once: on PostgreSQL they wait for each other, on SQLite there is only one.
 pub async fn bring_up_to_date(pool: &AnyPool, steps: &[Step]) -> Result<(), MigrateError> {
     let migrations = steps
         .iter()

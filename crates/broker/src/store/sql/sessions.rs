@@ -1,4 +1,4 @@
-//! Sessions: found or made in one transaction, and ended together with what depends on them.
+//! Sessions: found or created in one transaction, and ended together with what depends on them.
 
 use cobox_protocol::{
     KeyId, SandboxId, SessionId,
@@ -26,7 +26,7 @@ macro_rules! session_columns {
     };
 }
 
-/// Sessions with their sandboxes in one statement, so that both are of one moment: `rows::bound` reads them.
+/// Sessions with their sandboxes in one statement, so that both are from the same moment: `rows::bound` reads them.
 macro_rules! bound {
     ($rest:literal) => {
         concat!("SELECT b.*, ", session_columns!(), " FROM sessions s JOIN sandboxes b ON b.id = s.sandbox_id ", $rest)
@@ -164,7 +164,7 @@ pub async fn of_scope(db: &mut AnyConnection, workspace: &str, scope_type: &str,
     row.as_ref().map(rows::bound).transpose()
 }
 
-/// A key with its principal's kind, and a session with its sandbox where there is one.
+/// A key with its principal's kind, and a session with its sandbox if it exists.
 const WITH_KEY: &str = concat!(
     "SELECT b.*, ",
     session_columns!(),
@@ -183,7 +183,8 @@ pub async fn with_key(db: &mut AnyConnection, key: &KeyId, session: &SessionId) 
 }
 
 pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>> {
-    // A session failed when its sandbox did; one that ended before was terminated. `Bound::state` says the same.
+    // A session has failed if its sandbox failed at the same time; one that ended earlier was terminated. `Bound::state`
+    // has the same rule.
     let life = match filter.state {
         Some(State::Failed) => "s.ended_at IS NOT NULL AND b.state = 'failed' AND b.ended_at = s.ended_at AND $6 IS NOT NULL",
         Some(State::Terminated) => "s.ended_at IS NOT NULL AND NOT (b.state = 'failed' AND b.ended_at = s.ended_at) AND $6 IS NOT NULL",
@@ -235,7 +236,7 @@ pub async fn past_threads(db: &mut AnyConnection, sandbox: &SandboxId, limit: u3
     found.iter().map(|row| Ok(row.try_get("scope_id")?)).collect()
 }
 
-/// The last session of a scope, if it has ended.
+/// The latest ended session of a scope.
 pub async fn last_of_scope(db: &mut AnyConnection, workspace: &str, scope: &Scope) -> Stored<Option<Bound>> {
     let row = sqlx::query(bound!(
         "WHERE s.workspace_id = $1 AND s.scope_type = $2 AND s.scope_id = $3 AND s.ended_at IS NOT NULL ORDER BY s.id DESC LIMIT 1"
@@ -248,17 +249,17 @@ pub async fn last_of_scope(db: &mut AnyConnection, workspace: &str, scope: &Scop
     row.map(|row| rows::bound(&row)).transpose()
 }
 
-/// What is left to do, and about which sandbox.
+/// Returns the remaining work, and the sandbox it is about.
 pub async fn end(tx: &mut AnyConnection, id: &SessionId, ending: &Ending) -> Stored<Option<(Leftover, SandboxId)>> {
     let Some(found) = get(tx, id).await? else { return Ok(None) };
     sandboxes::locked(tx, &found.sandbox.id).await?;
-    // Again, now that nobody else can end it.
+    // Read again under the locks, so that it can't end concurrently.
     let Some(Bound { session, sandbox }) = get(tx, id).await?.filter(|b| b.session.ended_at.is_none()) else { return Ok(None) };
     close(tx, &session, State::Terminated, ending).await?;
     let leftover = if !on_sandbox(tx, &sandbox.id).await?.is_empty() {
         Leftover::InUse
     } else if sandbox.outlives_sessions() || session.owner != sandbox.owner || ending.keeps_sandbox {
-        // Whoever was only let into another's sandbox can't end it by leaving.
+        // A session on another principal's sandbox must not end the sandbox with it.
         if sandbox.is_running() && sandbox.intent.is_none() {
             sandboxes::replace(tx, &sandbox, &sandbox.with_intent(Intent::Suspend)).await?;
         }

@@ -1,4 +1,4 @@
-//! Shares: whom else a session was opened to. Tokens that came by one end in the transaction that ends it.
+//! Shares: which principals a session was shared with. Tokens issued through a share end in the transaction that ends it.
 
 use cobox_protocol::{SandboxId, SessionId, event::EventKind};
 use sqlx::AnyConnection;
@@ -21,7 +21,7 @@ pub async fn add(tx: &mut AnyConnection, share: &Share, max: u32, ending: &Endin
     let mut share = share.clone();
     if let Some(before) = &before {
         if share.includes(before) && !before.is_over(ending.now) {
-            // Whoever came by it loses nothing, so their tokens go on.
+            // The principal keeps all its access, so its tokens stay valid.
             share.id = before.id.clone();
         } else {
             end_tokens(tx, &bound, before, ending).await?;
@@ -85,14 +85,14 @@ pub async fn remove(tx: &mut AnyConnection, session: &SessionId, principal: &str
     Ok(Some(share))
 }
 
-/// A living session whose shares nobody else changes until the transaction ends.
+/// A live session whose shares are locked until the transaction ends.
 async fn locked(tx: &mut AnyConnection, id: &SessionId) -> Stored<Option<Bound>> {
     let Some(found) = sessions::get(tx, id).await? else { return Ok(None) };
     sandboxes::locked(tx, &found.sandbox.id).await?;
     Ok(sessions::get(tx, id).await?.filter(|b| b.session.ended_at.is_none()))
 }
 
-/// A token names the share it came by among what it ends with.
+/// A token lists the share it was issued through among the ids it ends with.
 async fn end_tokens(tx: &mut AnyConnection, bound: &Bound, share: &Share, ending: &Ending) -> Stored<()> {
     notes::revoke(tx, &share.workspace, Some(&bound.sandbox.id), "jti", share.id.as_str(), ending).await
 }

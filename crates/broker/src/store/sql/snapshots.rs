@@ -1,4 +1,4 @@
-//! Snapshots: rows that are there before their files are, and go after them.
+//! Snapshots: rows that are written before their files exist, and removed after them.
 
 use cobox_protocol::{SnapshotId, resources::SnapshotState};
 use sqlx::{AnyConnection, Row, any::AnyRow};
@@ -51,7 +51,7 @@ pub async fn get(db: &mut AnyConnection, id: &SnapshotId) -> Stored<Option<Snaps
     row.as_ref().map(snapshot).transpose()
 }
 
-/// Those that failed hold no name.
+/// Failed snapshots reserve no name.
 async fn owner_of_name(tx: &mut AnyConnection, workspace: &str, name: &str) -> Stored<Option<String>> {
     let row = sqlx::query(
         "SELECT owner FROM snapshots WHERE workspace_id = $1 AND name = $2 AND state IN ('building', 'ready') ORDER BY id LIMIT 1",
@@ -104,7 +104,8 @@ pub async fn due(db: &mut AnyConnection, node: &str) -> Stored<Vec<Snapshot>> {
     found.iter().map(snapshot).collect()
 }
 
-/// The caller's transaction holds nothing yet: whoever makes a sandbox of it holds the workspace's lock while it looks at the state.
+/// The caller's transaction must hold no locks yet. The workspace's lock is needed because the creation of a sandbox
+/// holds it while it checks the snapshot's state.
 pub async fn settle(tx: &mut AnyConnection, old: &Snapshot, new: &Snapshot) -> Stored<bool> {
     lock::workspace(tx, &old.workspace).await?;
     let done = sqlx::query(
@@ -131,7 +132,7 @@ pub async fn forget(tx: &mut AnyConnection, id: &SnapshotId) -> Stored<()> {
     Ok(())
 }
 
-/// One that is itself being deleted still has its files on top of this one's, until a sandbox made of it is gone.
+/// A snapshot that is itself being deleted still needs this one's files, until the last sandbox created from it is gone.
 async fn is_below_another(db: &mut AnyConnection, s: &Snapshot) -> Stored<bool> {
     let found = sqlx::query(
         "SELECT making FROM snapshots WHERE workspace_id = $1 AND id <> $2 AND state <> 'failed' AND making LIKE $3 ESCAPE '!'",
@@ -149,7 +150,7 @@ async fn is_below_another(db: &mut AnyConnection, s: &Snapshot) -> Stored<bool> 
     Ok(false)
 }
 
-/// Sizes of disks are far below what the column holds.
+/// Sizes of disks are far below the column's limit.
 pub fn stored_bytes(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }

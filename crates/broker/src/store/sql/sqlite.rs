@@ -1,6 +1,6 @@
-//! The store in one SQLite file: what the embedded broker uses.
+//! The store in one SQLite file, for the embedded broker.
 //!
-//! One connection writes, so that writers queue here instead of failing on a lock; a few read beside it (WAL).
+//! One connection writes, so that writers queue here instead of failing on a lock; a few read concurrently (WAL).
 
 use std::{fmt::Write, path::Path, sync::Arc, time::Duration};
 
@@ -12,14 +12,14 @@ use crate::store::{StoreError, Stored};
 
 /// Readers beside the one writer; each is a thread.
 const READERS: usize = 4;
-/// How long a request waits for its turn before it fails.
+/// How long a request waits for a connection before it fails.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What was answered must survive a power cut, not only a crash: FULL. Another process (a backup, an operator's shell) may
-/// hold the file for ten seconds before we give up.
+/// FULL: a change that was confirmed to a client must survive a power cut, not only a crash. Timeout: another process (a
+/// backup, an operator's shell) may hold the file for ten seconds.
 const SETTINGS: &str = "PRAGMA busy_timeout = 10000; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON";
 
-/// Opens the file, makes it where there is none, and brings its schema up to date.
+/// Opens the file, creates it if needed, and brings its schema up to date.
 pub async fn open(path: &Path) -> Stored<SqlStore> {
     sqlx::any::install_default_drivers();
     let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening {}: {e}", path.display()));
@@ -36,21 +36,22 @@ pub async fn open(path: &Path) -> Stored<SqlStore> {
     Ok(SqlStore::new(Engine {
         writers,
         quick: Quick::new(options, SETTINGS, READERS, Arc::default()),
-        // Takes the write lock at the start, so that what is read inside can't change before it is written. Each says how it is
-        // synced: the one before it on this connection may have said otherwise, and may have been given up half-way.
+        // Takes the write lock at the start, so that what is read inside can't change before it is written. Each sets
+        // its sync mode: the previous transaction on this connection may have set another, and may have been given up
+        // half-way.
         begin: "PRAGMA synchronous = FULL; BEGIN IMMEDIATE",
         begin_unsynced: "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE",
         sync: Some("PRAGMA synchronous = FULL"),
         is_only_writer: true,
         hints: broadcast::channel(hint::BACKLOG).0,
-        // What was lost with the power was lost with the broker too.
+        // A power cut also ends the broker, so commits can't be lost under a running one.
         connections: Arc::default(),
         patience: Patience::default(),
         _listener: None,
     }))
 }
 
-/// The driver takes a URL only: what could mean something else in one is escaped.
+/// The driver only takes a URL: characters with a special meaning are escaped.
 fn url(path: &Path) -> Stored<String> {
     let path = path.to_str().ok_or_else(|| StoreError::Failed(format!("{}: the name of the database must be UTF-8", path.display())))?;
     let mut url = String::from("sqlite://");

@@ -1,4 +1,4 @@
-//! Tags of sessions and sandboxes: written with what they are on, read for lists, and what lists are filtered by.
+//! Tags of sessions and sandboxes: written with their owner's row, read for lists, and used as list filters.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use sqlx::{Any, AnyConnection, AssertSqlSafe, Row, any::AnyArguments, query::Que
 use super::notes::{ROWS_AT_ONCE, placeholders};
 use crate::store::Stored;
 
-/// What tags are on.
+/// The record type that has the tags.
 #[derive(Clone, Copy)]
 pub enum On {
     Session,
@@ -30,7 +30,7 @@ impl On {
     }
 }
 
-/// A key that is there already gets its new value.
+/// An existing key gets its new value.
 pub async fn set(tx: &mut AnyConnection, on: On, workspace: &str, id: &str, tags: &Tags) -> Stored<()> {
     let tags: Vec<_> = tags.iter().collect();
     for tags in tags.chunks(ROWS_AT_ONCE) {
@@ -54,7 +54,7 @@ pub async fn remove(tx: &mut AnyConnection, on: On, id: &str, key: &str) -> Stor
     Ok(())
 }
 
-/// By id; what has none isn't in it.
+/// By id; ids without tags are left out.
 pub async fn of(db: &mut AnyConnection, on: On, ids: &[&str]) -> Stored<HashMap<String, Tags>> {
     let mut found: HashMap<String, Tags> = HashMap::new();
     for ids in ids.chunks(ROWS_AT_ONCE) {
@@ -67,7 +67,7 @@ pub async fn of(db: &mut AnyConnection, on: On, ids: &[&str]) -> Stored<HashMap<
     Ok(found)
 }
 
-/// ` AND …` for each filter, with placeholders from `$next` on; `$1` is the workspace. [`bind`] gives their values.
+/// ` AND …` for each filter, with placeholders from `$next` on; `$1` is the workspace. [`bind`] binds their values.
 pub fn conditions(on: On, filters: &[TagFilter], next: usize) -> String {
     let mut sql = String::new();
     for (n, _) in filters.iter().enumerate() {
@@ -75,7 +75,7 @@ pub fn conditions(on: On, filters: &[TagFilter], next: usize) -> String {
         let is_so = format!("t.workspace_id = $1 AND t.key = ${key} AND (${value} IS NULL OR t.value = ${value})");
         sql += &match on {
             On::Session => format!(" AND s.id IN (SELECT t.session_id FROM session_tags t WHERE {is_so})"),
-            // A sandbox is found by the tags of whoever uses it too.
+            // A sandbox is also found by the tags of the sessions that use it.
             On::Sandbox => format!(
                 " AND id IN (SELECT t.sandbox_id FROM sandbox_tags t WHERE {is_so}
                              UNION SELECT s.sandbox_id FROM session_tags t JOIN sessions s ON s.id = t.session_id

@@ -1,4 +1,4 @@
-//! Templates of workspaces. Sandboxes keep what they were made of themselves, so a template may go while they live.
+//! Templates of workspaces. Sandboxes store their own resolved spec, so a template can be removed while they live.
 
 use cobox_protocol::Timestamp;
 use sqlx::{AnyConnection, Row, any::AnyRow};
@@ -95,7 +95,7 @@ fn template(row: &AnyRow) -> Stored<Template> {
         workspace: row.try_get("workspace_id")?,
         name: row.try_get("name")?,
         owner: row.try_get("owner")?,
-        // Without the text: people put secrets there.
+        // Without the text: it may contain secrets.
         spec: serde_json::from_str(spec).map_err(|e| rows::corrupt("spec", &format!("…: {e}")))?,
         created_at: rows::time(row, "created_at")?,
         updated_at: rows::time(row, "updated_at")?,

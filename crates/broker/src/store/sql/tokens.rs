@@ -1,4 +1,4 @@
-//! Tokens as far as they are rows: opaque ones by their hashes, and revocations asked for by operators.
+//! Stored data about tokens: opaque tokens by their hashes, and revocations by operators.
 
 use cobox_protocol::{Timestamp, control::IssuedTo};
 use cobox_token::Claims;
@@ -29,7 +29,7 @@ pub async fn opaque(db: &mut AnyConnection, hash: &[u8; 32]) -> Stored<Option<Cl
     serde_json::from_str(claims).map(Some).map_err(|e| rows::corrupt("claims", &e.to_string()))
 }
 
-/// Only what the broker itself wrote down: a sandbox may claim any id.
+/// Only from records of the broker itself: a sandbox may report any id.
 pub async fn workspace_of(db: &mut AnyConnection, jti: &str) -> Stored<Option<String>> {
     let row = sqlx::query(
         "SELECT workspace_id FROM audit WHERE jti = $1 AND action = 'token.issued'

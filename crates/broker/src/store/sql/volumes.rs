@@ -1,4 +1,4 @@
-//! Volumes: rows that are there before their files are, and go after them.
+//! Volumes: rows that are written before their files exist, and removed after them.
 
 use cobox_protocol::{Timestamp, VolumeId};
 use sqlx::{AnyConnection, Row, any::AnyRow};
