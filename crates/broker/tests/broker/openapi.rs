@@ -191,8 +191,9 @@ async fn a_body_is_refused_on_every_route_that_takes_none_once_its_sender_is_kno
         if operation.get("requestBody").is_some() || !needs_key {
             continue;
         }
-        // A stream finds its session before it reads anything else.
-        let path = if path.ends_with("/events") { format!("{}/events", session_path(&watched)) } else { path };
+        // A stream finds its session before it reads anything else, and does not end.
+        let is_stream = path.ends_with("/events");
+        let path = if is_stream { format!("{}/events", session_path(&watched)) } else { path };
         let with = |who: &Client, body: Value| {
             let (who, method, path) = (who.clone(), method.clone(), path.clone());
             async move { who.call(method, &path, Some(body), &[]).await }
@@ -202,7 +203,7 @@ async fn a_body_is_refused_on_every_route_that_takes_none_once_its_sender_is_kno
         let message = answer.message();
         assert_eq!(answer.error(400), "INVALID_REQUEST", "{method} {path}");
         assert!(message.starts_with("dry_run: is not a field of this request"), "{method} {path}: {message}");
-        assert!(!with(&admin, json!({})).await.message().contains("takes no body"), "{method} {path}");
+        assert!(is_stream || !with(&admin, json!({})).await.message().contains("takes no body"), "{method} {path}");
         count += 1;
     }
     assert!(count > 15, "only {count} routes were tried");
