@@ -7,7 +7,7 @@ BIN = target/$(shell rustc --print host-tuple)/$(if $(filter release,$(PROFILE))
 CLIENTS = check-api check-python check-langgraph check-langsmith
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo test test-rust test-clients $(CLIENTS) loom lint lint-rust lint-python deny openapi fuzz bench bench-dataplane bench-broker bench-gateway bench-agent bench-sync soak setup setup-clients
+.PHONY: help build run demo test test-rust test-clients $(CLIENTS) loom lint lint-rust lint-python lint-prose deny openapi fuzz bench bench-dataplane bench-broker bench-gateway bench-agent bench-sync soak setup setup-clients
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -54,11 +54,15 @@ $(CLIENTS):
 loom:
 	RUSTFLAGS="--cfg loom" cargo test -p cobox-stream --test loom --release --target-dir target/loom
 
-lint: lint-rust lint-python deny ## Check formatting, clippy, ruff, types, licenses and sources
+lint: lint-rust lint-python lint-prose deny ## Check formatting, clippy, ruff, types, licenses and sources
 
 lint-rust:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+
+lint-prose:
+	scripts/check-prose
+	scripts/check-commits
 
 lint-python: setup-clients
 	scripts/check-python --lint
