@@ -176,7 +176,7 @@ async fn a_running_sandboxs_files_are_what_others_start_from() {
         let (first, session) = made(&client, CreateSandbox::default()).await;
         said(&session, "mkdir -p deep/er; echo one > deep/er/f; echo gone > gone; ln -s deep link; echo hidden > deep/hidden; mkfifo pipe")
             .await;
-        said(&session, "echo '#!/bin/sh\necho run' > prog; chmod 755 prog; (while :; do date > busy; done) >/dev/null 2>&1 &").await;
+        said(&session, "echo '#!/bin/sh\necho run' > prog; chmod 755 prog; (while :; do date > busy; done) >/dev/null 2>&1 & until [ -e busy ]; do :; done").await;
         let below = snapshot(&client, &first, "below").await;
         assert!(below.size_bytes.unwrap() > 0);
         // Later writes are not in the snapshot, and writes of a sandbox created from it are not visible to others.

@@ -143,11 +143,22 @@ async fn a_lost_database_never_costs_the_files() {
     let dir = broker.data_dir().join("sandboxes").join(session.info().sandbox.id.as_str());
     drop(session);
     broker.kill();
-    for name in ["broker.db", "broker.db-wal", "broker.db-shm"] {
+    let (data, lost) = (broker.data_dir(), tempfile::tempdir().unwrap());
+    let names = ["broker.db", "broker.db-wal", "broker.db-shm"];
+    for name in names {
         // The last two don't always exist.
-        let _ = std::fs::remove_file(broker.data_dir().join(name));
+        let _ = std::fs::copy(data.join(name), lost.path().join(name));
+        let _ = std::fs::remove_file(data.join(name));
     }
     broker.launch().await;
-    assert!(broker.log().contains("the database does not know this sandbox: its files are kept"), "{}", broker.log());
+    assert!(broker.log().contains("the database does not know this sandbox"), "{}", broker.log());
     assert!(dir.exists());
+    broker.interrupt();
+    for name in names {
+        let _ = std::fs::remove_file(data.join(name));
+        let _ = std::fs::copy(lost.path().join(name), data.join(name));
+    }
+    broker.launch().await;
+    let session = ensure(&broker.client(), "t").await;
+    assert_eq!(sh(session.dataplane(), "cat f").await.stdout, "kept\n");
 }
