@@ -45,6 +45,7 @@ def before_call(context, case, kwargs):
     while len(sessions) < 2:
         while len(sandboxes) >= KEPT:
             end(sandboxes.popitem(last=False)[0])
+        purge_deleted()
         thread = f"thread {dice.randrange(1000)}"
         keep(ask("POST", "/v1/sandbox/sessions", KEY, {"thread_id": thread, "mode": "ensure"}))
     if parameters:
@@ -110,8 +111,18 @@ def keep(answer):
 def end(sandbox):
     for session in [session for session, (of, _, _) in sessions.items() if of == sandbox]:
         del sessions[session]
+    delete(sandbox, permanent=dice.random() < 0.5)
+
+
+def purge_deleted():
+    """Deleted sandboxes count against the quota until they expire; those of the other keys would block this one."""
+    for deleted in ask("GET", "/v1/sandboxes?deleted=true", OPERATOR)["items"]:
+        delete(deleted["id"], permanent=True)
+
+
+def delete(sandbox, permanent):
     try:
-        ask("DELETE", f"/v1/sandboxes/{sandbox}", OPERATOR)
+        ask("DELETE", f"/v1/sandboxes/{sandbox}" + ("?permanent=true" if permanent else ""), OPERATOR)
     except urllib.error.HTTPError as refused:
         if refused.code != 404:  # already ended by an earlier response
             raise

@@ -204,7 +204,8 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_at_once_gains_nothing() {
     // Nothing is attributed to the other session, neither in its events nor in its audit.
     let mut events = ann.watch(&other, "", &[]).await;
     ann.delete(&session_path(&other)).await.ok(204);
-    assert_eq!(events.until("terminated").await, ["created", "active", "terminated"]);
+    let types: Vec<String> = events.until("terminated").await.into_iter().filter(|kind| kind != "connected").collect();
+    assert_eq!(types, ["created", "active", "terminated"], "the broker's own events alone");
     let of_other = root.get(&format!("/v1/audit?sandbox={}&limit=200", sandbox_id(&other))).await.ok(200);
     assert!(of_other["items"].as_array().unwrap().iter().all(|item| item["action"] != "sandbox.claim"), "{of_other}");
     let records = broker.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();
