@@ -118,6 +118,7 @@ impl RequestLimiter {
     /// A permit for a health check without a credential, as soon as one is available.
     pub async fn acquire_health_check(&self, sandbox: &SandboxId) -> RequestPermit {
         let counters = self.counters_of(sandbox);
+        // Fails only if the semaphore is closed, which never happens.
         let turn = counters.health_checks.clone().acquire_owned().await.ok();
         RequestPermit { state: self.0.clone(), sandbox: counters, session: None, kind: PermitKind::HealthCheck { _turn: turn } }
     }
