@@ -8,7 +8,11 @@ use std::{
 };
 
 use cobox_client::{Dataplane, Upload};
-use cobox_protocol::{ErrorCode, exec::ExecRequest, session::Mode};
+use cobox_protocol::{
+    ErrorCode,
+    exec::ExecRequest,
+    session::{Mode, State},
+};
 use cobox_testkit::{BrokerOptions, TestBroker, ensure, eventually, negotiate, sh};
 
 /// Size of the disk: enough for a sandbox, its database, and little else.
@@ -16,10 +20,18 @@ const DISK_BYTES: u64 = 128 << 20;
 /// Free space that the first test reserves.
 const RESERVE_BYTES: u64 = 32 << 20;
 
+/// Size of the disk in tests of programs that fill it, and of each sandbox's own disk, which is larger.
+const FILLED_DISK_BYTES: u64 = 640 << 20;
+const LARGE_SANDBOX_BYTES: u64 = 2 << 30;
+
 async fn broker_on_small_disk(reserve_bytes: u64) -> TestBroker {
+    broker_on_disk(DISK_BYTES, &format!("disk_bytes = {}\nreserve_bytes = {reserve_bytes}\n", 64 << 20)).await
+}
+
+async fn broker_on_disk(disk_bytes: u64, local: &str) -> TestBroker {
     assert!(rustix::process::geteuid().is_root(), "this test mounts a filesystem and needs root");
-    let config = format!("reaper_interval_ms = 100\n[local]\ndisk_bytes = {}\nreserve_bytes = {reserve_bytes}\n", 64 << 20);
-    TestBroker::start_with(BrokerOptions { config, disk_bytes: Some(DISK_BYTES), ..BrokerOptions::default() }).await
+    let config = format!("reaper_interval_ms = 100\n[local]\n{local}");
+    TestBroker::start_with(BrokerOptions { config, disk_bytes: Some(disk_bytes), ..BrokerOptions::default() }).await
 }
 
 fn free_bytes(dir: &Path) -> u64 {
@@ -29,18 +41,18 @@ fn free_bytes(dir: &Path) -> u64 {
 
 /// Fills the disk until `left` bytes are free.
 fn fill(data_dir: &Path, left: u64) {
-    let mut ballast = File::create(data_dir.join("ballast")).unwrap();
+    let mut filler = File::create(data_dir.join("filler")).unwrap();
     while free_bytes(data_dir) > left {
         let piece = usize::try_from((free_bytes(data_dir) - left).min(1 << 20)).unwrap();
-        match ballast.write_all(&vec![1; piece]).and_then(|()| ballast.sync_all()) {
+        match filler.write_all(&vec![1; piece]).and_then(|()| filler.sync_all()) {
             Err(e) if e.kind() == ErrorKind::StorageFull => break,
             other => other.unwrap(),
         }
     }
 }
 
-fn remove_ballast(data_dir: &Path) {
-    std::fs::remove_file(data_dir.join("ballast")).unwrap();
+fn remove_filler(data_dir: &Path) {
+    std::fs::remove_file(data_dir.join("filler")).unwrap();
 }
 
 async fn upload(dataplane: &Dataplane, path: &[u8]) -> Result<(), cobox_client::ClientError> {
@@ -80,10 +92,79 @@ async fn writers_are_stopped_before_the_hosts_disk_is_full_and_go_on_when_there_
     assert!(error.is(ErrorCode::ProviderUnavailable) && error.to_string().contains("disk is nearly full"), "{error}");
     assert!(broker.log().contains("the host's disk is nearly full"), "{}", broker.log());
 
-    remove_ballast(&data);
+    remove_filler(&data);
     eventually("uploads are taken again", || async { upload(dataplane, b"/workspace/more").await.ok() }).await;
     assert_eq!(sh(dataplane, "head -c 100000 /dev/zero > more && wc -c < more").await.stdout, "100000\n");
     ensure(&client, "new").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_writes_as_fast_as_it_can_is_stopped_and_its_space_returns_when_it_deletes() {
+    let broker = broker_on_disk(FILLED_DISK_BYTES, &format!("disk_bytes = {LARGE_SANDBOX_BYTES}\n")).await;
+    let (client, data) = (broker.client(), broker.data_dir());
+    let session = ensure(&client, "t").await;
+    let dataplane = session.dataplane();
+    upload(dataplane, b"/workspace/kept").await.unwrap();
+
+    let wrote = sh(dataplane, "dd if=/dev/zero of=big bs=1M 2>&1 || echo stopped; sync; wc -c < kept").await;
+    assert!(wrote.stdout.contains("stopped\n65536\n"), "{wrote:?}");
+    assert!(free_bytes(&data) > 0, "the disk is full: {}", broker.log());
+
+    let deleted = sh(dataplane, "rm big && sync && echo deleted").await;
+    assert_eq!(deleted.stdout, "deleted\n", "{deleted:?}");
+    eventually("writers go on", || async { upload(dataplane, b"/workspace/more").await.ok() }).await;
+    assert_eq!(sh(dataplane, "head -c 100000 /dev/zero > again && sync && wc -c < again").await.stdout, "100000\n");
+    assert_eq!(client.get_sandbox(session.info().sandbox.id.as_str()).await.unwrap().state, State::Active);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_fills_the_disk_through_mapped_memory_is_suspended() {
+    let broker = broker_on_disk(FILLED_DISK_BYTES, &format!("disk_bytes = {LARGE_SANDBOX_BYTES}\n")).await;
+    let (client, data) = (broker.client(), broker.data_dir());
+    let session = ensure(&client, "t").await;
+    let id = session.info().sandbox.id.clone();
+    sh(session.dataplane(), "echo kept > f; sync").await;
+    // The file has its size before writers are stopped; its pages get their blocks when they are flushed.
+    let program = "import mmap
+with open('mapped', 'w+b') as f:
+    f.truncate(1 << 30)
+    pages = mmap.mmap(f.fileno(), 0)
+for at in range(0, 1 << 30, 4 << 20):
+    pages[at:at + (4 << 20)] = b'x' * (4 << 20)
+    pages.flush(at, 4 << 20)";
+    let writing = ExecRequest { command: Some(format!("python3 -c \"{program}\"")), ..ExecRequest::default() };
+    let dataplane = session.dataplane();
+    let suspended = eventually("the sandbox is suspended", || async {
+        let shown = client.get_sandbox(id.as_str()).await.ok()?;
+        shown.reason.filter(|reason| reason.contains("while the host's disk was full"))
+    });
+    tokio::select! {
+        _ = suspended => {}
+        // Its connection ends when the sandbox is suspended.
+        () = async { let _ = dataplane.exec(&writing).await; std::future::pending().await } => {}
+    }
+    assert!(free_bytes(&data) > 0, "the disk is full: {}", broker.log());
+    assert!(!broker.log().contains("filesystem failed"), "{}", broker.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_full_disk_sandboxes_can_be_deleted_and_the_broker_starts() {
+    let mut broker = broker_on_small_disk(RESERVE_BYTES).await;
+    let ids = ["a", "b"].map(async |thread| ensure(&broker.client(), thread).await.info().sandbox.id.clone());
+    let ids = futures_util::future::join_all(ids).await;
+    eventually("space is set aside", || async { broker.data_dir().join("ballast").exists().then_some(()) }).await;
+    broker.kill();
+    fill(&broker.data_dir(), 0);
+    assert_eq!(free_bytes(&broker.data_dir()), 0);
+    broker.launch().await;
+    eventually("writers are stopped", || async { broker.log().contains("the host's disk is nearly full").then_some(()) }).await;
+    let client = broker.client();
+    client.delete_sandbox(ids[0].as_str()).await.unwrap();
+    eventually("the deleted sandbox is gone", || async {
+        (!broker.data_dir().join("sandboxes").join(ids[0].as_str()).exists()).then_some(())
+    })
+    .await;
+    assert_eq!(client.get_sandbox(ids[1].as_str()).await.unwrap().state, State::Active);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -114,7 +195,7 @@ async fn a_filesystem_that_failed_is_noticed_checked_and_mounted_again() {
     })
     .await;
 
-    remove_ballast(&data);
+    remove_filler(&data);
     eventually("the failed filesystem is reported", || async {
         let shown = client.get_sandbox(id.as_str()).await.ok()?;
         shown.reason.filter(|reason| reason.contains("filesystem failed"))

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ballast;
 pub mod chain;
 mod clock;
 mod config;
@@ -41,6 +42,7 @@ use cobox_provider::Provider;
 use tokio::{net::TcpListener, runtime::Handle};
 use tokio_util::sync::CancellationToken;
 
+use ballast::Ballast;
 pub use clock::{Clock, SystemClock};
 pub use cobox_gateway::Limits as GatewayLimits;
 pub use config::{Config, ConfigError, Cors, MetricsAccess, RateLimits, TlsFiles};
@@ -134,6 +136,10 @@ pub enum StartError {
     Listener(std::io::Error),
     #[error("gateway_listen: can't listen on {0}: {1}")]
     Gateway(std::net::SocketAddr, std::io::Error),
+    #[error(
+        "{0}: the disk is full, and the space that was set aside for this could not be released: {1}; remove files from it and try again"
+    )]
+    Ballast(PathBuf, std::io::Error),
     #[error("starting the threads that serve connections: {0}")]
     Lanes(std::io::Error),
 }
@@ -200,6 +206,9 @@ impl Broker {
         let webhook = read_webhook(&config)?;
         let scraper = read_scraper(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
+        let ballast = Ballast::new(&config.data_dir);
+        // The database may need space to be opened.
+        ballast.release_if_full().map_err(|e| StartError::Ballast(config.data_dir.clone(), e))?;
         let oidc = config.oidc.clone().map(Oidc::new).transpose().map_err(StartError::Oidc)?;
         let thread_authority =
             config.thread_authority.as_ref().map(ThreadAuthority::new).transpose().map_err(StartError::ThreadAuthority)?;
@@ -251,6 +260,7 @@ impl Broker {
             nodes,
             quarantine,
             audit_mark,
+            ballast,
             background: Handle::current(),
             metrics: Arc::default(),
             started_at: Timestamp::now(),

@@ -171,6 +171,11 @@ pub trait Provider: Send + Sync {
         None
     }
 
+    /// How much of that disk a sandbox and its volumes use; `None` if they have no images of their own.
+    async fn image_usage(&self, _id: &SandboxId, _spec: &SandboxSpec) -> Option<ImageUsage> {
+        None
+    }
+
     /// Sandboxes and volumes of this node whose filesystem failed and accepts no more writes. Restarting the sandbox repairs it.
     async fn failed_disks(&self) -> Vec<FailedDisk> {
         Vec::new()
@@ -207,10 +212,27 @@ pub struct DiskUsage {
 /// The disk that holds the sandboxes' files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostDisk {
-    /// Bytes that can still be written.
+    /// Bytes that are free.
     pub available: u64,
+    /// Bytes that sandboxes have written and the kernel has not: they need space that still counts as available.
+    pub unwritten: u64,
     /// Bytes that must stay free: below this, sandboxes may not write.
     pub reserve: u64,
+}
+
+impl HostDisk {
+    /// Bytes that can still be written.
+    pub fn writable(&self) -> u64 {
+        self.available.saturating_sub(self.unwritten)
+    }
+}
+
+/// How much of the host's disk the filesystem images of a sandbox and its volumes use, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageUsage {
+    pub allocated: u64,
+    /// Written in the sandbox, but not to an image yet. Some of it may already have space there.
+    pub unwritten: u64,
 }
 
 /// The owner of a failed filesystem.

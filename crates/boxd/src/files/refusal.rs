@@ -37,7 +37,7 @@ pub fn link_refusal(errno: Errno, links: SymbolicLinks, shown: impl std::fmt::Di
 }
 
 pub fn disk_full() -> ApiError {
-    ApiError::new(ErrorCode::DiskFull, "the sandbox's disk is full; delete files and try again")
+    ApiError::new(ErrorCode::DiskFull, "the disk of the sandbox or of its machine is full; delete files and try again")
 }
 
 /// The error for something that exists and is not a regular file.

@@ -17,6 +17,7 @@ use super::{
     tokens::{LONGEST_POSSESSION, Tokens},
 };
 use crate::{
+    ballast::Ballast,
     clock::Clock,
     config::Config,
     metrics::{DiskSpace, Metrics},
@@ -43,6 +44,7 @@ pub struct Deployment {
     /// Items that the provider has on this node without a record in the store.
     pub quarantine: Quarantine,
     pub audit_mark: AuditMark,
+    pub ballast: Ballast,
     /// Runtime for work that continues without its caller: the threads that serve connections end before the broker does.
     pub background: Handle,
     pub metrics: Arc<Metrics>,

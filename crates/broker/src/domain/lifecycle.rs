@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -23,6 +23,7 @@ use super::{
     claims::ClaimKeeper,
     deployment::{Deployment, internal},
     happenings::HappeningKeeper,
+    host_disk::HostDiskState,
     locks::{Lock, Locks},
     model::{Intent, Sandbox},
     telling::Told,
@@ -49,8 +50,7 @@ pub struct Lifecycle {
     /// The state last pushed to each running sandbox.
     pub(super) told: Mutex<HashMap<SandboxId, Told>>,
     pub(super) full_disks: Mutex<std::collections::HashSet<SandboxId>>,
-    /// The disk that holds all sandboxes is nearly full.
-    pub(super) is_host_full: AtomicBool,
+    pub(super) host_disk: HostDiskState,
     /// Version of the last push to any sandbox.
     pub(super) version: AtomicU64,
 }
@@ -66,7 +66,7 @@ impl Lifecycle {
             starts: Mutex::default(),
             told: Mutex::default(),
             full_disks: Mutex::default(),
-            is_host_full: AtomicBool::new(false),
+            host_disk: HostDiskState::default(),
             version: AtomicU64::new(0),
         }
     }

@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -103,7 +103,7 @@ impl Reaper {
             now,
             suspended: before(now, d.config.keep_suspended()),
             // On a full disk also those that have not expired: see `purge_for_room`.
-            restorable: if self.lifecycle.is_host_full.load(Ordering::SeqCst) { now.plus(d.config.keep_deleted()) } else { now },
+            restorable: if self.lifecycle.host_disk.is_full() { now.plus(d.config.keep_deleted()) } else { now },
         };
         let sandboxes = match d.store.sandboxes_due(&d.node, due_by).await {
             Ok(sandboxes) => sandboxes,
@@ -232,7 +232,7 @@ impl Reaper {
             let Some(disk) = self.lifecycle.deployment.provider.host_disk().await.filter(|disk| disk.available < disk.reserve) else {
                 return;
             };
-            let HostDisk { available, reserve } = disk;
+            let HostDisk { available, reserve, .. } = disk;
             let reason = format!("the host's disk has {available} bytes left, less than its reserve of {reserve}");
             tracing::warn!(sandbox = %sandbox.id, owner = sandbox.owner, reason, "a deleted sandbox is purged before it expires, to free disk space");
             let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.purged", &reason);

@@ -157,7 +157,7 @@ impl Lifecycle {
 
     /// Whether its writers must stop: its own disk is full, or the host's.
     pub fn is_disk_full(&self, id: &SandboxId) -> bool {
-        self.is_host_full.load(Ordering::SeqCst) || self.is_own_disk_full(id)
+        self.host_disk.is_full() || self.is_own_disk_full(id)
     }
 
     pub fn is_own_disk_full(&self, id: &SandboxId) -> bool {

@@ -326,7 +326,7 @@ async fn what_was_deleted_goes_first_when_the_hosts_disk_is_full() {
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
     release(&ann, &made).await;
-    *world.provider.host_disk.lock().unwrap() = Some(HostDisk { available: 1, reserve: 1000 });
+    *world.provider.host_disk.lock().unwrap() = Some(HostDisk { available: 1, unwritten: 0, reserve: 1000 });
     broker.tick().await;
     broker.tick().await;
     assert_eq!(destroyed(&world), [sandbox_id(&made)]);
@@ -341,7 +341,7 @@ async fn while_the_hosts_disk_has_its_reserve_no_deleted_sandbox_is_purged() {
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
-    let set = |available| *world.provider.host_disk.lock().unwrap() = Some(HostDisk { available, reserve: 1000 });
+    let set = |available| *world.provider.host_disk.lock().unwrap() = Some(HostDisk { available, unwritten: 0, reserve: 1000 });
     set(999);
     broker.tick().await;
     // Writers stay stopped until there is a quarter more space, but that requires no erasure.

@@ -24,8 +24,8 @@ use cobox_protocol::{
     control::{BoxdStatus, ControlState},
 };
 use cobox_provider::{
-    Adapter, BoxdSocket, BoxedStream, DiskUsage, FailedDisk, HostDisk, Provider, ProviderError, ProviderFeatures, ProviderSandbox,
-    SandboxRoot, SandboxSpec, WrittenFiles,
+    Adapter, BoxdSocket, BoxedStream, DiskUsage, FailedDisk, HostDisk, ImageUsage, Provider, ProviderError, ProviderFeatures,
+    ProviderSandbox, SandboxRoot, SandboxSpec, WrittenFiles,
 };
 use futures_util::StreamExt;
 use http::{HeaderMap, Method, StatusCode};
@@ -90,6 +90,7 @@ pub struct FakeProvider {
     pub may_start: watch::Sender<bool>,
     pub disk: Mutex<Option<DiskUsage>>,
     pub host_disk: Mutex<Option<HostDisk>>,
+    pub image_usage: Mutex<HashMap<SandboxId, ImageUsage>>,
     pub failed_disks: Mutex<Vec<FailedDisk>>,
     pub can_suspend: AtomicBool,
     /// Response of every boxd to any client request from now on.
@@ -135,6 +136,7 @@ impl FakeProvider {
             may_start: watch::channel(true).0,
             disk: Mutex::default(),
             host_disk: Mutex::default(),
+            image_usage: Mutex::default(),
             failed_disks: Mutex::default(),
             can_suspend: AtomicBool::new(true),
             lie: Mutex::default(),
@@ -388,6 +390,9 @@ impl Provider for FakeProvider {
 
     async fn host_disk(&self) -> Option<HostDisk> {
         *self.host_disk.lock().unwrap()
+    }
+    async fn image_usage(&self, id: &SandboxId, _: &SandboxSpec) -> Option<ImageUsage> {
+        self.image_usage.lock().unwrap().get(id).copied()
     }
     async fn failed_disks(&self) -> Vec<FailedDisk> {
         self.failed_disks.lock().unwrap().clone()

@@ -1,9 +1,15 @@
 //! Tests of the host's disk: writers stop before it is full, and a sandbox whose filesystem failed is suspended until
 //! its next start.
 
-use cobox_provider::{FailedDisk, HostDisk};
+use cobox_provider::{FailedDisk, HostDisk, ImageUsage};
+
+use cobox_protocol::SandboxId;
 
 use crate::harness::{World, eventually, sandbox_id};
+
+fn disk(available: u64, unwritten: u64) -> HostDisk {
+    HostDisk { available, unwritten, reserve: 1000 }
+}
 
 #[tokio::test]
 async fn all_writers_stop_below_the_reserve_and_go_on_a_quarter_above_it() {
@@ -11,7 +17,7 @@ async fn all_writers_stop_below_the_reserve_and_go_on_a_quarter_above_it() {
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let ids = [sandbox_id(&ann.ensure("a").await), sandbox_id(&ann.ensure("b").await)];
-    let set = |available| *world.provider.host_disk.lock().unwrap() = Some(HostDisk { available, reserve: 1000 });
+    let set = |available| *world.provider.host_disk.lock().unwrap() = Some(disk(available, 0));
     let are_stopped = || ids.each_ref().map(|id| world.provider.boxd(id).state.lock().unwrap().disk_full);
     set(1000);
     broker.tick().await;
@@ -24,6 +30,52 @@ async fn all_writers_stop_below_the_reserve_and_go_on_a_quarter_above_it() {
     assert_eq!(are_stopped(), [true, true], "at the edge they would stop and go");
     set(1250);
     eventually("both go on", || async { are_stopped() == [false, false] }).await;
+}
+
+#[tokio::test]
+async fn writers_stop_before_what_they_wrote_is_on_the_disk() {
+    let world = World::new();
+    let broker = world.start().await;
+    let id = sandbox_id(&broker.human("ann").await.ensure("a").await);
+    let is_stopped = || world.provider.boxd(&id).state.lock().unwrap().disk_full;
+    *world.provider.host_disk.lock().unwrap() = Some(disk(5000, 4000));
+    broker.tick().await;
+    assert!(!is_stopped());
+    *world.provider.host_disk.lock().unwrap() = Some(disk(5000, 4001));
+    eventually("it is stopped", || async { is_stopped() }).await;
+}
+
+#[tokio::test]
+async fn a_sandbox_that_grows_after_writers_were_stopped_is_suspended() {
+    const MIB: u64 = 1 << 20;
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let (growing, flushing) = (sandbox_id(&ann.ensure("a").await), sandbox_id(&ann.ensure("b").await));
+    let uses = |id: &SandboxId, allocated, unwritten| {
+        world
+            .provider
+            .image_usage
+            .lock()
+            .unwrap()
+            .insert(id.clone(), ImageUsage { allocated: allocated * MIB, unwritten: unwritten * MIB });
+    };
+    uses(&growing, 10, 0);
+    uses(&flushing, 10, 90);
+    *world.provider.host_disk.lock().unwrap() = Some(disk(999, 0));
+    let are_stopped = || [&growing, &flushing].map(|id| world.provider.boxd(id).state.lock().unwrap().disk_full);
+    eventually("both are stopped", || async { are_stopped() == [true, true] }).await;
+    broker.tick().await;
+    // What had been written before the stop reaches the disk; the other one writes more.
+    uses(&flushing, 100, 0);
+    uses(&growing, 30, 0);
+    broker.tick().await;
+    assert_eq!((ann.state(&growing).await, ann.state(&flushing).await), ("active".into(), "active".into()), "the disk is not at risk");
+    *world.provider.host_disk.lock().unwrap() = Some(disk(499, 0));
+    broker.tick().await;
+    assert_eq!((ann.state(&growing).await, ann.state(&flushing).await), ("suspended".into(), "active".into()));
+    let shown = ann.get(&format!("/v1/sandboxes/{growing}")).await.ok(200);
+    assert!(shown["reason"].as_str().unwrap().contains("while the host's disk was full"), "{shown}");
 }
 
 #[tokio::test]

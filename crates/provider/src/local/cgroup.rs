@@ -104,6 +104,13 @@ impl Cgroups {
         Ok(made)
     }
 
+    /// Bytes of files that the processes of one sandbox, or of all, have written and the kernel has not; 0 if memory is not accounted.
+    pub fn unwritten_bytes(&self, name: Option<&str>) -> u64 {
+        let Some(h) = self.hierarchies.iter().find(|h| h.controllers.iter().any(|c| c == "memory")) else { return 0 };
+        let group = name.map_or_else(|| h.parent.clone(), |name| h.parent.join(name));
+        fs::read_to_string(group.join("memory.stat")).map_or(0, |stat| unwritten(&stat, h.is_v2))
+    }
+
     /// Removes a sandbox's groups, which must not contain processes.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         for h in &self.hierarchies {
@@ -181,6 +188,13 @@ fn limit(group: &Path, controller: &str, is_v2: bool, options: &LocalOptions) ->
     }
 }
 
+/// Version 1 has a separate sum that includes child groups.
+fn unwritten(memory_stat: &str, is_v2: bool) -> u64 {
+    let keys = if is_v2 { ["file_dirty ", "file_writeback "] } else { ["total_dirty ", "total_writeback "] };
+    let values = memory_stat.lines().filter_map(|line| keys.iter().find_map(|key| line.strip_prefix(key))?.parse::<u64>().ok());
+    values.fold(0, u64::saturating_add)
+}
+
 fn ignore_unsupported(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Ok(()),
@@ -251,6 +265,13 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+
+    #[test]
+    fn unwritten_bytes_are_those_of_dirty_pages_and_of_pages_in_writeback() {
+        let v1 = "cache 9\ndirty 1\nwriteback 2\ntotal_dirty 4096\ntotal_writeback 8192\n";
+        let v2 = "file 9\nfile_mapped 7\nfile_dirty 4096\nfile_writeback 8192\n";
+        assert_eq!((unwritten(v1, false), unwritten(v2, true), unwritten("", true)), (12288, 12288, 0));
+    }
 
     #[test]
     fn a_group_can_be_created_while_another_broker_removes_empty_parents() {

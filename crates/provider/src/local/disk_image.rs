@@ -13,7 +13,7 @@ use cobox_kernel::attach_loop;
 use rustix::{
     fs::{FlockOperation, flock},
     io::Errno,
-    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen},
+    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen},
 };
 
 /// Attempts, and the pause between them, while another process attaches the image or the kernel removes its device.
@@ -50,6 +50,8 @@ pub fn mount(image: &Path) -> anyhow::Result<OwnedFd> {
 fn mount_device(device: &str) -> anyhow::Result<OwnedFd> {
     let fs = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&fs, "source", device)?;
+    // Blocks of deleted files return to the host's disk, if its filesystem can have holes in a file.
+    fsconfig_set_flag(&fs, "discard")?;
     fsconfig_create(&fs).with_context(|| format!("mounting {device}"))?;
     Ok(fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)?)
 }

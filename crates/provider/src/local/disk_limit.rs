@@ -45,17 +45,26 @@ fn within(available: u64, max: u64) -> anyhow::Result<u64> {
     }
 }
 
-/// Maximum default reserve, in bytes: half a second of writing to a fast disk.
-const MAX_RESERVE: u64 = 1 << 30;
-/// The default reserve is this fraction of the disk.
+/// The default reserve is this fraction of the disk,
 const RESERVE_DIVISOR: u64 = 20;
+/// but at most so many bytes: half a second of writing to a fast disk,
+const MAX_RESERVE: u64 = 1 << 30;
+/// and at least so many, because a small disk is not slower,
+const MIN_RESERVE: u64 = 256 << 20;
+/// unless that were more than this fraction of the disk.
+const SMALL_DISK_DIVISOR: u64 = 4;
 
-/// Free space of a directory's disk, and how much of it must stay free.
-pub fn host_disk(dir: &Path, reserve: Option<u64>) -> io::Result<HostDisk> {
+/// Free space of a directory's disk, and how much of it must stay free. `unwritten` bytes are not on the disk yet.
+pub fn host_disk(dir: &Path, unwritten: u64, reserve: Option<u64>) -> io::Result<HostDisk> {
     let stat = rustix::fs::statvfs(dir)?;
     let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
-    let reserve = reserve.unwrap_or_else(|| (bytes(stat.f_blocks) / RESERVE_DIVISOR).min(MAX_RESERVE));
-    Ok(HostDisk { available: bytes(stat.f_bavail), reserve })
+    let reserve = reserve.unwrap_or_else(|| default_reserve(bytes(stat.f_blocks)));
+    Ok(HostDisk { available: bytes(stat.f_bavail), unwritten, reserve })
+}
+
+fn default_reserve(disk: u64) -> u64 {
+    let least = MIN_RESERVE.min(disk / SMALL_DISK_DIVISOR);
+    (disk / RESERVE_DIVISOR).clamp(least, MAX_RESERVE)
 }
 
 pub fn template_name(bytes: u64) -> String {
@@ -121,6 +130,15 @@ pub fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_default_reserve_is_a_twentieth_of_the_disk_within_limits() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(default_reserve(10 * GIB), GIB / 2);
+        assert_eq!(default_reserve(1000 * GIB), GIB);
+        assert_eq!(default_reserve(2 * GIB), GIB / 4);
+        assert_eq!(default_reserve(GIB / 2), GIB / 8);
+    }
 
     #[test]
     fn snapshots_and_volumes_leave_free_space_on_the_disk() {

@@ -18,7 +18,7 @@ use rustix::{
 use tokio::process::Command;
 
 /// File name of an image in the directory of a sandbox or a volume.
-const IMAGE: &str = "disk.img";
+pub const IMAGE: &str = "disk.img";
 /// Where ext4's superblock begins, in bytes.
 const SUPERBLOCK: u64 = 1024;
 const MAGIC_OFFSET: usize = 0x38;

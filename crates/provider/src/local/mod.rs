@@ -28,6 +28,7 @@ pub use launch::launch_main;
 use std::{
     collections::{BTreeMap, HashMap},
     fs, io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::Stdio,
     sync::{Arc, Mutex, PoisonError},
@@ -47,8 +48,8 @@ use tokio::{
 };
 
 use crate::{
-    BoxdSocket, BoxedStream, DiskUsage, FailedDisk, HostDisk, Provider, ProviderError, ProviderFeatures, ProviderSandbox, SandboxSpec,
-    WrittenFiles,
+    BoxdSocket, BoxedStream, DiskUsage, FailedDisk, HostDisk, ImageUsage, Provider, ProviderError, ProviderFeatures, ProviderSandbox,
+    SandboxSpec, WrittenFiles,
     private_dir::{private_data_dir, private_dir},
 };
 use cgroup::Cgroups;
@@ -70,6 +71,8 @@ fn concurrent_launches() -> usize {
     const PER_PROCESSOR: usize = 4;
     std::thread::available_parallelism().map_or(1, usize::from) * PER_PROCESSOR
 }
+/// Unit of `st_blocks`, in bytes.
+const STAT_BLOCK: u64 = 512;
 /// Maximum length of the launcher's error message, in bytes.
 const MAX_LAUNCHER_OUTPUT: usize = 4096;
 
@@ -425,7 +428,18 @@ impl Provider for LocalProvider {
 
     async fn host_disk(&self) -> Option<HostDisk> {
         // `ready` reports a directory that can't be read.
-        disk_limit::host_disk(&self.sandboxes, self.config.options.reserve_bytes).ok()
+        self.measure_host_disk().ok()
+    }
+
+    async fn image_usage(&self, id: &SandboxId, spec: &SandboxSpec) -> Option<ImageUsage> {
+        if !self.is_disk_hard {
+            return None;
+        }
+        let own = self.dir(id).join(fsck::IMAGE);
+        let volumes = spec.mounts.iter().filter(|m| !m.read_only).map(|m| self.volumes.image(&m.volume));
+        let sizes =
+            std::iter::once(own).chain(volumes).filter_map(|image| Some(image.metadata().ok()?.blocks().saturating_mul(STAT_BLOCK)));
+        Some(ImageUsage { allocated: sizes.sum(), unwritten: self.cgroups.unwritten_bytes(Some(id.as_str())) })
     }
 
     async fn failed_disks(&self) -> Vec<FailedDisk> {
@@ -477,6 +491,12 @@ impl Provider for LocalProvider {
 }
 
 impl LocalProvider {
+    fn measure_host_disk(&self) -> io::Result<HostDisk> {
+        // Files that are not in an image take their space from the host's disk when they are written, not when the kernel writes them.
+        let unwritten = if self.is_disk_hard { self.cgroups.unwritten_bytes(None) } else { 0 };
+        disk_limit::host_disk(&self.sandboxes, unwritten, self.config.options.reserve_bytes)
+    }
+
     /// The last measured size of a directory. Starts a new measurement in the background, because one of a million files must not delay
     /// the checks of other sandboxes.
     fn last_measured(&self, dir: PathBuf) -> u64 {

@@ -19,7 +19,7 @@ use super::{
     disk_limit, fsck,
     launch_spec::{LaunchSpec, UID_RANGE, VolumeFiles, VolumeSpec},
 };
-use crate::{BoxdSocket, HostDisk, SandboxSpec};
+use crate::{BoxdSocket, SandboxSpec};
 
 const WORK_DIR: &str = "/workspace";
 const HOSTNAME: &str = "sandbox";
@@ -137,10 +137,11 @@ impl LocalProvider {
 
     /// Fails if free space is below the reserve, where a new sandbox could not write anything.
     fn ensure_disk_space(&self) -> anyhow::Result<()> {
-        let HostDisk { available, reserve } = disk_limit::host_disk(&self.sandboxes, self.config.options.reserve_bytes)?;
+        let disk = self.measure_host_disk()?;
+        let (writable, reserve) = (disk.writable(), disk.reserve);
         anyhow::ensure!(
-            available >= reserve,
-            "the machine's disk is nearly full: {available} bytes are free and {reserve} must stay free (local.reserve_bytes); remove files, snapshots or sandboxes"
+            writable >= reserve,
+            "the machine's disk is nearly full: {writable} bytes are free and {reserve} must stay free (local.reserve_bytes); remove files, snapshots or sandboxes"
         );
         Ok(())
     }
@@ -148,7 +149,7 @@ impl LocalProvider {
     /// The image that contains a sandbox's files. Creates an empty one of this size for a new sandbox where disk limits are hard; `None`
     /// where they are soft.
     async fn disk_image(&self, dir: PathBuf, bytes: u64) -> anyhow::Result<Option<PathBuf>> {
-        let image = dir.join("disk.img");
+        let image = dir.join(fsck::IMAGE);
         if image.exists() {
             return Ok(Some(image));
         }

@@ -48,6 +48,11 @@ impl Volumes {
         self.dir.join(id.as_str())
     }
 
+    /// The volume's filesystem image, where disk limits are hard.
+    pub fn image(&self, id: &VolumeId) -> PathBuf {
+        self.path(id).join(IMAGE_FILE)
+    }
+
     pub fn list(&self) -> io::Result<Vec<VolumeId>> {
         let names = fs::read_dir(&self.dir)?.filter_map(|e| e.ok()?.file_name().into_string().ok());
         Ok(names.filter_map(|n| n.parse().ok()).collect())
@@ -55,7 +60,7 @@ impl Volumes {
 
     /// The image or directory that a sandbox mounts.
     pub fn files(&self, id: &VolumeId) -> anyhow::Result<VolumeFiles> {
-        let image = self.path(id).join(IMAGE_FILE);
+        let image = self.image(id);
         if image.exists() {
             return Ok(VolumeFiles::Image(image));
         }
