@@ -42,7 +42,7 @@ use spares::{Spare, Spares};
 use stdio::Ends;
 use tokio::{
     io::{Interest, unix::AsyncFd},
-    sync::{oneshot, watch},
+    sync::{Notify, oneshot, watch},
 };
 
 /// Maximum time until a program has been found and executed. It takes milliseconds, and this is enough on an overloaded
@@ -115,6 +115,8 @@ struct Shared {
     seq: AtomicU64,
     table: Mutex<Table>,
     spares: Spares,
+    /// Notified when an ended program was reaped late: it may have hidden others from [`running::reap`].
+    reaped_late: Notify,
     /// Signals that did not fit into init's socket buffer yet, in order. The task started with the first of them sends
     /// all.
     waiting: Mutex<VecDeque<Order>>,
@@ -138,6 +140,7 @@ impl Workloads {
             seq: AtomicU64::new(1),
             table: Mutex::default(),
             spares: Spares::default(),
+            reaped_late: Notify::new(),
             waiting: Mutex::default(),
         });
         shared.keep_spares();
@@ -341,7 +344,7 @@ impl Process {
         let (is_running, _) = self.shared.table().expect(seq, (self.given.pid, self.seq));
         match order(is_running) {
             Some(order) => self.shared.post(seq, order),
-            None => self.shared.table().obeyed(seq),
+            None => self.shared.obeyed(seq),
         }
     }
 }
@@ -362,6 +365,13 @@ impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
         // A panic while the lock is held leaves the table consistent: every change is one insert or remove.
         self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// An order was carried out, or never will be.
+    fn obeyed(&self, order: u64) {
+        if self.table().obeyed(order) {
+            self.reaped_late.notify_one();
+        }
     }
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<Order>> {
@@ -419,7 +429,7 @@ impl Shared {
             waiting.push_back(order);
         } else {
             tracing::warn!(?order, "init is busy, and so many signals wait for it that this one is not sent");
-            self.table().obeyed(seq);
+            self.obeyed(seq);
         }
     }
 }
@@ -439,7 +449,7 @@ impl Unsent<'_> {
 impl Drop for Unsent<'_> {
     fn drop(&mut self) {
         if let Some(seq) = self.seq {
-            self.shared.table().obeyed(seq);
+            self.shared.obeyed(seq);
         }
     }
 }
@@ -462,7 +472,7 @@ async fn listen(shared: &Shared, link: &AsyncFd<OwnedFd>) {
         match (received.message, received.fd) {
             (Report::Spare { pid, number }, Some(socket)) => shared.spare_was_made(Spare { pid, number, socket, ends: None }),
             (Report::NoSpare { errno }, _) => shared.spares.not_made(errno),
-            (Report::Obeyed { seq }, _) => shared.table().obeyed(seq),
+            (Report::Obeyed { seq }, _) => shared.obeyed(seq),
             (Report::Spare { .. } | Report::Unshared | Report::Ready | Report::Failed { .. }, _) => {}
         }
     }

@@ -68,20 +68,22 @@ impl Table {
         obeyed
     }
 
-    /// An order was carried out, or never will be.
-    pub fn obeyed(&mut self, order: u64) {
-        let Some(Ordered { pid, tell }) = self.ordered.remove(&order) else { return };
+    /// An order was carried out, or never will be. Returns whether this has reaped the program that it referred to.
+    pub fn obeyed(&mut self, order: u64) -> bool {
+        let Some(Ordered { pid, tell }) = self.ordered.remove(&order) else { return false };
+        let mut is_reaped = false;
         if let Some(pid) = pid
             && let Some(running) = self.running.get_mut(&pid)
         {
             running.orders -= 1;
             if let Some(child) = ended_child(Some(pid)) {
                 self.tell(child);
-                self.let_go(child);
+                is_reaped = self.let_go(child);
             }
         }
         // Last, so that a caller that waited for a program to be ended finds it ended. Signals have no waiting caller.
         let _ = tell.send(());
+        is_reaped
     }
 
     /// Handles the end of a child: a program, a standby process, or an orphan of a program that became boxd's child.
@@ -133,8 +135,12 @@ impl Running {
 /// Handles every child that ends.
 pub async fn reap(shared: &Shared, children: AsyncFd<OwnedFd>) {
     let mut drained = [0u8; 128];
-    // A read fails only if there is nothing to read, and then it isn't attempted.
-    while children.async_io(Interest::READABLE, |fd| Ok(rustix::io::read(fd, &mut drained)?)).await.is_ok() {
+    loop {
+        tokio::select! {
+            // A read fails only if there is nothing to read, and then it isn't attempted.
+            read = children.async_io(Interest::READABLE, |fd| Ok(rustix::io::read(fd, &mut drained)?)) => if read.is_err() { return },
+            () = shared.reaped_late.notified() => {}
+        }
         while let Some(child) = ended_child(None) {
             shared.table().tell(child);
             shared.spares.ended(child.pid);
@@ -160,7 +166,11 @@ mod tests {
         process::{Pid, test_kill_process},
     };
 
-    use super::*;
+    use cobox_protocol::control::Workload;
+    use std::sync::Mutex;
+    use tokio::sync::Notify;
+
+    use super::{super::spares::Spares, *};
 
     /// A child, registered as a running program, that ends when its input is closed.
     fn start(table: &mut Table, seq: u64) -> (Child, OwnedFd, watch::Receiver<Option<End>>) {
@@ -186,6 +196,61 @@ mod tests {
         test_kill_process(Pid::from_raw(child.id() as i32).unwrap()).is_ok()
     }
 
+    /// A sandbox whose init and spawner never answer.
+    fn shared() -> Arc<Shared> {
+        let silent = || {
+            let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            std::mem::forget(theirs);
+            cobox_kernel::register_fd(ours, Interest::READABLE).unwrap()
+        };
+        let workload = Workload {
+            uid: 0,
+            gid: 0,
+            user: String::new(),
+            home: String::new(),
+            work_dir: String::new(),
+            uid_count: 1,
+            env: cobox_protocol::resources::Env::default(),
+        };
+        Arc::new(Shared {
+            init: silent(),
+            starter: silent(),
+            null: std::fs::File::open("/dev/null").unwrap().into(),
+            workload,
+            is_watched: true,
+            seq: 0.into(),
+            table: Mutex::default(),
+            spares: Spares::default(),
+            reaped_late: Notify::new(),
+            waiting: Mutex::default(),
+        })
+    }
+
+    #[tokio::test]
+    async fn a_program_that_is_reaped_late_hides_no_other_ended_program() {
+        let shared = shared();
+        let (mut first, _a, _) = start(&mut shared.table(), 1);
+        let (mut second, _b, mut told) = start(&mut shared.table(), 2);
+        shared.table().expect(10, (first.id() as i32, 1));
+        end(&mut first);
+        end(&mut second);
+        let (signals, signal) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        rustix::io::write(&signal, b"a child has ended").unwrap();
+        let children = cobox_kernel::register_fd(signals, Interest::READABLE).unwrap();
+        let reaping = tokio::spawn({
+            let shared = shared.clone();
+            async move { reap(&shared, children).await }
+        });
+        told.wait_for(Option::is_some).await.unwrap();
+        assert!(has_number(&first) && has_number(&second), "the first can't be reaped, and it hides the second");
+        shared.obeyed(10);
+        assert!(!has_number(&first));
+        while has_number(&second) {
+            tokio::task::yield_now().await;
+        }
+        reaping.abort();
+    }
+
     #[test]
     fn a_number_stays_its_programs_while_an_order_names_it() {
         let mut table = Table::default();
@@ -198,11 +263,9 @@ mod tests {
         table.tell(ended);
         assert!(matches!(*told.borrow(), Some(End::Exited(Exit { code: 126, signal: None }))));
         assert!(!table.let_go(ended) && has_number(&child));
-        table.obeyed(11);
-        table.obeyed(11);
-        table.obeyed(10);
+        assert!([11, 11, 10].iter().all(|order| !table.obeyed(*order)));
         assert!(has_number(&child));
-        table.obeyed(12);
+        assert!(table.obeyed(12));
         assert!(!has_number(&child), "nothing names it any more");
         assert!(!table.expect(13, (pid, 5)).0);
     }
