@@ -232,9 +232,12 @@ impl Nodes {
         known.peers.values().filter(|peer| self.is_dead(peer, now)).map(|peer| peer.node.id.clone()).collect()
     }
 
+    /// While the database isn't read, as of the last read: only nodes that were dead then.
     pub fn counts(&self, now: Timestamp) -> PeerCounts {
         let known = self.known();
-        let dead = known.peers.values().filter(|peer| self.is_dead(peer, now)).count() as u64;
+        let is_blind = self.is_blind(&known, now);
+        let is_dead = |peer: &&Peer| if is_blind { peer.is_reported_dead } else { self.is_dead(peer, now) };
+        let dead = known.peers.values().filter(is_dead).count() as u64;
         PeerCounts { alive: known.peers.len() as u64 - dead, dead }
     }
 

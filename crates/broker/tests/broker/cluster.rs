@@ -179,7 +179,8 @@ async fn a_node_that_died_a_moment_ago_is_not_handed_out_and_no_error_advises_to
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_an_outage_of_the_database_nodes_that_live_are_not_called_dead() {
     let database = TestDatabase::on_own_server().await;
-    let worlds = World::cluster(&database, 2);
+    let mut worlds = World::cluster(&database, 2);
+    worlds[1].config.metrics.public = true;
     let (a, b) = (worlds[0].start().await, worlds[1].start().await);
     let ann = a.human("ann").await;
     // Creations in progress on a dead node are given up.
@@ -189,6 +190,8 @@ async fn after_an_outage_of_the_database_nodes_that_live_are_not_called_dead() {
     let begun = there.get("/v1/sandbox/sessions").await.ok(200)["items"][0].clone();
     database.stop_server().await;
     worlds[0].clock.advance(SILENCE_STEPS as i64 * SILENCE_STEP);
+    let metrics = String::from_utf8(there.get("/metrics").await.bytes.to_vec()).unwrap();
+    assert!(metrics.contains("\ncobox_peers{state=\"alive\"} 1\ncobox_peers{state=\"dead\"} 0\n"), "{metrics}");
     database.start_server().await;
     // The second broker may check before the first one sends a heartbeat again.
     eventually("the database is back", async || there.get("/v1/sandbox/sessions").await.status == 200).await;
