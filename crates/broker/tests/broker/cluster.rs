@@ -388,6 +388,20 @@ async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_of_a_data_directory_is_refused_beside_its_original_even_if_its_clock_is_ahead() {
+    let database = TestDatabase::new().await;
+    let mut world = World::cluster(&database, 1).pop().unwrap();
+    world.config.node_timeout_seconds = 4;
+    let original = world.start().await;
+    let mut copy = copied(&world, &database);
+    copy.config.node_timeout_seconds = 4;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let started = Broker::start_with_clock(copy.config.clone(), copy.provider.clone(), listener, world.clock.ahead(3600)).await;
+    let refused = started.err().expect("it is refused").to_string();
+    assert!(refused.contains(&format!("http://{}", original.addr)), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_whose_node_was_taken_over_stops() {
     let database = TestDatabase::new().await;
     let mut world = World::cluster(&database, 1).pop().unwrap();
