@@ -17,7 +17,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 
 use super::{langsmith, request_log::RequestLine, trace::TraceContext};
 use crate::{
-    domain::model::Principal,
+    domain::{model::Principal, sessions::LoggedIds},
     metrics::{Answered, Metrics},
     traces::TraceSink,
 };
@@ -79,8 +79,7 @@ struct SeenParts {
     principal: OnceLock<String>,
     route: OnceLock<String>,
     connection: ConnectionCache,
-    session: OnceLock<SessionId>,
-    sandbox: OnceLock<SandboxId>,
+    logged: LoggedIds,
 }
 
 impl Seen {
@@ -95,21 +94,17 @@ impl Seen {
         self.0.connection.mark_authenticated(&principal.workspace, &principal.name)
     }
 
-    pub fn session(&self, id: &SessionId) {
-        let _ = self.0.session.set(id.clone());
-    }
-
-    pub fn sandbox(&self, id: &SandboxId) {
-        let _ = self.0.sandbox.set(id.clone());
+    pub fn logged(&self) -> &LoggedIds {
+        &self.0.logged
     }
 
     /// Records the ids in a path.
     fn path(&self, path: &str) {
         for segment in path.split('/') {
             if let Ok(id) = segment.parse() {
-                self.session(&id);
+                self.0.logged.set_session(&id);
             } else if let Ok(id) = segment.parse() {
-                self.sandbox(&id);
+                self.0.logged.set_sandbox(&id);
             }
         }
     }
@@ -190,6 +185,7 @@ impl Underway {
         });
         let caller = passed.as_ref().and_then(|passed| passed.admission.caller.as_ref());
         let seen_principal = seen.and_then(|seen| seen.principal.get()).map(String::as_str);
+        let (session, sandbox) = seen.map_or((None, None), |seen| (seen.logged.session(), seen.logged.sandbox()));
         let line = RequestLine {
             id: &id,
             method: &method,
@@ -199,8 +195,8 @@ impl Underway {
             error: error.as_ref(),
             took,
             principal: seen_principal.or_else(|| caller.map(|c| c.principal.as_str())),
-            sandbox: passed.as_ref().map(|p| &p.admission.sandbox).or_else(|| seen?.sandbox.get()).map(SandboxId::as_str),
-            session: caller.and_then(|c| c.session.as_ref()).or_else(|| seen?.session.get()).map(SessionId::as_str),
+            sandbox: passed.as_ref().map(|p| &p.admission.sandbox).or(sandbox.as_ref()).map(SandboxId::as_str),
+            session: caller.and_then(|c| c.session.as_ref()).or(session.as_ref()).map(SessionId::as_str),
             trace: trace.as_ref(),
         };
         line.log();

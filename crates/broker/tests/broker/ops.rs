@@ -151,6 +151,13 @@ async fn a_request_is_found_by_its_callers_ids_and_by_its_sandbox() {
     assert!(is_about(&log.request(passed.headers["x-request-id"].to_str().unwrap())));
     let refused = ann.post(&format!("{}/delegate", session_path(&made)), json!({})).await;
     assert_eq!(log.request(refused.headers["x-request-id"].to_str().unwrap())["session"], made["session_id"]);
+    // The sandbox fails to start: the session exists all the same.
+    world.provider.failing_starts.store(1, Ordering::SeqCst);
+    let failed = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "fails", "mode": "ensure" })).await;
+    let failed_line = log.request(failed.headers["x-request-id"].to_str().unwrap());
+    assert_eq!(failed.error(503), "PROVIDER_UNAVAILABLE");
+    assert!(failed_line["session"].as_str().unwrap().starts_with("ssn_"), "{failed_line}");
+    assert!(failed_line["sandbox"].as_str().unwrap().starts_with("sb_"), "{failed_line}");
     // An id that could damage a log is replaced.
     for bad in ["a b", &"x".repeat(129), ann.key.as_ref().unwrap().expose()] {
         let answer = ann.call(Method::GET, "/healthz", None, &[("x-request-id", bad), ("traceparent", "00-0-0-0")]).await;
