@@ -360,6 +360,7 @@ impl Broker {
             health: Arc::new(Health::new(self.deployment.clone())),
             metrics: self.metrics.clone(),
             scraper: self.scraper.clone(),
+            operators: Arc::default(),
             traces: self.traces.clone(),
         };
         let config = &self.deployment.config;

@@ -31,6 +31,12 @@ const STAYS: [HeaderName; 4] = [header::ALLOW, header::ACCESS_CONTROL_ALLOW_ORIG
 #[derive(Debug)]
 pub struct Failure(ApiError);
 
+impl Failure {
+    pub fn code(&self) -> ErrorCode {
+        self.0.code
+    }
+}
+
 impl From<ApiError> for Failure {
     fn from(e: ApiError) -> Self {
         Self(e)
