@@ -15,7 +15,11 @@ use cobox_gateway::{AdmittedRequest, ConnectionCache, Rejection};
 use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, SessionId, secret::redact};
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 
-use super::{langsmith, request_log::RequestLine, trace::TraceContext};
+use super::{
+    langsmith,
+    request_log::RequestLine,
+    trace::{self, TraceContext},
+};
 use crate::{
     domain::{model::Principal, sessions::LoggedIds},
     metrics::{Answered, Metrics},
@@ -147,10 +151,14 @@ pub struct Underway {
 }
 
 impl Underway {
-    pub fn new(request: &Request) -> Self {
+    pub fn new(request: &mut Request) -> Self {
         let (method, uri) = (request.method().clone(), request.uri().clone());
         let given = request.headers().get(&X_REQUEST_ID).and_then(|v| v.to_str().ok()).and_then(|v| v.parse().ok());
         let trace = TraceContext::from_headers(request.headers());
+        if trace.is_none() {
+            // The gateway forwards the headers: an invalid context must not go further, and the state is part of it.
+            trace::HEADERS.iter().for_each(|name| drop(request.headers_mut().remove(*name)));
+        }
         Self { id: given.unwrap_or_else(RequestId::new), trace, began: Instant::now(), method, uri, route: None, seen: None }
     }
 
