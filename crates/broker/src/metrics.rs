@@ -136,6 +136,12 @@ pub struct Answered<'a> {
     pub took: Duration,
 }
 
+/// Set by `make build`. Not read by a build script: a build must be possible without git and give the same result again.
+const COMMIT: &str = match option_env!("COBOX_COMMIT") {
+    Some(commit) if !commit.is_empty() => commit,
+    _ => "unknown",
+};
+
 /// Label of requests without a matching route.
 const NO_ROUTE: &str = "none";
 
@@ -269,8 +275,8 @@ impl Metrics {
 
     /// Writes the metrics of this process, its disk, and the sandboxes it started.
     fn write_node(&self, out: &mut String, gauges: &Gauges) -> fmt::Result {
-        head(out, "cobox_build_info", "gauge", "Always 1; the version of this broker.")?;
-        writeln!(out, "cobox_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"))?;
+        head(out, "cobox_build_info", "gauge", "Always 1; the version of this broker, and the commit that it was built from.")?;
+        writeln!(out, "cobox_build_info{{version=\"{}\",commit=\"{COMMIT}\"}} 1", env!("CARGO_PKG_VERSION"))?;
         head(out, "cobox_process_start_time_seconds", "gauge", "When this broker started, in seconds since 1970.")?;
         writeln!(out, "cobox_process_start_time_seconds {}", gauges.started_at)?;
         let starts = [("create", &self.created), ("resume", &self.resumed)];

@@ -79,7 +79,8 @@ async fn the_metrics_tell_of_routes_and_states_and_of_nobody() {
     assert!(value("cobox_store_wait_duration_seconds_count") >= 2.0);
     assert!(value("cobox_database_size_bytes") > 4096.0);
     assert!(value("cobox_data_disk_bytes{kind=\"total\"}") >= value("cobox_data_disk_bytes{kind=\"available\"}"));
-    assert!(text.contains(&format!("cobox_build_info{{version=\"{}\"}} 1\n", env!("CARGO_PKG_VERSION"))));
+    let commit = option_env!("COBOX_COMMIT").unwrap_or("unknown");
+    assert!(text.contains(&format!("cobox_build_info{{version=\"{}\",commit=\"{commit}\"}} 1\n", env!("CARGO_PKG_VERSION"))));
 }
 
 async fn scrape(client: &Client) -> String {
