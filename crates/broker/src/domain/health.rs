@@ -12,8 +12,8 @@ use futures_util::{
 };
 use tokio::{sync::Mutex, time::Instant};
 
-use super::deployment::Deployment;
-use crate::store::Counts;
+use super::{deployment::Deployment, pools::MAX_POOLS, templates::MAX_TEMPLATES};
+use crate::store::{Counts, WorkspaceTotals};
 
 /// Time limit for one check; the caller is a load balancer that asks again soon.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -77,6 +77,19 @@ impl Health {
             (current.since + COUNT_WITHIN, current.counts.clone())
         };
         tokio::time::timeout_at(deadline, counts).await.unwrap_or_default()
+    }
+
+    /// The configured limits of every workspace, and the fixed ones.
+    pub fn workspace_limits(&self) -> WorkspaceTotals {
+        let config = &self.deployment.config;
+        WorkspaceTotals {
+            sandboxes: config.max_sandboxes_per_workspace.into(),
+            snapshots: config.max_snapshots_per_workspace.into(),
+            volumes: config.max_volumes_per_workspace.into(),
+            stored_bytes: config.max_stored_bytes_per_workspace,
+            templates: MAX_TEMPLATES.into(),
+            pools: MAX_POOLS.into(),
+        }
     }
 
     /// Runs in its own task, which completes even if all scrapes gave up.

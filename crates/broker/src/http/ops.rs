@@ -82,7 +82,7 @@ async fn metrics(State(api): State<Api>, request: Request) -> Result<impl IntoRe
         clock_skew: nodes.skew.largest(),
         store_waits: store.wait_times(),
         disk: api.deployment.disk_space(),
-        sandbox_limit: api.deployment.config.max_sandboxes_per_workspace,
+        workspace_limits: api.health.workspace_limits(),
         started_at: api.deployment.started_at.unix(),
         counts,
     };

@@ -379,10 +379,23 @@ pub struct Counts {
     pub sessions: u64,
     /// Those still in effect.
     pub revocations: u64,
-    /// Sandboxes of the workspace that has the most.
-    pub largest_workspace: u64,
+    /// Each number is that of the workspace that has the most.
+    pub fullest: WorkspaceTotals,
     /// Size of the database on disk.
     pub database_bytes: u64,
+}
+
+/// Numbers of one workspace, or their limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkspaceTotals {
+    /// Those that have not ended.
+    pub sandboxes: u64,
+    pub snapshots: u64,
+    pub volumes: u64,
+    /// Of snapshots and volumes together.
+    pub stored_bytes: u64,
+    pub templates: u64,
+    pub pools: u64,
 }
 
 /// The master key was replaced: every live sandbox's next token key is derived from the new one.

@@ -88,6 +88,39 @@ async fn scrape(client: &Client) -> String {
 }
 
 #[tokio::test]
+async fn the_limits_of_a_workspace_and_the_fullest_one_are_shown() {
+    let mut world = World::new();
+    world.config.metrics.public = true;
+    world.config.max_volumes_per_workspace = 7;
+    let broker = world.start().await;
+    let (ann, eve) = (broker.human("ann").await, broker.stranger().await);
+    let volume = |name: &str| json!({ "name": name, "size_bytes": 1 << 20 });
+    for name in ["a", "b"] {
+        ann.post("/v1/volumes", volume(name)).await.ok(201);
+    }
+    eve.post("/v1/volumes", volume("a")).await.ok(201);
+    let made = ann.ensure("t").await;
+    ann.post(&format!("/v1/sandboxes/{}/snapshots", sandbox_id(&made)), json!({ "name": "s" })).await.ok(202);
+    ann.post("/v1/templates", json!({ "name": "t" })).await.ok(201);
+    let text = scrape(&ann).await;
+    for line in [
+        "cobox_volume_limit 7",
+        "cobox_workspace_volumes_max 2",
+        "cobox_snapshot_limit 100",
+        "cobox_workspace_snapshots_max 1",
+        "cobox_template_limit 200",
+        "cobox_workspace_templates_max 1",
+        "cobox_pool_limit 20",
+        "cobox_workspace_pools_max 0",
+        "cobox_stored_bytes_limit 1099511627776",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+    }
+    let stored = text.lines().find_map(|l| l.strip_prefix("cobox_workspace_stored_bytes_max ")).unwrap();
+    assert!(stored.parse::<u64>().unwrap() >= 2 << 20, "{stored}");
+}
+
+#[tokio::test]
 async fn commands_and_files_and_failed_starts_are_counted_apart() {
     let mut world = World::new();
     world.config.metrics.public = true;
