@@ -18,7 +18,8 @@ const RESERVE_BYTES: u64 = 32 << 20;
 
 async fn broker_on_small_disk(reserve_bytes: u64) -> TestBroker {
     assert!(rustix::process::geteuid().is_root(), "this test mounts a filesystem and needs root");
-    let config = format!("reaper_interval_ms = 100\n[local]\ndisk_bytes = {}\nreserve_bytes = {reserve_bytes}\n", 64 << 20);
+    let config =
+        format!("reaper_interval_ms = 100\naudit_retry_seconds = 2\n[local]\ndisk_bytes = {}\nreserve_bytes = {reserve_bytes}\n", 64 << 20);
     TestBroker::start_with(BrokerOptions { config, disk_bytes: Some(DISK_BYTES), ..BrokerOptions::default() }).await
 }
 

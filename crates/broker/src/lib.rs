@@ -277,7 +277,7 @@ impl Broker {
             revoking: Arc::new(Revoking { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
             reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone(), kinds.clone())),
             kinds,
-            audit: AuditTrail::start(store),
+            audit: AuditTrail::start(store, deployment.config.audit_retry()),
             webhook,
             scraper,
             metrics: deployment.metrics.clone(),
@@ -388,7 +388,7 @@ impl Broker {
         for task in [reaping, beating, watching_disk, hearing, watching, tidying].into_iter().chain(renewing) {
             task.abort();
         }
-        self.audit.flush().await;
+        self.audit.close().await;
         let d = &self.deployment;
         if stopped.is_node_taken.load(Ordering::SeqCst) {
             d.audit_mark.save(&*d.store, d.now()).await;
