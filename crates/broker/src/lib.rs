@@ -222,8 +222,9 @@ impl Broker {
         {
             return Err(StartError::Exposed(exposed));
         }
-        let audit_mark = AuditMark::new(&config.data_dir);
+        let audit_mark = Arc::new(AuditMark::new(&config.data_dir));
         let small_loss = audit_mark.compare(&*store, &node, clock.now()).await?;
+        audit_mark.restore_gap(&*store, &node).await?;
         let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
         nodes
             .take(&*store, &*clock, data_dir.is_same_place()?)
@@ -277,7 +278,7 @@ impl Broker {
             revoking: Arc::new(Revoking { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
             reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone(), kinds.clone())),
             kinds,
-            audit: AuditTrail::start(store, deployment.config.audit_retry()),
+            audit: AuditTrail::start(store, deployment.audit_mark.clone(), deployment.config.audit_retry()),
             webhook,
             scraper,
             metrics: deployment.metrics.clone(),

@@ -15,7 +15,10 @@ use tokio::{
     time::timeout,
 };
 
-use super::model::{Bound, Caller, Sandbox};
+use super::{
+    audit_mark::AuditMark,
+    model::{Bound, Caller, Sandbox},
+};
 use crate::store::{Note, Store};
 
 /// Records waiting to be written. When the disk can't keep up, requests wait: no record is lost silently. While the
@@ -118,13 +121,13 @@ pub struct AuditTrail {
 }
 
 impl AuditTrail {
-    /// Writing a batch is retried for `retry_for`. The writer ends when the last clone is dropped and everything is
+    /// Writing a batch is retried for `retry_for`; lost records are noted in the mark. The writer ends when the last clone is dropped and everything is
     /// written.
-    pub fn start(store: Arc<dyn Store>, retry_for: Duration) -> Self {
+    pub fn start(store: Arc<dyn Store>, mark: Arc<AuditMark>, retry_for: Duration) -> Self {
         let (sender, queue) = mpsc::channel(QUEUE_RECORDS);
         let trail = Self { queue: sender, hurry: Arc::default(), lost: Arc::default(), closes_at: Arc::default() };
         let Self { hurry, lost, closes_at, .. } = trail.clone();
-        tokio::spawn(Writer { store, queue, hurry, lost, closes_at, retry_for }.run());
+        tokio::spawn(Writer { store, mark, queue, hurry, lost, closes_at, retry_for }.run());
         trail
     }
 
@@ -161,6 +164,7 @@ impl AuditTrail {
 
 struct Writer {
     store: Arc<dyn Store>,
+    mark: Arc<AuditMark>,
     queue: mpsc::Receiver<Entry>,
     hurry: Arc<Notify>,
     lost: Arc<AtomicU64>,
@@ -170,8 +174,8 @@ struct Writer {
 
 impl Writer {
     async fn run(mut self) {
-        // Lost records that no `audit.lost` record explains yet.
-        let mut unexplained = 0;
+        // Lost records that no `audit.lost` record explains yet, also of a process that was killed.
+        let mut unexplained = self.store.audit_gap().count;
         let mut entries = Vec::with_capacity(BATCH_RECORDS);
         while self.queue.recv_many(&mut entries, BATCH_RECORDS).await > 0 {
             if entries.len() < BATCH_RECORDS && entries.iter().all(|e| matches!(e, Entry::Record(_))) {
@@ -201,6 +205,7 @@ impl Writer {
             } else {
                 // The gap in record numbers shows how many are missing.
                 self.store.skip_audit(count);
+                self.mark.save_gap(&*self.store);
                 self.lost.fetch_add(count, Ordering::Relaxed);
                 unexplained += count;
             }

@@ -42,7 +42,7 @@ pub struct Deployment {
     pub nodes: Nodes,
     /// Items that the provider has on this node without a record in the store.
     pub quarantine: Quarantine,
-    pub audit_mark: AuditMark,
+    pub audit_mark: Arc<AuditMark>,
     /// Runtime for work that continues without its caller: the threads that serve connections end before the broker does.
     pub background: Handle,
     pub metrics: Arc<Metrics>,

@@ -450,6 +450,14 @@ pub struct AuditProgress {
     pub records: Vec<MarkedRecord>,
 }
 
+/// Numbers that a store's own chain leaves out, for records that could not be written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditGap {
+    /// Number of the last link.
+    pub after: u64,
+    pub count: u64,
+}
+
 /// An audit record about a key or a revocation, as it is kept outside the database.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MarkedRecord {
