@@ -14,7 +14,10 @@ use subtle::ConstantTimeEq;
 
 use super::{Api, Routes, auth::Authenticated, error::Failure};
 use crate::{
-    domain::{access, health::COUNT_WITHIN},
+    domain::{
+        access,
+        health::{COUNT_WITHIN, Cause},
+    },
     metrics::Gauges,
 };
 
@@ -35,8 +38,8 @@ async fn healthz() -> Json<Value> {
 
 async fn readyz(State(api): State<Api>) -> Result<Json<Value>, Failure> {
     let checks = api.health.checks().await;
-    let word = |is_well| if is_well { "ok" } else { "failed" };
-    let mut told: Map<String, Value> = checks.named().into_iter().map(|(name, is_well)| (name.to_owned(), word(is_well).into())).collect();
+    let state = |cause: Option<Cause>| if cause.is_none() { "ok" } else { "failed" };
+    let mut told: Map<String, Value> = checks.named().into_iter().map(|(name, cause)| (name.to_owned(), state(cause).into())).collect();
     told.insert("clock".to_owned(), if checks.clock { "ok" } else { "skewed" }.into());
     if checks.is_ready() {
         let mut answer = json!({ "status": "ready", "checks": told });
@@ -45,9 +48,11 @@ async fn readyz(State(api): State<Api>) -> Result<Json<Value>, Failure> {
         }
         return Ok(Json(answer));
     }
-    let failed: Vec<&str> = checks.named().into_iter().filter(|(_, is_well)| !is_well).map(|(name, _)| name).collect();
-    let message = format!("not ready: {} failed; the broker's log says why", failed.join(", "));
-    Err(ApiError::new(ErrorCode::BackendUnavailable, message).with_details(json!({ "checks": told })).into())
+    let failed: Vec<_> = checks.named().into_iter().filter_map(|(name, cause)| Some((name, cause?.as_str()))).collect();
+    let listed = failed.iter().map(|(name, cause)| format!("{name} ({cause})")).collect::<Vec<_>>().join(", ");
+    let causes: Map<String, Value> = failed.iter().map(|(name, cause)| ((*name).to_owned(), (*cause).into())).collect();
+    let error = ApiError::new(ErrorCode::BackendUnavailable, format!("not ready: {listed} failed; the broker's log has the whole cause"));
+    Err(error.with_details(json!({ "checks": told, "causes": causes })).with_cause(listed).into())
 }
 
 async fn openapi() -> impl IntoResponse {
@@ -75,7 +80,7 @@ async fn metrics(State(api): State<Api>, request: Request) -> Result<impl IntoRe
     let gauges = Gauges {
         tokens_issued: api.deployment.tokens.issued(),
         commits: store.commit_times(),
-        is_store_up: counts.is_some() && api.health.checks().await.store,
+        is_store_up: counts.is_some() && api.health.checks().await.store.is_none(),
         audit_lost: api.audit.lost(),
         quarantined: api.deployment.quarantine.counts(),
         peers: nodes.counts(api.deployment.now()),

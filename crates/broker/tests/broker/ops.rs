@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, atomic::Ordering},
+    time::Duration,
 };
 
 use cobox_broker::{RequestSpan, TraceContext, TraceSink};
@@ -17,6 +18,7 @@ use crate::{
 
 #[tokio::test]
 async fn a_broker_is_ready_while_its_parts_are_and_says_which_is_not() {
+    let log = Log::capture();
     let world = World::new();
     let broker = world.start().await;
     let anyone = Client { addr: broker.addr, key: None };
@@ -27,10 +29,19 @@ async fn a_broker_is_ready_while_its_parts_are_and_says_which_is_not() {
     eventually("the provider's trouble shows", async || anyone.get("/readyz").await.status == 503).await;
     let unready = anyone.get("/readyz").await;
     assert_eq!(unready.json()["error"]["details"]["checks"], json!({ "store": "ok", "provider": "failed", "node": "ok", "clock": "ok" }));
+    assert_eq!(unready.json()["error"]["details"]["causes"], json!({ "provider": "unavailable" }));
     assert!(!String::from_utf8_lossy(&unready.bytes).contains("secret words"));
+    let line = log.request(unready.headers["x-request-id"].to_str().unwrap());
+    assert_eq!(line["cause"], "provider (unavailable)");
     assert_eq!(unready.error(503), "BACKEND_UNAVAILABLE");
+    // The next check repeats nothing in the log.
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    anyone.get("/readyz").await.error(503);
+    let causes: Vec<Value> = log.lines().into_iter().filter(|l| l["message"] == "not ready").collect();
+    assert!(causes.len() == 1 && causes[0]["problem"].as_str().unwrap().contains("secret words"), "{causes:#?}");
     world.provider.is_ready.store(true, Ordering::SeqCst);
     eventually("it is ready again", async || anyone.get("/readyz").await.status == 200).await;
+    log.line("ready again").await;
     assert_eq!(anyone.get("/healthz").await.ok(200)["status"], "ok");
 }
 

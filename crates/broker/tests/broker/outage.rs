@@ -48,6 +48,7 @@ async fn while_the_database_is_stopped_every_route_answers_503_and_the_log_has_t
         assert!(is_unavailable(&answer), "{method} {path}: {} {}", answer.status, text(&answer));
         assert!(!text(&answer).contains("PGSQL"), "the cause is for the log: {}", text(&answer));
         if path == "/readyz" {
+            assert_eq!(answer.json()["error"]["details"]["causes"], json!({ "store": "unreachable" }), "{}", text(&answer));
             continue;
         }
         let line = log.request(answer.headers["x-request-id"].to_str().unwrap());
