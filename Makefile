@@ -12,6 +12,8 @@ CLIENTS = check-api check-python check-langgraph check-langsmith
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
+# Shown by the metric cobox_build_info. Only here, so that other builds are not repeated for each commit.
+build: export COBOX_COMMIT ?= $(shell git describe --always --dirty --exclude='*' --abbrev=12 2>/dev/null)
 build: ## Build cobox and boxd
 	cargo build $(CARGO_FLAGS) -p cobox-cli -p cobox-boxd
 

@@ -30,7 +30,7 @@ async fn broker_on_small_disk(reserve_bytes: u64) -> TestBroker {
 
 async fn broker_on_disk(disk_bytes: u64, local: &str) -> TestBroker {
     assert!(rustix::process::geteuid().is_root(), "this test mounts a filesystem and needs root");
-    let config = format!("reaper_interval_ms = 100\n[local]\n{local}");
+    let config = format!("reaper_interval_ms = 100\naudit_retry_seconds = 2\n[local]\n{local}");
     TestBroker::start_with(BrokerOptions { config, disk_bytes: Some(disk_bytes), ..BrokerOptions::default() }).await
 }
 

@@ -80,6 +80,8 @@ pub struct Config {
     pub reaper_interval_ms: u64,
     /// How long audit records are kept.
     pub audit_keep_seconds: u64,
+    /// How long the broker tries to write an audit record of a use, unless too many others wait.
+    pub audit_retry_seconds: u64,
     /// The policy file. Defaults to `policy.toml` in the data directory, if that exists.
     pub policy_file: Option<PathBuf>,
     /// How long events are kept for clients that resume a stream.
@@ -273,6 +275,8 @@ impl Default for Config {
             body_limits: BodyLimits::default(),
             reaper_interval_ms: 1000,
             audit_keep_seconds: 90 * DAY_SECONDS,
+            // A restart or a failover of the database takes less.
+            audit_retry_seconds: 300,
             policy_file: None,
             events_keep_seconds: 7 * DAY_SECONDS,
             // About 30 MiB.
@@ -410,6 +414,10 @@ impl Config {
     }
     pub fn keep_deleted(&self) -> Duration {
         Duration::from_secs(self.keep_deleted_seconds)
+    }
+
+    pub fn audit_retry(&self) -> Duration {
+        Duration::from_secs(self.audit_retry_seconds)
     }
 
     pub fn keep_suspended(&self) -> Duration {

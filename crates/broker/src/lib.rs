@@ -231,8 +231,9 @@ impl Broker {
         {
             return Err(StartError::Exposed(exposed));
         }
-        let audit_mark = AuditMark::new(&config.data_dir);
+        let audit_mark = Arc::new(AuditMark::new(&config.data_dir));
         let small_loss = audit_mark.compare(&*store, &node, clock.now()).await?;
+        audit_mark.restore_gap(&*store, &node).await?;
         let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
         nodes
             .take(&*store, &*clock, data_dir.is_same_place()?)
@@ -287,7 +288,7 @@ impl Broker {
             revoking: Arc::new(Revoking { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
             reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone(), kinds.clone())),
             kinds,
-            audit: AuditTrail::start(store),
+            audit: AuditTrail::start(store, deployment.audit_mark.clone(), deployment.config.audit_retry()),
             webhook,
             scraper,
             metrics: deployment.metrics.clone(),
@@ -370,6 +371,7 @@ impl Broker {
             health: Arc::new(Health::new(self.deployment.clone())),
             metrics: self.metrics.clone(),
             scraper: self.scraper.clone(),
+            operators: Arc::default(),
             traces: self.traces.clone(),
         };
         let config = &self.deployment.config;
@@ -397,7 +399,7 @@ impl Broker {
         for task in [reaping, beating, watching_disk, hearing, watching, tidying].into_iter().chain(renewing) {
             task.abort();
         }
-        self.audit.flush().await;
+        self.audit.close().await;
         let d = &self.deployment;
         if stopped.is_node_taken.load(Ordering::SeqCst) {
             d.audit_mark.save(&*d.store, d.now()).await;

@@ -14,6 +14,8 @@ use std::{
 use cobox_protocol::ErrorCode;
 use http::{Method, StatusCode};
 
+use crate::store::WorkspaceTotals;
+
 /// Upper bounds of a histogram's buckets, in microseconds: from a cached read to a request that its client has long
 /// given up.
 const BUCKETS_US: [u64; 14] =
@@ -111,7 +113,7 @@ pub struct Gauges<'a> {
     pub store_waits: Option<&'a Histogram>,
     /// Space on the filesystem of the data directory.
     pub disk: Option<DiskSpace>,
-    pub sandbox_limit: u32,
+    pub workspace_limits: WorkspaceTotals,
     /// Start of the process, in Unix seconds.
     pub started_at: i64,
     /// `None` if the store could not be queried.
@@ -135,6 +137,12 @@ pub struct Answered<'a> {
     pub dataplane: Option<&'static str>,
     pub took: Duration,
 }
+
+/// Set by `make build`. Not read by a build script: a build must be possible without git and give the same result again.
+const COMMIT: &str = match option_env!("COBOX_COMMIT") {
+    Some(commit) if !commit.is_empty() => commit,
+    _ => "unknown",
+};
 
 /// Label of requests without a matching route.
 const NO_ROUTE: &str = "none";
@@ -236,8 +244,17 @@ impl Metrics {
             writeln!(out, "cobox_sessions {}", counts.sessions)?;
             head(out, "cobox_revocations", "gauge", "Revocations that still count.")?;
             writeln!(out, "cobox_revocations {}", counts.revocations)?;
-            head(out, "cobox_workspace_sandboxes_max", "gauge", "Sandboxes of the workspace that has the most.")?;
-            writeln!(out, "cobox_workspace_sandboxes_max {}", counts.largest_workspace)?;
+            for (name, about, most) in [
+                ("cobox_workspace_sandboxes_max", "Sandboxes of the workspace that has the most.", counts.fullest.sandboxes),
+                ("cobox_workspace_snapshots_max", "Snapshots of the workspace that has the most.", counts.fullest.snapshots),
+                ("cobox_workspace_volumes_max", "Volumes of the workspace that has the most.", counts.fullest.volumes),
+                ("cobox_workspace_stored_bytes_max", "Stored bytes of the workspace that has the most.", counts.fullest.stored_bytes),
+                ("cobox_workspace_templates_max", "Templates of the workspace that has the most.", counts.fullest.templates),
+                ("cobox_workspace_pools_max", "Pools of the workspace that has the most.", counts.fullest.pools),
+            ] {
+                head(out, name, "gauge", about)?;
+                writeln!(out, "{name} {most}")?;
+            }
             head(out, "cobox_database_size_bytes", "gauge", "What the database takes on its disk.")?;
             writeln!(out, "cobox_database_size_bytes {}", counts.database_bytes)?;
         }
@@ -269,8 +286,8 @@ impl Metrics {
 
     /// Writes the metrics of this process, its disk, and the sandboxes it started.
     fn write_node(&self, out: &mut String, gauges: &Gauges) -> fmt::Result {
-        head(out, "cobox_build_info", "gauge", "Always 1; the version of this broker.")?;
-        writeln!(out, "cobox_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"))?;
+        head(out, "cobox_build_info", "gauge", "Always 1; the version of this broker, and the commit that it was built from.")?;
+        writeln!(out, "cobox_build_info{{version=\"{}\",commit=\"{COMMIT}\"}} 1", env!("CARGO_PKG_VERSION"))?;
         head(out, "cobox_process_start_time_seconds", "gauge", "When this broker started, in seconds since 1970.")?;
         writeln!(out, "cobox_process_start_time_seconds {}", gauges.started_at)?;
         let starts = [("create", &self.created), ("resume", &self.resumed)];
@@ -282,8 +299,18 @@ impl Metrics {
         for (kind, starts) in starts {
             writeln!(out, "cobox_sandbox_starts_failed_total{{kind=\"{kind}\"}} {}", starts.failed.load(Relaxed))?;
         }
-        head(out, "cobox_sandbox_limit", "gauge", "Sandboxes that one workspace may have, as configured.")?;
-        writeln!(out, "cobox_sandbox_limit {}", gauges.sandbox_limit)?;
+        let limits = &gauges.workspace_limits;
+        for (name, about, limit) in [
+            ("cobox_sandbox_limit", "Sandboxes that one workspace may have, as configured.", limits.sandboxes),
+            ("cobox_snapshot_limit", "Snapshots that one workspace may have, as configured.", limits.snapshots),
+            ("cobox_volume_limit", "Volumes that one workspace may have, as configured.", limits.volumes),
+            ("cobox_stored_bytes_limit", "Bytes of snapshots and volumes that one workspace may have, as configured.", limits.stored_bytes),
+            ("cobox_template_limit", "Templates that one workspace may have.", limits.templates),
+            ("cobox_pool_limit", "Pools that one workspace may have.", limits.pools),
+        ] {
+            head(out, name, "gauge", about)?;
+            writeln!(out, "{name} {limit}")?;
+        }
         if let Some(disk) = gauges.disk {
             head(out, "cobox_data_disk_bytes", "gauge", "The filesystem with the data directory.")?;
             for (kind, bytes) in [("total", disk.total_bytes), ("available", disk.available_bytes)] {

@@ -3,10 +3,10 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use cobox_protocol::{RequestId, SandboxId, SessionId, Timestamp, audit::AuditEntry};
@@ -15,19 +15,24 @@ use tokio::{
     time::timeout,
 };
 
-use super::model::{Bound, Caller, Sandbox};
+use super::{
+    audit_mark::AuditMark,
+    model::{Bound, Caller, Sandbox},
+};
 use crate::store::{Note, Store};
 
-/// Records waiting to be written. When the disk can't keep up, requests wait: no record is lost silently.
+/// Records waiting to be written. When the disk can't keep up, requests wait: no record is lost silently. While the
+/// database is away they don't: a batch that still can't be written when the queue is full is lost.
 const QUEUE_RECORDS: usize = 4096;
 /// How long records are collected for one transaction. Each transaction is a disk sync and rewrites the same pages.
 const GATHER: Duration = Duration::from_millis(100);
 /// Records per transaction. When this many are queued, the batch is written without waiting.
 const BATCH_RECORDS: usize = 512;
-/// Attempts to write a batch, and the pause after the first failure. The pause doubles each time, which survives a
-/// database outage of about half a minute.
-const ATTEMPTS: u32 = 7;
+/// Pauses between attempts to write a batch. They double until a database that is back is noticed within seconds.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// How long a broker that stops goes on trying. Service managers kill it after 90 s.
+const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
 /// Append-only record with the protocol's fields and one line of detail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,15 +116,19 @@ pub struct AuditTrail {
     /// Makes the writer stop collecting and write the batch now.
     hurry: Arc<Notify>,
     lost: Arc<AtomicU64>,
+    /// Set when the broker stops.
+    closes_at: Arc<OnceLock<Instant>>,
 }
 
 impl AuditTrail {
-    /// The writer ends when the last clone is dropped and everything is written.
-    pub fn start(store: Arc<dyn Store>) -> Self {
-        let (queue, receiver) = mpsc::channel(QUEUE_RECORDS);
-        let (hurry, lost) = (Arc::<Notify>::default(), Arc::<AtomicU64>::default());
-        tokio::spawn(write(store, receiver, hurry.clone(), lost.clone()));
-        Self { queue, hurry, lost }
+    /// Writing a batch is retried for `retry_for`; lost records are noted in the mark. The writer ends when the last clone is dropped and everything is
+    /// written.
+    pub fn start(store: Arc<dyn Store>, mark: Arc<AuditMark>, retry_for: Duration) -> Self {
+        let (sender, queue) = mpsc::channel(QUEUE_RECORDS);
+        let trail = Self { queue: sender, hurry: Arc::default(), lost: Arc::default(), closes_at: Arc::default() };
+        let Self { hurry, lost, closes_at, .. } = trail.clone();
+        tokio::spawn(Writer { store, mark, queue, hurry, lost, closes_at, retry_for }.run());
+        trail
     }
 
     /// Records that could not be written since the broker started.
@@ -145,46 +154,91 @@ impl AuditTrail {
             let _ = is_done.await;
         }
     }
+
+    /// As [`AuditTrail::flush`], for a stop: retries end soon.
+    pub async fn close(&self) {
+        let _ = self.closes_at.set(Instant::now() + CLOSE_WITHIN);
+        self.flush().await;
+    }
 }
 
-async fn write(store: Arc<dyn Store>, mut queue: mpsc::Receiver<Entry>, hurry: Arc<Notify>, lost: Arc<AtomicU64>) {
-    // Lost records that no `audit.lost` record explains yet.
-    let mut unexplained = 0;
-    let mut entries = Vec::with_capacity(BATCH_RECORDS);
-    while queue.recv_many(&mut entries, BATCH_RECORDS).await > 0 {
-        if entries.len() < BATCH_RECORDS && entries.iter().all(|e| matches!(e, Entry::Record(_))) {
-            // Ends early when a caller waits for a flush or enough records are queued. After that, takes all that are
-            // queued.
-            let _ = timeout(GATHER, hurry.notified()).await;
-            while entries.len() < BATCH_RECORDS
-                && let Ok(entry) = queue.try_recv()
-            {
-                entries.push(entry);
+struct Writer {
+    store: Arc<dyn Store>,
+    mark: Arc<AuditMark>,
+    queue: mpsc::Receiver<Entry>,
+    hurry: Arc<Notify>,
+    lost: Arc<AtomicU64>,
+    closes_at: Arc<OnceLock<Instant>>,
+    retry_for: Duration,
+}
+
+impl Writer {
+    async fn run(mut self) {
+        // Lost records that no `audit.lost` record explains yet, also of a process that was killed.
+        let mut unexplained = self.store.audit_gap().count;
+        let mut entries = Vec::with_capacity(BATCH_RECORDS);
+        while self.queue.recv_many(&mut entries, BATCH_RECORDS).await > 0 {
+            if entries.len() < BATCH_RECORDS && entries.iter().all(|e| matches!(e, Entry::Record(_))) {
+                // Ends early when a caller waits for a flush or enough records are queued. After that, takes all that are
+                // queued.
+                let _ = timeout(GATHER, self.hurry.notified()).await;
+                while entries.len() < BATCH_RECORDS
+                    && let Ok(entry) = self.queue.try_recv()
+                {
+                    entries.push(entry);
+                }
+            }
+            let mut audit = Vec::new();
+            let mut waiting = Vec::new();
+            for entry in entries.drain(..) {
+                match entry {
+                    Entry::Record(record) => audit.push(*record),
+                    Entry::Flush(done) => waiting.push(done),
+                }
+            }
+            let count = audit.len() as u64;
+            if unexplained > 0 && count > 0 {
+                audit.insert(0, gap(&audit[0], unexplained));
+            }
+            if self.keep(Note { audit, ..Note::default() }).await {
+                unexplained = if count > 0 { 0 } else { unexplained };
+            } else {
+                // The gap in record numbers shows how many are missing.
+                self.store.skip_audit(count);
+                self.mark.save_gap(&*self.store);
+                self.lost.fetch_add(count, Ordering::Relaxed);
+                unexplained += count;
+            }
+            for done in waiting {
+                // The caller of `flush` may have stopped waiting.
+                let _ = done.send(());
             }
         }
-        let mut audit = Vec::new();
-        let mut waiting = Vec::new();
-        for entry in entries.drain(..) {
-            match entry {
-                Entry::Record(record) => audit.push(*record),
-                Entry::Flush(done) => waiting.push(done),
+    }
+
+    /// Writes the records, with retries. Returns false when the records are lost: the time is over, or the queue is full and
+    /// requests wait for it.
+    async fn keep(&self, note: Note) -> bool {
+        let gives_up_at = Instant::now() + self.retry_for;
+        let mut pause = FIRST_PAUSE;
+        let count = note.audit.len();
+        loop {
+            let Err(error) = self.store.note(&note).await else { return true };
+            let is_late = |at: Instant| Instant::now() + pause > at;
+            let is_over = is_late(gives_up_at) || self.closes_at.get().copied().is_some_and(is_late);
+            if is_over || self.queue.len() >= QUEUE_RECORDS {
+                tracing::error!(%error, count, "audit records could not be written and are lost; check the database and its disk");
+                return false;
             }
+            tracing::warn!(%error, count, "audit records could not be written yet; they are tried again");
+            let _ = timeout(pause, self.queue_is_full()).await;
+            pause = (2 * pause).min(MAX_PAUSE);
         }
-        let count = audit.len() as u64;
-        if unexplained > 0 && count > 0 {
-            audit.insert(0, gap(&audit[0], unexplained));
-        }
-        if keep(&*store, Note { audit, ..Note::default() }).await {
-            unexplained = if count > 0 { 0 } else { unexplained };
-        } else {
-            // The gap in record numbers shows how many are missing.
-            store.skip_audit(count);
-            lost.fetch_add(count, Ordering::Relaxed);
-            unexplained += count;
-        }
-        for done in waiting {
-            // The caller of `flush` may have stopped waiting.
-            let _ = done.send(());
+    }
+
+    async fn queue_is_full(&self) {
+        while self.queue.len() < QUEUE_RECORDS {
+            self.hurry.notified().await;
         }
     }
 }
@@ -193,22 +247,4 @@ async fn write(store: Arc<dyn Store>, mut queue: mpsc::Receiver<Entry>, hurry: A
 fn gap(next: &AuditRecord, count: u64) -> AuditRecord {
     AuditRecord::new(next.at, &next.workspace, "audit.lost")
         .detail(format!("{count} records before this one could not be written: the database was away or its disk full for too long"))
-}
-
-/// Writes the records, with retries. While it retries, callers wait once the queue is full. Returns false when the
-/// records are lost.
-async fn keep(store: &dyn Store, note: Note) -> bool {
-    let mut pause = FIRST_PAUSE;
-    let count = note.audit.len();
-    for attempt in 1..=ATTEMPTS {
-        let Err(error) = store.note(&note).await else { return true };
-        if attempt == ATTEMPTS {
-            tracing::error!(%error, count, "audit records could not be written and are lost; check the database and its disk");
-            break;
-        }
-        tracing::warn!(%error, count, "audit records could not be written yet; they are tried again");
-        tokio::time::sleep(pause).await;
-        pause *= 2;
-    }
-    false
 }

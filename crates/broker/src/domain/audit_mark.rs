@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::{
     chain::hex,
     data_dir::write_whole,
-    store::{AuditProgress, MarkedRecord, Store, Stored},
+    store::{AuditGap, AuditProgress, MarkedRecord, Store, Stored},
 };
 
 /// File with the end of the chain.
@@ -27,6 +27,8 @@ const MARK_FILE: &str = "audit-mark.json";
 const RECORDS_FILE: &str = "audit-mark.jsonl";
 /// Above this size the older half of the records is dropped: about five thousand records.
 const MAX_RECORDS_BYTES: u64 = 1 << 20;
+/// Numbers that the chain leaves out for lost records, while no later record shows the gap.
+const GAP_FILE: &str = "audit-gap.json";
 /// Result of a start with an older database.
 const RESTORED_FILE: &str = "restored.json";
 /// How often the mark is written while only uses are recorded. Records about keys and revocations are written at the next
@@ -96,11 +98,13 @@ pub fn acknowledge_restored(data_dir: &Path, now: Timestamp) -> io::Result<bool>
 pub struct AuditMark {
     dir: PathBuf,
     written: Mutex<Option<(u64, Timestamp)>>,
+    /// The gap in its file.
+    saved_gap: Mutex<Option<AuditGap>>,
 }
 
 impl AuditMark {
     pub fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), written: Mutex::default() }
+        Self { dir: dir.to_owned(), written: Mutex::default(), saved_gap: Mutex::default() }
     }
 
     /// Compares the database with the mark, before anything is written to the chain. A small loss must be passed to
@@ -211,8 +215,40 @@ impl AuditMark {
         self.remove(RECORDS_FILE);
     }
 
+    /// Hands the gap of a process that was killed to the store, so that its lost records are still missed. Call before
+    /// anything is written to the chain.
+    pub async fn restore_gap(&self, store: &dyn Store, writer: &str) -> Stored<()> {
+        let after = store.audit_heads().await?.into_iter().find(|h| h.writer == writer).map_or(0, |h| h.number);
+        let saved = self.read::<AuditGap>(GAP_FILE);
+        // If the chain is longer, a record was written after the gap.
+        let count = saved.filter(|gap| after < gap.after.saturating_add(gap.count)).map_or(0, |gap| gap.count);
+        store.set_audit_gap(AuditGap { after, count });
+        *self.saved_gap.lock().unwrap_or_else(PoisonError::into_inner) = saved;
+        Ok(())
+    }
+
+    /// Saves the numbers that the next record will leave out. Best effort: on a full disk this fails too, and is retried
+    /// with the next lost records and in each round of the reaper. Records that a killed process had not given up yet are
+    /// lost without a gap.
+    pub fn save_gap(&self, store: &dyn Store) {
+        let gap = Some(store.audit_gap()).filter(|gap| gap.count > 0);
+        let mut saved = self.saved_gap.lock().unwrap_or_else(PoisonError::into_inner);
+        if *saved == gap {
+            return;
+        }
+        let done = match &gap {
+            Some(gap) => serde_json::to_vec(gap).map_err(io::Error::from).and_then(|text| write_whole(&self.dir.join(GAP_FILE), &text)),
+            None => fs::remove_file(self.dir.join(GAP_FILE)),
+        };
+        match done {
+            Ok(()) => *saved = gap,
+            Err(error) => tracing::warn!(%error, "{GAP_FILE} could not be updated; retrying"),
+        }
+    }
+
     /// Saves how far the chain has come.
     pub async fn save(&self, store: &dyn Store, now: Timestamp) {
+        self.save_gap(store);
         let (head, is_new) = self.append_new(store).await;
         let Some((number, hash)) = head else { return };
         let written = *self.written.lock().unwrap_or_else(PoisonError::into_inner);
@@ -225,6 +261,7 @@ impl AuditMark {
 
     /// As [`AuditMark::save`], for a stop: first syncs everything recorded so far to disk.
     pub async fn close(&self, store: &dyn Store, now: Timestamp) {
+        self.save_gap(store);
         let mark = match self.append_new(store).await.0 {
             Some((number, hash)) => Mark { number, hash: hex(&hash), at: now, is_on_disk: true },
             // Nothing was recorded since the start.

@@ -135,7 +135,7 @@ impl Sessions {
         let token =
             TokenWish { ttl: wish.ttl, format: wish.format.unwrap_or_else(|| TokenFormat::of(shown)), lineage, ..TokenWish::new(granted) };
         let recorded = by.caller.map_or_else(|| own.clone(), |caller| Caller { actor: own.actor.clone(), ..caller.clone() });
-        let asking = Asking { caller: &recorded, request_id: by.request_id, wait: std::time::Duration::ZERO, client: "" };
+        let asking = Asking { caller: &recorded, request_id: by.request_id, wait: std::time::Duration::ZERO, client: "", logged: None };
         let issued = self.issue_in(&asking, &sandbox, session.as_ref(), token).await?;
         Ok(DelegateResponse {
             token: issued.token,

@@ -43,7 +43,7 @@ pub struct Deployment {
     pub nodes: Nodes,
     /// Items that the provider has on this node without a record in the store.
     pub quarantine: Quarantine,
-    pub audit_mark: AuditMark,
+    pub audit_mark: Arc<AuditMark>,
     pub ballast: Ballast,
     /// Runtime for work that continues without its caller: the threads that serve connections end before the broker does.
     pub background: Handle,

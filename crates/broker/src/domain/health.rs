@@ -2,18 +2,20 @@
 //! alive.
 
 use std::{
+    fmt::Display,
     sync::{Arc, PoisonError},
     time::Duration,
 };
 
+use cobox_provider::ProviderError;
 use futures_util::{
     FutureExt,
     future::{BoxFuture, Shared},
 };
 use tokio::{sync::Mutex, time::Instant};
 
-use super::deployment::Deployment;
-use crate::store::Counts;
+use super::{deployment::Deployment, pools::MAX_POOLS, templates::MAX_TEMPLATES};
+use crate::store::{Counts, StoreError, WorkspaceTotals};
 
 /// Time limit for one check; the caller is a load balancer that asks again soon.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -24,12 +26,55 @@ const FRESH: Duration = Duration::from_millis(500);
 /// available in an outage.
 pub const COUNT_WITHIN: Duration = Duration::from_secs(1);
 
-/// Results of the checks.
+/// Category of a failed check's cause. The cause itself is for the log only: it may contain hosts, paths and SQL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    Unreachable,
+    /// Reachable, but without room, read-only or overloaded.
+    Unavailable,
+    Failed,
+    TimedOut,
+    /// The last heartbeat is too old.
+    NoHeartbeat,
+}
+
+impl Cause {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Cause::Unreachable => "unreachable",
+            Cause::Unavailable => "unavailable",
+            Cause::Failed => "failed",
+            Cause::TimedOut => "timed_out",
+            Cause::NoHeartbeat => "no_heartbeat",
+        }
+    }
+}
+
+impl From<&StoreError> for Cause {
+    fn from(error: &StoreError) -> Self {
+        match error {
+            StoreError::Unreachable(_) => Cause::Unreachable,
+            StoreError::Unavailable(_) => Cause::Unavailable,
+            StoreError::Failed(_) | StoreError::Corrupt(_) => Cause::Failed,
+        }
+    }
+}
+
+impl From<&ProviderError> for Cause {
+    fn from(error: &ProviderError) -> Self {
+        match error {
+            ProviderError::Unavailable(_) => Cause::Unavailable,
+            ProviderError::Refused(_) | ProviderError::NotRunning(_) => Cause::Failed,
+        }
+    }
+}
+
+/// Results of the checks; `None` for a part that works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checks {
-    pub store: bool,
-    pub provider: bool,
-    pub node: bool,
+    pub store: Option<Cause>,
+    pub provider: Option<Cause>,
+    pub node: Option<Cause>,
     /// Whether the clocks of all brokers agree. The other brokers would have the same problem, so it doesn't make this
     /// one unready.
     pub clock: bool,
@@ -37,11 +82,11 @@ pub struct Checks {
 
 impl Checks {
     pub fn is_ready(self) -> bool {
-        self.store && self.provider && self.node
+        self.named().iter().all(|(_, cause)| cause.is_none())
     }
 
     /// The checks that decide readiness.
-    pub fn named(self) -> [(&'static str, bool); 3] {
+    pub fn named(self) -> [(&'static str, Option<Cause>); 3] {
         [("store", self.store), ("provider", self.provider), ("node", self.node)]
     }
 }
@@ -79,6 +124,19 @@ impl Health {
         tokio::time::timeout_at(deadline, counts).await.unwrap_or_default()
     }
 
+    /// The configured limits of every workspace, and the fixed ones.
+    pub fn workspace_limits(&self) -> WorkspaceTotals {
+        let config = &self.deployment.config;
+        WorkspaceTotals {
+            sandboxes: config.max_sandboxes_per_workspace.into(),
+            snapshots: config.max_snapshots_per_workspace.into(),
+            volumes: config.max_volumes_per_workspace.into(),
+            stored_bytes: config.max_stored_bytes_per_workspace,
+            templates: MAX_TEMPLATES.into(),
+            pools: MAX_POOLS.into(),
+        }
+    }
+
     /// Runs in its own task, which completes even if all scrapes gave up.
     fn count(&self) -> Shared<BoxFuture<'static, Option<Counts>>> {
         let d = self.deployment.clone();
@@ -90,7 +148,7 @@ impl Health {
         async move { counting.await.ok().flatten() }.boxed().shared()
     }
 
-    /// Concurrent callers share a result. The log has the reason of a failure.
+    /// Concurrent callers share a result. The log has each failure once, with its whole cause.
     pub async fn checks(&self) -> Checks {
         let mut last = self.last.lock().await;
         if let Some((at, checks)) = *last
@@ -99,26 +157,37 @@ impl Health {
             return checks;
         }
         let d = &self.deployment;
+        let before = last.map_or([None; 3], |(_, checks)| checks.named().map(|(_, cause)| cause));
         // A database whose disk is full still answers reads.
-        let store = async { d.store.probe_write(d.now()).await.map_err(|e| e.to_string()) };
-        let provider = async { d.provider.ready().await.map_err(|e| e.to_string()) };
-        let (store, provider) = tokio::join!(well("store", store), well("provider", provider));
-        let node = d.nodes.is_known(&*d.store, d.now());
-        if !node {
-            tracing::warn!("not ready: the other brokers have not been told for too long that this one lives");
+        let store = failure_of(d.store.probe_write(d.now()));
+        let provider = failure_of(d.provider.ready());
+        let (store, provider) = tokio::join!(store, provider);
+        let silent = || (Cause::NoHeartbeat, "the other brokers got no heartbeat of this one for too long".to_owned());
+        let node = (!d.nodes.is_known(&*d.store, d.now())).then(silent);
+        let failures = [("store", store), ("provider", provider), ("node", node)];
+        for ((part, failure), before) in failures.iter().zip(before) {
+            match failure {
+                Some((cause, problem)) if before != Some(*cause) => tracing::warn!(part, cause = cause.as_str(), problem, "not ready"),
+                None if before.is_some() => tracing::info!(part, "ready again"),
+                _ => {}
+            }
         }
+        let [store, provider, node] = failures.map(|(_, failure)| failure.map(|(cause, _)| cause));
         let checks = Checks { store, provider, node, clock: !d.nodes.skew.is_large() };
         *last = Some((Instant::now(), checks));
         checks
     }
 }
 
-async fn well(part: &'static str, asking: impl Future<Output = Result<(), String>>) -> bool {
-    let problem = match tokio::time::timeout(PATIENCE, asking).await {
-        Ok(Ok(())) => return true,
-        Ok(Err(problem)) => problem,
-        Err(_) => format!("it did not answer within {} s", PATIENCE.as_secs()),
-    };
-    tracing::warn!(part, problem, "not ready");
-    false
+/// The cause of a failed check, and its description for the log.
+async fn failure_of<E>(asking: impl Future<Output = Result<(), E>>) -> Option<(Cause, String)>
+where
+    E: Display,
+    for<'a> Cause: From<&'a E>,
+{
+    match tokio::time::timeout(PATIENCE, asking).await {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some((Cause::from(&error), error.to_string())),
+        Err(_) => Some((Cause::TimedOut, format!("it did not answer within {} s", PATIENCE.as_secs()))),
+    }
 }

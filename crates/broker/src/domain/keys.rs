@@ -213,7 +213,8 @@ fn key_id(key: &Secret) -> Option<KeyId> {
     format!("key_{ulid}").parse().ok()
 }
 
-fn hash(key: &Secret) -> [u8; 32] {
+/// A key has 256 random bits: its hash needs neither salt nor many rounds.
+pub(super) fn hash(key: &Secret) -> [u8; 32] {
     Sha256::digest(key.expose().as_bytes()).into()
 }
 

@@ -38,6 +38,7 @@ pub mod proof;
 pub mod quarantine;
 pub mod rates;
 pub mod reaper;
+pub mod recent_operators;
 pub mod reconcile;
 pub mod renewal;
 pub mod revoking;

@@ -163,6 +163,7 @@ impl Sessions {
                 Mode::Get => self.of_scope(&caller, &wish.scope).await?,
                 Mode::Ensure | Mode::CreateOnly => self.ensure(asking, wish, key).await?,
             };
+            asking.about(&found.session.id, &found.sandbox.id);
             let entry = enter(&self.deployment, &caller.principal, &found.session, &found.sandbox).await?;
             let capabilities = entry.bound(capabilities)?;
             self.must_be(&caller, wish.sandbox.as_deref(), &found.sandbox).await?;

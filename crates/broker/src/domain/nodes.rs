@@ -33,6 +33,8 @@ const LOOK_FOR_ANSWER_EVERY: Duration = Duration::from_millis(50);
 /// How often a starting broker checks whether another process runs under its node id: four times within the shortest
 /// heartbeat interval.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How long a heartbeat may take beyond its interval to be written.
+const BEAT_GRACE: Duration = Duration::from_millis(500);
 
 /// Why a process can't claim its node id.
 #[derive(Debug, thiserror::Error)]
@@ -125,14 +127,12 @@ impl Nodes {
         Ok(store.take_node(&self.as_node(clock.now(), None)).await?)
     }
 
-    /// Returns when the node's last process counts as dead for every broker.
+    /// Returns when the node's last process counts as dead for every broker. It is watched for a heartbeat interval in any
+    /// case: its heartbeat has the time of another machine, which may differ from this one's.
     async fn wait_for_silence(&self, store: &dyn Store, clock: &dyn Clock) -> Result<(), TakeNodeError> {
         let last = async || -> Stored<Option<Node>> { Ok(store.nodes().await?.into_iter().find(|n| n.id == self.own)) };
         let Some(first) = last().await? else { return Ok(()) };
-        let left = self.timeout.saturating_sub(clock.now().saturating_since(first.seen_at));
-        if left.is_zero() {
-            return Ok(());
-        }
+        let left = self.timeout.saturating_sub(clock.now().saturating_since(first.seen_at)).max(self.beat_every() + BEAT_GRACE);
         tracing::warn!(
             url = first.url,
             seconds = left.as_secs(),
@@ -142,7 +142,7 @@ impl Nodes {
         while Instant::now() < deadline {
             tokio::time::sleep(LOOK_EVERY).await;
             if let Some(now) = last().await?
-                && (now.seen_at, &now.instance) != (first.seen_at, &first.instance)
+                && (now.seen_at, now.beats, &now.instance) != (first.seen_at, first.beats, &first.instance)
             {
                 return Err(TakeNodeError::InUse { node: now.id, url: now.url });
             }
@@ -232,9 +232,12 @@ impl Nodes {
         known.peers.values().filter(|peer| self.is_dead(peer, now)).map(|peer| peer.node.id.clone()).collect()
     }
 
+    /// While the database isn't read, as of the last read: only nodes that were dead then.
     pub fn counts(&self, now: Timestamp) -> PeerCounts {
         let known = self.known();
-        let dead = known.peers.values().filter(|peer| self.is_dead(peer, now)).count() as u64;
+        let is_blind = self.is_blind(&known, now);
+        let is_dead = |peer: &&Peer| if is_blind { peer.is_reported_dead } else { self.is_dead(peer, now) };
+        let dead = known.peers.values().filter(is_dead).count() as u64;
         PeerCounts { alive: known.peers.len() as u64 - dead, dead }
     }
 

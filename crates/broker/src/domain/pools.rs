@@ -21,7 +21,7 @@ use super::{
 use crate::store::{AddedKind, AddedMember, ChangedKind, PoolTaking};
 
 /// Maximum number of pools per workspace.
-const MAX_POOLS: u32 = 20;
+pub const MAX_POOLS: u32 = 20;
 /// Maximum number of standby sandboxes per pool; each is a running one.
 pub const MAX_REPLICAS: u32 = 50;
 /// Concurrent starts per pool: a start is short, and other sandboxes need to start too.

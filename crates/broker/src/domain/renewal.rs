@@ -32,6 +32,7 @@ impl Sessions {
             (None, None) => TokenFormat::Jwt,
         };
         let (bound, entry) = self.living(asking.caller, id).await?;
+        asking.about(&bound.session.id, &bound.sandbox.id);
         // Before a sandbox is started for it.
         self.deployment.may_see(asking.caller, bound.session.thread()).await?;
         self.must_be(asking.caller, wish.sandbox_id.as_deref(), &bound.sandbox).await?;
@@ -104,6 +105,7 @@ impl Sessions {
     pub async fn heartbeat(&self, asking: &Asking<'_>, id: &SessionId) -> Result<HeartbeatResponse, ApiError> {
         let d = &self.deployment;
         let (bound, _) = self.living(asking.caller, id).await?;
+        asking.about(&bound.session.id, &bound.sandbox.id);
         let now = d.now();
         d.store.note(&Note { sandboxes: vec![(bound.sandbox.id.clone(), now)], ..Note::default() }).await.map_err(internal)?;
         let state = match self.lifecycle.bring_up(&bound.sandbox.id, asking.wait).await {

@@ -62,7 +62,7 @@ impl Sandboxes {
         if let Some(taking) = &taking
             && let Some(taken) = d.store.take_pool_member(taking, &sandbox, &tags, &quota, &audit).await.map_err(internal)?
         {
-            return self.brought_up(taken, asking.wait, tags).await;
+            return self.brought_up(asking, taken, tags).await;
         }
         match d.store.add_sandbox(&sandbox, &tags, &quota, &audit).await.map_err(internal)? {
             AddedSandbox::Added => {}
@@ -70,12 +70,15 @@ impl Sandboxes {
             AddedSandbox::QuotaReached(reached) => return Err(quota_reached(d, &asking.caller.principal, &quota, reached).await),
             AddedSandbox::MadeOfGone(what) => return Err(making::gone(&what)),
         }
-        self.brought_up(sandbox, asking.wait, tags).await
+        self.brought_up(asking, sandbox, tags).await
     }
 
     /// Returns a sandbox that was just created or taken, or gives it up with its name if it can't start.
-    async fn brought_up(&self, sandbox: Sandbox, wait: Duration, tags: Tags) -> Result<SandboxInfo, ApiError> {
-        match self.lifecycle.bring_up_found(sandbox.clone(), wait).await {
+    async fn brought_up(&self, asking: &Asking<'_>, sandbox: Sandbox, tags: Tags) -> Result<SandboxInfo, ApiError> {
+        if let Some(logged) = asking.logged {
+            logged.set_sandbox(&sandbox.id);
+        }
+        match self.lifecycle.bring_up_found(sandbox.clone(), asking.wait).await {
             Ok(sandbox) => self.info(sandbox, tags).await,
             Err(e) if e.code == ErrorCode::SandboxStarting => self.info(sandbox, tags).await,
             Err(e) => {

@@ -1,6 +1,9 @@
 //! Sessions: reads and ends them, and issues tokens for them. `negotiation` creates them.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SandboxId, SessionId,
@@ -37,6 +40,43 @@ pub struct Asking<'a> {
     pub wait: Duration,
     /// Name of the client program, as it identifies itself.
     pub client: &'a str,
+    pub logged: Option<&'a LoggedIds>,
+}
+
+impl Asking<'_> {
+    /// Records the session and the sandbox that were found or created for the request. Call before anything that can
+    /// fail, so that the log line of a failed request has them.
+    pub fn about(&self, session: &SessionId, sandbox: &SandboxId) {
+        if let Some(logged) = self.logged {
+            logged.set_session(session);
+            logged.set_sandbox(sandbox);
+        }
+    }
+}
+
+/// The session and the sandbox of a request, for its log line; the latest if there are several.
+#[derive(Default)]
+pub struct LoggedIds {
+    session: Mutex<Option<SessionId>>,
+    sandbox: Mutex<Option<SandboxId>>,
+}
+
+impl LoggedIds {
+    pub fn set_session(&self, id: &SessionId) {
+        *self.session.lock().unwrap_or_else(PoisonError::into_inner) = Some(id.clone());
+    }
+
+    pub fn set_sandbox(&self, id: &SandboxId) {
+        *self.sandbox.lock().unwrap_or_else(PoisonError::into_inner) = Some(id.clone());
+    }
+
+    pub fn session(&self) -> Option<SessionId> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn sandbox(&self) -> Option<SandboxId> {
+        self.sandbox.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl Sessions {

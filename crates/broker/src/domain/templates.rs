@@ -16,7 +16,7 @@ use super::{
 use crate::store::{AddedKind, ChangedKind, RemovedKind};
 
 /// Templates per workspace: people read such a list.
-const MAX_TEMPLATES: u32 = 200;
+pub const MAX_TEMPLATES: u32 = 200;
 
 /// A template from the settings or of a workspace.
 #[derive(Clone, Debug)]

@@ -37,14 +37,12 @@ pub struct Authenticated {
 impl Authenticated {
     /// Records, for the log, the session and the sandbox that were found or created for the request.
     pub fn about(&self, session: &SessionId, sandbox: &SandboxId) {
-        if let Some(seen) = &self.seen {
-            seen.session(session);
-            seen.sandbox(sandbox);
-        }
+        self.asking().about(session, sandbox);
     }
 
     pub fn asking(&self) -> Asking<'_> {
-        Asking { caller: &self.caller, request_id: &self.request_id, wait: self.wait, client: &self.client }
+        let logged = self.seen.as_ref().map(Seen::logged);
+        Asking { caller: &self.caller, request_id: &self.request_id, wait: self.wait, client: &self.client, logged }
     }
 }
 

@@ -15,9 +15,13 @@ use cobox_gateway::{AdmittedRequest, ConnectionCache, Rejection};
 use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, SessionId, secret::redact};
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 
-use super::{langsmith, request_log::RequestLine, trace::TraceContext};
+use super::{
+    langsmith,
+    request_log::RequestLine,
+    trace::{self, TraceContext},
+};
 use crate::{
-    domain::model::Principal,
+    domain::{model::Principal, sessions::LoggedIds},
     metrics::{Answered, Metrics},
     traces::TraceSink,
 };
@@ -30,6 +34,12 @@ const STAYS: [HeaderName; 4] = [header::ALLOW, header::ACCESS_CONTROL_ALLOW_ORIG
 /// An error to be sent; [`Underway::answered`] adds the request id.
 #[derive(Debug)]
 pub struct Failure(ApiError);
+
+impl Failure {
+    pub fn code(&self) -> ErrorCode {
+        self.0.code
+    }
+}
 
 impl From<ApiError> for Failure {
     fn from(e: ApiError) -> Self {
@@ -79,8 +89,7 @@ struct SeenParts {
     principal: OnceLock<String>,
     route: OnceLock<String>,
     connection: ConnectionCache,
-    session: OnceLock<SessionId>,
-    sandbox: OnceLock<SandboxId>,
+    logged: LoggedIds,
 }
 
 impl Seen {
@@ -95,21 +104,17 @@ impl Seen {
         self.0.connection.mark_authenticated(&principal.workspace, &principal.name)
     }
 
-    pub fn session(&self, id: &SessionId) {
-        let _ = self.0.session.set(id.clone());
-    }
-
-    pub fn sandbox(&self, id: &SandboxId) {
-        let _ = self.0.sandbox.set(id.clone());
+    pub fn logged(&self) -> &LoggedIds {
+        &self.0.logged
     }
 
     /// Records the ids in a path.
     fn path(&self, path: &str) {
         for segment in path.split('/') {
             if let Ok(id) = segment.parse() {
-                self.session(&id);
+                self.0.logged.set_session(&id);
             } else if let Ok(id) = segment.parse() {
-                self.sandbox(&id);
+                self.0.logged.set_sandbox(&id);
             }
         }
     }
@@ -146,10 +151,14 @@ pub struct Underway {
 }
 
 impl Underway {
-    pub fn new(request: &Request) -> Self {
+    pub fn new(request: &mut Request) -> Self {
         let (method, uri) = (request.method().clone(), request.uri().clone());
         let given = request.headers().get(&X_REQUEST_ID).and_then(|v| v.to_str().ok()).and_then(|v| v.parse().ok());
         let trace = TraceContext::from_headers(request.headers());
+        if trace.is_none() {
+            // The gateway forwards the headers: an invalid context must not go further, and the state is part of it.
+            trace::HEADERS.iter().for_each(|name| drop(request.headers_mut().remove(*name)));
+        }
         Self { id: given.unwrap_or_else(RequestId::new), trace, began: Instant::now(), method, uri, route: None, seen: None }
     }
 
@@ -190,6 +199,7 @@ impl Underway {
         });
         let caller = passed.as_ref().and_then(|passed| passed.admission.caller.as_ref());
         let seen_principal = seen.and_then(|seen| seen.principal.get()).map(String::as_str);
+        let (session, sandbox) = seen.map_or((None, None), |seen| (seen.logged.session(), seen.logged.sandbox()));
         let line = RequestLine {
             id: &id,
             method: &method,
@@ -199,8 +209,8 @@ impl Underway {
             error: error.as_ref(),
             took,
             principal: seen_principal.or_else(|| caller.map(|c| c.principal.as_str())),
-            sandbox: passed.as_ref().map(|p| &p.admission.sandbox).or_else(|| seen?.sandbox.get()).map(SandboxId::as_str),
-            session: caller.and_then(|c| c.session.as_ref()).or_else(|| seen?.session.get()).map(SessionId::as_str),
+            sandbox: passed.as_ref().map(|p| &p.admission.sandbox).or(sandbox.as_ref()).map(SandboxId::as_str),
+            session: caller.and_then(|c| c.session.as_ref()).or(session.as_ref()).map(SessionId::as_str),
             trace: trace.as_ref(),
         };
         line.log();

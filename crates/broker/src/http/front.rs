@@ -37,8 +37,8 @@ pub struct Front {
 }
 
 impl Front {
-    pub async fn answer(&self, request: Request, peer: Peer, kept: &ConnectionCache) -> Response {
-        let mut underway = Underway::new(&request);
+    pub async fn answer(&self, mut request: Request, peer: Peer, kept: &ConnectionCache) -> Response {
+        let mut underway = Underway::new(&mut request);
         let response = match &self.cors {
             None => self.watched(request, peer, kept, &mut underway).await,
             Some(rules) => {

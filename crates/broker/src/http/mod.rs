@@ -44,7 +44,7 @@ pub use limits::Peer;
 use crate::{
     domain::{
         audit::AuditTrail, deployment::Deployment, events::Events, health::Health, keeper::Kinds, keys::Keys, rates::Rates,
-        revoking::Revoking, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook,
+        recent_operators::RecentOperators, revoking::Revoking, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook,
     },
     metrics::Metrics,
     traces::TraceSink,
@@ -68,6 +68,8 @@ pub struct Api {
     pub metrics: Arc<Metrics>,
     /// Credential of a metrics scraper, accepted in place of an operator's key.
     pub scraper: Option<Arc<cobox_protocol::Secret>>,
+    /// Keys that may read the metrics during an outage of the database.
+    pub operators: Arc<RecentOperators>,
     pub traces: Option<Arc<dyn TraceSink>>,
 }
 

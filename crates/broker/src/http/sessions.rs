@@ -42,7 +42,6 @@ async fn negotiate(
     let key = idempotency_key(&headers)?;
     let is_full_shape = body.is_full_shape();
     let answer = api.sessions.negotiate(&who.asking(), &body.read()?, key).await;
-    let answer = answer.inspect(|found| who.about(&found.session_id, &found.sandbox.id));
     Ok(Json(if is_full_shape { answer.map_err(full)? } else { answer? }))
 }
 

@@ -37,7 +37,6 @@ async fn negotiate(
 ) -> Result<Json<ThreadSandbox>, Failure> {
     let wish = body.read_for_thread(&thread)?;
     let found = api.sessions.negotiate(&who.asking(), &wish, idempotency_key(&headers)?).await?;
-    who.about(&found.session_id, &found.sandbox.id);
     Ok(Json(found.into()))
 }
 

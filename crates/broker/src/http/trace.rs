@@ -5,6 +5,8 @@ use std::fmt;
 use http::HeaderMap;
 
 const HEADER: &str = "traceparent";
+/// Headers of the standard; the second is only valid with the first.
+pub const HEADERS: [&str; 2] = [HEADER, "tracestate"];
 /// Length of version 00, in characters: `00-` trace id `-` parent id `-` flags.
 const VALUE_CHARS: usize = 55;
 const SAMPLED: u8 = 1;

@@ -173,6 +173,10 @@ pub trait Store: KindStore + Send + Sync {
     /// Leaves a gap of `count` numbers before the next record of this store's own chain, for records that could not be
     /// written.
     fn skip_audit(&self, count: u64);
+    /// The gap that the next record will leave; its count is 0 if there is none.
+    fn audit_gap(&self) -> AuditGap;
+    /// Sets the gap of a process that ended before it wrote the next record. Must be called before anything is written.
+    fn set_audit_gap(&self, gap: AuditGap);
     /// End of this store's own chain, and the records committed since the last call that a data directory keeps in its
     /// mark.
     async fn audit_progress(&self) -> AuditProgress;

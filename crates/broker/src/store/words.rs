@@ -379,10 +379,23 @@ pub struct Counts {
     pub sessions: u64,
     /// Those still in effect.
     pub revocations: u64,
-    /// Sandboxes of the workspace that has the most.
-    pub largest_workspace: u64,
+    /// Each number is that of the workspace that has the most.
+    pub fullest: WorkspaceTotals,
     /// Size of the database on disk.
     pub database_bytes: u64,
+}
+
+/// Numbers of one workspace, or their limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkspaceTotals {
+    /// Those that have not ended.
+    pub sandboxes: u64,
+    pub snapshots: u64,
+    pub volumes: u64,
+    /// Of snapshots and volumes together.
+    pub stored_bytes: u64,
+    pub templates: u64,
+    pub pools: u64,
 }
 
 /// The master key was replaced: every live sandbox's next token key is derived from the new one.
@@ -435,6 +448,14 @@ pub struct AuditProgress {
     pub head: Option<(u64, Hash)>,
     /// Newly committed records about keys and revocations.
     pub records: Vec<MarkedRecord>,
+}
+
+/// Numbers that a store's own chain leaves out, for records that could not be written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditGap {
+    /// Number of the last link.
+    pub after: u64,
+    pub count: u64,
 }
 
 /// An audit record about a key or a revocation, as it is kept outside the database.

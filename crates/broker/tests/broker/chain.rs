@@ -376,6 +376,31 @@ async fn what_was_done_with_a_token_is_found_by_its_id() {
 }
 
 #[tokio::test]
+async fn a_restarted_broker_leaves_and_explains_the_gap_of_records_that_were_lost_before() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, op) = (broker.human("ann").await, broker.key("op", PrincipalKind::Operator).await);
+    let made = ann.ensure("t").await;
+    broker.broker.as_ref().unwrap().store().skip_audit(3);
+    broker.tick().await;
+    let file = world.config.data_dir.join("audit-gap.json");
+    assert!(file.exists());
+    broker.kill().await;
+    let broker = world.start().await;
+    let (ann, op) = (ann.at(&broker), op.at(&broker));
+    ann.with(&made["token"]).get(&format!("/dp/{}/v1/x", made["sandbox"]["id"].as_str().unwrap())).await;
+    let explained = || async {
+        let items = op.get("/v1/audit").await.ok(200)["items"].clone();
+        items.as_array().unwrap().iter().any(|e| e["action"] == "audit.lost" && e["detail"].as_str().unwrap().starts_with("3 records"))
+    };
+    crate::harness::eventually("the gap is explained", explained).await;
+    let faults = chains(&op).await.remove(0).2;
+    assert!(matches!(faults[..], [Fault::Missing { from, to, .. }] if to - from == 2), "{faults:?}");
+    broker.tick().await;
+    assert!(!file.exists());
+}
+
+#[tokio::test]
 async fn records_that_could_not_be_written_leave_a_gap_that_is_found() {
     let dir = tempfile::tempdir().unwrap();
     let store = sqlite::open(&dir.path().join("db")).await.unwrap();

@@ -179,7 +179,8 @@ async fn a_node_that_died_a_moment_ago_is_not_handed_out_and_no_error_advises_to
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_an_outage_of_the_database_nodes_that_live_are_not_called_dead() {
     let database = TestDatabase::on_own_server().await;
-    let worlds = World::cluster(&database, 2);
+    let mut worlds = World::cluster(&database, 2);
+    worlds[1].config.metrics.public = true;
     let (a, b) = (worlds[0].start().await, worlds[1].start().await);
     let ann = a.human("ann").await;
     // Creations in progress on a dead node are given up.
@@ -189,6 +190,8 @@ async fn after_an_outage_of_the_database_nodes_that_live_are_not_called_dead() {
     let begun = there.get("/v1/sandbox/sessions").await.ok(200)["items"][0].clone();
     database.stop_server().await;
     worlds[0].clock.advance(SILENCE_STEPS as i64 * SILENCE_STEP);
+    let metrics = String::from_utf8(there.get("/metrics").await.bytes.to_vec()).unwrap();
+    assert!(metrics.contains("\ncobox_peers{state=\"alive\"} 1\ncobox_peers{state=\"dead\"} 0\n"), "{metrics}");
     database.start_server().await;
     // The second broker may check before the first one sends a heartbeat again.
     eventually("the database is back", async || there.get("/v1/sandbox/sessions").await.status == 200).await;
@@ -382,6 +385,20 @@ async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_
     world.clock.advance(2 * i64::try_from(copy.config.node_timeout_seconds).unwrap());
     let moved = copy.start().await;
     assert_eq!(ann.at(&moved).ensure("t").await["session_id"], made["session_id"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_of_a_data_directory_is_refused_beside_its_original_even_if_its_clock_is_ahead() {
+    let database = TestDatabase::new().await;
+    let mut world = World::cluster(&database, 1).pop().unwrap();
+    world.config.node_timeout_seconds = 4;
+    let original = world.start().await;
+    let mut copy = copied(&world, &database);
+    copy.config.node_timeout_seconds = 4;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let started = Broker::start_with_clock(copy.config.clone(), copy.provider.clone(), listener, world.clock.ahead(3600)).await;
+    let refused = started.err().expect("it is refused").to_string();
+    assert!(refused.contains(&format!("http://{}", original.addr)), "{refused}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,6 +13,36 @@ use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest};
 use crate::harness::{Client, NEWEST, World, claims, sandbox_id, session_path};
 
 #[tokio::test]
+async fn the_callers_request_id_and_valid_trace_reach_the_sandbox_but_no_credential_does() {
+    const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let id = sandbox_id(&ann.ensure("t").await);
+    for trace in [TRACE, "00-0-0-0"] {
+        let headers = [
+            ("traceparent", trace),
+            ("tracestate", "vendor=1"),
+            ("x-request-id", "their-own.id:7"),
+            ("cookie", "a=b"),
+            ("x-thread-authorization", "secret"),
+            ("proxy-authorization", "secret"),
+        ];
+        ann.call(Method::GET, &format!("/dp/{id}/v1/x"), None, &headers).await.ok(200);
+    }
+    let seen = world.provider.boxd(&id).seen.lock().unwrap().clone();
+    let [valid, invalid] = &seen[..] else { panic!("{seen:?}") };
+    assert_eq!((&valid.headers["traceparent"], &valid.headers["tracestate"]), (&TRACE.parse().unwrap(), &"vendor=1".parse().unwrap()));
+    assert!(!invalid.headers.contains_key("traceparent") && !invalid.headers.contains_key("tracestate"));
+    for request in &seen {
+        assert_eq!(request.headers["x-request-id"], "their-own.id:7");
+        for gone in ["cookie", "x-thread-authorization", "proxy-authorization"] {
+            assert!(!request.headers.contains_key(gone), "{gone}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_api_key_is_swapped_and_never_reaches_the_sandbox() {
     let world = World::new();
     let broker = world.start().await;

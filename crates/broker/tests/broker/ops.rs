@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, atomic::Ordering},
+    time::Duration,
 };
 
 use cobox_broker::{RequestSpan, TraceContext, TraceSink};
@@ -17,6 +18,7 @@ use crate::{
 
 #[tokio::test]
 async fn a_broker_is_ready_while_its_parts_are_and_says_which_is_not() {
+    let log = Log::capture();
     let world = World::new();
     let broker = world.start().await;
     let anyone = Client { addr: broker.addr, key: None };
@@ -27,10 +29,19 @@ async fn a_broker_is_ready_while_its_parts_are_and_says_which_is_not() {
     eventually("the provider's trouble shows", async || anyone.get("/readyz").await.status == 503).await;
     let unready = anyone.get("/readyz").await;
     assert_eq!(unready.json()["error"]["details"]["checks"], json!({ "store": "ok", "provider": "failed", "node": "ok", "clock": "ok" }));
+    assert_eq!(unready.json()["error"]["details"]["causes"], json!({ "provider": "unavailable" }));
     assert!(!String::from_utf8_lossy(&unready.bytes).contains("secret words"));
+    let line = log.request(unready.headers["x-request-id"].to_str().unwrap());
+    assert_eq!(line["cause"], "provider (unavailable)");
     assert_eq!(unready.error(503), "BACKEND_UNAVAILABLE");
+    // The next check repeats nothing in the log.
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    anyone.get("/readyz").await.error(503);
+    let causes: Vec<Value> = log.lines().into_iter().filter(|l| l["message"] == "not ready").collect();
+    assert!(causes.len() == 1 && causes[0]["problem"].as_str().unwrap().contains("secret words"), "{causes:#?}");
     world.provider.is_ready.store(true, Ordering::SeqCst);
     eventually("it is ready again", async || anyone.get("/readyz").await.status == 200).await;
+    log.line("ready again").await;
     assert_eq!(anyone.get("/healthz").await.ok(200)["status"], "ok");
 }
 
@@ -79,11 +90,45 @@ async fn the_metrics_tell_of_routes_and_states_and_of_nobody() {
     assert!(value("cobox_store_wait_duration_seconds_count") >= 2.0);
     assert!(value("cobox_database_size_bytes") > 4096.0);
     assert!(value("cobox_data_disk_bytes{kind=\"total\"}") >= value("cobox_data_disk_bytes{kind=\"available\"}"));
-    assert!(text.contains(&format!("cobox_build_info{{version=\"{}\"}} 1\n", env!("CARGO_PKG_VERSION"))));
+    let commit = option_env!("COBOX_COMMIT").unwrap_or("unknown");
+    assert!(text.contains(&format!("cobox_build_info{{version=\"{}\",commit=\"{commit}\"}} 1\n", env!("CARGO_PKG_VERSION"))));
 }
 
 async fn scrape(client: &Client) -> String {
     String::from_utf8(client.get("/metrics").await.bytes.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn the_limits_of_a_workspace_and_the_fullest_one_are_shown() {
+    let mut world = World::new();
+    world.config.metrics.public = true;
+    world.config.max_volumes_per_workspace = 7;
+    let broker = world.start().await;
+    let (ann, eve) = (broker.human("ann").await, broker.stranger().await);
+    let volume = |name: &str| json!({ "name": name, "size_bytes": 1 << 20 });
+    for name in ["a", "b"] {
+        ann.post("/v1/volumes", volume(name)).await.ok(201);
+    }
+    eve.post("/v1/volumes", volume("a")).await.ok(201);
+    let made = ann.ensure("t").await;
+    ann.post(&format!("/v1/sandboxes/{}/snapshots", sandbox_id(&made)), json!({ "name": "s" })).await.ok(202);
+    ann.post("/v1/templates", json!({ "name": "t" })).await.ok(201);
+    let text = scrape(&ann).await;
+    for line in [
+        "cobox_volume_limit 7",
+        "cobox_workspace_volumes_max 2",
+        "cobox_snapshot_limit 100",
+        "cobox_workspace_snapshots_max 1",
+        "cobox_template_limit 200",
+        "cobox_workspace_templates_max 1",
+        "cobox_pool_limit 20",
+        "cobox_workspace_pools_max 0",
+        "cobox_stored_bytes_limit 1099511627776",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+    }
+    let stored = text.lines().find_map(|l| l.strip_prefix("cobox_workspace_stored_bytes_max ")).unwrap();
+    assert!(stored.parse::<u64>().unwrap() >= 2 << 20, "{stored}");
 }
 
 #[tokio::test]
@@ -151,6 +196,13 @@ async fn a_request_is_found_by_its_callers_ids_and_by_its_sandbox() {
     assert!(is_about(&log.request(passed.headers["x-request-id"].to_str().unwrap())));
     let refused = ann.post(&format!("{}/delegate", session_path(&made)), json!({})).await;
     assert_eq!(log.request(refused.headers["x-request-id"].to_str().unwrap())["session"], made["session_id"]);
+    // The sandbox fails to start: the session exists all the same.
+    world.provider.failing_starts.store(1, Ordering::SeqCst);
+    let failed = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "fails", "mode": "ensure" })).await;
+    let failed_line = log.request(failed.headers["x-request-id"].to_str().unwrap());
+    assert_eq!(failed.error(503), "PROVIDER_UNAVAILABLE");
+    assert!(failed_line["session"].as_str().unwrap().starts_with("ssn_"), "{failed_line}");
+    assert!(failed_line["sandbox"].as_str().unwrap().starts_with("sb_"), "{failed_line}");
     // An id that could damage a log is replaced.
     for bad in ["a b", &"x".repeat(129), ann.key.as_ref().unwrap().expose()] {
         let answer = ann.call(Method::GET, "/healthz", None, &[("x-request-id", bad), ("traceparent", "00-0-0-0")]).await;

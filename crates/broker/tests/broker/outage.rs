@@ -48,6 +48,7 @@ async fn while_the_database_is_stopped_every_route_answers_503_and_the_log_has_t
         assert!(is_unavailable(&answer), "{method} {path}: {} {}", answer.status, text(&answer));
         assert!(!text(&answer).contains("PGSQL"), "the cause is for the log: {}", text(&answer));
         if path == "/readyz" {
+            assert_eq!(answer.json()["error"]["details"]["causes"], json!({ "store": "unreachable" }), "{}", text(&answer));
             continue;
         }
         let line = log.request(answer.headers["x-request-id"].to_str().unwrap());
@@ -66,6 +67,34 @@ async fn while_the_database_is_stopped_every_route_answers_503_and_the_log_has_t
     assert_eq!(ann.ensure("t").await["session_id"], made["session_id"]);
     // The last check of the database is cached for a moment.
     eventually("the metrics say so", || async { text(&ann.get("/metrics").await).contains("\ncobox_store_up 1\n") }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operators_key_that_was_just_accepted_reads_the_metrics_during_an_outage() {
+    let database = TestDatabase::on_own_server().await;
+    let world = World::cluster(&database, 1).pop().unwrap();
+    let broker = world.start().await;
+    let key = async |name: &str| broker.key(name, PrincipalKind::Operator).await;
+    let (ann, root, other) = (broker.human("ann").await, key("root").await, key("other").await);
+    assert_eq!(root.get("/metrics").await.status, 200);
+    assert_eq!(ann.get("/metrics").await.error(403), "FORBIDDEN");
+    database.stop_server().await;
+    let metrics = root.get("/metrics").await;
+    assert!(metrics.status == 200 && text(&metrics).contains("\ncobox_store_up 0\n"), "{}", text(&metrics));
+    for refused in [ann.get("/metrics").await, other.get("/metrics").await, root.get("/v1/keys").await] {
+        assert!(is_unavailable(&refused), "{} {}", refused.status, text(&refused));
+    }
+
+    database.start_server().await;
+    eventually("the database is back", || async { other.get("/v1/keys").await.status == 200 }).await;
+    let keys = other.get("/v1/keys").await.ok(200);
+    let of_root = keys["items"].as_array().unwrap().iter().find(|k| k["name"] == "root").unwrap();
+    let path = format!("/v1/keys/{}", of_root["id"].as_str().unwrap());
+    // A connection from before the outage may fail once more.
+    eventually("the key is revoked", || async { [204, 404].contains(&other.delete(&path).await.status.as_u16()) }).await;
+    assert_eq!(root.get("/metrics").await.error(401), "UNAUTHENTICATED");
+    database.stop_server().await;
+    assert!(is_unavailable(&root.get("/metrics").await), "a revoked key is not trusted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

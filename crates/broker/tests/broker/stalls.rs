@@ -4,7 +4,11 @@
 use std::{sync::Arc, time::Duration};
 
 use cobox_broker::{
-    domain::audit::{AuditRecord, AuditTrail},
+    chain::Fault,
+    domain::{
+        audit::{AuditRecord, AuditTrail},
+        audit_mark::AuditMark,
+    },
     store::{
         Note, Store, StoreError,
         sql::{SqlStore, lent::Patience, postgres},
@@ -116,7 +120,8 @@ async fn a_commit_that_arrives_late_breaks_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_used_while_the_database_was_away_is_recorded_when_it_is_back() {
     let (_database, proxy, store) = silenced().await;
-    let trail = AuditTrail::start(store.clone());
+    let dir = tempfile::tempdir().unwrap();
+    let trail = AuditTrail::start(store.clone(), mark(&dir), PATIENCE);
     let used = |n: usize| AuditRecord { detail: Some(format!("use {n}")), ..audit("dataplane.used") };
     trail.add(used(0)).await;
     trail.flush().await;
@@ -132,4 +137,91 @@ async fn what_was_used_while_the_database_was_away_is_recorded_when_it_is_back()
     let uses: Vec<String> = details(&store).await.into_iter().filter(|d| d.starts_with("use ")).collect();
     assert_eq!(uses, (0..600).map(|n| format!("use {n}")).collect::<Vec<_>>());
     assert_eq!(verify(&*store, &[]).await, []);
+}
+
+fn mark(dir: &tempfile::TempDir) -> Arc<AuditMark> {
+    Arc::new(AuditMark::new(dir.path()))
+}
+
+/// A store on PostgreSQL whose audit table can be taken away.
+async fn with_table() -> (TestDatabase, Arc<SqlStore>) {
+    let database = TestDatabase::new().await;
+    let store = postgres::open(&database.secret_url()).await.unwrap();
+    store.write_as("node_a");
+    note(&store, "before").await.unwrap();
+    (database, Arc::new(store))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn audit_records_are_lost_after_the_time_for_retries() {
+    let (database, store) = with_table().await;
+    let dir = tempfile::tempdir().unwrap();
+    let trail = AuditTrail::start(store.clone(), mark(&dir), Duration::from_millis(600));
+    database.sql("ALTER TABLE audit RENAME TO away");
+    trail.add(audit("dataplane.used")).await;
+    trail.flush().await;
+    assert_eq!(trail.lost(), 1);
+    database.sql("ALTER TABLE away RENAME TO audit");
+    trail.add(audit("dataplane.used")).await;
+    trail.flush().await;
+    let missing = Fault::Missing { writer: "node_a".into(), from: 2, to: 2 };
+    assert_eq!(verify(&*store, &[]).await, [missing]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn audit_records_are_kept_as_long_as_the_queue_has_room_for_more() {
+    const QUEUED: usize = 4096;
+    let (database, store) = with_table().await;
+    let dir = tempfile::tempdir().unwrap();
+    // Longer than a test may take.
+    let trail = AuditTrail::start(store.clone(), mark(&dir), 10 * PATIENCE);
+    database.sql("ALTER TABLE audit RENAME TO away");
+    for _ in 0..QUEUED {
+        trail.add(audit("dataplane.used")).await;
+    }
+    assert_eq!(trail.lost(), 0);
+    // The batch in hand and the queue are full.
+    for _ in 0..QUEUED {
+        timeout(PATIENCE, trail.add(audit("dataplane.used"))).await.expect("no request waits for long");
+    }
+    assert!(trail.lost() > 0, "the oldest are lost");
+    database.sql("ALTER TABLE away RENAME TO audit");
+    timeout(PATIENCE, trail.flush()).await.unwrap();
+    assert!(trail.lost() < 2 * QUEUED as u64, "the others are written");
+    let next = &store.audit_links("node_a", 1, 1).await.unwrap()[0];
+    assert_eq!((next.number, &*next.record.action), (2 + trail.lost(), "audit.lost"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_stops_during_an_outage_does_not_wait_for_its_end() {
+    let (database, store) = with_table().await;
+    let dir = tempfile::tempdir().unwrap();
+    let trail = AuditTrail::start(store.clone(), mark(&dir), 10 * PATIENCE);
+    database.sql("ALTER TABLE audit RENAME TO away");
+    trail.add(audit("dataplane.used")).await;
+    timeout(PATIENCE, trail.close()).await.unwrap();
+    assert_eq!(trail.lost(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_gap_of_lost_records_outlives_a_process_that_is_killed() {
+    let (database, store) = with_table().await;
+    let dir = tempfile::tempdir().unwrap();
+    let trail = AuditTrail::start(store.clone(), mark(&dir), Duration::ZERO);
+    database.sql("ALTER TABLE audit RENAME TO away");
+    for _ in 0..3 {
+        trail.add(audit("dataplane.used")).await;
+    }
+    trail.flush().await;
+    database.sql("ALTER TABLE away RENAME TO audit");
+    drop((trail, store));
+    let missing = [Fault::Missing { writer: "node_a".into(), from: 2, to: 4 }];
+    // After the second restart the next record has been written: the file, which nobody removed, means nothing.
+    for detail in ["first", "second"] {
+        let store = Arc::new(postgres::open(&database.secret_url()).await.unwrap());
+        store.write_as("node_a");
+        mark(&dir).restore_gap(&*store, "node_a").await.unwrap();
+        note(&store, detail).await.unwrap();
+        assert_eq!(verify(&*store, &[]).await, missing);
+    }
 }

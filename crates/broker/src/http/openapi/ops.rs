@@ -13,7 +13,7 @@ pub fn routes() -> Vec<Operation> {
     vec![
         open("/healthz", "health", "Whether the process answers").gives_as(200, "It does.", "application/json", status("ok")),
         open("/readyz", "ready", "Whether it can do its work")
-            .about("`details.checks` of a refusal says which of `store`, `provider` and `node` failed; the log says why. `checks.clock` is `skewed` while the clocks of two brokers differ by more than 2 s, with `clock_skew_seconds`; that alone is no refusal.")
+            .about("`details.checks` of a refusal says which of `store`, `provider` and `node` failed, and `details.causes` the category of each cause; the log has the whole cause. `checks.clock` is `skewed` while the clocks of two brokers differ by more than 2 s, with `clock_skew_seconds`; that alone is no refusal.")
             .gives_as(200, "It can.", "application/json", status("ready"))
             .fails(&[BackendUnavailable]),
         keyed("get", "/metrics", "metrics", "What it counts, in Prometheus' text")

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     chain::{Content, Hash, NOTHING, from_hex, hex, link, seal},
     domain::audit::AuditRecord,
-    store::{AuditSeal, ChainHead, ChainLink, MarkedRecord, Stored},
+    store::{AuditGap, AuditSeal, ChainHead, ChainLink, MarkedRecord, Stored},
 };
 
 /// Writer of a record that is not linked yet: a random value that is in no committed row and unknown outside this
@@ -64,7 +64,7 @@ const MAX_MARKED: usize = 10_000;
 pub struct Chain {
     writer: OnceLock<String>,
     /// Numbers that the next record leaves out.
-    skipped: AtomicU64,
+    gap: std::sync::Mutex<AuditGap>,
     /// Committed records of [`MARKED_ACTIONS`] that were not collected yet.
     marked: std::sync::Mutex<Vec<MarkedRecord>>,
     sealing: OnceLock<[u8; 32]>,
@@ -87,7 +87,7 @@ impl Chain {
     pub fn new(connections: Arc<AtomicU64>, patience: Patience) -> Self {
         Self {
             writer: OnceLock::new(),
-            skipped: AtomicU64::new(0),
+            gap: std::sync::Mutex::default(),
             marked: std::sync::Mutex::default(),
             sealing: OnceLock::new(),
             head: Mutex::new(None),
@@ -127,14 +127,25 @@ impl Chain {
                 Head { number, hash, connections }
             }
         };
-        let skipped = self.skipped.load(Ordering::SeqCst);
-        let head = Head { number: head.number.saturating_add(skipped), ..head };
-        Ok(Links { chain: self, writer: self.writer(), guard, head, skipped, marked: Vec::new() })
+        let skipped = {
+            let mut gap = self.gap.lock().unwrap_or_else(PoisonError::into_inner);
+            gap.after = head.number;
+            gap.count
+        };
+        Ok(Links { chain: self, writer: self.writer(), guard, head, to_skip: skipped, skipped: 0, marked: Vec::new() })
     }
 
     /// Lost records leave a gap, which a verification finds.
     pub fn skip(&self, count: u64) {
-        self.skipped.fetch_add(count, Ordering::SeqCst);
+        self.gap.lock().unwrap_or_else(PoisonError::into_inner).count += count;
+    }
+
+    pub fn gap(&self) -> AuditGap {
+        *self.gap.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn set_gap(&self, gap: AuditGap) {
+        *self.gap.lock().unwrap_or_else(PoisonError::into_inner) = gap;
     }
 
     pub fn take_marked(&self) -> Vec<MarkedRecord> {
@@ -160,14 +171,17 @@ pub struct Links<'a> {
     pub writer: &'a str,
     guard: MutexGuard<'a, Option<Head>>,
     head: Head,
-    /// Numbers that were left out before the first link.
+    /// Numbers to leave out before the first link. Without a link they stay for the next commit.
+    to_skip: u64,
+    /// Numbers that were left out.
     skipped: u64,
     marked: Vec<MarkedRecord>,
 }
 
 impl Links<'_> {
     pub fn add(&mut self, record: &AuditRecord) -> (u64, Hash) {
-        let number = self.head.number + 1;
+        self.skipped += self.to_skip;
+        let number = self.head.number.saturating_add(std::mem::take(&mut self.to_skip)) + 1;
         let hash = link(self.writer, number, &self.head.hash, &content(record).digest());
         self.head = Head { number, hash, ..self.head };
         if MARKED_ACTIONS.contains(&&*record.action) {
@@ -186,7 +200,10 @@ impl Links<'_> {
 
     pub fn are_committed(mut self) {
         *self.guard = Some(self.head);
-        self.chain.skipped.fetch_sub(self.skipped, Ordering::SeqCst);
+        {
+            let mut gap = self.chain.gap.lock().unwrap_or_else(PoisonError::into_inner);
+            *gap = AuditGap { after: self.head.number, count: gap.count.saturating_sub(self.skipped) };
+        }
         if !self.marked.is_empty() {
             let mut marked = self.chain.marked.lock().unwrap_or_else(PoisonError::into_inner);
             marked.append(&mut self.marked);

@@ -35,6 +35,8 @@ fn of_postgres(code: &str, message: String) -> StoreError {
         // Shutting down, crashed, starting up, out of connections; or a server that became a standby, where a new
         // connection to the same address leads to the new primary.
         "57P01" | "57P02" | "57P03" | "57P05" | "53300" | "25006" | "25P03" => StoreError::Unreachable(message),
+        // The database was dropped or renamed, or the login is refused: while it is restored or its password is changed.
+        "57P04" | "3D000" | "28000" | "28P01" => StoreError::Unreachable(message),
         _ if code.starts_with("08") => StoreError::Unreachable(message),
         // Timeouts, deadlocks, serialisation.
         "57014" | "55P03" | "40001" | "40P01" => StoreError::Unavailable(message),
@@ -59,7 +61,7 @@ mod tests {
     #[test]
     fn a_lost_connection_a_full_disk_and_a_wrong_statement_are_told_apart() {
         let postgres = |code| of_postgres(code, String::new());
-        for code in ["57P01", "57P03", "08006", "53300", "25006"] {
+        for code in ["57P01", "57P03", "57P04", "08006", "3D000", "28000", "28P01", "53300", "25006"] {
             assert!(matches!(postgres(code), StoreError::Unreachable(_)), "{code}");
         }
         for code in ["53100", "58030", "57014", "40P01"] {

@@ -68,8 +68,8 @@ use self::{
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Counting, Counts, DisabledPrincipal, DueBy, Ending, EnsureWish, Ensured,
-    EventBounds, EventMarks, EventPage, ExpiringKey, Hint, Horizon, Leftover, MasterRotated, MasterRotation, Node, Note, PageWish,
+    AddedKey, AddedSandbox, AuditGap, ChainHead, ChainLink, ChangedSandbox, Counting, Counts, DisabledPrincipal, DueBy, Ending, EnsureWish,
+    Ensured, EventBounds, EventMarks, EventPage, ExpiringKey, Hint, Horizon, Leftover, MasterRotated, MasterRotation, Node, Note, PageWish,
     RestoredSandbox, RetiredToken, RevocationList, RevokeWish, RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store,
     StoreError, Stored, TakenHappenings, Viewer,
 };
@@ -534,6 +534,12 @@ impl Store for SqlStore {
     }
     fn skip_audit(&self, count: u64) {
         self.base.chain.skip(count);
+    }
+    fn audit_gap(&self) -> AuditGap {
+        self.base.chain.gap()
+    }
+    fn set_audit_gap(&self, gap: AuditGap) {
+        self.base.chain.set_gap(gap);
     }
     async fn audit_progress(&self) -> super::AuditProgress {
         // The records first: if the head is newer than them, the rest follows next time.
