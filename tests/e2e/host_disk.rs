@@ -20,9 +20,10 @@ const DISK_BYTES: u64 = 128 << 20;
 /// Free space that the first test reserves.
 const RESERVE_BYTES: u64 = 32 << 20;
 
-/// Size of the disk in tests of programs that fill it, and of each sandbox's own disk, which is larger.
-const FILLED_DISK_BYTES: u64 = 640 << 20;
-const LARGE_SANDBOX_BYTES: u64 = 2 << 30;
+/// Settings of tests in which a program fills the disk: the sandbox's own disk is larger, and the reserve takes what is written
+/// until a loaded machine has stopped the program.
+const FILLED_DISK_BYTES: u64 = 2 << 30;
+const FILLED_DISK_CONFIG: &str = "disk_bytes = 8589934592\nreserve_bytes = 1073741824\n";
 
 async fn broker_on_small_disk(reserve_bytes: u64) -> TestBroker {
     broker_on_disk(DISK_BYTES, &format!("disk_bytes = {}\nreserve_bytes = {reserve_bytes}\n", 64 << 20)).await
@@ -100,7 +101,7 @@ async fn writers_are_stopped_before_the_hosts_disk_is_full_and_go_on_when_there_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_that_writes_as_fast_as_it_can_is_stopped_and_its_space_returns_when_it_deletes() {
-    let broker = broker_on_disk(FILLED_DISK_BYTES, &format!("disk_bytes = {LARGE_SANDBOX_BYTES}\n")).await;
+    let broker = broker_on_disk(FILLED_DISK_BYTES, FILLED_DISK_CONFIG).await;
     let (client, data) = (broker.client(), broker.data_dir());
     let session = ensure(&client, "t").await;
     let dataplane = session.dataplane();
@@ -119,7 +120,7 @@ async fn a_program_that_writes_as_fast_as_it_can_is_stopped_and_its_space_return
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_that_fills_the_disk_through_mapped_memory_is_suspended() {
-    let broker = broker_on_disk(FILLED_DISK_BYTES, &format!("disk_bytes = {LARGE_SANDBOX_BYTES}\n")).await;
+    let broker = broker_on_disk(FILLED_DISK_BYTES, FILLED_DISK_CONFIG).await;
     let (client, data) = (broker.client(), broker.data_dir());
     let session = ensure(&client, "t").await;
     let id = session.info().sandbox.id.clone();
@@ -127,9 +128,9 @@ async fn a_program_that_fills_the_disk_through_mapped_memory_is_suspended() {
     // The file has its size before writers are stopped; its pages get their blocks when they are flushed.
     let program = "import mmap
 with open('mapped', 'w+b') as f:
-    f.truncate(1 << 30)
+    f.truncate(4 << 30)
     pages = mmap.mmap(f.fileno(), 0)
-for at in range(0, 1 << 30, 4 << 20):
+for at in range(0, 4 << 30, 4 << 20):
     pages[at:at + (4 << 20)] = b'x' * (4 << 20)
     pages.flush(at, 4 << 20)";
     let writing = ExecRequest { command: Some(format!("python3 -c \"{program}\"")), ..ExecRequest::default() };

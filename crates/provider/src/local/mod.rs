@@ -19,6 +19,7 @@ mod socket_dir;
 mod staging;
 mod temporary_access;
 mod untrusted_tree;
+mod unwritten_limit;
 mod volumes;
 
 pub use config::{DiskLimit, LocalConfig, LocalOptions, MaxResources, RootSource, WorkloadUser};
@@ -31,7 +32,10 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::Stdio,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -71,6 +75,8 @@ fn concurrent_launches() -> usize {
     const PER_PROCESSOR: usize = 4;
     std::thread::available_parallelism().map_or(1, usize::from) * PER_PROCESSOR
 }
+/// The unwritten data of sandboxes is limited while less than so many times the reserve is free.
+const LOW_SPACE_FACTOR: u64 = 4;
 /// Unit of `st_blocks`, in bytes.
 const STAT_BLOCK: u64 = 512;
 /// Maximum length of the launcher's error message, in bytes.
@@ -94,6 +100,7 @@ pub struct LocalProvider {
     /// The sandbox that owns each uid range.
     uid_slots: Mutex<BTreeMap<u32, SandboxId>>,
     measured: Arc<Mutex<HashMap<PathBuf, DiskMeasurement>>>,
+    is_space_low: AtomicBool,
     launches: Semaphore,
 }
 
@@ -149,6 +156,7 @@ impl LocalProvider {
             is_root,
             uid_slots: Mutex::default(),
             measured: Arc::default(),
+            is_space_low: AtomicBool::default(),
             launches: Semaphore::new(concurrent_launches()),
             config,
         };
@@ -428,7 +436,9 @@ impl Provider for LocalProvider {
 
     async fn host_disk(&self) -> Option<HostDisk> {
         // `ready` reports a directory that can't be read.
-        self.measure_host_disk().ok()
+        let disk = self.measure_host_disk().ok()?;
+        self.limit_unwritten(disk).await;
+        Some(disk)
     }
 
     async fn image_usage(&self, id: &SandboxId, spec: &SandboxSpec) -> Option<ImageUsage> {
@@ -495,6 +505,19 @@ impl LocalProvider {
         // Files that are not in an image take their space from the host's disk when they are written, not when the kernel writes them.
         let unwritten = if self.is_disk_hard { self.cgroups.unwritten_bytes(None) } else { 0 };
         disk_limit::host_disk(&self.sandboxes, unwritten, self.config.options.reserve_bytes)
+    }
+
+    /// Applied to all images each time, because sandboxes may have started since.
+    async fn limit_unwritten(&self, disk: HostDisk) {
+        let is_low = self.is_disk_hard && disk.writable() < disk.reserve.saturating_mul(LOW_SPACE_FACTOR);
+        if !self.is_space_low.swap(is_low, Ordering::Relaxed) && !is_low {
+            return;
+        }
+        let dir = self.sandboxes.parent().unwrap_or(&self.sandboxes).to_owned();
+        let applied = tokio::task::spawn_blocking(move || unwritten_limit::apply(&dir, is_low)).await;
+        if let Err(error) = applied.map_err(io::Error::other).flatten() {
+            tracing::debug!(%error, "unwritten data of sandboxes can't be limited here");
+        }
     }
 
     /// The last measured size of a directory. Starts a new measurement in the background, because one of a million files must not delay
