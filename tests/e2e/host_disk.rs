@@ -120,7 +120,8 @@ async fn a_program_that_writes_as_fast_as_it_can_is_stopped_and_its_space_return
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_that_fills_the_disk_through_mapped_memory_is_suspended() {
-    let broker = broker_on_disk(FILLED_DISK_BYTES, FILLED_DISK_CONFIG).await;
+    // This program waits for the disk after every few megabytes, so that it can't outrun the broker.
+    let broker = broker_on_disk(512 << 20, "disk_bytes = 8589934592\n").await;
     let (client, data) = (broker.client(), broker.data_dir());
     let session = ensure(&client, "t").await;
     let id = session.info().sandbox.id.clone();
