@@ -1,9 +1,12 @@
 //! Pools, and the standby sandboxes in them, each of which is taken once.
 
-use cobox_protocol::{PoolId, key::PrincipalKind};
+use cobox_protocol::{PoolId, key::PrincipalKind, tags::Tags};
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
-use super::{deleted, hint, kinds, lock, notes, rows, sandboxes};
+use super::{
+    asked, deleted, hint, lock, notes, resources, rows, sandboxes,
+    tags::{self, On},
+};
 use crate::{
     domain::{
         audit::AuditRecord,
@@ -12,7 +15,7 @@ use crate::{
         pools::MAX_REPLICAS,
     },
     policy::Quota,
-    store::{AddedKind, AddedMember, ChangedKind, Hint, PoolTaking, Stored},
+    store::{AddedKind, AddedMember, ChangedKind, Hint, PoolTaking, Store, Stored},
 };
 
 pub async fn add(tx: &mut AnyConnection, pool: &Pool, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
@@ -20,7 +23,7 @@ pub async fn add(tx: &mut AnyConnection, pool: &Pool, most: u32, audit: &AuditRe
     if get(tx, &pool.workspace, &pool.name).await?.is_some() {
         return Ok(AddedKind::NameTaken);
     }
-    if kinds::count(tx, "SELECT count(*) AS n FROM pools WHERE workspace_id = $1", &pool.workspace).await? >= u64::from(most) {
+    if resources::count(tx, "SELECT count(*) AS n FROM pools WHERE workspace_id = $1", &pool.workspace).await? >= u64::from(most) {
         return Ok(AddedKind::TooMany);
     }
     sqlx::query(
@@ -131,7 +134,7 @@ pub async fn add_member(tx: &mut AnyConnection, sandbox: &Sandbox, quota: &Quota
     if members(tx, id).await?.len() as u64 >= wanted {
         return Ok(AddedMember::NotWanted);
     }
-    if let Some(missing) = kinds::missing(tx, &sandbox.making).await? {
+    if let Some(missing) = resources::missing(tx, &sandbox.making).await? {
         return Ok(AddedMember::MadeOfGone(missing));
     }
     if let Some(reached) = deleted::make_room(tx, sandbox, quota, audit).await? {
@@ -226,4 +229,108 @@ fn pool(row: &AnyRow) -> Stored<Pool> {
         created_at: rows::time(row, "created_at")?,
         updated_at: rows::time(row, "updated_at")?,
     })
+}
+
+impl Store {
+    pub async fn add_pool(&self, pool: &Pool, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+        let mut tx = self.base.begin().await?;
+        let added = add(&mut tx, pool, most, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(added)
+    }
+
+    pub async fn pool(&self, workspace: &str, name: &str) -> Stored<Option<Pool>> {
+        asked!(self, db => get(db, workspace, name))
+    }
+
+    /// By name.
+    pub async fn pools(&self, workspace: &str) -> Stored<Vec<Pool>> {
+        asked!(self, db => list(db, Some(workspace)))
+    }
+
+    /// Of every workspace.
+    pub async fn all_pools(&self) -> Stored<Vec<Pool>> {
+        asked!(self, db => list(db, None))
+    }
+
+    pub async fn pool_by_id(&self, id: &PoolId) -> Stored<Option<Pool>> {
+        asked!(self, db => by_id(db, id))
+    }
+
+    /// Replaces a pool's failure state if its failure count is still that of `seen`; returns whether it was.
+    pub async fn note_pool_trouble(&self, seen: &Pool, trouble: &PoolTrouble) -> Stored<bool> {
+        let mut tx = self.base.begin().await?;
+        let is_noted = note_trouble(&mut tx, seen, trouble).await?;
+        self.base.commit(tx).await?;
+        Ok(is_noted)
+    }
+
+    /// Replaces name and size, and clears its failure state.
+    pub async fn change_pool(&self, old: &Pool, new: &Pool, audit: &AuditRecord) -> Stored<ChangedKind> {
+        let mut tx = self.base.begin().await?;
+        let changed = change(&mut tx, old, new, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(changed)
+    }
+
+    /// Its members can no longer be taken; the caller ends them.
+    pub async fn remove_pool(&self, pool: &Pool, audit: &AuditRecord) -> Stored<bool> {
+        let mut tx = self.base.begin().await?;
+        let is_removed = remove(&mut tx, pool, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(is_removed)
+    }
+
+    /// Its live members, oldest first.
+    pub async fn pool_members(&self, id: &PoolId) -> Stored<Vec<Sandbox>> {
+        asked!(self, db => members(db, id))
+    }
+
+    /// Members whose pool was removed.
+    pub async fn poolless_members(&self) -> Stored<Vec<Sandbox>> {
+        asked!(self, db => poolless(db))
+    }
+
+    /// Removes a member from its pool. Returns whether it was still in it: then it can no longer be taken.
+    pub async fn leave_pool(&self, member: &Sandbox) -> Stored<bool> {
+        let mut tx = self.base.begin().await?;
+        let has_left = leave(&mut tx, member).await?;
+        self.base.commit(tx).await?;
+        Ok(has_left)
+    }
+
+    /// Adds a member's row if the pool still lacks one.
+    pub async fn add_pool_member(&self, sandbox: &Sandbox, quota: &Quota, audit: &AuditRecord) -> Stored<AddedMember> {
+        let mut tx = self.base.begin().await?;
+        let added = add_member(&mut tx, sandbox, quota, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(added)
+    }
+
+    /// Gives a standby member the owner and the name of the sandbox to be created; each member is given once. `None` when
+    /// none is available, or for another reason that the creation of a new sandbox will report.
+    pub async fn take_pool_member(
+        &self,
+        taking: &PoolTaking,
+        fresh: &Sandbox,
+        tags: &Tags,
+        quota: &Quota,
+        audit: &AuditRecord,
+    ) -> Stored<Option<Sandbox>> {
+        let mut tx = self.base.begin().await?;
+        lock::workspace(&mut tx, &fresh.workspace).await?;
+        if let Some(name) = &fresh.name
+            && sandboxes::named(&mut tx, &fresh.workspace, name).await?.is_some()
+        {
+            return Ok(None);
+        }
+        let taken = take(&mut tx, taking, fresh, quota, audit).await?;
+        if let Some(taken) = &taken {
+            tags::set(&mut tx, On::Sandbox, &taken.workspace, taken.id.as_str(), tags).await?;
+            let audit = AuditRecord { sandbox: Some(taken.id.clone()), ..audit.clone() };
+            notes::audit(&mut tx, &audit).await?;
+        }
+        self.base.commit(tx).await?;
+        Ok(taken)
+    }
 }

@@ -2,11 +2,18 @@
 
 use std::collections::HashMap;
 
-use cobox_protocol::tags::{TagFilter, Tags};
+use cobox_protocol::{
+    SandboxId, SessionId,
+    tags::{TagFilter, Tags},
+};
 use sqlx::{Any, AnyConnection, AssertSqlSafe, Row, any::AnyArguments, query::Query};
 
-use super::notes::{ROWS_AT_ONCE, placeholders};
-use crate::store::Stored;
+use super::{
+    asked,
+    notes::{ROWS_AT_ONCE, placeholders},
+    tags,
+};
+use crate::store::{Store, Stored};
 
 /// The record type that has the tags.
 #[derive(Clone, Copy)]
@@ -88,4 +95,17 @@ pub fn conditions(on: On, filters: &[TagFilter], next: usize) -> String {
 
 pub fn bind<'q>(query: Query<'q, Any, AnyArguments>, filters: &'q [TagFilter]) -> Query<'q, Any, AnyArguments> {
     filters.iter().fold(query, |query, f| query.bind(f.key.as_str()).bind(f.value.as_deref()))
+}
+
+impl Store {
+    /// Tags by session id; sessions without tags are left out.
+    pub async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>> {
+        let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
+        asked!(self, db => of(db, tags::On::Session, &ids))
+    }
+
+    pub async fn sandbox_tags(&self, ids: &[&SandboxId]) -> Stored<HashMap<String, Tags>> {
+        let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
+        asked!(self, db => of(db, tags::On::Sandbox, &ids))
+    }
 }

@@ -5,7 +5,7 @@ use cobox_protocol::{SandboxId, Timestamp, event::EventKind, session::State};
 use sqlx::{AnyConnection, Row};
 
 use super::{
-    events, hint, kinds, lock, notes, rows,
+    asked, events, hint, lock, notes, resources, rows,
     sandboxes::{locked, named},
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
         model::{SANDBOX_RESTORED, Sandbox},
     },
     policy::Quota,
-    store::{Counted, Hint, PageWish, QuotaReached, RestoredSandbox, Stored, Viewer},
+    store::{Counted, Hint, PageWish, QuotaReached, RestoredSandbox, Store, Stored, Viewer},
 };
 
 pub async fn list(db: &mut AnyConnection, viewer: &Viewer, now: Timestamp, page: &PageWish) -> Stored<Vec<Sandbox>> {
@@ -55,7 +55,7 @@ pub async fn restore(
     {
         return Ok(RestoredSandbox::NameTaken(taken.id));
     }
-    if let Some(missing) = kinds::missing(tx, &deleted.making).await? {
+    if let Some(missing) = resources::missing(tx, &deleted.making).await? {
         return Ok(RestoredSandbox::MadeOfGone(missing));
     }
     sqlx::query("UPDATE sessions SET end_reason = $2 WHERE sandbox_id = $1 AND ended_at = $3")
@@ -169,4 +169,28 @@ async fn evict(tx: &mut AnyConnection, fresh: &Sandbox, count: u64, audit: &Audi
         hint::send(tx, &Hint::Sandbox(id)).await?;
     }
     Ok(())
+}
+
+impl Store {
+    /// Deleted sandboxes whose files are still kept, newest first.
+    pub async fn deleted_sandboxes(&self, viewer: &Viewer, now: Timestamp, page: &PageWish) -> Stored<Vec<Sandbox>> {
+        asked!(self, db => list(db, viewer, now, page))
+    }
+
+    /// Makes a deleted sandbox a suspended one again, under `name`, with a new key: tokens from before the deletion stay
+    /// invalid.
+    pub async fn restore_sandbox(
+        &self,
+        id: &SandboxId,
+        name: Option<&str>,
+        now: Timestamp,
+        audit: &AuditRecord,
+    ) -> Stored<RestoredSandbox> {
+        let mut tx = self.base.begin().await?;
+        let restored = restore(&mut tx, id, name, now, audit).await?;
+        if matches!(restored, RestoredSandbox::Restored(_)) {
+            self.base.commit_news(tx, id).await?;
+        }
+        Ok(restored)
+    }
 }

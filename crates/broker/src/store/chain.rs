@@ -19,13 +19,14 @@ use tokio::{
 };
 
 use super::{
+    asked,
     lent::{Patience, gave_up},
     notes, rows,
 };
 use crate::{
     chain::{Content, Hash, NOTHING, from_hex, hex, link, seal},
     domain::audit::AuditRecord,
-    store::{AuditGap, AuditSeal, ChainHead, ChainLink, MarkedRecord, Stored},
+    store::{AuditGap, AuditProgress, AuditSeal, ChainHead, ChainLink, MarkedRecord, Store, Stored},
 };
 
 /// Writer of a record that is not linked yet: a random value that is in no committed row and unknown outside this
@@ -397,4 +398,58 @@ pub async fn insert(tx: &mut AnyConnection, records: &[AuditRecord], links: &mut
         notes::insert_audit(tx, records, links.writer, &linked).await?;
     }
     Ok(())
+}
+
+impl Store {
+    /// Sets the writer whose chain this store's audit records are linked into. Must be called before anything is written.
+    pub fn write_as(&self, writer: &str) {
+        self.base.chain.write_as(writer);
+    }
+
+    /// Sets the key that signs the removal of old records. Must be called before anything is removed.
+    pub fn seal_with(&self, key: [u8; 32]) {
+        self.base.chain.seal_with(key);
+    }
+
+    /// Leaves a gap of `count` numbers before the next record of this store's own chain, for records that could not be
+    /// written.
+    pub fn skip_audit(&self, count: u64) {
+        self.base.chain.skip(count);
+    }
+
+    /// The gap that the next record will leave; its count is 0 if there is none.
+    pub fn audit_gap(&self) -> AuditGap {
+        self.base.chain.gap()
+    }
+
+    /// Sets the gap of a process that ended before it wrote the next record. Must be called before anything is written.
+    pub fn set_audit_gap(&self, gap: AuditGap) {
+        self.base.chain.set_gap(gap);
+    }
+
+    /// End of this store's own chain, and the records committed since the last call that a data directory keeps in its
+    /// mark.
+    pub async fn audit_progress(&self) -> AuditProgress {
+        // The records first: if the head is newer than them, the rest follows next time.
+        let records = self.base.chain.take_marked();
+        AuditProgress { head: self.base.chain.head().await, records }
+    }
+
+    /// The end of every chain of audit records. For this store's own chain, as far as this process has written it.
+    pub async fn audit_heads(&self) -> Stored<Vec<ChainHead>> {
+        let own = self.base.chain.head().await;
+        let mut heads = asked!(self, db => heads(db, self.base.chain.sealing()))?;
+        if let (Some((number, hash)), Some(head)) = (own, heads.iter_mut().find(|h| h.writer == self.base.chain.writer()))
+            && number > head.number
+        {
+            // The database has less than was written to it.
+            (head.number, head.hash) = (number, hash);
+        }
+        Ok(heads)
+    }
+
+    /// A chain's links after a number, oldest first.
+    pub async fn audit_links(&self, writer: &str, after: u64, limit: u32) -> Stored<Vec<ChainLink>> {
+        asked!(self, db => links(db, writer, after, limit))
+    }
 }

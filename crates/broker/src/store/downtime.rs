@@ -6,7 +6,7 @@ use cobox_protocol::Timestamp;
 use sqlx::{AnyConnection, Row};
 
 use super::{lock, rows};
-use crate::store::{Counting, Stored};
+use crate::store::{Counting, Store, Stored};
 
 /// Adds the part of the time since the last call that doesn't count. Returns that part.
 pub async fn count(tx: &mut AnyConnection, node: &str, now: Timestamp, counting: Counting) -> Stored<Duration> {
@@ -51,4 +51,15 @@ async fn add(tx: &mut AnyConnection, node: &str, now: Timestamp, from: i64) -> S
         sqlx::query(sql).bind(node).bind(now.unix()).bind(from).execute(&mut *tx).await?;
     }
     Ok(())
+}
+
+impl Store {
+    /// Excludes time in which the node's broker did not run from the retention of its suspended and deleted sandboxes.
+    /// Returns that time since the last call. Call before [`Store::sandboxes_due`].
+    pub async fn count_downtime(&self, node: &str, now: Timestamp, counting: Counting) -> Stored<Duration> {
+        let mut tx = self.base.begin_unsynced().await?;
+        let downtime = count(&mut tx, node, now, counting).await?;
+        self.base.commit(tx).await?;
+        Ok(downtime)
+    }
 }

@@ -7,7 +7,7 @@ use cobox_protocol::{
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
 use super::{
-    deleted, events, kinds, lock, notes, pools, rows, sandboxes,
+    asked, deleted, events, lock, notes, pools, resources, rows, sandboxes,
     tags::{self, On},
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
         audit::AuditRecord,
         model::{ApiKey, Bound, Intent, Session},
     },
-    store::{Ending, EnsureWish, Ensured, Idempotency, Leftover, PageWish, SessionFilter, Stored, Viewer},
+    store::{Ending, EnsureWish, Ensured, Idempotency, Leftover, PageWish, SessionFilter, Store, Stored, Viewer},
 };
 
 /// A session's columns, as `rows::session` reads them.
@@ -64,7 +64,7 @@ pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured
         {
             return Ok(Ensured::NameTaken(taken.id));
         }
-        if let Some(missing) = kinds::missing(tx, &fresh.sandbox.making).await? {
+        if let Some(missing) = resources::missing(tx, &fresh.sandbox.making).await? {
             return Ok(Ensured::MadeOfGone(missing));
         }
         let taken = match &wish.taking {
@@ -282,4 +282,55 @@ pub async fn close(tx: &mut AnyConnection, session: &Session, state: State, endi
         .await?;
     events::ended(tx, session, state, &ending.reason, &ending.audit).await?;
     notes::revoke(tx, &session.workspace, Some(&session.sandbox), "session", session.id.as_str(), ending).await
+}
+
+impl Store {
+    pub async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured> {
+        let mut tx = self.base.begin_unsynced().await?;
+        let ensured = ensure(&mut tx, wish).await?;
+        self.base.commit_news(tx, &wish.fresh.sandbox.id).await?;
+        Ok(ensured)
+    }
+
+    /// The live session of a scope.
+    pub async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>> {
+        let ask = async { asked!(self, db => of_scope(db, workspace, scope_type, scope_id)) };
+        self.known(&self.known_scopes, [workspace, scope_type, scope_id].map(str::to_owned), 0, ask).await
+    }
+
+    /// The latest ended session of a scope.
+    pub async fn last_session_of(&self, workspace: &str, scope: &Scope) -> Stored<Option<Bound>> {
+        asked!(self, db => last_of_scope(db, workspace, scope))
+    }
+
+    /// A session, ended or not.
+    pub async fn session(&self, id: &SessionId) -> Stored<Option<Bound>> {
+        let ask = async { asked!(self, db => get(db, id)) };
+        self.known(&self.known_sessions, id.clone(), 0, ask).await
+    }
+
+    pub async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>> {
+        asked!(self, db => list(db, viewer, filter, page))
+    }
+
+    /// The live sessions of a sandbox, newest first.
+    pub async fn sessions_on(&self, sandbox: &SandboxId) -> Stored<Vec<Session>> {
+        asked!(self, db => on_sandbox(db, sandbox))
+    }
+
+    /// The threads whose sessions on a sandbox have ended, each once, the latest first.
+    pub async fn past_threads(&self, sandbox: &SandboxId, limit: u32) -> Stored<Vec<String>> {
+        asked!(self, db => past_threads(db, sandbox, limit))
+    }
+
+    /// `None` when it has ended already.
+    pub async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>> {
+        let mut tx = self.base.begin().await?;
+        let ended = end(&mut tx, id, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(ended.map(|(leftover, sandbox)| {
+            self.base.tell_news(&sandbox);
+            leftover
+        }))
+    }
 }

@@ -1,21 +1,21 @@
 //! API keys and the principals they belong to.
 
-use cobox_protocol::{KeyId, Timestamp, key::PrincipalKind};
+use cobox_protocol::{KeyId, SessionId, Timestamp, key::PrincipalKind};
 use sqlx::{AnyConnection, Row};
 
 use super::{
-    lock,
+    asked, lock,
     notes::{self, Revoked},
-    principals, rows,
+    principals, rows, sessions,
 };
 use crate::{
     domain::{
         audit::AuditRecord,
         keys::{MAX_KEYS_PER_PRINCIPAL, MAX_PRINCIPALS_PER_WORKSPACE},
-        model::{ApiKey, Principal},
+        model::{ApiKey, Bound, Principal},
         tokens::LONGEST_POSSESSION,
     },
-    store::{AddedKey, Ending, ExpiringKey, PageWish, RevokedKey, Stored},
+    store::{AddedKey, Ending, ExpiringKey, PageWish, RevokedKey, Store, Stored},
 };
 
 /// A key with the kind of its principal, as `rows::key` reads it.
@@ -252,4 +252,60 @@ pub async fn has_lasting(tx: &mut AnyConnection, workspace: &str, name: &str) ->
     .fetch_one(tx)
     .await?;
     Ok(rows::count(&row, "n")? > 0)
+}
+
+impl Store {
+    /// Creates workspace and principal if they don't exist yet.
+    pub async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey> {
+        let mut tx = self.base.begin().await?;
+        let added = add(&mut tx, key, audit).await?;
+        if matches!(added, AddedKey::Added) {
+            self.base.commit(tx).await?;
+        }
+        Ok(added)
+    }
+
+    pub async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>> {
+        let ask = async { asked!(self, db => get(db, id)) };
+        self.known(&self.known_keys, id.clone(), 0, ask).await
+    }
+
+    /// A key, together with the session that the request will probably need next.
+    pub async fn key_and_session(&self, id: &KeyId, session: &SessionId) -> Stored<Option<(ApiKey, Option<Bound>)>> {
+        if !self.base.engine.is_only_writer {
+            return asked!(self, db => sessions::with_key(db, id, session));
+        }
+        // Each is cached, and is more often found than a combined entry would be.
+        let Some(key) = self.key(id).await? else { return Ok(None) };
+        Ok(Some((key, self.session(session).await?)))
+    }
+
+    pub async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>> {
+        asked!(self, db => list(db, page))
+    }
+
+    /// Sets when a key expires, unless there is no such key or it has ended.
+    pub async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<ExpiringKey> {
+        let mut tx = self.base.begin().await?;
+        let changed = expire(&mut tx, id, at, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(changed)
+    }
+
+    /// Ends the key and the tokens issued under it.
+    pub async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<RevokedKey> {
+        let mut tx = self.base.begin().await?;
+        let revoked = revoke(&mut tx, id, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(revoked)
+    }
+
+    /// The stored key of an identity, revoked or not; its hash is of issuer and subject.
+    pub async fn identity(&self, principal: &Principal, hash: &[u8; 32]) -> Stored<Option<ApiKey>> {
+        asked!(self, db => of_identity(db, principal, hash))
+    }
+
+    pub async fn principal(&self, workspace: &str, name: &str) -> Stored<Option<Principal>> {
+        asked!(self, db => principal(db, workspace, name))
+    }
 }

@@ -11,7 +11,7 @@ use cobox_protocol::{
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
 use super::{
-    deleted, events, hint, kinds, lock, notes, rows, sessions,
+    asked, deleted, events, hint, lock, notes, resources, rows, sessions,
     tags::{self, On},
 };
 use crate::{
@@ -21,7 +21,9 @@ use crate::{
         model::{OldKeys, Sandbox},
     },
     policy::Quota,
-    store::{AddedSandbox, ChangedSandbox, Counting, DueBy, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Stored, Viewer},
+    store::{
+        AddedSandbox, ChangedSandbox, Counting, DueBy, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Store, Stored, Viewer,
+    },
 };
 
 pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
@@ -31,7 +33,7 @@ pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: 
     {
         return Ok(AddedSandbox::NameTaken(taken.id));
     }
-    if let Some(missing) = kinds::missing(tx, &sandbox.making).await? {
+    if let Some(missing) = resources::missing(tx, &sandbox.making).await? {
         return Ok(AddedSandbox::MadeOfGone(missing));
     }
     if let Some(reached) = deleted::make_room(tx, sandbox, quota, audit).await? {
@@ -395,4 +397,120 @@ pub async fn mark_ended(tx: &mut AnyConnection, sandbox: &Sandbox, state: State,
     };
     replace(tx, sandbox, &ended).await?;
     Ok(ended)
+}
+
+impl Store {
+    pub async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
+        let mut tx = self.base.begin().await?;
+        let added = add(&mut tx, sandbox, tags, quota, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(added)
+    }
+
+    /// If access changes to owner-only, the sandbox gets its next key, which ends all its tokens.
+    pub async fn change_sandbox(&self, id: &SandboxId, change: &SandboxChange, audit: &AuditRecord) -> Stored<ChangedSandbox> {
+        let mut tx = self.base.begin().await?;
+        let changed = self::change(&mut tx, id, change, audit).await?;
+        if matches!(changed, ChangedSandbox::Changed(_)) {
+            self.base.commit_news(tx, id).await?;
+        }
+        Ok(changed)
+    }
+
+    /// A sandbox, ended or not.
+    pub async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>> {
+        let ask = async { asked!(self, db => get(db, id)) };
+        self.known(&self.known_sandboxes, id.clone(), 0, ask).await
+    }
+
+    /// A live sandbox.
+    pub async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
+        asked!(self, db => named(db, workspace, name))
+    }
+
+    /// Of the ended sandboxes that had the name, the one that ended last.
+    pub async fn sandbox_once_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
+        asked!(self, db => once_named(db, workspace, name))
+    }
+
+    /// The live sandboxes that have all these tags, or are used by a session that has them.
+    pub async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
+        asked!(self, db => list(db, viewer, tags, page))
+    }
+
+    /// An owner's live sandboxes, the least recently used first.
+    pub async fn least_used(&self, workspace: &str, owner: &str, limit: u32) -> Stored<Vec<Sandbox>> {
+        asked!(self, db => least_used(db, workspace, owner, limit))
+    }
+
+    /// All sandboxes of a node that are live, can be restored, or have unfinished work.
+    pub async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>> {
+        asked!(self, db => of_node(db, node))
+    }
+
+    /// Sandboxes of a node that the reaper must check: they run, have unfinished work, or were suspended or deleted for
+    /// longer than they are kept.
+    pub async fn sandboxes_due(&self, node: &str, by: DueBy) -> Stored<Vec<Sandbox>> {
+        asked!(self, db => due(db, node, by))
+    }
+
+    /// Running sandboxes of a workspace on a node, which must receive its revocations.
+    pub async fn running_in(&self, workspace: &str, node: &str) -> Stored<Vec<SandboxId>> {
+        asked!(self, db => running_in(db, workspace, node))
+    }
+
+    /// Whether there is any record of a sandbox (of a node), ended ones included: whether this store has been in use.
+    pub async fn has_sandboxes(&self, node: Option<&str>) -> Stored<bool> {
+        asked!(self, db => any(db, node))
+    }
+
+    /// Replaces `old` by `new` if state and intent are still those of `old`; returns whether they were. The last use only
+    /// moves forward.
+    pub async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool> {
+        let mut tx = self.base.begin_unsynced().await?;
+        let is_replaced = replace(&mut tx, old, new).await?;
+        if let (true, Some(audit)) = (is_replaced, audit) {
+            notes::audit(&mut tx, audit).await?;
+        }
+        self.base.commit_news(tx, &new.id).await?;
+        Ok(is_replaced)
+    }
+
+    /// Adds the time since the last count to the running time of each running sandbox of a node that is due for it.
+    pub async fn count_running(&self, node: &str, now: Timestamp, counting: Counting) -> Stored<()> {
+        let mut tx = self.base.begin_unsynced().await?;
+        count_running(&mut tx, node, now, counting).await?;
+        self.base.commit(tx).await
+    }
+
+    /// Resets a suspended sandbox's running time, unless a session is bound to it.
+    pub async fn renew_sandbox(&self, id: &SandboxId) -> Stored<()> {
+        let mut tx = self.base.begin().await?;
+        renew(&mut tx, id).await?;
+        self.base.commit(tx).await
+    }
+
+    /// Ends a sandbox (`terminated` or `failed`) with its sessions, and stores the intent to destroy it. `None` when it
+    /// has ended already.
+    pub async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>> {
+        let mut tx = self.base.begin().await?;
+        let ended = end(&mut tx, id, state, ending).await?;
+        self.base.commit_news(tx, id).await?;
+        Ok(ended)
+    }
+
+    /// As [`Store::end_sandbox`], unless a session is bound to it.
+    pub async fn end_unbound_sandbox(&self, id: &SandboxId, ending: &Ending) -> Stored<Option<Sandbox>> {
+        let mut tx = self.base.begin().await?;
+        let ended = end_unbound(&mut tx, id, ending).await?;
+        self.base.commit_news(tx, id).await?;
+        Ok(ended)
+    }
+
+    pub async fn rotate_key(&self, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Rotated> {
+        let mut tx = self.base.begin().await?;
+        let rotated = rotate(&mut tx, id, rotation, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(rotated)
+    }
 }

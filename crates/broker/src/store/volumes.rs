@@ -4,8 +4,9 @@ use cobox_protocol::{Timestamp, VolumeId};
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
-    kinds::{self, Fresh},
-    lock, notes, rows,
+    asked, lock, notes,
+    resources::{self, Fresh},
+    rows,
     snapshots::stored_bytes,
 };
 use crate::{
@@ -13,7 +14,7 @@ use crate::{
         audit::AuditRecord,
         kinds::{Volume, VolumeState},
     },
-    store::{AddedKind, ChangedKind, RemovedKind, Room, Stored, Viewer},
+    store::{AddedKind, ChangedKind, RemovedKind, Room, Store, Stored, Viewer},
 };
 
 pub async fn add(tx: &mut AnyConnection, v: &Volume, room: &Room, audit: &AuditRecord) -> Stored<AddedKind> {
@@ -21,7 +22,7 @@ pub async fn add(tx: &mut AnyConnection, v: &Volume, room: &Room, audit: &AuditR
     if named(tx, &v.workspace, &v.name).await?.is_some() {
         return Ok(AddedKind::NameTaken);
     }
-    if let Some(full) = kinds::is_full(tx, Fresh::Volume(v), room).await? {
+    if let Some(full) = resources::is_full(tx, Fresh::Volume(v), room).await? {
         return Ok(full);
     }
     sqlx::query(
@@ -106,7 +107,7 @@ pub async fn rename(tx: &mut AnyConnection, v: &Volume, name: &str, now: Timesta
 
 pub async fn remove(tx: &mut AnyConnection, v: &Volume, audit: &AuditRecord) -> Stored<RemovedKind> {
     lock::workspace(tx, &v.workspace).await?;
-    let users = kinds::sandboxes_made_of(tx, &v.workspace, v.id.as_str()).await?;
+    let users = resources::sandboxes_made_of(tx, &v.workspace, v.id.as_str()).await?;
     if !users.is_empty() {
         return Ok(RemovedKind::InUse(users.iter().map(|s| s.id.to_string()).collect()));
     }
@@ -138,4 +139,60 @@ fn volume(row: &AnyRow) -> Stored<Volume> {
         created_at: rows::time(row, "created_at")?,
         updated_at: rows::time(row, "updated_at")?,
     })
+}
+
+impl Store {
+    pub async fn add_volume(&self, volume: &Volume, room: &Room, audit: &AuditRecord) -> Stored<AddedKind> {
+        let mut tx = self.base.begin().await?;
+        let added = add(&mut tx, volume, room, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(added)
+    }
+
+    pub async fn volume(&self, id: &VolumeId) -> Stored<Option<Volume>> {
+        asked!(self, db => get(db, id))
+    }
+
+    /// A volume that isn't being deleted.
+    pub async fn volume_named(&self, workspace: &str, name: &str) -> Stored<Option<Volume>> {
+        asked!(self, db => named(db, workspace, name))
+    }
+
+    /// By name, without those being deleted.
+    pub async fn volumes(&self, viewer: &Viewer) -> Stored<Vec<Volume>> {
+        asked!(self, db => list(db, viewer))
+    }
+
+    pub async fn volumes_due(&self, node: &str) -> Stored<Vec<Volume>> {
+        asked!(self, db => due(db, node))
+    }
+
+    pub async fn settle_volume(&self, volume: &Volume, state: VolumeState) -> Stored<bool> {
+        let mut tx = self.base.begin().await?;
+        let is_settled = settle(&mut tx, volume, state).await?;
+        self.base.commit(tx).await?;
+        Ok(is_settled)
+    }
+
+    pub async fn rename_volume(&self, volume: &Volume, name: &str, now: Timestamp, audit: &AuditRecord) -> Stored<ChangedKind> {
+        let mut tx = self.base.begin().await?;
+        let changed = rename(&mut tx, volume, name, now, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(changed)
+    }
+
+    /// Marks it as being deleted, unless a sandbox has it mounted.
+    pub async fn remove_volume(&self, volume: &Volume, audit: &AuditRecord) -> Stored<RemovedKind> {
+        let mut tx = self.base.begin().await?;
+        let removed = remove(&mut tx, volume, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(removed)
+    }
+
+    /// Removes the row of a volume that is being deleted.
+    pub async fn forget_volume(&self, id: &VolumeId) -> Stored<()> {
+        let mut tx = self.base.begin().await?;
+        forget(&mut tx, id).await?;
+        self.base.commit(tx).await
+    }
 }

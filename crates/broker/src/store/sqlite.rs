@@ -7,7 +7,7 @@ use std::{fmt::Write, path::Path, sync::Arc, time::Duration};
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use tokio::sync::broadcast;
 
-use super::{Engine, SqlStore, hint, lent::Patience, quick::Quick, schema};
+use super::{Engine, Store, hint, lent::Patience, quick::Quick, schema};
 use crate::store::{StoreError, Stored};
 
 /// Readers beside the one writer; each is a thread.
@@ -20,7 +20,7 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(30);
 const SETTINGS: &str = "PRAGMA busy_timeout = 10000; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON";
 
 /// Opens the file, creates it if needed, and brings its schema up to date.
-pub async fn open(path: &Path) -> Stored<SqlStore> {
+pub async fn open(path: &Path) -> Stored<Store> {
     sqlx::any::install_default_drivers();
     let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening {}: {e}", path.display()));
     let options: AnyConnectOptions = url(path)?.parse().map_err(|e: sqlx::Error| failed(&e))?;
@@ -33,7 +33,7 @@ pub async fn open(path: &Path) -> Stored<SqlStore> {
         .await
         .map_err(|e| failed(&e))?;
     schema::bring_up_to_date(&writers, schema::SQLITE).await.map_err(|e| failed(&e))?;
-    Ok(SqlStore::new(Engine {
+    Ok(Store::new(Engine {
         writers,
         quick: Quick::new(options, SETTINGS, READERS, Arc::default()),
         // Takes the write lock at the start, so that what is read inside can't change before it is written. Each sets
@@ -74,7 +74,7 @@ mod tests {
     use super::{super::lent::Tx, *};
     use crate::{
         domain::audit::AuditRecord,
-        store::{Note, Store},
+        store::Note,
     };
 
     async fn level(tx: &mut Tx) -> i64 {

@@ -1,16 +1,16 @@
 //! Principals: lists them, and disables one in a single transaction.
 
-use cobox_protocol::key::PrincipalKind;
+use cobox_protocol::{Timestamp, key::PrincipalKind};
 use sqlx::{AnyConnection, Row};
 
 use super::{
-    hint,
+    asked, hint,
     keys::{self, Way},
     lock, notes, rows,
 };
 use crate::{
     domain::{audit::AuditRecord, keys::MAX_PRINCIPALS_PER_WORKSPACE, model::PrincipalRecord},
-    store::{DisabledPrincipal, Ending, Hint, PageWish, Stored},
+    store::{DisabledPrincipal, Ending, Hint, PageWish, Store, Stored},
 };
 
 /// Counts no further than the limit.
@@ -130,4 +130,33 @@ pub async fn enable(tx: &mut AnyConnection, workspace: &str, name: &str, audit: 
     .await?;
     notes::audit(tx, audit).await?;
     Ok(true)
+}
+
+impl Store {
+    /// By name; the page's cursor is the last name seen.
+    pub async fn principals(&self, workspace: &str, now: Timestamp, page: &PageWish) -> Stored<Vec<PrincipalRecord>> {
+        asked!(self, db => list(db, workspace, now.unix(), page))
+    }
+
+    /// Whether the principal can still authenticate with a valid key or identity.
+    pub async fn has_valid_key(&self, workspace: &str, name: &str, now: Timestamp) -> Stored<bool> {
+        asked!(self, db => has_valid_key(db, workspace, name, now.unix()))
+    }
+
+    /// Ends its keys, its identities and all its tokens.
+    pub async fn disable_principal(&self, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal> {
+        let mut tx = self.base.begin().await?;
+        let disabled = disable(&mut tx, workspace, name, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(disabled)
+    }
+
+    /// Ended credentials stay ended; new keys can be created and identities can sign in again. False when there is no
+    /// such principal.
+    pub async fn enable_principal(&self, workspace: &str, name: &str, audit: &AuditRecord) -> Stored<bool> {
+        let mut tx = self.base.begin().await?;
+        let is_there = enable(&mut tx, workspace, name, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(is_there)
+    }
 }

@@ -13,7 +13,7 @@ use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use tokio::sync::broadcast;
 
 use super::{
-    Engine, SqlStore, hint,
+    Engine, Store, hint,
     lent::Patience,
     quick::{PING_WITHIN, Quick, TRUSTED},
     schema,
@@ -32,12 +32,12 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 const SETTINGS: &str = "SET client_min_messages = warning; SET idle_in_transaction_session_timeout = '10s'; SET lock_timeout = '10s'; SET statement_timeout = '30s'";
 
 /// Connects, and brings the schema up to date.
-pub async fn open(url: &Secret) -> Stored<SqlStore> {
+pub async fn open(url: &Secret) -> Stored<Store> {
     open_with(url, Patience::default()).await
 }
 
 /// As [`open`], for callers with shorter time limits for an unreachable database.
-pub async fn open_with(url: &Secret, patience: Patience) -> Stored<SqlStore> {
+pub async fn open_with(url: &Secret, patience: Patience) -> Stored<Store> {
     sqlx::any::install_default_drivers();
     // The URL has a password in it: errors must only contain the message of the server or the system.
     let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening the PostgreSQL database: {e}"));
@@ -66,7 +66,7 @@ pub async fn open_with(url: &Secret, patience: Patience) -> Stored<SqlStore> {
         .map_err(|e| failed(&e))?;
     schema::bring_up_to_date(&pool, schema::POSTGRES).await.map_err(|e| failed(&e))?;
     let hints = broadcast::channel(hint::BACKLOG).0;
-    Ok(SqlStore::new(Engine {
+    Ok(Store::new(Engine {
         writers: pool,
         quick: Quick::new(options, SETTINGS, QUICK_CONNECTIONS, connections.clone()),
         begin: "BEGIN",

@@ -5,11 +5,11 @@ use cobox_token::Claims;
 use sqlx::{AnyConnection, Row};
 
 use super::{
-    chain, lock,
+    asked, chain, lock,
     notes::{self, Revoked},
     rows,
 };
-use crate::store::{MasterRotated, MasterRotation, OpaqueToken, RevokeWish, RevokedTokens, StoreError, Stored};
+use crate::store::{MasterRotated, MasterRotation, OpaqueToken, RevokeWish, RevokedTokens, Store, StoreError, Stored};
 
 pub async fn insert(tx: &mut AnyConnection, token: &OpaqueToken) -> Stored<()> {
     let claims = serde_json::to_string(&token.claims).map_err(|e| StoreError::Failed(format!("claims can't be written: {e}")))?;
@@ -97,4 +97,31 @@ const fn word(of: IssuedTo) -> &'static str {
 
 pub fn issued_to(kind: &str) -> Option<IssuedTo> {
     [IssuedTo::Grant, IssuedTo::Session, IssuedTo::Principal].into_iter().find(|of| word(*of) == kind)
+}
+
+impl Store {
+    /// The workspace in which a token was issued or a share was created, while it is on record.
+    pub async fn workspace_of_token(&self, jti: &str) -> Stored<Option<String>> {
+        asked!(self, db => workspace_of(db, jti))
+    }
+
+    /// Returns the sequence number of the revocation.
+    pub async fn revoke(&self, wish: &RevokeWish) -> Stored<u64> {
+        let mut tx = self.base.begin().await?;
+        let sequence = revoke(&mut tx, wish).await?;
+        self.base.commit(tx).await?;
+        Ok(sequence)
+    }
+
+    pub async fn opaque_token(&self, hash: &[u8; 32]) -> Stored<Option<Claims>> {
+        asked!(self, db => opaque(db, hash))
+    }
+
+    /// No broker may run.
+    pub async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<MasterRotated> {
+        let mut tx = self.base.begin().await?;
+        let rotated = rotate_master(&mut tx, rotation).await?;
+        self.base.commit(tx).await?;
+        Ok(rotated)
+    }
 }

@@ -10,7 +10,7 @@ use cobox_protocol::{
 use sqlx::{AnyConnection, AssertSqlSafe, Row, any::AnyRow};
 
 use super::{
-    hint, lock,
+    asked, hint, lock,
     notes::{ROWS_AT_ONCE, values},
     rows,
 };
@@ -20,7 +20,7 @@ use crate::{
         events::Event,
         model::{Sandbox, Session},
     },
-    store::{EventBounds, EventMarks, EventPage, Hint, StoreError, Stored, TakenHappenings},
+    store::{EventBounds, EventMarks, EventPage, Hint, Store, StoreError, Stored, TakenHappenings},
 };
 
 /// The caller holds the workspace's lock. All events are of one sandbox.
@@ -203,4 +203,53 @@ async fn remove(tx: &mut AnyConnection, which: &'static str, number: i64, worksp
 /// Real numbers are far below the column's limit; one sent by a client may not be.
 fn stored(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+impl Store {
+    /// All of one sandbox. Events of session and sandbox changes are appended together with the change itself.
+    pub async fn append_events(&self, events: &[Event]) -> Stored<()> {
+        let Some(first) = events.first() else { return Ok(()) };
+        let mut tx = self.base.begin_unsynced().await?;
+        lock::workspace(&mut tx, &first.workspace).await?;
+        append(&mut tx, events).await?;
+        self.base.commit_news(tx, &first.sandbox).await
+    }
+
+    /// Appends the new entries of a sandbox's activity feed.
+    pub async fn take_happenings(&self, taken: &TakenHappenings) -> Stored<()> {
+        let mut tx = self.base.begin_unsynced().await?;
+        take(&mut tx, taken).await?;
+        self.base.commit_news(tx, &taken.sandbox).await
+    }
+
+    /// Events of a session and its sandbox after a number, oldest first.
+    pub async fn events(&self, sandbox: &SandboxId, session: &SessionId, after: u64, limit: u32) -> Stored<EventPage> {
+        asked!(self, db => self::after(db, sandbox, session, after, limit))
+    }
+
+    pub async fn event_bounds(&self, sandbox: &SandboxId, session: &SessionId) -> Stored<EventBounds> {
+        asked!(self, db => bounds(db, sandbox, session))
+    }
+
+    pub async fn event_marks(&self, sandbox: &SandboxId) -> Stored<EventMarks> {
+        asked!(self, db => marks(db, sandbox))
+    }
+
+    /// Removes older events, and all but the `keep` newest of each workspace. Does nothing while another broker prunes.
+    pub async fn prune_events(&self, before: Timestamp, keep: u32) -> Stored<()> {
+        let mut tx = self.base.begin_unsynced().await?;
+        if lock::is_alone(&mut tx, "prune events").await? {
+            prune(&mut tx, before, keep).await?;
+        }
+        self.base.commit(tx).await
+    }
+
+    /// Removes all but the `keep` newest events of a workspace.
+    pub async fn trim_events(&self, workspace: &str, keep: u32) -> Stored<()> {
+        let mut tx = self.base.begin_unsynced().await?;
+        if lock::is_alone(&mut tx, "prune events").await? {
+            trim(&mut tx, workspace, keep).await?;
+        }
+        self.base.commit(tx).await
+    }
 }

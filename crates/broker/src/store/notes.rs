@@ -1,6 +1,9 @@
 //! Revocations, audit records, last uses, and the removal of old rows.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use cobox_protocol::{
     SandboxId, Timestamp,
@@ -9,11 +12,11 @@ use cobox_protocol::{
 };
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
-use super::{chain, hint, kinds, lock, nodes, rows, sandboxes, tokens};
+use super::{asked, chain, hint, lock, nodes, resources, rows, sandboxes, tokens};
 use crate::{
     chain::Hash,
     domain::{audit::AuditRecord, model::Sandbox, tokens::MAX_REVOCATIONS},
-    store::{Ending, Hint, Horizon, Note, PageWish, RetiredToken, RevocationList, Stored},
+    store::{Ending, Hint, Horizon, Note, PageWish, RetiredToken, RevocationList, Store, Stored},
 };
 
 /// Rows per statement: a statement costs more than a row, and each length is a separate prepared statement of the
@@ -358,5 +361,47 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon, sealing: Option<&[
     }
     chain::prune(tx, horizon.audit_before, sealing).await?;
     nodes::forget(tx, horizon.ended_before).await?;
-    kinds::forget_lost(tx).await
+    resources::forget_lost(tx).await
+}
+
+impl Store {
+    /// A sandbox that would exceed the revocation limit gets its next key instead, which ends all its tokens.
+    pub async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<Arc<RevocationList>> {
+        let ask = async { asked!(self, db => revocations(db, sandbox, now)).map(Arc::new) };
+        // Keyed by the second, because revocations start and end by themselves.
+        self.known(&self.known_revocations, sandbox.id.clone(), now.unix(), ask).await
+    }
+
+    /// False when the sandbox has too many revocations for that.
+    pub async fn retire_token(&self, token: &RetiredToken) -> Stored<bool> {
+        let mut tx = self.base.begin().await?;
+        let is_retired = retire(&mut tx, token).await?;
+        self.base.commit(tx).await?;
+        Ok(is_retired)
+    }
+
+    /// Concurrent calls share a commit.
+    pub async fn note(&self, note: &Note) -> Stored<()> {
+        if note.sandboxes.is_empty() && note.keys.is_empty() && note.tokens.is_empty() && note.audit.is_empty() {
+            return Ok(());
+        }
+        self.group.write(note.clone()).await
+    }
+
+    /// Does nothing while another broker prunes.
+    pub async fn prune(&self, horizon: &Horizon) -> Stored<()> {
+        let mut tx = self.base.begin().await?;
+        prune(&mut tx, horizon, self.base.chain.sealing()).await?;
+        self.base.commit(tx).await
+    }
+
+    /// Audit records of a workspace with their sequence numbers, newest first; the page's cursor is such a number.
+    pub async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
+        asked!(self, db => newest(db, workspace, sandbox, None, page))
+    }
+
+    /// As [`Store::audit`], for one token.
+    pub async fn audit_of_token(&self, workspace: &str, jti: &str, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
+        asked!(self, db => newest(db, workspace, None, Some(jti), page))
+    }
 }

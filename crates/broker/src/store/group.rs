@@ -195,7 +195,7 @@ fn joined<'a>(notes: impl Iterator<Item = &'a Note>) -> Note {
 mod tests {
     use cobox_protocol::{KeyId, Timestamp};
 
-    use crate::store::{Note, Store, sql::sqlite};
+    use crate::store::{Note, sqlite};
 
     #[tokio::test]
     async fn those_who_wait_at_the_same_time_share_a_commit() {

@@ -8,7 +8,7 @@ use sqlx::{AnyConnection, postgres::PgListener};
 use tokio::sync::broadcast;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::store::{Hint, Stored};
+use crate::store::{Hint, Store, Stored};
 
 const CHANNEL: &str = "cobox";
 /// Maximum backlog of a receiver. Above it the receiver gets `RecvError::Lagged`, and must assume that anything changed.
@@ -70,6 +70,13 @@ fn parse(words: &str) -> Hint {
         Some(("news", id)) => id.parse().map_or(Hint::Anything, Hint::News),
         Some(("beat", node)) => Hint::Beat(node.to_owned()),
         _ => Hint::Anything,
+    }
+}
+
+impl Store {
+    /// Receives the changes made from now on by any broker on a shared database, this one included.
+    pub fn hints(&self) -> broadcast::Receiver<Hint> {
+        self.base.engine.hints.subscribe()
     }
 }
 

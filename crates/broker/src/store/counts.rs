@@ -3,8 +3,8 @@
 use cobox_protocol::{Timestamp, session::State};
 use sqlx::{AnyConnection, Row};
 
-use super::rows;
-use crate::store::{Counts, StoreError, Stored, WorkspaceTotals};
+use super::{asked, rows};
+use crate::store::{Counts, Store, StoreError, Stored, WorkspaceTotals};
 
 /// Each count uses an index that only covers rows that have not ended.
 pub async fn all(connection: &mut AnyConnection, now: Timestamp) -> Stored<Counts> {
@@ -59,4 +59,10 @@ async fn fullest(connection: &mut AnyConnection) -> Stored<WorkspaceTotals> {
         templates: most(most_rows!("templates")).await?,
         pools: most(most_rows!("pools")).await?,
     })
+}
+
+impl Store {
+    pub async fn counts(&self, now: Timestamp) -> Stored<Counts> {
+        asked!(self, db => all(db, now))
+    }
 }

@@ -3,8 +3,8 @@
 use cobox_protocol::Timestamp;
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
-use super::rows;
-use crate::store::{Node, Stored};
+use super::{asked, hint, rows};
+use crate::store::{Hint, Node, Store, Stored};
 
 /// Returns false if another process has claimed the node.
 pub async fn seen(tx: &mut AnyConnection, node: &Node) -> Stored<bool> {
@@ -95,4 +95,52 @@ pub async fn probe(tx: &mut AnyConnection, now: Timestamp) -> Stored<()> {
         .execute(tx)
         .await?;
     Ok(())
+}
+
+impl Store {
+    /// Writes and commits a few bytes, to check that the database accepts changes.
+    pub async fn probe_write(&self, now: Timestamp) -> Stored<()> {
+        let mut tx = self.base.begin().await?;
+        probe(&mut tx, now).await?;
+        // No query reads it, so cached reads stay valid.
+        self.base.commit_timed(tx).await
+    }
+
+    /// Writes a heartbeat. False when another process has claimed the node since; then nothing is changed.
+    pub async fn node_seen(&self, node: &Node) -> Stored<bool> {
+        let mut tx = self.base.begin_unsynced().await?;
+        let is_same = seen(&mut tx, node).await?;
+        self.base.commit(tx).await?;
+        Ok(is_same)
+    }
+
+    /// Claims the node for this process.
+    pub async fn take_node(&self, node: &Node) -> Stored<()> {
+        let mut tx = self.base.begin().await?;
+        take(&mut tx, node).await?;
+        self.base.commit(tx).await
+    }
+
+    pub async fn nodes(&self) -> Stored<Vec<Node>> {
+        asked!(self, db => all(db))
+    }
+
+    /// Asks another broker for an immediate heartbeat.
+    pub async fn ask_for_beat(&self, node: &str) -> Stored<()> {
+        let hint = Hint::Beat(node.to_owned());
+        asked!(self, db => hint::send(db, &hint))
+    }
+
+    /// The database's own clock, in milliseconds since 1970.
+    pub async fn clock_millis(&self) -> Stored<i64> {
+        asked!(self, db => clock_millis(db))
+    }
+
+    /// Sets a value if there is none yet; returns the one that is valid for every broker.
+    pub async fn agree(&self, name: &str, value: &str) -> Stored<String> {
+        let mut tx = self.base.begin().await?;
+        let agreed = agree(&mut tx, name, value).await?;
+        self.base.commit(tx).await?;
+        Ok(agreed)
+    }
 }

@@ -4,12 +4,13 @@ use cobox_protocol::{SnapshotId, resources::SnapshotState};
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
-    kinds::{self, Fresh},
-    lock, notes, rows,
+    asked, lock, notes,
+    resources::{self, Fresh},
+    rows,
 };
 use crate::{
     domain::{audit::AuditRecord, kinds::Snapshot},
-    store::{AddedKind, Room, SnapshotFilter, Stored, Viewer},
+    store::{AddedKind, Room, SnapshotFilter, Store, Stored, Viewer},
 };
 
 pub async fn add(tx: &mut AnyConnection, s: &Snapshot, by: &Viewer, room: &Room, audit: &AuditRecord) -> Stored<AddedKind> {
@@ -17,7 +18,7 @@ pub async fn add(tx: &mut AnyConnection, s: &Snapshot, by: &Viewer, room: &Room,
     if !by.sees_all && owner_of_name(tx, &s.workspace, &s.name).await?.is_some_and(|owner| owner != by.principal) {
         return Ok(AddedKind::NameTaken);
     }
-    if let Some(full) = kinds::is_full(tx, Fresh::Snapshot(s), room).await? {
+    if let Some(full) = resources::is_full(tx, Fresh::Snapshot(s), room).await? {
         return Ok(full);
     }
     sqlx::query(
@@ -87,7 +88,7 @@ pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SnapshotFilt
     .bind(&viewer.workspace)
     .bind(viewer.sees_all)
     .bind(&viewer.principal)
-    .bind(filter.name_contains.as_deref().map(|part| kinds::containing(&part.to_lowercase())))
+    .bind(filter.name_contains.as_deref().map(|part| resources::containing(&part.to_lowercase())))
     .bind(filter.name.as_deref())
     .bind(i64::from(filter.limit))
     .bind(i64::from(filter.offset))
@@ -124,7 +125,7 @@ pub async fn settle(tx: &mut AnyConnection, old: &Snapshot, new: &Snapshot) -> S
 }
 
 pub async fn is_used(db: &mut AnyConnection, s: &Snapshot) -> Stored<bool> {
-    Ok(!kinds::sandboxes_made_of(db, &s.workspace, s.id.as_str()).await?.is_empty() || is_below_another(db, s).await?)
+    Ok(!resources::sandboxes_made_of(db, &s.workspace, s.id.as_str()).await?.is_empty() || is_below_another(db, s).await?)
 }
 
 pub async fn forget(tx: &mut AnyConnection, id: &SnapshotId) -> Stored<()> {
@@ -139,11 +140,11 @@ async fn is_below_another(db: &mut AnyConnection, s: &Snapshot) -> Stored<bool> 
     )
     .bind(&s.workspace)
     .bind(s.id.as_str())
-    .bind(kinds::containing(s.id.as_str()))
+    .bind(resources::containing(s.id.as_str()))
     .fetch_all(db)
     .await?;
     for row in &found {
-        if kinds::is_made_of(&rows::making(row)?, s.id.as_str()) {
+        if resources::is_made_of(&rows::making(row)?, s.id.as_str()) {
             return Ok(true);
         }
     }
@@ -173,4 +174,60 @@ fn snapshot(row: &AnyRow) -> Stored<Snapshot> {
         created_at: rows::time(row, "created_at")?,
         updated_at: rows::time(row, "updated_at")?,
     })
+}
+
+impl Store {
+    /// Adds the row in its current state, before any of its files exist. A name belongs to the owner of its oldest
+    /// snapshot: for anyone else it is taken, unless they see everything.
+    pub async fn add_snapshot(&self, snapshot: &Snapshot, by: &Viewer, room: &Room, audit: &AuditRecord) -> Stored<AddedKind> {
+        let mut tx = self.base.begin().await?;
+        let added = add(&mut tx, snapshot, by, room, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(added)
+    }
+
+    pub async fn snapshot(&self, id: &SnapshotId) -> Stored<Option<Snapshot>> {
+        asked!(self, db => get(db, id))
+    }
+
+    /// The newest ready snapshot that the viewer may use; if none is ready, the newest that isn't being deleted. Without
+    /// a tag, any tag matches.
+    pub async fn snapshot_named(&self, viewer: &Viewer, name: &str, tag: Option<&str>) -> Stored<Option<Snapshot>> {
+        asked!(self, db => named(db, viewer, name, tag))
+    }
+
+    /// Newest first.
+    pub async fn snapshots(&self, viewer: &Viewer, filter: &SnapshotFilter) -> Stored<Vec<Snapshot>> {
+        asked!(self, db => list(db, viewer, filter))
+    }
+
+    /// Snapshots of a node with unfinished work: being created or deleted.
+    pub async fn snapshots_due(&self, node: &str) -> Stored<Vec<Snapshot>> {
+        asked!(self, db => due(db, node))
+    }
+
+    /// Replaces state, reason, size and access if the state is still that of `old`; returns whether it was.
+    pub async fn settle_snapshot(&self, old: &Snapshot, new: &Snapshot, audit: Option<&AuditRecord>) -> Stored<bool> {
+        let mut tx = self.base.begin().await?;
+        let is_settled = settle(&mut tx, old, new).await?;
+        if let (true, Some(audit)) = (is_settled, audit) {
+            notes::audit(&mut tx, audit).await?;
+        }
+        self.base.commit(tx).await?;
+        Ok(is_settled)
+    }
+
+    /// Whether a sandbox or another snapshot is based on it. Once false for a snapshot being deleted, it stays false.
+    pub async fn is_snapshot_used(&self, snapshot: &Snapshot) -> Stored<bool> {
+        // In one transaction, so that both reads see the same moment.
+        let mut tx = self.base.begin().await?;
+        is_used(&mut tx, snapshot).await
+    }
+
+    /// Removes the row of a snapshot that is being deleted.
+    pub async fn forget_snapshot(&self, id: &SnapshotId) -> Stored<()> {
+        let mut tx = self.base.begin().await?;
+        forget(&mut tx, id).await?;
+        self.base.commit(tx).await
+    }
 }

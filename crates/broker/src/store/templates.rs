@@ -3,10 +3,10 @@
 use cobox_protocol::Timestamp;
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
-use super::{kinds, lock, notes, rows};
+use super::{asked, lock, notes, resources, rows};
 use crate::{
     domain::{audit::AuditRecord, kinds::Template},
-    store::{AddedKind, ChangedKind, RemovedKind, StoreError, Stored},
+    store::{AddedKind, ChangedKind, RemovedKind, Store, StoreError, Stored},
 };
 
 pub async fn add(tx: &mut AnyConnection, template: &Template, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
@@ -14,7 +14,7 @@ pub async fn add(tx: &mut AnyConnection, template: &Template, most: u32, audit: 
     if get(tx, &template.workspace, &template.name).await?.is_some() {
         return Ok(AddedKind::NameTaken);
     }
-    if kinds::count(tx, "SELECT count(*) AS n FROM templates WHERE workspace_id = $1", &template.workspace).await? >= u64::from(most) {
+    if resources::count(tx, "SELECT count(*) AS n FROM templates WHERE workspace_id = $1", &template.workspace).await? >= u64::from(most) {
         return Ok(AddedKind::TooMany);
     }
     let spec = serde_json::to_string(&template.spec).map_err(|e| StoreError::Failed(e.to_string()))?;
@@ -100,4 +100,38 @@ fn template(row: &AnyRow) -> Stored<Template> {
         created_at: rows::time(row, "created_at")?,
         updated_at: rows::time(row, "updated_at")?,
     })
+}
+
+impl Store {
+    pub async fn add_template(&self, template: &Template, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+        let mut tx = self.base.begin().await?;
+        let added = add(&mut tx, template, most, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(added)
+    }
+
+    pub async fn template(&self, workspace: &str, name: &str) -> Stored<Option<Template>> {
+        asked!(self, db => get(db, workspace, name))
+    }
+
+    /// By name.
+    pub async fn templates(&self, workspace: &str) -> Stored<Vec<Template>> {
+        asked!(self, db => list(db, workspace))
+    }
+
+    /// Renames it; its pools follow.
+    pub async fn rename_template(&self, template: &Template, name: &str, now: Timestamp, audit: &AuditRecord) -> Stored<ChangedKind> {
+        let mut tx = self.base.begin().await?;
+        let changed = rename(&mut tx, template, name, now, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(changed)
+    }
+
+    /// Sandboxes created from it keep running; a pool of it prevents the removal.
+    pub async fn remove_template(&self, template: &Template, audit: &AuditRecord) -> Stored<RemovedKind> {
+        let mut tx = self.base.begin().await?;
+        let removed = remove(&mut tx, template, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(removed)
+    }
 }

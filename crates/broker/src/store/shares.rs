@@ -3,13 +3,13 @@
 use cobox_protocol::{SandboxId, SessionId, event::EventKind};
 use sqlx::AnyConnection;
 
-use super::{events, notes, rows, sandboxes, sessions};
+use super::{asked, events, notes, rows, sandboxes, sessions};
 use crate::{
     domain::{
         events::Event,
         model::{Bound, Share},
     },
-    store::{Ending, Shared, Stored},
+    store::{Ending, Shared, Store, Stored},
 };
 
 pub async fn add(tx: &mut AnyConnection, share: &Share, max: u32, ending: &Ending) -> Stored<Shared> {
@@ -95,4 +95,36 @@ async fn locked(tx: &mut AnyConnection, id: &SessionId) -> Stored<Option<Bound>>
 /// A token lists the share it was issued through among the ids it ends with.
 async fn end_tokens(tx: &mut AnyConnection, bound: &Bound, share: &Share, ending: &Ending) -> Stored<()> {
     notes::revoke(tx, &share.workspace, Some(&bound.sandbox.id), "jti", share.id.as_str(), ending).await
+}
+
+impl Store {
+    /// A share that reduces access ends the tokens issued through the previous one.
+    pub async fn share(&self, share: &Share, max: u32, ending: &Ending) -> Stored<Shared> {
+        let mut tx = self.base.begin().await?;
+        let shared = add(&mut tx, share, max, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(shared)
+    }
+
+    pub async fn share_of(&self, session: &SessionId, principal: &str) -> Stored<Option<Share>> {
+        asked!(self, db => of(db, session, principal))
+    }
+
+    /// By principal.
+    pub async fn shares(&self, session: &SessionId) -> Stored<Vec<Share>> {
+        asked!(self, db => list(db, session))
+    }
+
+    /// Shares of all live sessions that use a sandbox.
+    pub async fn shares_on(&self, sandbox: &SandboxId) -> Stored<Vec<Share>> {
+        asked!(self, db => on_sandbox(db, sandbox))
+    }
+
+    /// Ends a share and the tokens issued through it. `None` when there is none.
+    pub async fn unshare(&self, session: &SessionId, principal: &str, ending: &Ending) -> Stored<Option<Share>> {
+        let mut tx = self.base.begin().await?;
+        let ended = remove(&mut tx, session, principal, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(ended)
+    }
 }
