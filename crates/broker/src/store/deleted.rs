@@ -5,7 +5,7 @@ use cobox_protocol::{SandboxId, Timestamp, event::EventKind, session::State};
 use sqlx::{AnyConnection, Row};
 
 use super::{
-    asked, events, hint, lock, notes, resources, rows,
+    asked, audit_records, events, lock, notify, resources, rows,
     sandboxes::{locked, named},
 };
 use crate::{
@@ -92,8 +92,8 @@ pub async fn restore(
     .execute(&mut *tx)
     .await?;
     events::append(tx, &[Event::of_sandbox(now, &restored, EventKind::Restored).by(audit)]).await?;
-    notes::audit(tx, audit).await?;
-    hint::send(tx, &Hint::Sandbox(id.clone())).await?;
+    audit_records::add(tx, audit).await?;
+    notify::send(tx, &Hint::Sandbox(id.clone())).await?;
     Ok(RestoredSandbox::Restored(Box::new(restored)))
 }
 
@@ -165,8 +165,8 @@ async fn evict(tx: &mut AnyConnection, fresh: &Sandbox, count: u64, audit: &Audi
         let AuditRecord { at, workspace, request_id, principal, actor, .. } = audit.clone();
         let purged =
             AuditRecord { request_id, principal, actor, sandbox: Some(id.clone()), ..AuditRecord::new(at, &workspace, "sandbox.purged") };
-        notes::audit(tx, &purged.detail(REASON)).await?;
-        hint::send(tx, &Hint::Sandbox(id)).await?;
+        audit_records::add(tx, &purged.detail(REASON)).await?;
+        notify::send(tx, &Hint::Sandbox(id)).await?;
     }
     Ok(())
 }

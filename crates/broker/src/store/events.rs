@@ -10,9 +10,9 @@ use cobox_protocol::{
 use sqlx::{AnyConnection, AssertSqlSafe, Row, any::AnyRow};
 
 use super::{
-    asked, hint, lock,
-    notes::{ROWS_AT_ONCE, values},
-    rows,
+    asked, lock,
+    multi_row::{ROWS_AT_ONCE, values},
+    notify, rows,
 };
 use crate::{
     domain::{
@@ -47,7 +47,7 @@ pub async fn append(tx: &mut AnyConnection, events: &[Event]) -> Stored<()> {
         query.execute(&mut *tx).await?;
     }
     match events.first() {
-        Some(first) => hint::send(tx, &Hint::News(first.sandbox.clone())).await,
+        Some(first) => notify::send(tx, &Hint::News(first.sandbox.clone())).await,
         None => Ok(()),
     }
 }

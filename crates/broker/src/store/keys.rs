@@ -4,9 +4,9 @@ use cobox_protocol::{KeyId, SessionId, Timestamp, key::PrincipalKind};
 use sqlx::{AnyConnection, Row};
 
 use super::{
-    asked, lock,
-    notes::{self, Revoked},
-    principals, rows, sessions,
+    asked, audit_records, lock, principals,
+    revocations::{self, Revoked},
+    rows, sessions,
 };
 use crate::{
     domain::{
@@ -79,7 +79,7 @@ pub async fn add(tx: &mut AnyConnection, key: &ApiKey, audit: &AuditRecord) -> S
     .bind(key.identity.as_ref().map(|i| i.subject.as_str()))
     .execute(&mut *tx)
     .await?;
-    notes::audit(tx, audit).await?;
+    audit_records::add(tx, audit).await?;
     Ok(AddedKey::Added)
 }
 
@@ -173,9 +173,9 @@ pub async fn expire(tx: &mut AnyConnection, id: &KeyId, at: Timestamp, audit: &A
     // Later than that, no token that exists now is valid, and new tokens already respect the key's expiry.
     if at < now.plus(LONGEST_POSSESSION) {
         let grant = Revoked { kind: "grant", value: id.as_str(), issued_by: None };
-        notes::insert_revocation(&mut *tx, (workspace.as_str(), None), grant, now, at, at.plus(LONGEST_POSSESSION)).await?;
+        revocations::insert_revocation(&mut *tx, (workspace.as_str(), None), grant, now, at, at.plus(LONGEST_POSSESSION)).await?;
     }
-    notes::audit(&mut *tx, audit).await?;
+    audit_records::add(&mut *tx, audit).await?;
     Ok(get(tx, id).await?.map_or(ExpiringKey::NotThere, |key| ExpiringKey::Changed(Box::new(key))))
 }
 
@@ -205,8 +205,8 @@ pub async fn revoke(tx: &mut AnyConnection, id: &KeyId, ending: &Ending) -> Stor
     if changed.rows_affected() == 0 {
         return Ok(RevokedKey::NotThere);
     }
-    notes::revoke(&mut *tx, &who.workspace, None, "grant", id.as_str(), ending).await?;
-    notes::audit(tx, &ending.audit).await?;
+    revocations::revoke(&mut *tx, &who.workspace, None, "grant", id.as_str(), ending).await?;
+    audit_records::add(tx, &ending.audit).await?;
     Ok(RevokedKey::Revoked(Box::new(ApiKey { revoked_at: Some(ending.now), ..key })))
 }
 

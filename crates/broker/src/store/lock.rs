@@ -9,7 +9,7 @@ use cobox_protocol::SandboxId;
 use sqlx::{AnyConnection, AssertSqlSafe};
 
 use super::{
-    notes::{ROWS_AT_ONCE, placeholders},
+    multi_row::{ROWS_AT_ONCE, placeholders},
     rows,
 };
 use crate::store::Stored;

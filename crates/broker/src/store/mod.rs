@@ -9,37 +9,41 @@
 //! - a boolean parameter is bound as `bool`, and a boolean result is read as `CASE WHEN … THEN 1 ELSE 0 END`;
 //! - a function that reads and then writes based on the result takes a lock first (`lock.rs`).
 
-mod chain;
+mod audit_chain;
+mod audit_records;
+mod audit_types;
+mod batched_writes;
 mod counts;
 mod deleted;
-mod downtime;
 mod errors;
 mod events;
-mod group;
-mod hint;
 mod keys;
-pub mod lent;
 mod lock;
+mod multi_row;
 mod nodes;
-mod notes;
+mod notify;
 mod pools;
 pub mod postgres;
 mod principals;
-mod quick;
-mod recent;
+mod read_cache;
 mod resource_types;
 mod resources;
+mod revocations;
 mod rows;
+mod running_time;
 mod sandboxes;
 mod schema;
 mod sessions;
 mod shares;
 mod snapshots;
 pub mod sqlite;
+mod statement_connections;
 mod tags;
 mod templates;
 mod tokens;
+pub mod transaction;
 mod types;
+mod usage;
 mod volumes;
 
 use std::{
@@ -57,17 +61,18 @@ use tokio::{sync::broadcast, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use self::{
-    chain::Chain,
-    group::Group,
-    lent::{Patience, Tx, gave_up},
-    quick::Quick,
-    recent::{Changes, Recent},
+    audit_chain::Chain,
+    batched_writes::BatchWriter,
+    read_cache::{ChangeCounter, ReadCache},
+    statement_connections::StatementConnections,
+    transaction::{DatabaseTimeouts, Transaction, gave_up},
 };
 use crate::{
     domain::model::{ApiKey, Bound, Sandbox},
     metrics::Histogram,
 };
 
+pub use audit_types::*;
 pub use resource_types::*;
 pub use types::*;
 
@@ -92,7 +97,7 @@ pub type Stored<T> = Result<T, StoreError>;
 struct Engine {
     writers: AnyPool,
     /// For single statements, and for reads.
-    quick: Quick,
+    statements: StatementConnections,
     begin: &'static str,
     begin_unsynced: &'static str,
     /// Switches later statements back to synced commits, if the database needs that.
@@ -103,7 +108,7 @@ struct Engine {
     hints: broadcast::Sender<Hint>,
     /// Number of connections opened so far.
     connections: Arc<AtomicU64>,
-    patience: Patience,
+    timeouts: DatabaseTimeouts,
     /// The task that receives hints.
     _listener: Option<AbortOnDropHandle<()>>,
 }
@@ -113,24 +118,26 @@ struct Base {
     engine: Engine,
     /// The writing connection is set to not wait for the disk. Only the holder of that connection changes this.
     is_unsynced: AtomicBool,
-    changes: Changes,
+    changes: ChangeCounter,
     chain: Chain,
     commit_times: Histogram,
 }
 
 impl Base {
-    async fn begin(&self) -> Stored<Tx> {
-        Tx::begin(&self.engine.writers, self.engine.begin, self.engine.patience, &self.engine.quick.waits).await
+    async fn begin(&self) -> Stored<Transaction> {
+        Transaction::begin(&self.engine.writers, self.engine.begin, self.engine.timeouts, &self.engine.statements.waits).await
     }
 
     /// As [`Base::begin`], but its commit only reaches the disk with the next synced one. For changes that a restart
     /// finds out by itself: intents and the states they led to. The response to a client always follows a later, synced
     /// commit.
-    async fn begin_unsynced(self: &Arc<Self>) -> Stored<Tx> {
+    async fn begin_unsynced(self: &Arc<Self>) -> Stored<Transaction> {
         let base = self.clone();
         // In a task: if the caller were cancelled half-way, the sync mode of the next change would be unknown.
         let beginning = tokio::spawn(async move {
-            let begun = Tx::begin(&base.engine.writers, base.engine.begin_unsynced, base.engine.patience, &base.engine.quick.waits).await;
+            let begun =
+                Transaction::begin(&base.engine.writers, base.engine.begin_unsynced, base.engine.timeouts, &base.engine.statements.waits)
+                    .await;
             base.is_unsynced.store(true, Ordering::SeqCst);
             begun
         });
@@ -148,8 +155,8 @@ impl Base {
     }
 
     /// Every change ends here. Its audit records become links of the chain.
-    async fn commit(self: &Arc<Self>, mut tx: Tx) -> Stored<()> {
-        let pending = chain::pending(&mut tx).await?;
+    async fn commit(self: &Arc<Self>, mut tx: Transaction) -> Stored<()> {
+        let pending = audit_chain::pending(&mut tx).await?;
         if pending.is_empty() {
             return self.finish(tx).await;
         }
@@ -158,7 +165,7 @@ impl Base {
         let linking = tokio::spawn(async move {
             let mut links = base.chain.lock(&mut tx).await?;
             let committing = async {
-                chain::link_all(&mut tx, &pending, &mut links).await?;
+                audit_chain::link_all(&mut tx, &pending, &mut links).await?;
                 base.finish(tx).await
             };
             base.chain.in_time(committing).await?;
@@ -168,13 +175,13 @@ impl Base {
         linking.await.map_err(|_| StoreError::Unreachable("the broker is ending".to_owned()))?
     }
 
-    async fn finish(&self, tx: Tx) -> Stored<()> {
+    async fn finish(&self, tx: Transaction) -> Stored<()> {
         // Also counts a failed commit: it may have reached the database.
-        let _making = self.changes.making();
+        let _change = self.changes.begin_change();
         self.commit_timed(tx).await
     }
 
-    async fn commit_timed(&self, tx: Tx) -> Stored<()> {
+    async fn commit_timed(&self, tx: Transaction) -> Stored<()> {
         let began = Instant::now();
         let committed = tx.commit().await;
         self.commit_times.add(began.elapsed());
@@ -182,7 +189,7 @@ impl Base {
     }
 
     /// As [`Base::commit`], for a change with an event of a sandbox. On PostgreSQL the database sends the hint itself.
-    async fn commit_news(self: &Arc<Self>, tx: Tx, sandbox: &SandboxId) -> Stored<()> {
+    async fn commit_news(self: &Arc<Self>, tx: Transaction, sandbox: &SandboxId) -> Stored<()> {
         self.commit(tx).await?;
         self.tell_news(sandbox);
         Ok(())
@@ -197,7 +204,7 @@ impl Base {
 
     /// A connection whose packets are lost never fails by itself: limits a read to the time limit of a commit.
     async fn in_time<T>(&self, asked: impl Future<Output = Stored<T>>) -> Stored<T> {
-        let within = self.engine.patience.commit;
+        let within = self.engine.timeouts.commit;
         timeout(within, asked).await.unwrap_or_else(|_| Err(gave_up("an answer", within)))
     }
 }
@@ -205,40 +212,40 @@ impl Base {
 /// The database. Its methods are in the file of their table.
 pub struct Store {
     base: Arc<Base>,
-    group: Group,
-    known_keys: Recent<KeyId, Option<ApiKey>>,
-    known_scopes: Recent<[String; 3], Option<Bound>>,
-    known_sessions: Recent<SessionId, Option<Bound>>,
-    known_sandboxes: Recent<SandboxId, Option<Sandbox>>,
-    known_revocations: Recent<SandboxId, Arc<RevocationList>>,
+    batch_writer: BatchWriter,
+    known_keys: ReadCache<KeyId, Option<ApiKey>>,
+    known_scopes: ReadCache<[String; 3], Option<Bound>>,
+    known_sessions: ReadCache<SessionId, Option<Bound>>,
+    known_sandboxes: ReadCache<SandboxId, Option<Sandbox>>,
+    known_revocations: ReadCache<SandboxId, Arc<RevocationList>>,
 }
 
 impl Store {
     fn new(engine: Engine) -> Self {
-        let chain = Chain::new(engine.connections.clone(), engine.patience);
-        let (changes, commit_times) = (Changes::default(), Histogram::default());
+        let chain = Chain::new(engine.connections.clone(), engine.timeouts);
+        let (changes, commit_times) = (ChangeCounter::default(), Histogram::default());
         let base = Arc::new(Base { engine, is_unsynced: AtomicBool::default(), changes, chain, commit_times });
         Self {
-            group: Group::new(base.clone()),
+            batch_writer: BatchWriter::new(base.clone()),
             base,
-            known_keys: Recent::default(),
-            known_scopes: Recent::default(),
-            known_sessions: Recent::default(),
-            known_sandboxes: Recent::default(),
-            known_revocations: Recent::default(),
+            known_keys: ReadCache::default(),
+            known_scopes: ReadCache::default(),
+            known_sessions: ReadCache::default(),
+            known_sandboxes: ReadCache::default(),
+            known_revocations: ReadCache::default(),
         }
     }
 
     /// Whether every connection has been returned, for a test that is about to disturb them.
     #[doc(hidden)]
     pub fn is_at_rest(&self) -> bool {
-        self.base.engine.writers.num_idle() == self.base.engine.writers.size() as usize && self.base.engine.quick.is_at_rest()
+        self.base.engine.writers.num_idle() == self.base.engine.writers.size() as usize && self.base.engine.statements.is_at_rest()
     }
 }
 
 impl Store {
     /// Caches reads that every request needs, if no other process writes.
-    async fn known<K, V>(&self, recent: &Recent<K, V>, key: K, moment: i64, ask: impl Future<Output = Stored<V>>) -> Stored<V>
+    async fn known<K, V>(&self, cache: &ReadCache<K, V>, key: K, moment: i64, ask: impl Future<Output = Stored<V>>) -> Stored<V>
     where
         K: Eq + Hash,
         V: Clone,
@@ -246,14 +253,14 @@ impl Store {
         if !self.base.engine.is_only_writer {
             return ask.await;
         }
-        recent.get(&self.base.changes, key, moment, ask).await
+        cache.get(&self.base.changes, key, moment, ask).await
     }
 }
 
 /// Runs a read on a standalone connection. Several statements in it may see different states.
 macro_rules! asked {
     ($store:ident, $db:ident => $ask:expr) => {{
-        let mut taken = $store.base.engine.quick.take().await?;
+        let mut taken = $store.base.engine.statements.take().await?;
         let $db = &mut *taken;
         let answer = $store.base.in_time($ask).await;
         taken.give_back(&answer);
@@ -276,7 +283,7 @@ impl Store {
 
     /// Histogram of waiting times for a database connection.
     pub fn wait_times(&self) -> Option<&Histogram> {
-        Some(&self.base.engine.quick.waits)
+        Some(&self.base.engine.statements.waits)
     }
 
     /// Whether other brokers may use this database, now or later.

@@ -3,7 +3,7 @@
 use cobox_protocol::Timestamp;
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
-use super::{asked, hint, rows};
+use super::{asked, notify, rows};
 use crate::store::{Hint, Node, Store, Stored};
 
 /// Returns false if another process has claimed the node.
@@ -128,7 +128,7 @@ impl Store {
     /// Asks another broker for an immediate heartbeat.
     pub async fn ask_for_beat(&self, node: &str) -> Stored<()> {
         let hint = Hint::Beat(node.to_owned());
-        asked!(self, db => hint::send(db, &hint))
+        asked!(self, db => notify::send(db, &hint))
     }
 
     /// The database's own clock, in milliseconds since 1970.

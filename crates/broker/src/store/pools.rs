@@ -4,7 +4,7 @@ use cobox_protocol::{PoolId, key::PrincipalKind, tags::Tags};
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
-    asked, deleted, hint, lock, notes, resources, rows, sandboxes,
+    asked, audit_records, deleted, lock, notify, resources, rows, sandboxes,
     tags::{self, On},
 };
 use crate::{
@@ -41,7 +41,7 @@ pub async fn add(tx: &mut AnyConnection, pool: &Pool, most: u32, audit: &AuditRe
     .bind(pool.updated_at.unix())
     .execute(&mut *tx)
     .await?;
-    notes::audit(tx, audit).await?;
+    audit_records::add(tx, audit).await?;
     Ok(AddedKind::Added)
 }
 
@@ -91,7 +91,7 @@ pub async fn change(tx: &mut AnyConnection, old: &Pool, new: &Pool, audit: &Audi
     if done.rows_affected() == 0 {
         return Ok(ChangedKind::Gone);
     }
-    notes::audit(tx, audit).await?;
+    audit_records::add(tx, audit).await?;
     Ok(ChangedKind::Changed)
 }
 
@@ -99,7 +99,7 @@ pub async fn remove(tx: &mut AnyConnection, pool: &Pool, audit: &AuditRecord) ->
     lock::workspace(tx, &pool.workspace).await?;
     let done = sqlx::query("DELETE FROM pools WHERE id = $1").bind(pool.id.as_str()).execute(&mut *tx).await?;
     if done.rows_affected() == 1 {
-        notes::audit(tx, audit).await?;
+        audit_records::add(tx, audit).await?;
     }
     Ok(done.rows_affected() == 1)
 }
@@ -141,7 +141,7 @@ pub async fn add_member(tx: &mut AnyConnection, sandbox: &Sandbox, quota: &Quota
         return Ok(AddedMember::QuotaReached(reached));
     }
     sandboxes::insert(tx, sandbox).await?;
-    notes::audit(tx, audit).await?;
+    audit_records::add(tx, audit).await?;
     Ok(AddedMember::Added)
 }
 
@@ -204,7 +204,7 @@ pub async fn take(
     if done.rows_affected() == 0 {
         return Ok(None);
     }
-    hint::send(tx, &Hint::Sandbox(found.id.clone())).await?;
+    notify::send(tx, &Hint::Sandbox(found.id.clone())).await?;
     sandboxes::get(tx, &found.id).await
 }
 
@@ -328,7 +328,7 @@ impl Store {
         if let Some(taken) = &taken {
             tags::set(&mut tx, On::Sandbox, &taken.workspace, taken.id.as_str(), tags).await?;
             let audit = AuditRecord { sandbox: Some(taken.id.clone()), ..audit.clone() };
-            notes::audit(&mut tx, &audit).await?;
+            audit_records::add(&mut tx, &audit).await?;
         }
         self.base.commit(tx).await?;
         Ok(taken)

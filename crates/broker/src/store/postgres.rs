@@ -13,10 +13,9 @@ use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use tokio::sync::broadcast;
 
 use super::{
-    Engine, Store, hint,
-    lent::Patience,
-    quick::{PING_WITHIN, Quick, TRUSTED},
-    schema,
+    Engine, Store, notify, schema,
+    statement_connections::{PING_WITHIN, StatementConnections, TRUSTED},
+    transaction::DatabaseTimeouts,
 };
 use crate::store::{StoreError, Stored};
 
@@ -33,11 +32,11 @@ const SETTINGS: &str = "SET client_min_messages = warning; SET idle_in_transacti
 
 /// Connects, and brings the schema up to date.
 pub async fn open(url: &Secret) -> Stored<Store> {
-    open_with(url, Patience::default()).await
+    open_with(url, DatabaseTimeouts::default()).await
 }
 
 /// As [`open`], for callers with shorter time limits for an unreachable database.
-pub async fn open_with(url: &Secret, patience: Patience) -> Stored<Store> {
+pub async fn open_with(url: &Secret, timeouts: DatabaseTimeouts) -> Stored<Store> {
     sqlx::any::install_default_drivers();
     // The URL has a password in it: errors must only contain the message of the server or the system.
     let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening the PostgreSQL database: {e}"));
@@ -65,17 +64,17 @@ pub async fn open_with(url: &Secret, patience: Patience) -> Stored<Store> {
         .await
         .map_err(|e| failed(&e))?;
     schema::bring_up_to_date(&pool, schema::POSTGRES).await.map_err(|e| failed(&e))?;
-    let hints = broadcast::channel(hint::BACKLOG).0;
+    let hints = broadcast::channel(notify::BACKLOG).0;
     Ok(Store::new(Engine {
         writers: pool,
-        quick: Quick::new(options, SETTINGS, QUICK_CONNECTIONS, connections.clone()),
+        statements: StatementConnections::new(options, SETTINGS, QUICK_CONNECTIONS, connections.clone()),
         begin: "BEGIN",
         begin_unsynced: "BEGIN; SET LOCAL synchronous_commit = off",
         sync: None,
         is_only_writer: false,
         connections,
-        patience,
-        _listener: Some(hint::listen(url.clone(), hints.clone())),
+        timeouts,
+        _listener: Some(notify::listen(url.clone(), hints.clone())),
         hints,
     }))
 }

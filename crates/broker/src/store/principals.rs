@@ -4,9 +4,9 @@ use cobox_protocol::{Timestamp, key::PrincipalKind};
 use sqlx::{AnyConnection, Row};
 
 use super::{
-    asked, hint,
+    asked, audit_records,
     keys::{self, Way},
-    lock, notes, rows,
+    lock, notify, revocations, rows,
 };
 use crate::{
     domain::{audit::AuditRecord, keys::MAX_PRINCIPALS_PER_WORKSPACE, model::PrincipalRecord},
@@ -84,7 +84,7 @@ pub async fn disable(tx: &mut AnyConnection, workspace: &str, name: &str, ending
         .await?;
     for row in open {
         // Each separately: these revocations stay when the principal is enabled again.
-        notes::revoke(&mut *tx, workspace, None, "grant", row.try_get("id")?, ending).await?;
+        revocations::revoke(&mut *tx, workspace, None, "grant", row.try_get("id")?, ending).await?;
     }
     sqlx::query("UPDATE api_keys SET revoked_at = $3 WHERE workspace_id = $1 AND principal = $2 AND revoked_at IS NULL")
         .bind(workspace)
@@ -92,8 +92,8 @@ pub async fn disable(tx: &mut AnyConnection, workspace: &str, name: &str, ending
         .bind(ending.now.unix())
         .execute(&mut *tx)
         .await?;
-    notes::revoke(&mut *tx, workspace, None, "principal", name, ending).await?;
-    notes::audit(tx, &ending.audit).await?;
+    revocations::revoke(&mut *tx, workspace, None, "principal", name, ending).await?;
+    audit_records::add(tx, &ending.audit).await?;
     Ok(DisabledPrincipal::Disabled)
 }
 
@@ -119,7 +119,7 @@ pub async fn enable(tx: &mut AnyConnection, workspace: &str, name: &str, audit: 
             .bind(name)
             .execute(&mut *tx)
             .await?;
-        hint::send(&mut *tx, &Hint::Workspace(workspace.to_owned())).await?;
+        notify::send(&mut *tx, &Hint::Workspace(workspace.to_owned())).await?;
     }
     sqlx::query(
         "UPDATE api_keys SET is_past = 1 WHERE workspace_id = $1 AND principal = $2 AND issuer IS NOT NULL AND revoked_at IS NOT NULL",
@@ -128,7 +128,7 @@ pub async fn enable(tx: &mut AnyConnection, workspace: &str, name: &str, audit: 
     .bind(name)
     .execute(&mut *tx)
     .await?;
-    notes::audit(tx, audit).await?;
+    audit_records::add(tx, audit).await?;
     Ok(true)
 }
 

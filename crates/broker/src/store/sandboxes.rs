@@ -1,17 +1,15 @@
 //! Sandbox rows: state and intent are only changed if they are still what the writer last read.
 
-use std::collections::BTreeSet;
-
 use cobox_protocol::{
-    SandboxId, Timestamp,
+    SandboxId,
     event::EventKind,
     session::{Access, State},
     tags::{TagFilter, Tags},
 };
-use sqlx::{AnyConnection, AssertSqlSafe, Row};
+use sqlx::{AnyConnection, AssertSqlSafe};
 
 use super::{
-    asked, deleted, events, hint, lock, notes, resources, rows, sessions,
+    asked, audit_records, deleted, events, lock, notify, resources, rows, sessions,
     tags::{self, On},
 };
 use crate::{
@@ -21,9 +19,7 @@ use crate::{
         model::{OldKeys, Sandbox},
     },
     policy::Quota,
-    store::{
-        AddedSandbox, ChangedSandbox, Counting, DueBy, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Store, Stored, Viewer,
-    },
+    store::{AddedSandbox, ChangedSandbox, DueBy, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Store, Stored, Viewer},
 };
 
 pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
@@ -41,7 +37,7 @@ pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: 
     }
     insert(tx, sandbox).await?;
     tags::set(tx, On::Sandbox, &sandbox.workspace, sandbox.id.as_str(), tags).await?;
-    notes::audit(tx, audit).await?;
+    audit_records::add(tx, audit).await?;
     Ok(AddedSandbox::Added)
 }
 
@@ -82,7 +78,7 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
     .execute(&mut *tx)
     .await?;
     if is_closed {
-        hint::send(tx, &Hint::Sandbox(id.clone())).await?;
+        notify::send(tx, &Hint::Sandbox(id.clone())).await?;
     }
     for key in &change.remove_tags {
         tags::remove(tx, On::Sandbox, id.as_str(), key).await?;
@@ -96,7 +92,7 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
     }
     let what = EventKind::Changed { change: audit.detail.clone().unwrap_or_default() };
     events::append(tx, &[Event::of_sandbox(audit.at, &changed, what).by(audit)]).await?;
-    notes::audit(tx, audit).await?;
+    audit_records::add(tx, audit).await?;
     Ok(ChangedSandbox::Changed(Box::new(changed)))
 }
 
@@ -137,7 +133,7 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
         return Ok(());
     }
     // Another node may have to create it: the one with its files.
-    hint::send(tx, &Hint::Sandbox(s.id.clone())).await
+    notify::send(tx, &Hint::Sandbox(s.id.clone())).await
 }
 
 pub async fn get(db: &mut AnyConnection, id: &SandboxId) -> Stored<Option<Sandbox>> {
@@ -250,7 +246,7 @@ pub async fn any(db: &mut AnyConnection, node: Option<&str>) -> Stored<bool> {
 
 /// Updates only the fields that change in a sandbox's life, and only if state and intent were not changed concurrently.
 /// While it keeps running, its running time is left to `count_running`, which may have written since `old` was read;
-/// downtime is left to `downtime` in the same way.
+/// downtime is left to `running_time` in the same way.
 pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> Stored<bool> {
     let event = events::of_change(old, new);
     if event.is_some() {
@@ -282,7 +278,7 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
     let is_replaced = done.rows_affected() == 1;
     if is_replaced {
         events::append(tx, event.as_slice()).await?;
-        hint::send(tx, &Hint::Sandbox(new.id.clone())).await?;
+        notify::send(tx, &Hint::Sandbox(new.id.clone())).await?;
     }
     Ok(is_replaced)
 }
@@ -303,37 +299,9 @@ pub async fn rotate(tx: &mut AnyConnection, id: &SandboxId, rotation: &Rotation,
         .bind(old_keys.map(|old| old.until.unix()))
         .execute(&mut *tx)
         .await?;
-    notes::audit(tx, audit).await?;
-    hint::send(tx, &Hint::Sandbox(id.clone())).await?;
+    audit_records::add(tx, audit).await?;
+    notify::send(tx, &Hint::Sandbox(id.clone())).await?;
     Ok(Rotated::Rotated(Box::new(Sandbox { generation, old_keys, ..sandbox })))
-}
-
-/// After a clock was set back, the time in between doesn't count.
-pub async fn count_running(tx: &mut AnyConnection, node: &str, now: Timestamp, counting: Counting) -> Stored<()> {
-    let due = sqlx::query(
-        "SELECT id FROM sandboxes WHERE node_id = $1 AND (state IN ('active', 'idle') OR intent IS NOT NULL)
-                                    AND (running_since <= $2 - $3 OR running_since > $2)",
-    )
-    .bind(node)
-    .bind(now.unix())
-    .bind(rows::stored_seconds(counting.every))
-    .fetch_all(&mut *tx)
-    .await?;
-    let ids = due.iter().map(|row| row.try_get("id")).collect::<Result<BTreeSet<&str>, _>>()?;
-    lock::sandboxes(tx, ids).await?;
-    sqlx::query(
-        "UPDATE sandboxes
-         SET running_since = $2, active_seconds = active_seconds + CASE WHEN running_since > $2 THEN 0
-                                                                        WHEN $2 - running_since > $4 THEN $4 ELSE $2 - running_since END
-         WHERE node_id = $1 AND (state IN ('active', 'idle') OR intent IS NOT NULL) AND (running_since <= $2 - $3 OR running_since > $2)",
-    )
-    .bind(node)
-    .bind(now.unix())
-    .bind(rows::stored_seconds(counting.every))
-    .bind(rows::stored_seconds(counting.max_gap))
-    .execute(tx)
-    .await?;
-    Ok(())
 }
 
 /// Under the same locks as binding a session: a session's hard end counts from the running time it read.
@@ -357,7 +325,7 @@ pub async fn end(tx: &mut AnyConnection, id: &SandboxId, state: State, ending: &
         sqlx::query("DELETE FROM idempotency WHERE session_id = $1").bind(session.id.as_str()).execute(&mut *tx).await?;
     }
     let ended = mark_ended(tx, &sandbox, state, ending).await?;
-    notes::audit(tx, &ending.audit).await?;
+    audit_records::add(tx, &ending.audit).await?;
     Ok(Some(ended))
 }
 
@@ -470,17 +438,10 @@ impl Store {
         let mut tx = self.base.begin_unsynced().await?;
         let is_replaced = replace(&mut tx, old, new).await?;
         if let (true, Some(audit)) = (is_replaced, audit) {
-            notes::audit(&mut tx, audit).await?;
+            audit_records::add(&mut tx, audit).await?;
         }
         self.base.commit_news(tx, &new.id).await?;
         Ok(is_replaced)
-    }
-
-    /// Adds the time since the last count to the running time of each running sandbox of a node that is due for it.
-    pub async fn count_running(&self, node: &str, now: Timestamp, counting: Counting) -> Stored<()> {
-        let mut tx = self.base.begin_unsynced().await?;
-        count_running(&mut tx, node, now, counting).await?;
-        self.base.commit(tx).await
     }
 
     /// Resets a suspended sandbox's running time, unless a session is bound to it.

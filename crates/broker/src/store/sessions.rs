@@ -7,7 +7,7 @@ use cobox_protocol::{
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
 use super::{
-    asked, deleted, events, lock, notes, pools, resources, rows, sandboxes,
+    asked, audit_records, deleted, events, lock, pools, resources, revocations, rows, sandboxes,
     tags::{self, On},
 };
 use crate::{
@@ -92,7 +92,7 @@ pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured
     remember(tx, wish, &made.session.id).await?;
     let audit = AuditRecord { sandbox: Some(made.sandbox.id.clone()), ..wish.audit.clone() };
     events::created(tx, &made.session, made.sandbox.state, &audit).await?;
-    notes::audit(tx, &audit).await?;
+    audit_records::add(tx, &audit).await?;
     Ok(Ensured::Created(made))
 }
 
@@ -268,7 +268,7 @@ pub async fn end(tx: &mut AnyConnection, id: &SessionId, ending: &Ending) -> Sto
         sandboxes::mark_ended(tx, &sandbox, State::Terminated, ending).await?;
         Leftover::Destroy
     };
-    notes::audit(tx, &ending.audit).await?;
+    audit_records::add(tx, &ending.audit).await?;
     Ok(Some((leftover, sandbox.id)))
 }
 
@@ -281,7 +281,7 @@ pub async fn close(tx: &mut AnyConnection, session: &Session, state: State, endi
         .execute(&mut *tx)
         .await?;
     events::ended(tx, session, state, &ending.reason, &ending.audit).await?;
-    notes::revoke(tx, &session.workspace, Some(&session.sandbox), "session", session.id.as_str(), ending).await
+    revocations::revoke(tx, &session.workspace, Some(&session.sandbox), "session", session.id.as_str(), ending).await
 }
 
 impl Store {

@@ -3,7 +3,7 @@
 use cobox_protocol::{SandboxId, SessionId, event::EventKind};
 use sqlx::AnyConnection;
 
-use super::{asked, events, notes, rows, sandboxes, sessions};
+use super::{asked, audit_records, events, revocations, rows, sandboxes, sessions};
 use crate::{
     domain::{
         events::Event,
@@ -48,7 +48,7 @@ pub async fn add(tx: &mut AnyConnection, share: &Share, max: u32, ending: &Endin
     .await?;
     let what = EventKind::Shared { with: share.principal.clone(), capabilities: share.capabilities };
     events::append(tx, &[Event::of_session(ending.now, &bound.session, what).by(&ending.audit)]).await?;
-    notes::audit(tx, &ending.audit).await?;
+    audit_records::add(tx, &ending.audit).await?;
     Ok(if before.is_some() { Shared::Changed(share) } else { Shared::Added(share) })
 }
 
@@ -81,7 +81,7 @@ pub async fn remove(tx: &mut AnyConnection, session: &SessionId, principal: &str
     end_tokens(tx, &bound, &share, ending).await?;
     let what = EventKind::Unshared { with: share.principal.clone() };
     events::append(tx, &[Event::of_session(ending.now, &bound.session, what).by(&ending.audit)]).await?;
-    notes::audit(tx, &ending.audit).await?;
+    audit_records::add(tx, &ending.audit).await?;
     Ok(Some(share))
 }
 
@@ -94,7 +94,7 @@ async fn locked(tx: &mut AnyConnection, id: &SessionId) -> Stored<Option<Bound>>
 
 /// A token lists the share it was issued through among the ids it ends with.
 async fn end_tokens(tx: &mut AnyConnection, bound: &Bound, share: &Share, ending: &Ending) -> Stored<()> {
-    notes::revoke(tx, &share.workspace, Some(&bound.sandbox.id), "jti", share.id.as_str(), ending).await
+    revocations::revoke(tx, &share.workspace, Some(&bound.sandbox.id), "jti", share.id.as_str(), ending).await
 }
 
 impl Store {

@@ -4,7 +4,7 @@ use cobox_protocol::{SnapshotId, resources::SnapshotState};
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
-    asked, lock, notes,
+    asked, audit_records, lock,
     resources::{self, Fresh},
     rows,
 };
@@ -43,7 +43,7 @@ pub async fn add(tx: &mut AnyConnection, s: &Snapshot, by: &Viewer, room: &Room,
     .bind(s.updated_at.unix())
     .execute(&mut *tx)
     .await?;
-    notes::audit(tx, audit).await?;
+    audit_records::add(tx, audit).await?;
     Ok(AddedKind::Added)
 }
 
@@ -211,7 +211,7 @@ impl Store {
         let mut tx = self.base.begin().await?;
         let is_settled = settle(&mut tx, old, new).await?;
         if let (true, Some(audit)) = (is_settled, audit) {
-            notes::audit(&mut tx, audit).await?;
+            audit_records::add(&mut tx, audit).await?;
         }
         self.base.commit(tx).await?;
         Ok(is_settled)

@@ -7,7 +7,7 @@ use std::{fmt::Write, path::Path, sync::Arc, time::Duration};
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use tokio::sync::broadcast;
 
-use super::{Engine, Store, hint, lent::Patience, quick::Quick, schema};
+use super::{Engine, Store, notify, schema, statement_connections::StatementConnections, transaction::DatabaseTimeouts};
 use crate::store::{StoreError, Stored};
 
 /// Readers beside the one writer; each is a thread.
@@ -35,7 +35,7 @@ pub async fn open(path: &Path) -> Stored<Store> {
     schema::bring_up_to_date(&writers, schema::SQLITE).await.map_err(|e| failed(&e))?;
     Ok(Store::new(Engine {
         writers,
-        quick: Quick::new(options, SETTINGS, READERS, Arc::default()),
+        statements: StatementConnections::new(options, SETTINGS, READERS, Arc::default()),
         // Takes the write lock at the start, so that what is read inside can't change before it is written. Each sets
         // its sync mode: the previous transaction on this connection may have set another, and may have been given up
         // half-way.
@@ -43,10 +43,10 @@ pub async fn open(path: &Path) -> Stored<Store> {
         begin_unsynced: "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE",
         sync: Some("PRAGMA synchronous = FULL"),
         is_only_writer: true,
-        hints: broadcast::channel(hint::BACKLOG).0,
+        hints: broadcast::channel(notify::BACKLOG).0,
         // A power cut also ends the broker, so commits can't be lost under a running one.
         connections: Arc::default(),
-        patience: Patience::default(),
+        timeouts: DatabaseTimeouts::default(),
         _listener: None,
     }))
 }
@@ -71,13 +71,10 @@ mod tests {
     use cobox_protocol::Timestamp;
     use sqlx::Row;
 
-    use super::{super::lent::Tx, *};
-    use crate::{
-        domain::audit::AuditRecord,
-        store::Note,
-    };
+    use super::{super::transaction::Transaction, *};
+    use crate::{domain::audit::AuditRecord, store::Note};
 
-    async fn level(tx: &mut Tx) -> i64 {
+    async fn level(tx: &mut Transaction) -> i64 {
         sqlx::raw_sql("PRAGMA synchronous").fetch_one(&mut **tx).await.unwrap().get(0)
     }
 
@@ -116,7 +113,8 @@ mod tests {
         let path = dir.path().join("what? 100% #ä");
         let store = open(&path).await.unwrap();
         assert!(path.exists());
-        let (mut writer, mut reader) = (store.base.engine.writers.acquire().await.unwrap(), store.base.engine.quick.take().await.unwrap());
+        let (mut writer, mut reader) =
+            (store.base.engine.writers.acquire().await.unwrap(), store.base.engine.statements.take().await.unwrap());
         for db in [&mut *writer, &mut *reader] {
             for (name, value) in [("synchronous", 2), ("foreign_keys", 1), ("busy_timeout", 10_000)] {
                 let sql = sqlx::AssertSqlSafe(format!("PRAGMA {name}"));

@@ -10,7 +10,7 @@ use sqlx::{Any, AnyConnection, AssertSqlSafe, Row, any::AnyArguments, query::Que
 
 use super::{
     asked,
-    notes::{ROWS_AT_ONCE, placeholders},
+    multi_row::{ROWS_AT_ONCE, placeholders},
     tags,
 };
 use crate::store::{Store, Stored};

@@ -3,7 +3,7 @@
 use cobox_protocol::Timestamp;
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
-use super::{asked, lock, notes, resources, rows};
+use super::{asked, audit_records, lock, resources, rows};
 use crate::{
     domain::{audit::AuditRecord, kinds::Template},
     store::{AddedKind, ChangedKind, RemovedKind, Store, StoreError, Stored},
@@ -27,7 +27,7 @@ pub async fn add(tx: &mut AnyConnection, template: &Template, most: u32, audit: 
         .bind(template.updated_at.unix())
         .execute(&mut *tx)
         .await?;
-    notes::audit(tx, audit).await?;
+    audit_records::add(tx, audit).await?;
     Ok(AddedKind::Added)
 }
 
@@ -63,7 +63,7 @@ pub async fn rename(tx: &mut AnyConnection, old: &Template, name: &str, now: Tim
         .bind(name)
         .execute(&mut *tx)
         .await?;
-    notes::audit(tx, audit).await?;
+    audit_records::add(tx, audit).await?;
     Ok(ChangedKind::Changed)
 }
 
@@ -85,7 +85,7 @@ pub async fn remove(tx: &mut AnyConnection, template: &Template, audit: &AuditRe
     if done.rows_affected() == 0 {
         return Ok(RemovedKind::Gone);
     }
-    notes::audit(tx, audit).await?;
+    audit_records::add(tx, audit).await?;
     Ok(RemovedKind::Removed)
 }
 

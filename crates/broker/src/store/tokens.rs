@@ -5,8 +5,8 @@ use cobox_token::Claims;
 use sqlx::{AnyConnection, Row};
 
 use super::{
-    asked, chain, lock,
-    notes::{self, Revoked},
+    asked, audit_chain, audit_records, lock,
+    revocations::{self, Revoked},
     rows,
 };
 use crate::store::{MasterRotated, MasterRotation, OpaqueToken, RevokeWish, RevokedTokens, Store, StoreError, Stored};
@@ -49,8 +49,8 @@ pub async fn revoke(tx: &mut AnyConnection, wish: &RevokeWish) -> Stored<u64> {
     };
     let now = wish.audit.at;
     let about = (wish.workspace.as_str(), wish.sandbox.as_ref());
-    let sequence = notes::insert_revocation(tx, about, revoked, now, now, wish.until).await?;
-    notes::audit(tx, &wish.audit).await?;
+    let sequence = revocations::insert_revocation(tx, about, revoked, now, now, wish.until).await?;
+    audit_records::add(tx, &wish.audit).await?;
     Ok(sequence)
 }
 
@@ -81,9 +81,9 @@ pub async fn rotate_master(tx: &mut AnyConnection, rotation: &MasterRotation) ->
             .await?;
     }
     for seal in &rotation.seals {
-        chain::write_seal(tx, seal).await?;
+        audit_chain::write_seal(tx, seal).await?;
     }
-    notes::audit(tx, &rotation.audit).await?;
+    audit_records::add(tx, &rotation.audit).await?;
     Ok(MasterRotated::Rotated(done.rows_affected()))
 }
 

@@ -4,7 +4,7 @@ use cobox_protocol::{Timestamp, VolumeId};
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
-    asked, lock, notes,
+    asked, audit_records, lock,
     resources::{self, Fresh},
     rows,
     snapshots::stored_bytes,
@@ -42,7 +42,7 @@ pub async fn add(tx: &mut AnyConnection, v: &Volume, room: &Room, audit: &AuditR
     .bind(v.updated_at.unix())
     .execute(&mut *tx)
     .await?;
-    notes::audit(tx, audit).await?;
+    audit_records::add(tx, audit).await?;
     Ok(AddedKind::Added)
 }
 
@@ -101,7 +101,7 @@ pub async fn rename(tx: &mut AnyConnection, v: &Volume, name: &str, now: Timesta
     if done.rows_affected() == 0 {
         return Ok(ChangedKind::Gone);
     }
-    notes::audit(tx, audit).await?;
+    audit_records::add(tx, audit).await?;
     Ok(ChangedKind::Changed)
 }
 
@@ -116,7 +116,7 @@ pub async fn remove(tx: &mut AnyConnection, v: &Volume, audit: &AuditRecord) -> 
     if done.await?.rows_affected() == 0 {
         return Ok(RemovedKind::Gone);
     }
-    notes::audit(tx, audit).await?;
+    audit_records::add(tx, audit).await?;
     Ok(RemovedKind::Removed)
 }
 

@@ -9,7 +9,7 @@ use cobox_broker::{
         audit::{AuditRecord, AuditTrail},
         audit_mark::AuditMark,
     },
-    store::{Note, Store, StoreError, lent::Patience, postgres},
+    store::{Note, Store, StoreError, postgres, transaction::DatabaseTimeouts},
 };
 use cobox_protocol::key::PrincipalKind;
 use cobox_testkit::{PATIENCE, Silence, StallingProxy, TestDatabase, eventually};
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Short, to keep the tests fast. All uses of one connection run on the thread that owns it.
-const SHORT: Patience = Patience { turn: Duration::from_secs(1), commit: Duration::from_secs(2) };
+const SHORT: DatabaseTimeouts = DatabaseTimeouts { turn: Duration::from_secs(1), commit: Duration::from_secs(2) };
 
 async fn silenced() -> (TestDatabase, StallingProxy, Arc<Store>) {
     let database = TestDatabase::new().await;

@@ -20,12 +20,12 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Counts the changes to the file.
 #[derive(Default)]
-pub struct Changes(AtomicU64);
+pub struct ChangeCounter(AtomicU64);
 
-impl Changes {
+impl ChangeCounter {
     /// Held during a commit. On drop it counts the change, also when the waiting caller was cancelled.
-    pub fn making(&self) -> Making<'_> {
-        Making(self)
+    pub fn begin_change(&self) -> ChangeGuard<'_> {
+        ChangeGuard(self)
     }
 
     pub fn count(&self) -> u64 {
@@ -33,9 +33,9 @@ impl Changes {
     }
 }
 
-pub struct Making<'a>(&'a Changes);
+pub struct ChangeGuard<'a>(&'a ChangeCounter);
 
-impl Drop for Making<'_> {
+impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
         self.0.0.fetch_add(1, Ordering::SeqCst);
     }
@@ -43,23 +43,23 @@ impl Drop for Making<'_> {
 
 /// Cached answers by key. Each is valid until the next change, and for the moment it was read for. One entry per key: the
 /// next moment's answer replaces it.
-pub struct Recent<K, V>(Mutex<HashMap<K, Known<V>>>);
+pub struct ReadCache<K, V>(Mutex<HashMap<K, CachedRead<V>>>);
 
-struct Known<V> {
+struct CachedRead<V> {
     change: u64,
     moment: i64,
     at: Instant,
     answer: V,
 }
 
-impl<K, V> Default for Recent<K, V> {
+impl<K, V> Default for ReadCache<K, V> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<K: Eq + Hash, V: Clone> Recent<K, V> {
-    pub async fn get(&self, changes: &Changes, key: K, moment: i64, ask: impl Future<Output = Stored<V>>) -> Stored<V> {
+impl<K: Eq + Hash, V: Clone> ReadCache<K, V> {
+    pub async fn get(&self, changes: &ChangeCounter, key: K, moment: i64, ask: impl Future<Output = Stored<V>>) -> Stored<V> {
         // Read before the query: a change during the query makes its answer outdated.
         let (change, at) = (changes.count(), Instant::now());
         if let Some(known) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key)
@@ -74,7 +74,7 @@ impl<K: Eq + Hash, V: Clone> Recent<K, V> {
         if entries.len() >= MAX_ENTRIES {
             entries.clear();
         }
-        entries.insert(key, Known { change, moment, at, answer: answer.clone() });
+        entries.insert(key, CachedRead { change, moment, at, answer: answer.clone() });
         Ok(answer)
     }
 }
@@ -85,30 +85,30 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_is_good_until_the_next_change() {
-        let (changes, recent) = (Changes::default(), Recent::default());
-        let ask = async |answer: u32| recent.get(&changes, "key", 0, async { Ok(answer) }).await.unwrap();
+        let (changes, cache) = (ChangeCounter::default(), ReadCache::default());
+        let ask = async |answer: u32| cache.get(&changes, "key", 0, async { Ok(answer) }).await.unwrap();
         assert_eq!((ask(1).await, ask(2).await), (1, 1));
-        drop(changes.making());
+        drop(changes.begin_change());
         assert_eq!((ask(3).await, ask(4).await), (3, 3));
         // A change during the query must invalidate its answer.
-        recent
+        cache
             .get(&changes, "other", 0, async {
-                drop(changes.making());
+                drop(changes.begin_change());
                 Ok(5)
             })
             .await
             .unwrap();
-        assert_eq!(recent.get(&changes, "other", 0, async { Ok(6) }).await.unwrap(), 6);
+        assert_eq!(cache.get(&changes, "other", 0, async { Ok(6) }).await.unwrap(), 6);
     }
 
     #[tokio::test]
     async fn of_each_question_only_the_last_moments_answer_is_kept() {
-        let (changes, recent) = (Changes::default(), Recent::default());
+        let (changes, cache) = (ChangeCounter::default(), ReadCache::default());
         for moment in 0..100 {
             for _ in 0..2 {
-                assert_eq!(recent.get(&changes, "key", moment, async { Ok(moment) }).await.unwrap(), moment);
+                assert_eq!(cache.get(&changes, "key", moment, async { Ok(moment) }).await.unwrap(), moment);
             }
         }
-        assert_eq!(recent.0.lock().unwrap().len(), 1);
+        assert_eq!(cache.0.lock().unwrap().len(), 1);
     }
 }

@@ -32,39 +32,39 @@ pub const TRUSTED: Duration = Duration::from_secs(5);
 /// Time limit of a ping; it must leave time to try another connection.
 pub const PING_WITHIN: Duration = Duration::from_secs(2);
 
-pub struct Quick {
+pub struct StatementConnections {
     options: AnyConnectOptions,
     /// SQL that each new connection runs first.
     settings: &'static str,
     most: usize,
     turns: Semaphore,
-    idle: Mutex<Vec<Idle>>,
+    idle: Mutex<Vec<IdleConnection>>,
     /// Counts opened connections.
     made: Arc<AtomicU64>,
     /// Waiting times for a connection, of these and of the pool's.
     pub waits: Histogram,
 }
 
-struct Idle {
+struct IdleConnection {
     connection: AnyConnection,
     made_on: ThreadId,
     since: Instant,
 }
 
 /// A borrowed connection. If it is dropped before it is given back, it is closed.
-pub struct Taken<'a> {
-    quick: &'a Quick,
+pub struct BorrowedConnection<'a> {
+    pool: &'a StatementConnections,
     connection: AnyConnection,
     made_on: ThreadId,
     _turn: SemaphorePermit<'a>,
 }
 
-impl Quick {
+impl StatementConnections {
     pub fn new(options: AnyConnectOptions, settings: &'static str, most: usize, made: Arc<AtomicU64>) -> Self {
         Self { options, settings, most, turns: Semaphore::new(most), idle: Mutex::default(), made, waits: Histogram::default() }
     }
 
-    pub async fn take(&self) -> Stored<Taken<'_>> {
+    pub async fn take(&self) -> Stored<BorrowedConnection<'_>> {
         let late = |_| StoreError::Unreachable("no connection to the database was free in time".to_owned());
         let began = Instant::now();
         let taken = timeout(TAKE_TIMEOUT, self.find()).await;
@@ -72,18 +72,18 @@ impl Quick {
         taken.map_err(late)?
     }
 
-    async fn find(&self) -> Stored<Taken<'_>> {
+    async fn find(&self) -> Stored<BorrowedConnection<'_>> {
         let turn = self.turns.acquire().await.map_err(|_| StoreError::Unreachable("the broker is ending".to_owned()))?;
         while let Some(mut idle) = self.pick() {
             if idle.since.elapsed() < TRUSTED || matches!(timeout(PING_WITHIN, idle.connection.ping()).await, Ok(Ok(()))) {
-                return Ok(Taken { quick: self, connection: idle.connection, made_on: idle.made_on, _turn: turn });
+                return Ok(BorrowedConnection { pool: self, connection: idle.connection, made_on: idle.made_on, _turn: turn });
             }
             self.forget();
         }
         let mut connection = AnyConnection::connect_with(&self.options).await?;
         self.made.fetch_add(1, Ordering::SeqCst);
         sqlx::raw_sql(self.settings).execute(&mut connection).await?;
-        Ok(Taken { quick: self, connection, made_on: thread::current().id(), _turn: turn })
+        Ok(BorrowedConnection { pool: self, connection, made_on: thread::current().id(), _turn: turn })
     }
 
     /// Whether all borrowed connections are back.
@@ -97,7 +97,7 @@ impl Quick {
     }
 
     /// A connection of this thread, or of any thread if no more may be opened.
-    fn pick(&self) -> Option<Idle> {
+    fn pick(&self) -> Option<IdleConnection> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let here = thread::current().id();
         if let Some(ours) = idle.iter().rposition(|i| i.made_on == here) {
@@ -109,24 +109,24 @@ impl Quick {
     }
 }
 
-impl Taken<'_> {
+impl BorrowedConnection<'_> {
     pub fn give_back<T>(self, answer: &Stored<T>) {
         if matches!(answer, Err(StoreError::Unreachable(_))) {
-            return self.quick.forget();
+            return self.pool.forget();
         }
-        let idle = Idle { connection: self.connection, made_on: self.made_on, since: Instant::now() };
-        self.quick.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
+        let idle = IdleConnection { connection: self.connection, made_on: self.made_on, since: Instant::now() };
+        self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
     }
 }
 
-impl Deref for Taken<'_> {
+impl Deref for BorrowedConnection<'_> {
     type Target = AnyConnection;
     fn deref(&self) -> &AnyConnection {
         &self.connection
     }
 }
 
-impl DerefMut for Taken<'_> {
+impl DerefMut for BorrowedConnection<'_> {
     fn deref_mut(&mut self) -> &mut AnyConnection {
         &mut self.connection
     }
@@ -139,48 +139,48 @@ mod tests {
 
     use super::*;
 
-    fn quick(most: usize) -> Quick {
+    fn connections(most: usize) -> StatementConnections {
         sqlx::any::install_default_drivers();
-        Quick::new("sqlite::memory:".parse().unwrap(), "PRAGMA foreign_keys = ON", most, Arc::default())
+        StatementConnections::new("sqlite::memory:".parse().unwrap(), "PRAGMA foreign_keys = ON", most, Arc::default())
     }
 
-    async fn ask(taken: &mut Taken<'_>) -> Stored<i64> {
+    async fn ask(taken: &mut BorrowedConnection<'_>) -> Stored<i64> {
         Ok(sqlx::query("SELECT 7").fetch_one(&mut **taken).await?.try_get(0)?)
     }
 
     #[tokio::test]
     async fn one_that_answered_is_used_again_and_one_given_up_is_not() {
-        let quick = quick(2);
+        let connections = connections(2);
         for _ in 0..3 {
-            let mut taken = quick.take().await.unwrap();
+            let mut taken = connections.take().await.unwrap();
             let answer = ask(&mut taken).await;
             assert_eq!(*answer.as_ref().unwrap(), 7);
             taken.give_back(&answer);
         }
-        assert_eq!(quick.made.load(Ordering::SeqCst), 1);
-        drop(quick.take().await.unwrap());
-        quick.take().await.unwrap().give_back(&Ok(()));
-        assert_eq!(quick.made.load(Ordering::SeqCst), 2);
+        assert_eq!(connections.made.load(Ordering::SeqCst), 1);
+        drop(connections.take().await.unwrap());
+        connections.take().await.unwrap().give_back(&Ok(()));
+        assert_eq!(connections.made.load(Ordering::SeqCst), 2);
     }
 
     #[tokio::test]
     async fn no_more_than_the_most_are_on_loan() {
-        let quick = quick(2);
-        let (one, _two) = (quick.take().await.unwrap(), quick.take().await.unwrap());
-        let mut third = Box::pin(quick.take());
+        let connections = connections(2);
+        let (one, _two) = (connections.take().await.unwrap(), connections.take().await.unwrap());
+        let mut third = Box::pin(connections.take());
         assert!(third.as_mut().now_or_never().is_none());
         one.give_back(&Ok(()));
         third.await.unwrap();
-        assert_eq!(quick.made.load(Ordering::SeqCst), 2);
+        assert_eq!(connections.made.load(Ordering::SeqCst), 2);
     }
 
     #[tokio::test]
     async fn who_finds_the_server_gone_takes_the_other_connections_with_it() {
-        let quick = quick(3);
-        let (one, two) = (quick.take().await.unwrap(), quick.take().await.unwrap());
+        let connections = connections(3);
+        let (one, two) = (connections.take().await.unwrap(), connections.take().await.unwrap());
         two.give_back(&Ok(()));
         one.give_back::<()>(&Err(StoreError::Unreachable("gone".to_owned())));
-        quick.take().await.unwrap();
-        assert_eq!(quick.made.load(Ordering::SeqCst), 3);
+        connections.take().await.unwrap();
+        assert_eq!(connections.made.load(Ordering::SeqCst), 3);
     }
 }

@@ -18,56 +18,56 @@ use tokio::{
 };
 
 use super::{
-    Base, chain,
-    lent::{Lent, gave_up},
-    notes,
+    Base, audit_chain, multi_row,
+    transaction::{BoundedConnection, gave_up},
+    usage,
 };
 use crate::store::{Note, StoreError, Stored};
 
 /// Callers that may wait in the queue; further ones wait to enter it. More than a broker has connections in use at once.
-const QUEUE: usize = 1024;
+const MAX_QUEUED: usize = 1024;
 /// Notes per batch: a transaction of a few milliseconds.
-const AT_ONCE: usize = 256;
+const MAX_BATCH: usize = 256;
 
-struct Waiting {
+struct PendingWrite {
     note: Note,
     done: oneshot::Sender<Stored<()>>,
     _room: OwnedSemaphorePermit,
 }
 
-pub struct Group {
+pub struct BatchWriter {
     base: Arc<Base>,
-    line: Line,
+    queue: WriteQueue,
     room: Arc<Semaphore>,
 }
 
 #[derive(Clone, Default)]
-struct Line(Arc<Mutex<LineParts>>);
+struct WriteQueue(Arc<Mutex<WriteQueueState>>);
 
 #[derive(Default)]
-struct LineParts {
-    waiting: VecDeque<Waiting>,
+struct WriteQueueState {
+    waiting: VecDeque<PendingWrite>,
     /// A task is writing them, until the queue is empty.
     is_served: bool,
 }
 
-impl Line {
-    fn parts(&self) -> MutexGuard<'_, LineParts> {
+impl WriteQueue {
+    fn state(&self) -> MutexGuard<'_, WriteQueueState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The next batch. If it is empty, no task serves the queue any more.
-    fn next(&self) -> Vec<Waiting> {
-        let mut parts = self.parts();
-        let count = parts.waiting.len().min(AT_ONCE);
+    fn next(&self) -> Vec<PendingWrite> {
+        let mut parts = self.state();
+        let count = parts.waiting.len().min(MAX_BATCH);
         parts.is_served = count > 0;
         parts.waiting.drain(..count).collect()
     }
 }
 
-impl Group {
+impl BatchWriter {
     pub fn new(base: Arc<Base>) -> Self {
-        Self { base, line: Line::default(), room: Arc::new(Semaphore::new(QUEUE)) }
+        Self { base, queue: WriteQueue::default(), room: Arc::new(Semaphore::new(MAX_QUEUED)) }
     }
 
     /// Returns when the note is durable. It is also written if its caller disconnects.
@@ -76,36 +76,36 @@ impl Group {
         let room = self.room.clone().acquire_owned().await.map_err(|_| ended())?;
         let (done, is_done) = oneshot::channel();
         let is_served = {
-            let mut parts = self.line.parts();
-            parts.waiting.push_back(Waiting { note, done, _room: room });
+            let mut parts = self.queue.state();
+            parts.waiting.push_back(PendingWrite { note, done, _room: room });
             std::mem::replace(&mut parts.is_served, true)
         };
         if !is_served {
-            tokio::spawn(serve(self.base.clone(), Serving { line: self.line.clone(), is_done: false }));
+            tokio::spawn(serve(self.base.clone(), QueueServer { queue: self.queue.clone(), is_done: false }));
         }
         is_done.await.map_err(|_| ended())?
     }
 }
 
 /// The task that serves the queue. If it is dropped half-way, with the thread it ran on, it fails all waiting callers.
-struct Serving {
-    line: Line,
+struct QueueServer {
+    queue: WriteQueue,
     is_done: bool,
 }
 
-impl Drop for Serving {
+impl Drop for QueueServer {
     fn drop(&mut self) {
         if !self.is_done {
-            let mut parts = self.line.parts();
+            let mut parts = self.queue.state();
             parts.is_served = false;
             parts.waiting.clear();
         }
     }
 }
 
-async fn serve(base: Arc<Base>, mut serving: Serving) {
+async fn serve(base: Arc<Base>, mut serving: QueueServer) {
     loop {
-        let waiting = serving.line.next();
+        let waiting = serving.queue.next();
         if waiting.is_empty() {
             // From here on another task may serve the queue.
             serving.is_done = true;
@@ -115,7 +115,7 @@ async fn serve(base: Arc<Base>, mut serving: Serving) {
         // A note that the database refuses must not fail the others. Without a database, each retry would wait as long
         // again.
         let is_each_tried = waiting.len() > 1 && matches!(together, Err(StoreError::Failed(_) | StoreError::Corrupt(_)));
-        for Waiting { note, done, .. } in waiting {
+        for PendingWrite { note, done, .. } in waiting {
             let outcome = if is_each_tried { write_one(&base, &note).await } else { together.clone() };
             // The caller may have disconnected.
             let _ = done.send(outcome);
@@ -125,17 +125,17 @@ async fn serve(base: Arc<Base>, mut serving: Serving) {
 
 /// All other notes wait for this one, so its wait for the database is bounded.
 async fn write_one(base: &Base, note: &Note) -> Stored<()> {
-    let patience = base.engine.patience.turn + base.engine.patience.commit;
-    timeout(patience, write_now(base, note)).await.map_err(|_| gave_up("writing", patience))?
+    let timeouts = base.engine.timeouts.turn + base.engine.timeouts.commit;
+    timeout(timeouts, write_now(base, note)).await.map_err(|_| gave_up("writing", timeouts))?
 }
 
 async fn write_now(base: &Base, note: &Note) -> Stored<()> {
     let is_audit_only = note.sandboxes.is_empty() && note.keys.is_empty() && note.tokens.is_empty();
-    if is_audit_only && note.audit.len() <= notes::ROWS_AT_ONCE {
+    if is_audit_only && note.audit.len() <= multi_row::ROWS_AT_ONCE {
         // A single statement is its own transaction, without two more round trips to the database. Audit records, which
         // come with every request, are never cached, so the change counter stays as it is.
         if base.engine.is_only_writer {
-            let mut db = Lent::from(&base.engine.writers, &base.engine.quick.waits).await?;
+            let mut db = BoundedConnection::from(&base.engine.writers, &base.engine.statements.waits).await?;
             base.sync_by(&mut db).await?;
             let appended = append(base, &mut db, note).await;
             if matches!(appended, Err(StoreError::Unreachable(_))) {
@@ -143,16 +143,16 @@ async fn write_now(base: &Base, note: &Note) -> Stored<()> {
             }
             return appended;
         }
-        let mut db = base.engine.quick.take().await?;
+        let mut db = base.engine.statements.take().await?;
         let appended = append(base, &mut db, note).await;
         db.give_back(&appended);
         return appended;
     }
     let mut tx = base.begin().await?;
-    notes::note(&mut tx, note).await?;
+    usage::note(&mut tx, note).await?;
     let mut links = base.chain.lock(&mut tx).await?;
     let committing = async {
-        chain::insert(&mut tx, &note.audit, &mut links).await?;
+        audit_chain::insert(&mut tx, &note.audit, &mut links).await?;
         // Audit records are never cached, so the change counter stays as it is.
         if is_audit_only { base.commit_timed(tx).await } else { base.finish(tx).await }
     };
@@ -166,7 +166,7 @@ async fn write_now(base: &Base, note: &Note) -> Stored<()> {
 async fn append(base: &Base, db: &mut AnyConnection, note: &Note) -> Stored<()> {
     let mut links = base.chain.lock(db).await?;
     let began = Instant::now();
-    let inserted = base.chain.in_time(chain::insert(db, &note.audit, &mut links)).await;
+    let inserted = base.chain.in_time(audit_chain::insert(db, &note.audit, &mut links)).await;
     base.commit_times.add(began.elapsed());
     inserted?;
     links.are_committed();
@@ -212,7 +212,7 @@ mod tests {
             })
             .collect();
         // The writer has already taken some of them, and waits for the transaction.
-        while store.group.line.parts().waiting.len() < CALLERS / 2 {
+        while store.batch_writer.queue.state().waiting.len() < CALLERS / 2 {
             tokio::task::yield_now().await;
         }
         drop(held);

@@ -19,9 +19,8 @@ use tokio::{
 };
 
 use super::{
-    asked,
-    lent::{Patience, gave_up},
-    notes, rows,
+    asked, audit_records, multi_row, rows,
+    transaction::{DatabaseTimeouts, gave_up},
 };
 use crate::{
     chain::{Content, Hash, NOTHING, from_hex, hex, link, seal},
@@ -74,7 +73,7 @@ pub struct Chain {
     /// Number of connections opened to the database. A new one may lead to a server that was restarted and has lost
     /// commits without a sync, so the last link is read again.
     connections: Arc<AtomicU64>,
-    patience: Patience,
+    timeouts: DatabaseTimeouts,
 }
 
 #[derive(Clone, Copy)]
@@ -85,7 +84,7 @@ struct Head {
 }
 
 impl Chain {
-    pub fn new(connections: Arc<AtomicU64>, patience: Patience) -> Self {
+    pub fn new(connections: Arc<AtomicU64>, timeouts: DatabaseTimeouts) -> Self {
         Self {
             writer: OnceLock::new(),
             gap: std::sync::Mutex::default(),
@@ -93,7 +92,7 @@ impl Chain {
             sealing: OnceLock::new(),
             head: Mutex::new(None),
             connections,
-            patience,
+            timeouts,
         }
     }
 
@@ -117,7 +116,7 @@ impl Chain {
 
     /// Locks the end of the chain, for a caller that is about to write and commit on this connection.
     pub async fn lock(&self, db: &mut AnyConnection) -> Stored<Links<'_>> {
-        let Patience { turn, .. } = self.patience;
+        let DatabaseTimeouts { turn, .. } = self.timeouts;
         let mut guard = timeout(turn, self.head.lock()).await.map_err(|_| gave_up("another commit", turn))?;
         let connections = self.connections.load(Ordering::SeqCst);
         let known = guard.take().filter(|head| head.connections == connections);
@@ -155,7 +154,7 @@ impl Chain {
 
     /// Limits a database operation of the lock holder. After the limit its result is unknown.
     pub async fn in_time<T>(&self, asked: impl Future<Output = Stored<T>>) -> Stored<T> {
-        let Patience { commit, .. } = self.patience;
+        let DatabaseTimeouts { commit, .. } = self.timeouts;
         timeout(commit, asked).await.map_err(|_| gave_up("a commit", commit))?
     }
 
@@ -393,9 +392,9 @@ pub async fn prune(tx: &mut AnyConnection, before: Timestamp, sealing: Option<&[
 
 /// Inserts records with their links in one statement.
 pub async fn insert(tx: &mut AnyConnection, records: &[AuditRecord], links: &mut Links<'_>) -> Stored<()> {
-    for records in records.chunks(notes::ROWS_AT_ONCE) {
+    for records in records.chunks(multi_row::ROWS_AT_ONCE) {
         let linked: Vec<(u64, Hash)> = records.iter().map(|record| links.add(record)).collect();
-        notes::insert_audit(tx, records, links.writer, &linked).await?;
+        audit_records::insert(tx, records, links.writer, &linked).await?;
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Excludes time in which a node's broker did not run from the retention of its suspended and deleted sandboxes.
+//! Counts the running time of sandboxes, and excludes time in which a node's broker did not run from the retention of suspended and
+//! deleted ones.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -9,7 +10,7 @@ use super::{lock, rows};
 use crate::store::{Counting, Store, Stored};
 
 /// Adds the part of the time since the last call that doesn't count. Returns that part.
-pub async fn count(tx: &mut AnyConnection, node: &str, now: Timestamp, counting: Counting) -> Stored<Duration> {
+async fn count_downtime(tx: &mut AnyConnection, node: &str, now: Timestamp, counting: Counting) -> Stored<Duration> {
     let found = sqlx::query("SELECT counted_until FROM node_clocks WHERE node_id = $1").bind(node).fetch_optional(&mut *tx).await?;
     let counted_until = found.map(|row| rows::time(&row, "counted_until")).transpose()?;
     if counted_until.is_some_and(|at| !at.is_due(counting.every, now)) {
@@ -53,12 +54,47 @@ async fn add(tx: &mut AnyConnection, node: &str, now: Timestamp, from: i64) -> S
     Ok(())
 }
 
+/// After a clock was set back, the time in between doesn't count.
+async fn count_running(tx: &mut AnyConnection, node: &str, now: Timestamp, counting: Counting) -> Stored<()> {
+    let due = sqlx::query(
+        "SELECT id FROM sandboxes WHERE node_id = $1 AND (state IN ('active', 'idle') OR intent IS NOT NULL)
+                                    AND (running_since <= $2 - $3 OR running_since > $2)",
+    )
+    .bind(node)
+    .bind(now.unix())
+    .bind(rows::stored_seconds(counting.every))
+    .fetch_all(&mut *tx)
+    .await?;
+    let ids = due.iter().map(|row| row.try_get("id")).collect::<Result<BTreeSet<&str>, _>>()?;
+    lock::sandboxes(tx, ids).await?;
+    sqlx::query(
+        "UPDATE sandboxes
+         SET running_since = $2, active_seconds = active_seconds + CASE WHEN running_since > $2 THEN 0
+                                                                        WHEN $2 - running_since > $4 THEN $4 ELSE $2 - running_since END
+         WHERE node_id = $1 AND (state IN ('active', 'idle') OR intent IS NOT NULL) AND (running_since <= $2 - $3 OR running_since > $2)",
+    )
+    .bind(node)
+    .bind(now.unix())
+    .bind(rows::stored_seconds(counting.every))
+    .bind(rows::stored_seconds(counting.max_gap))
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
 impl Store {
+    /// Adds the time since the last count to the running time of each running sandbox of a node that is due for it.
+    pub async fn count_running(&self, node: &str, now: Timestamp, counting: Counting) -> Stored<()> {
+        let mut tx = self.base.begin_unsynced().await?;
+        count_running(&mut tx, node, now, counting).await?;
+        self.base.commit(tx).await
+    }
+
     /// Excludes time in which the node's broker did not run from the retention of its suspended and deleted sandboxes.
     /// Returns that time since the last call. Call before [`Store::sandboxes_due`].
     pub async fn count_downtime(&self, node: &str, now: Timestamp, counting: Counting) -> Stored<Duration> {
         let mut tx = self.base.begin_unsynced().await?;
-        let downtime = count(&mut tx, node, now, counting).await?;
+        let downtime = count_downtime(&mut tx, node, now, counting).await?;
         self.base.commit(tx).await?;
         Ok(downtime)
     }

@@ -22,23 +22,23 @@ const RETURN_WITHIN: Duration = Duration::from_secs(5);
 
 /// How long the database may take before it counts as unreachable.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct DatabaseTimeouts {
     /// To wait for another commit: as long as the server keeps an idle transaction.
     pub turn: Duration,
     /// For one commit: more than the server allows for any statement, so that its result is decided by then.
     pub commit: Duration,
 }
 
-impl Default for Patience {
+impl Default for DatabaseTimeouts {
     fn default() -> Self {
         Self { turn: Duration::from_secs(10), commit: Duration::from_secs(35) }
     }
 }
 
 /// A connection for one statement: several statements may see different states.
-pub struct Lent(Option<PoolConnection<Any>>);
+pub struct BoundedConnection(Option<PoolConnection<Any>>);
 
-impl Lent {
+impl BoundedConnection {
     pub async fn from(pool: &AnyPool, waits: &Histogram) -> Stored<Self> {
         let began = Instant::now();
         let acquired = pool.acquire().await;
@@ -54,20 +54,20 @@ impl Lent {
 
 const HELD: &str = "it is held until it is dropped";
 
-impl Deref for Lent {
+impl Deref for BoundedConnection {
     type Target = AnyConnection;
     fn deref(&self) -> &AnyConnection {
         self.0.as_deref().expect(HELD)
     }
 }
 
-impl DerefMut for Lent {
+impl DerefMut for BoundedConnection {
     fn deref_mut(&mut self) -> &mut AnyConnection {
         self.0.as_deref_mut().expect(HELD)
     }
 }
 
-impl Drop for Lent {
+impl Drop for BoundedConnection {
     fn drop(&mut self) {
         if let Some(mut connection) = self.0.take() {
             // If this times out, the connection is closed.
@@ -77,47 +77,47 @@ impl Drop for Lent {
 }
 
 /// A transaction. If it is dropped before the commit, it is rolled back.
-pub struct Tx {
-    lent: Option<Lent>,
+pub struct Transaction {
+    connection: Option<BoundedConnection>,
 }
 
-impl Tx {
-    pub async fn begin(pool: &AnyPool, statement: &'static str, patience: Patience, waits: &Histogram) -> Stored<Self> {
+impl Transaction {
+    pub async fn begin(pool: &AnyPool, statement: &'static str, timeouts: DatabaseTimeouts, waits: &Histogram) -> Stored<Self> {
         // Owned before the transaction begins: if that is given up half-way, it is rolled back all the same.
-        let mut tx = Self { lent: Some(Lent::from(pool, waits).await?) };
-        let begun = timeout(patience.commit, sqlx::raw_sql(statement.into_sql_str()).execute(&mut *tx)).await;
-        begun.map_err(|_| gave_up("beginning a change", patience.commit))??;
+        let mut tx = Self { connection: Some(BoundedConnection::from(pool, waits).await?) };
+        let begun = timeout(timeouts.commit, sqlx::raw_sql(statement.into_sql_str()).execute(&mut *tx)).await;
+        begun.map_err(|_| gave_up("beginning a change", timeouts.commit))??;
         Ok(tx)
     }
 
     pub async fn commit(mut self) -> Stored<()> {
         sqlx::raw_sql("COMMIT").execute(&mut *self).await?;
-        drop(self.lent.take());
+        drop(self.connection.take());
         Ok(())
     }
 }
 
-impl Deref for Tx {
+impl Deref for Transaction {
     type Target = AnyConnection;
     fn deref(&self) -> &AnyConnection {
-        self.lent.as_ref().expect(HELD)
+        self.connection.as_ref().expect(HELD)
     }
 }
 
-impl DerefMut for Tx {
+impl DerefMut for Transaction {
     fn deref_mut(&mut self) -> &mut AnyConnection {
-        self.lent.as_mut().expect(HELD)
+        self.connection.as_mut().expect(HELD)
     }
 }
 
-impl Drop for Tx {
+impl Drop for Transaction {
     fn drop(&mut self) {
-        let Some(mut lent) = self.lent.take() else { return };
+        let Some(mut connection) = self.connection.take() else { return };
         tokio::spawn(async move {
-            match timeout(RETURN_WITHIN, sqlx::raw_sql("ROLLBACK").execute(&mut *lent)).await {
-                Ok(Ok(_)) => drop(lent),
+            match timeout(RETURN_WITHIN, sqlx::raw_sql("ROLLBACK").execute(&mut *connection)).await {
+                Ok(Ok(_)) => drop(connection),
                 // The state of the connection is unknown.
-                _ => lent.cut(),
+                _ => connection.cut(),
             }
         });
     }
