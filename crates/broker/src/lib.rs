@@ -86,7 +86,7 @@ pub use oidc::OidcConfig;
 use origin::Origin;
 pub use paced::BodyLimits;
 use policy::{PolicyFileError, Reloaded};
-use store::{Counting, Store, StoreError, sql};
+use store::{Counting, Store, StoreError};
 use thread_authority::ThreadAuthority;
 pub use thread_authority::ThreadAuthorityConfig;
 use tls::Tls;
@@ -232,17 +232,17 @@ impl Broker {
             return Err(StartError::Exposed(exposed));
         }
         let audit_mark = Arc::new(AuditMark::new(&config.data_dir));
-        let small_loss = audit_mark.compare(&*store, &node, clock.now()).await?;
-        audit_mark.restore_gap(&*store, &node).await?;
+        let small_loss = audit_mark.compare(&store, &node, clock.now()).await?;
+        audit_mark.restore_gap(&store, &node).await?;
         let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
         nodes
-            .take(&*store, &*clock, data_dir.is_same_place()?)
+            .take(&store, &*clock, data_dir.is_same_place()?)
             .await
             .map_err(|why| StartError::Node { data_dir: config.data_dir.clone(), why })?;
         data_dir.remember_place()?;
         // Send the heartbeat before reading the key, so that a rotation of the key detects this broker.
-        nodes.beat(&*store, &*clock).await?;
-        let master = master_key::read(&data_dir, &*store).await?;
+        nodes.beat(&store, &*clock).await?;
+        let master = master_key::read(&data_dir, &store).await?;
         store.seal_with(master.audit_seal());
         let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
         let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
@@ -402,10 +402,10 @@ impl Broker {
         self.audit.close().await;
         let d = &self.deployment;
         if stopped.is_node_taken.load(Ordering::SeqCst) {
-            d.audit_mark.save(&*d.store, d.now()).await;
+            d.audit_mark.save(&d.store, d.now()).await;
             return Err(StopError::NodeTaken(d.config.data_dir.clone()));
         }
-        d.audit_mark.close(&*d.store, d.now()).await;
+        d.audit_mark.close(&d.store, d.now()).await;
         if stopped.is_key_replaced.load(Ordering::SeqCst) { Err(StopError::KeyReplaced(self.data_dir.master_key_path())) } else { Ok(()) }
     }
 
@@ -433,7 +433,7 @@ impl Broker {
 
     /// The store, for tests and tools that need access below the API.
     #[doc(hidden)]
-    pub fn store(&self) -> &Arc<dyn Store> {
+    pub fn store(&self) -> &Arc<Store> {
         &self.deployment.store
     }
 }
@@ -450,15 +450,15 @@ fn check_templates(config: &Config, provider: &dyn Provider) -> Result<(), Start
     Ok(())
 }
 
-async fn open_store(config: &Config, data_dir: &data_dir::DataDir) -> Result<Arc<dyn Store>, StartError> {
+async fn open_store(config: &Config, data_dir: &data_dir::DataDir) -> Result<Arc<Store>, StartError> {
     Ok(match &config.database_url {
         Some(url) => {
             data_dir.use_database(Database::Postgres)?;
-            Arc::new(sql::postgres::open(url).await?)
+            Arc::new(store::postgres::open(url).await?)
         }
         None => {
             data_dir.use_database(Database::Sqlite)?;
-            Arc::new(sql::sqlite::open(&data_dir.database()?).await?)
+            Arc::new(store::sqlite::open(&data_dir.database()?).await?)
         }
     })
 }

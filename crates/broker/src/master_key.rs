@@ -58,7 +58,7 @@ pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Resu
     if let Some(other) = alive {
         return Err(DataDirError::BrokerAlive { url: other.url, seconds: now.saturating_since(other.seen_at).as_secs() }.into());
     }
-    let old = if wish.is_lost { None } else { Some(read(&data_dir, &*store).await?) };
+    let old = if wish.is_lost { None } else { Some(read(&data_dir, &store).await?) };
     let fresh = MasterKey::generate();
     data_dir.write_next_key(&fresh)?;
     let old_until = if wish.is_immediate { None } else { Some(now.plus(LONGEST_TOKEN_LIFE)) };
@@ -97,7 +97,7 @@ fn seals(heads: Vec<ChainHead>, key: &[u8; 32]) -> Vec<AuditSeal> {
 }
 
 /// The key that this database uses: the one in the file, or the new one of an interrupted rotation.
-pub async fn read(data_dir: &DataDir, store: &dyn Store) -> Result<MasterKey, StartError> {
+pub async fn read(data_dir: &DataDir, store: &Store) -> Result<MasterKey, StartError> {
     let key = match data_dir.master_key(store.has_sandboxes(None).await?) {
         Err(missing @ DataDirError::KeyMissing(_)) => return take_agreed(data_dir, store).await?.ok_or_else(|| missing.into()),
         key => key?,
@@ -119,7 +119,7 @@ pub async fn read(data_dir: &DataDir, store: &dyn Store) -> Result<MasterKey, St
 }
 
 /// The new key that was to replace a lost one, if the database already names it.
-async fn take_agreed(data_dir: &DataDir, store: &dyn Store) -> Result<Option<MasterKey>, StartError> {
+async fn take_agreed(data_dir: &DataDir, store: &Store) -> Result<Option<MasterKey>, StartError> {
     let Some(next) = data_dir.next_key()? else { return Ok(None) };
     if store.agree(AGREED, &next.fingerprint()).await? != next.fingerprint() {
         return Ok(None);
@@ -138,19 +138,19 @@ mod tests {
         let config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
         let data_dir = DataDir::open(dir.path()).unwrap();
         let store = open_store(&config, &data_dir).await.unwrap();
-        let old = read(&data_dir, &*store).await.unwrap();
+        let old = read(&data_dir, &store).await.unwrap();
         // If only the file exists, the rotation has not taken effect.
         let fresh = MasterKey::generate();
         data_dir.write_next_key(&fresh).unwrap();
-        assert_eq!(read(&data_dir, &*store).await.unwrap().expose(), old.expose());
+        assert_eq!(read(&data_dir, &store).await.unwrap().expose(), old.expose());
         let now = Timestamp::now();
         store.rotate_master(&rotation(&fresh, now, Some(now.plus(LONGEST_TOKEN_LIFE)), "default")).await.unwrap();
-        assert_eq!(read(&data_dir, &*store).await.unwrap().expose(), fresh.expose());
+        assert_eq!(read(&data_dir, &store).await.unwrap().expose(), fresh.expose());
         assert_eq!(data_dir.master_key(true).unwrap().expose(), fresh.expose());
         assert_eq!(data_dir.previous_key(LONGEST_TOKEN_LIFE).unwrap().unwrap().expose(), old.expose());
         assert!(data_dir.next_key().unwrap().is_none());
         std::fs::write(data_dir.master_key_path(), [1; 32]).unwrap();
-        assert!(matches!(read(&data_dir, &*store).await, Err(StartError::DataDir(DataDirError::KeyDiffers(_)))));
+        assert!(matches!(read(&data_dir, &store).await, Err(StartError::DataDir(DataDirError::KeyDiffers(_)))));
     }
 
     #[tokio::test]
@@ -159,11 +159,11 @@ mod tests {
         let config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
         let data_dir = DataDir::open(dir.path()).unwrap();
         let store = open_store(&config, &data_dir).await.unwrap();
-        read(&data_dir, &*store).await.unwrap();
+        read(&data_dir, &store).await.unwrap();
         let fresh = MasterKey::generate();
         data_dir.write_next_key(&fresh).unwrap();
         store.rotate_master(&rotation(&fresh, Timestamp::now(), None, "default")).await.unwrap();
-        assert_eq!(read(&data_dir, &*store).await.unwrap().expose(), fresh.expose());
+        assert_eq!(read(&data_dir, &store).await.unwrap().expose(), fresh.expose());
         assert!(data_dir.previous_key(LONGEST_TOKEN_LIFE).unwrap().is_none());
     }
 

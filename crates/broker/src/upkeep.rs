@@ -46,7 +46,7 @@ pub async fn beat(deployment: Arc<Deployment>, stop: CancellationToken, stopped:
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        match deployment.nodes.beat(&*deployment.store, &*deployment.clock).await {
+        match deployment.nodes.beat(&deployment.store, &*deployment.clock).await {
             Ok(true) => {}
             Ok(false) => {
                 tracing::error!("another broker took over the node id of this data directory, so this one stops");

@@ -123,7 +123,7 @@ pub struct AuditTrail {
 impl AuditTrail {
     /// Writing a batch is retried for `retry_for`; lost records are noted in the mark. The writer ends when the last clone is dropped and everything is
     /// written.
-    pub fn start(store: Arc<dyn Store>, mark: Arc<AuditMark>, retry_for: Duration) -> Self {
+    pub fn start(store: Arc<Store>, mark: Arc<AuditMark>, retry_for: Duration) -> Self {
         let (sender, queue) = mpsc::channel(QUEUE_RECORDS);
         let trail = Self { queue: sender, hurry: Arc::default(), lost: Arc::default(), closes_at: Arc::default() };
         let Self { hurry, lost, closes_at, .. } = trail.clone();
@@ -163,7 +163,7 @@ impl AuditTrail {
 }
 
 struct Writer {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     mark: Arc<AuditMark>,
     queue: mpsc::Receiver<Entry>,
     hurry: Arc<Notify>,
@@ -205,7 +205,7 @@ impl Writer {
             } else {
                 // The gap in record numbers shows how many are missing.
                 self.store.skip_audit(count);
-                self.mark.save_gap(&*self.store);
+                self.mark.save_gap(&self.store);
                 self.lost.fetch_add(count, Ordering::Relaxed);
                 unexplained += count;
             }

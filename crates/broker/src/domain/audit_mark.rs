@@ -109,7 +109,7 @@ impl AuditMark {
 
     /// Compares the database with the mark, before anything is written to the chain. A small loss must be passed to
     /// [`AuditMark::settle`].
-    pub async fn compare(&self, store: &dyn Store, writer: &str, now: Timestamp) -> Stored<Option<SmallLoss>> {
+    pub async fn compare(&self, store: &Store, writer: &str, now: Timestamp) -> Stored<Option<SmallLoss>> {
         let is_back = match self.read::<Restored>(RESTORED_FILE) {
             Some(before) => hash_of(store, writer, before.last_lost).await? == Some(before.last_hash),
             None => false,
@@ -149,7 +149,7 @@ impl AuditMark {
     }
 
     /// What the database lacks, and whether all of it had been synced to disk.
-    async fn loss(&self, store: &dyn Store, writer: &str, now: Timestamp) -> Stored<Option<(Restored, bool)>> {
+    async fn loss(&self, store: &Store, writer: &str, now: Timestamp) -> Stored<Option<(Restored, bool)>> {
         let Some(mark) = self.newest() else { return Ok(None) };
         let head = store.audit_heads().await?.into_iter().find(|h| h.writer == writer);
         let (end, kept_after) = head.map_or((0, 0), |h| (h.number, h.kept_after));
@@ -181,7 +181,7 @@ impl AuditMark {
     }
 
     /// The marked records that the database lacks. Lowers `shared` to the last number known to be common to both.
-    async fn lost(&self, store: &dyn Store, writer: &str, shared: &mut u64) -> Stored<Vec<MarkedRecord>> {
+    async fn lost(&self, store: &Store, writer: &str, shared: &mut u64) -> Stored<Vec<MarkedRecord>> {
         let mut lost = Vec::new();
         for record in self.records() {
             let is_lost = record.number > *shared || hash_of(store, writer, record.number).await?.is_some_and(|hash| hash != record.hash);
@@ -217,7 +217,7 @@ impl AuditMark {
 
     /// Hands the gap of a process that was killed to the store, so that its lost records are still missed. Call before
     /// anything is written to the chain.
-    pub async fn restore_gap(&self, store: &dyn Store, writer: &str) -> Stored<()> {
+    pub async fn restore_gap(&self, store: &Store, writer: &str) -> Stored<()> {
         let after = store.audit_heads().await?.into_iter().find(|h| h.writer == writer).map_or(0, |h| h.number);
         let saved = self.read::<AuditGap>(GAP_FILE);
         // If the chain is longer, a record was written after the gap.
@@ -230,7 +230,7 @@ impl AuditMark {
     /// Saves the numbers that the next record will leave out. Best effort: on a full disk this fails too, and is retried
     /// with the next lost records and in each round of the reaper. Records that a killed process had not given up yet are
     /// lost without a gap.
-    pub fn save_gap(&self, store: &dyn Store) {
+    pub fn save_gap(&self, store: &Store) {
         let gap = Some(store.audit_gap()).filter(|gap| gap.count > 0);
         let mut saved = self.saved_gap.lock().unwrap_or_else(PoisonError::into_inner);
         if *saved == gap {
@@ -247,7 +247,7 @@ impl AuditMark {
     }
 
     /// Saves how far the chain has come.
-    pub async fn save(&self, store: &dyn Store, now: Timestamp) {
+    pub async fn save(&self, store: &Store, now: Timestamp) {
         self.save_gap(store);
         let (head, is_new) = self.append_new(store).await;
         let Some((number, hash)) = head else { return };
@@ -260,7 +260,7 @@ impl AuditMark {
     }
 
     /// As [`AuditMark::save`], for a stop: first syncs everything recorded so far to disk.
-    pub async fn close(&self, store: &dyn Store, now: Timestamp) {
+    pub async fn close(&self, store: &Store, now: Timestamp) {
         self.save_gap(store);
         let mark = match self.append_new(store).await.0 {
             Some((number, hash)) => Mark { number, hash: hex(&hash), at: now, is_on_disk: true },
@@ -279,7 +279,7 @@ impl AuditMark {
     }
 
     /// Saves the new records about keys and revocations. Returns the end of the chain, and whether there were any.
-    async fn append_new(&self, store: &dyn Store) -> (Option<(u64, [u8; 32])>, bool) {
+    async fn append_new(&self, store: &Store) -> (Option<(u64, [u8; 32])>, bool) {
         let AuditProgress { head, records } = store.audit_progress().await;
         if !records.is_empty()
             && let Err(error) = self.append(&records)
@@ -348,7 +348,7 @@ fn lines(records: &[MarkedRecord]) -> io::Result<String> {
 }
 
 /// Hash of a record of a chain, if the database has it.
-async fn hash_of(store: &dyn Store, writer: &str, number: u64) -> Stored<Option<String>> {
+async fn hash_of(store: &Store, writer: &str, number: u64) -> Stored<Option<String>> {
     let found = store.audit_links(writer, number.saturating_sub(1), 1).await?;
     Ok(found.into_iter().next().filter(|l| l.number == number).map(|l| hex(&l.hash)))
 }

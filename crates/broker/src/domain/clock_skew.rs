@@ -30,7 +30,7 @@ pub struct ClockSkew {
 
 impl ClockSkew {
     /// Measures this clock against the database's and returns the difference.
-    pub async fn measure(&self, store: &dyn Store, clock: &dyn Clock) -> Stored<i64> {
+    pub async fn measure(&self, store: &Store, clock: &dyn Clock) -> Stored<i64> {
         let before = clock.unix_millis();
         let database = store.clock_millis().await?;
         // The database read its clock at some time between the two readings.

@@ -31,7 +31,7 @@ pub struct Deployment {
     pub config: Config,
     /// Without a trailing slash.
     pub public_url: String,
-    pub store: Arc<dyn Store>,
+    pub store: Arc<Store>,
     pub provider: Arc<dyn Provider>,
     pub clock: Arc<dyn Clock>,
     pub tokens: Tokens,

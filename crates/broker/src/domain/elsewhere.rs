@@ -33,13 +33,13 @@ impl Lifecycle {
             if sandbox.ended_at.is_some() {
                 return Err(gone(&sandbox));
             }
-            if !d.nodes.is_alive(&*d.store, &sandbox.node, d.now()).await.map_err(internal)? {
+            if !d.nodes.is_alive(&d.store, &sandbox.node, d.now()).await.map_err(internal)? {
                 return Err(self.abandoned(&sandbox).await?);
             }
             match (sandbox.state, sandbox.intent) {
                 (State::Active | State::Idle, None) => {
                     // A change that its node made a moment ago shows that the node is alive.
-                    let is_there = has_asked || d.nodes.answers(&*d.store, &sandbox.node, d.now()).await.map_err(internal)?;
+                    let is_there = has_asked || d.nodes.answers(&d.store, &sandbox.node, d.now()).await.map_err(internal)?;
                     return if is_there { Ok(sandbox) } else { Err(unreachable(&sandbox)) };
                 }
                 (State::Suspended, None) if has_asked => {

@@ -163,7 +163,7 @@ impl Health {
         let provider = failure_of(d.provider.ready());
         let (store, provider) = tokio::join!(store, provider);
         let silent = || (Cause::NoHeartbeat, "the other brokers got no heartbeat of this one for too long".to_owned());
-        let node = (!d.nodes.is_known(&*d.store, d.now())).then(silent);
+        let node = (!d.nodes.is_known(&d.store, d.now())).then(silent);
         let failures = [("store", store), ("provider", provider), ("node", node)];
         for ((part, failure), before) in failures.iter().zip(before) {
             match failure {

@@ -49,7 +49,7 @@ pub async fn hear(lifecycle: Arc<Lifecycle>) {
 async fn beat_if_own(lifecycle: &Arc<Lifecycle>, node: &str) {
     let d = &lifecycle.deployment;
     if node == d.node
-        && let Err(error) = d.nodes.beat(&*d.store, &*d.clock).await
+        && let Err(error) = d.nodes.beat(&d.store, &*d.clock).await
     {
         tracing::warn!(%error, "another broker's question whether this one lives could not be answered; the next regular beat does");
     }

@@ -117,7 +117,7 @@ impl Nodes {
     /// Claims the node id for this process. The lock on the data directory prevents a second process, unless the
     /// directory was copied: if it may be a copy (`is_same_place` is false), another live process under the same node id
     /// is an error.
-    pub async fn take(&self, store: &dyn Store, clock: &dyn Clock, is_same_place: bool) -> Result<(), TakeNodeError> {
+    pub async fn take(&self, store: &Store, clock: &dyn Clock, is_same_place: bool) -> Result<(), TakeNodeError> {
         if !store.is_shared() {
             return Ok(());
         }
@@ -129,7 +129,7 @@ impl Nodes {
 
     /// Returns when the node's last process counts as dead for every broker. It is watched for a heartbeat interval in any
     /// case: its heartbeat has the time of another machine, which may differ from this one's.
-    async fn wait_for_silence(&self, store: &dyn Store, clock: &dyn Clock) -> Result<(), TakeNodeError> {
+    async fn wait_for_silence(&self, store: &Store, clock: &dyn Clock) -> Result<(), TakeNodeError> {
         let last = async || -> Stored<Option<Node>> { Ok(store.nodes().await?.into_iter().find(|n| n.id == self.own)) };
         let Some(first) = last().await? else { return Ok(()) };
         let left = self.timeout.saturating_sub(clock.now().saturating_since(first.seen_at)).max(self.beat_every() + BEAT_GRACE);
@@ -151,7 +151,7 @@ impl Nodes {
     }
 
     /// Writes a heartbeat and reads those of the others. Returns false when another process has claimed the node id.
-    pub async fn beat(&self, store: &dyn Store, clock: &dyn Clock) -> Stored<bool> {
+    pub async fn beat(&self, store: &Store, clock: &dyn Clock) -> Stored<bool> {
         if !store.is_shared() {
             return Ok(true);
         }
@@ -167,12 +167,12 @@ impl Nodes {
     }
 
     /// Whether the other brokers, if there can be any, consider this one alive.
-    pub fn is_known(&self, store: &dyn Store, now: Timestamp) -> bool {
+    pub fn is_known(&self, store: &Store, now: Timestamp) -> bool {
         let said_at = *self.said_at.lock().unwrap_or_else(PoisonError::into_inner);
         !store.is_shared() || said_at.is_some_and(|at| now.saturating_since(at) < self.timeout)
     }
 
-    pub async fn is_alive(&self, store: &dyn Store, node: &str, now: Timestamp) -> Stored<bool> {
+    pub async fn is_alive(&self, store: &Store, node: &str, now: Timestamp) -> Stored<bool> {
         if node == self.own || self.is_beating(node, now) {
             return Ok(true);
         }
@@ -192,7 +192,7 @@ impl Nodes {
     /// Whether a node answers right now: it is asked, through the database, to send a heartbeat. A node that has just
     /// died still counts as alive, and clients must not be sent to it. The database is used because brokers may be unable
     /// to reach each other by network.
-    pub async fn answers(&self, store: &dyn Store, node: &str, now: Timestamp) -> Stored<bool> {
+    pub async fn answers(&self, store: &Store, node: &str, now: Timestamp) -> Stored<bool> {
         if node == self.own {
             return Ok(true);
         }
@@ -258,7 +258,7 @@ impl Nodes {
         known.looked_at.is_none_or(|at| now.saturating_since(at) > self.timeout / 2)
     }
 
-    async fn learn(&self, store: &dyn Store, now: Timestamp) -> Stored<()> {
+    async fn learn(&self, store: &Store, now: Timestamp) -> Stored<()> {
         let nodes = store.nodes().await?;
         let mut known = self.known();
         let is_blind = self.is_blind(&known, now);

@@ -100,7 +100,7 @@ impl Kinds {
         let d = &self.deployment;
         let mut ready = 0;
         for member in d.store.pool_members(&pool.id).await.map_err(internal)? {
-            let is_ready = member.is_running() && d.nodes.is_alive(&*d.store, &member.node, d.now()).await.map_err(internal)?;
+            let is_ready = member.is_running() && d.nodes.is_alive(&d.store, &member.node, d.now()).await.map_err(internal)?;
             ready += u32::from(is_ready);
         }
         Ok(ready)
@@ -229,7 +229,7 @@ impl Kinds {
             let is_usable = member.is_running() || member.state == State::Provisioning;
             let is_wanted = is_usable
                 && recipe.as_ref().is_some_and(|r| r.making.is_equivalent_to(&member.making, member.node == d.node))
-                && d.nodes.is_alive(&*d.store, &member.node, d.now()).await.map_err(internal)?;
+                && d.nodes.is_alive(&d.store, &member.node, d.now()).await.map_err(internal)?;
             if is_wanted { wanted.push(member) } else { unwanted.push(member) }
         }
         let surplus = wanted.iter().skip(pool.replicas as usize);

@@ -92,7 +92,7 @@ impl Reaper {
         if let Err(error) = d.store.note(&self.lifecycle.activity.due(now)).await {
             tracing::error!(%error, "last uses could not be written");
         }
-        if let Err(error) = d.nodes.beat(&*d.store, &*d.clock).await {
+        if let Err(error) = d.nodes.beat(&d.store, &*d.clock).await {
             tracing::error!(%error, "the other brokers could not be told that this one lives");
         }
         if let Err(error) = self.count_downtime(now).await {
@@ -134,7 +134,7 @@ impl Reaper {
             self.look_after_orphans(&node).await;
         }
         quarantine::tick(d, now).await;
-        d.audit_mark.save(&*d.store, now).await;
+        d.audit_mark.save(&d.store, now).await;
         self.prune(now).await;
     }
 

@@ -6,10 +6,7 @@ use std::sync::Arc;
 use cobox_broker::{
     chain::{Fault, KeptHead, Verifier, from_hex},
     domain::audit::AuditRecord,
-    store::{
-        Horizon, Note, Store,
-        sql::{postgres, sqlite},
-    },
+    store::{Horizon, Note, Store, postgres, sqlite},
 };
 use cobox_protocol::{
     audit::{AuditHead, AuditLink},
@@ -29,7 +26,7 @@ const RECORDS: u64 = 12;
 const KEY: [u8; 32] = [5; 32];
 
 /// Writes records in every supported way: in groups, alone, and together with other changes.
-async fn fill(store: &dyn Store) {
+async fn fill(store: &Store) {
     store.write_as("node_a");
     for n in 0..RECORDS / 3 {
         let key = api_key(&format!("p{n}"), PrincipalKind::Human);
@@ -42,7 +39,7 @@ async fn fill(store: &dyn Store) {
 }
 
 /// Verifies all chains as an operator of that workspace would.
-pub async fn verify(store: &dyn Store, kept: &[KeptHead]) -> Vec<Fault> {
+pub async fn verify(store: &Store, kept: &[KeptHead]) -> Vec<Fault> {
     let mut faults = Vec::new();
     for head in store.audit_heads().await.unwrap() {
         let hex = cobox_broker::chain::hex;
@@ -74,7 +71,7 @@ pub async fn verify(store: &dyn Store, kept: &[KeptHead]) -> Vec<Fault> {
     faults
 }
 
-pub async fn kept(store: &dyn Store) -> Vec<KeptHead> {
+pub async fn kept(store: &Store) -> Vec<KeptHead> {
     let heads = store.audit_heads().await.unwrap();
     heads.into_iter().map(|h| KeptHead { writer: h.writer, number: h.number, hash: h.hash }).collect()
 }
@@ -207,13 +204,13 @@ async fn on_postgres_it_is_found_too_and_a_living_broker_notices_a_cut_by_itself
 #[tokio::test]
 async fn old_records_go_from_the_beginning_and_the_rest_stays_provable() {
     let dir = tempfile::tempdir().unwrap();
-    let sqlite: Arc<dyn Store> = Arc::new(sqlite::open(&dir.path().join("db")).await.unwrap());
+    let sqlite: Arc<Store> = Arc::new(sqlite::open(&dir.path().join("db")).await.unwrap());
     let database = TestDatabase::new().await;
-    let postgres: Arc<dyn Store> = Arc::new(postgres::open(&database.secret_url()).await.unwrap());
+    let postgres: Arc<Store> = Arc::new(postgres::open(&database.secret_url()).await.unwrap());
     for store in [sqlite, postgres] {
         store.write_as("node_a");
         store.seal_with(KEY);
-        let all_kept = kept(&*store).await;
+        let all_kept = kept(&store).await;
         // One record claims an impossibly old time: it stays between its neighbors.
         for (n, time) in [10, 20, 1, 30, 40].into_iter().enumerate() {
             let record = AuditRecord { at: at(time), detail: Some(n.to_string()), ..audit("x") };
@@ -224,22 +221,22 @@ async fn old_records_go_from_the_beginning_and_the_rest_stays_provable() {
             store.prune(&horizon).await.unwrap();
             store.audit_links("node_a", 0, 100).await.unwrap().iter().map(|l| l.number).collect::<Vec<_>>()
         };
-        let early = kept(&*store).await;
+        let early = kept(&store).await;
         assert_eq!(prune(5).await, [1, 2, 3, 4, 5]);
         assert_eq!(prune(15).await, [2, 3, 4, 5]);
-        assert_eq!(verify(&*store, &early).await, []);
+        assert_eq!(verify(&store, &early).await, []);
         assert_eq!(prune(25).await, [4, 5]);
-        assert_eq!(verify(&*store, &all_kept).await, []);
+        assert_eq!(verify(&store, &all_kept).await, []);
         assert_eq!(prune(100).await, [0u64; 0]);
         store.note(&Note { audit: vec![AuditRecord { at: at(200), ..audit("y") }], ..Note::default() }).await.unwrap();
         assert_eq!(prune(100).await, [6]);
-        assert_eq!(verify(&*store, &early).await, []);
+        assert_eq!(verify(&store, &early).await, []);
         // The record of a revoked key is also linked.
         let key = api_key("p", PrincipalKind::Human);
         store.add_key(&key, &AuditRecord { at: at(300), ..audit("key.created") }).await.unwrap();
         store.revoke_key(&key.id, &ending(300)).await.unwrap();
-        assert_eq!(verify(&*store, &early).await, []);
-        assert_eq!(kept(&*store).await[0].number, 8);
+        assert_eq!(verify(&store, &early).await, []);
+        assert_eq!(kept(&store).await[0].number, 8);
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use cobox_broker::{
     chain::{Content, NOTHING, hex, link, seal},
-    store::{Store, sql::sqlite},
+    store::sqlite,
 };
 use cobox_protocol::{Timestamp, capability::Capability, session::State};
 use serde_json::Value;

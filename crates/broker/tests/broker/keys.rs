@@ -4,10 +4,7 @@ use std::sync::Arc;
 
 use cobox_broker::{
     domain::{audit::AuditRecord, keys::MAX_KEYS_PER_PRINCIPAL, model::ApiKey},
-    store::{
-        DisabledPrincipal, ExpiringKey, RevokedKey, Store,
-        sql::{postgres, sqlite},
-    },
+    store::{DisabledPrincipal, ExpiringKey, RevokedKey, Store, postgres, sqlite},
 };
 use cobox_protocol::{Timestamp, control::Revocation, key::PrincipalKind};
 use cobox_testkit::TestDatabase;
@@ -134,9 +131,9 @@ async fn the_last_way_in_for_an_operator_is_never_ended() {
 #[tokio::test]
 async fn where_every_operators_key_has_an_end_the_last_valid_one_stays() {
     let dir = tempfile::tempdir().unwrap();
-    let sqlite: Arc<dyn Store> = Arc::new(sqlite::open(&dir.path().join("db")).await.unwrap());
+    let sqlite: Arc<Store> = Arc::new(sqlite::open(&dir.path().join("db")).await.unwrap());
     let database = TestDatabase::new().await;
-    let postgres: Arc<dyn Store> = Arc::new(postgres::open(&database.secret_url()).await.unwrap());
+    let postgres: Arc<Store> = Arc::new(postgres::open(&database.secret_url()).await.unwrap());
     for store in [sqlite, postgres] {
         let (soon, late) = (api_key("soon", PrincipalKind::Operator), api_key("late", PrincipalKind::Operator));
         let (soon, late) = (ApiKey { expires_at: Some(at(100)), ..soon }, ApiKey { expires_at: Some(at(200)), ..late });

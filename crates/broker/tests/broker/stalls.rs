@@ -9,10 +9,7 @@ use cobox_broker::{
         audit::{AuditRecord, AuditTrail},
         audit_mark::AuditMark,
     },
-    store::{
-        Note, Store, StoreError,
-        sql::{SqlStore, lent::Patience, postgres},
-    },
+    store::{Note, Store, StoreError, postgres, transaction::DatabaseTimeouts},
 };
 use cobox_protocol::key::PrincipalKind;
 use cobox_testkit::{PATIENCE, Silence, StallingProxy, TestDatabase, eventually};
@@ -24,9 +21,9 @@ use crate::{
 };
 
 /// Short, to keep the tests fast. All uses of one connection run on the thread that owns it.
-const SHORT: Patience = Patience { turn: Duration::from_secs(1), commit: Duration::from_secs(2) };
+const SHORT: DatabaseTimeouts = DatabaseTimeouts { turn: Duration::from_secs(1), commit: Duration::from_secs(2) };
 
-async fn silenced() -> (TestDatabase, StallingProxy, Arc<SqlStore>) {
+async fn silenced() -> (TestDatabase, StallingProxy, Arc<Store>) {
     let database = TestDatabase::new().await;
     let proxy = StallingProxy::in_front_of(&database.socket()).await;
     let store = postgres::open_with(&database.secret_url_at(proxy.address()), SHORT).await.unwrap();
@@ -40,13 +37,13 @@ async fn silenced() -> (TestDatabase, StallingProxy, Arc<SqlStore>) {
     (database, proxy, store)
 }
 
-async fn note(store: &SqlStore, detail: &str) -> Result<(), StoreError> {
+async fn note(store: &Store, detail: &str) -> Result<(), StoreError> {
     let record = AuditRecord { detail: Some(detail.to_owned()), ..audit("x") };
     let noted = timeout(PATIENCE, store.note(&Note { audit: vec![record], ..Note::default() })).await;
     noted.unwrap_or_else(|_| panic!("`{detail}` was neither written nor refused"))
 }
 
-async fn details(store: &SqlStore) -> Vec<String> {
+async fn details(store: &Store) -> Vec<String> {
     let links = eventually("the links", || async { store.audit_links("node_a", 0, 1000).await.ok() }).await;
     assert!(links.iter().zip(1..).all(|(link, number)| link.number == number));
     links.into_iter().filter_map(|l| l.record.detail).collect()
@@ -55,7 +52,7 @@ async fn details(store: &SqlStore) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_fell_silent_holds_nobody_up_for_long_and_others_take_its_place() {
     let (_database, proxy, store) = silenced().await;
-    let early = kept(&*store).await;
+    let early = kept(&store).await;
     // Several connections, all of which fall silent.
     let keys = (0..8).map(|n| {
         let store = store.clone();
@@ -83,7 +80,7 @@ async fn a_connection_that_fell_silent_holds_nobody_up_for_long_and_others_take_
     eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
     let written = details(&store).await;
     eventually("nothing silent to be left", || async { store.audit_heads().await.ok() }).await;
-    assert_eq!(verify(&*store, &early).await, []);
+    assert_eq!(verify(&store, &early).await, []);
     for (outcome, name) in outcomes {
         assert!(outcome.is_err() || written.contains(&name), "{name} was promised");
     }
@@ -99,7 +96,7 @@ async fn a_commit_whose_answer_never_came_is_found_by_the_next_one() {
     let written = details(&store).await;
     assert_eq!(written[3..5], ["unknown", "after"], "{written:?}");
     eventually("nothing silent to be left", || async { store.audit_heads().await.ok() }).await;
-    assert_eq!(verify(&*store, &[]).await, []);
+    assert_eq!(verify(&store, &[]).await, []);
 }
 
 #[tokio::test]
@@ -109,11 +106,11 @@ async fn a_commit_that_arrives_late_breaks_nothing() {
     assert!(matches!(note(&store, "late").await, Err(StoreError::Unreachable(_))));
     eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
     eventually("nothing silent to be left", || async { store.audit_heads().await.ok() }).await;
-    let before = kept(&*store).await;
+    let before = kept(&store).await;
     timeout(PATIENCE, proxy.resume_and_drain()).await.unwrap();
-    assert_eq!(verify(&*store, &before).await, []);
+    assert_eq!(verify(&store, &before).await, []);
     note(&store, "last").await.unwrap();
-    assert_eq!(verify(&*store, &before).await, []);
+    assert_eq!(verify(&store, &before).await, []);
     assert_eq!(details(&store).await, ["before 0", "before 1", "before 2", "after", "last"]);
 }
 
@@ -136,7 +133,7 @@ async fn what_was_used_while_the_database_was_away_is_recorded_when_it_is_back()
     timeout(PATIENCE, trail.flush()).await.unwrap();
     let uses: Vec<String> = details(&store).await.into_iter().filter(|d| d.starts_with("use ")).collect();
     assert_eq!(uses, (0..600).map(|n| format!("use {n}")).collect::<Vec<_>>());
-    assert_eq!(verify(&*store, &[]).await, []);
+    assert_eq!(verify(&store, &[]).await, []);
 }
 
 fn mark(dir: &tempfile::TempDir) -> Arc<AuditMark> {
@@ -144,7 +141,7 @@ fn mark(dir: &tempfile::TempDir) -> Arc<AuditMark> {
 }
 
 /// A store on PostgreSQL whose audit table can be taken away.
-async fn with_table() -> (TestDatabase, Arc<SqlStore>) {
+async fn with_table() -> (TestDatabase, Arc<Store>) {
     let database = TestDatabase::new().await;
     let store = postgres::open(&database.secret_url()).await.unwrap();
     store.write_as("node_a");
@@ -165,7 +162,7 @@ async fn audit_records_are_lost_after_the_time_for_retries() {
     trail.add(audit("dataplane.used")).await;
     trail.flush().await;
     let missing = Fault::Missing { writer: "node_a".into(), from: 2, to: 2 };
-    assert_eq!(verify(&*store, &[]).await, [missing]);
+    assert_eq!(verify(&store, &[]).await, [missing]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -220,8 +217,8 @@ async fn the_gap_of_lost_records_outlives_a_process_that_is_killed() {
     for detail in ["first", "second"] {
         let store = Arc::new(postgres::open(&database.secret_url()).await.unwrap());
         store.write_as("node_a");
-        mark(&dir).restore_gap(&*store, "node_a").await.unwrap();
+        mark(&dir).restore_gap(&store, "node_a").await.unwrap();
         note(&store, detail).await.unwrap();
-        assert_eq!(verify(&*store, &[]).await, missing);
+        assert_eq!(verify(&store, &[]).await, missing);
     }
 }

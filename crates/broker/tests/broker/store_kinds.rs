@@ -44,7 +44,7 @@ fn snapshot(owner: &str, name: &str, access: Access) -> Snapshot {
     }
 }
 
-pub async fn names_of_snapshots(store: &dyn Store) {
+pub async fn names_of_snapshots(store: &Store) {
     let (ann, bob, root) = (viewer("ann", false), viewer("bob", false), viewer("root", true));
     let add = async |s: &Snapshot, by: &Viewer| store.add_snapshot(s, by, &ROOM, &audit("snapshot.created")).await.unwrap();
     let first = snapshot("ann", "Base", Access::Workspace);
@@ -71,7 +71,7 @@ pub async fn names_of_snapshots(store: &dyn Store) {
     assert_eq!(add(&snapshot("bob", "Base", Access::Workspace), &bob).await, AddedKind::Added);
 }
 
-pub async fn what_is_used(store: &dyn Store) {
+pub async fn what_is_used(store: &Store) {
     let volume = Volume {
         id: VolumeId::new(),
         workspace: WORKSPACE.into(),
@@ -124,7 +124,7 @@ fn mount(volume: &Volume) -> VolumeMount {
     VolumeMount { volume: volume.id.clone(), path: "/data".into(), read_only: false }
 }
 
-pub async fn pools(store: &dyn Store) {
+pub async fn pools(store: &Store) {
     let pool = Pool {
         id: PoolId::new(),
         workspace: WORKSPACE.into(),
@@ -164,7 +164,7 @@ pub async fn pools(store: &dyn Store) {
     assert_eq!(store.pool_by_id(&pool.id).await.unwrap(), None);
 }
 
-pub async fn ending_what_nobody_uses(store: &dyn Store) {
+pub async fn ending_what_nobody_uses(store: &Store) {
     let made = wish("unbound");
     let Ensured::Created(bound) = store.ensure(&EnsureWish { quota: quota(1000), ..made }).await.unwrap() else { panic!("it is new") };
     assert_eq!(store.end_unbound_sandbox(&bound.sandbox.id, &ending(1)).await.unwrap(), None);

@@ -2,10 +2,7 @@
 
 use std::collections::HashSet;
 
-use cobox_broker::store::{
-    AddedSandbox, EnsureWish, Ensured, Horizon, Note, PageWish, RevokedKey, Store,
-    sql::{SqlStore, postgres, sqlite},
-};
+use cobox_broker::store::{AddedSandbox, EnsureWish, Ensured, Horizon, Note, PageWish, RevokedKey, Store, postgres, sqlite};
 use cobox_protocol::{control::Revocation, key::PrincipalKind, session::State};
 use cobox_testkit::TestDatabase;
 use futures_util::future::join_all;
@@ -30,7 +27,7 @@ async fn races_of_three_brokers_on_postgres_have_one_outcome() {
     run(&stores.into_iter().map(Result::unwrap).collect::<Vec<_>>()).await;
 }
 
-async fn run(stores: &[SqlStore]) {
+async fn run(stores: &[Store]) {
     stores[0].add_key(&api_key("ann", PrincipalKind::Human), &audit("key.created")).await.unwrap();
     ensures_of_one_scope_agree(stores).await;
     one_of_many_ends_a_session(stores).await;
@@ -42,11 +39,11 @@ async fn run(stores: &[SqlStore]) {
 }
 
 /// The store of the nth racer.
-fn of(stores: &[SqlStore], n: usize) -> &SqlStore {
+fn of(stores: &[Store], n: usize) -> &Store {
     &stores[n % stores.len()]
 }
 
-async fn ensures_of_one_scope_agree(stores: &[SqlStore]) {
+async fn ensures_of_one_scope_agree(stores: &[Store]) {
     for round in 0..ROUNDS {
         let wishes: Vec<EnsureWish> = (0..RACERS).map(|_| wish(&format!("race {round}"))).collect();
         let outcomes = join_all(wishes.iter().enumerate().map(|(n, w)| of(stores, n).ensure(w))).await;
@@ -68,7 +65,7 @@ async fn ensures_of_one_scope_agree(stores: &[SqlStore]) {
     }
 }
 
-async fn one_of_many_ends_a_session(stores: &[SqlStore]) {
+async fn one_of_many_ends_a_session(stores: &[Store]) {
     for round in 0..ROUNDS {
         let wish = wish(&format!("end {round}"));
         stores[0].ensure(&wish).await.unwrap();
@@ -78,7 +75,7 @@ async fn one_of_many_ends_a_session(stores: &[SqlStore]) {
     }
 }
 
-async fn an_end_wins_over_what_was_under_way(stores: &[SqlStore]) {
+async fn an_end_wins_over_what_was_under_way(stores: &[Store]) {
     for round in 0..ROUNDS {
         let wish = wish(&format!("started {round}"));
         stores[0].ensure(&wish).await.unwrap();
@@ -92,7 +89,7 @@ async fn an_end_wins_over_what_was_under_way(stores: &[SqlStore]) {
     }
 }
 
-async fn a_name_is_given_once(stores: &[SqlStore]) {
+async fn a_name_is_given_once(stores: &[Store]) {
     let sandboxes: Vec<_> = (0..RACERS).map(|_| sandbox(Some("wanted"))).collect();
     let audit = audit("sandbox.created");
     let none = cobox_protocol::tags::Tags::new();
@@ -102,7 +99,7 @@ async fn a_name_is_given_once(stores: &[SqlStore]) {
 }
 
 /// A broker that pushed all revocations up to a sequence must see a different sequence when there are more.
-async fn every_revocation_changes_the_sequence(stores: &[SqlStore]) {
+async fn every_revocation_changes_the_sequence(stores: &[Store]) {
     let looker = sandbox(None);
     let keys: Vec<_> = (0..RACERS).map(|n| api_key(&format!("bot {n}"), PrincipalKind::Agent)).collect();
     for key in &keys {
@@ -129,7 +126,7 @@ async fn every_revocation_changes_the_sequence(stores: &[SqlStore]) {
     assert_eq!(stores[0].revocations(&looker, at(3)).await.unwrap().list.len(), RACERS);
 }
 
-async fn a_quota_is_never_passed(stores: &[SqlStore]) {
+async fn a_quota_is_never_passed(stores: &[Store]) {
     let living = stores[0].sandboxes_of_node(crate::store_suite::NODE).await.unwrap().into_iter().filter(|s| s.ended_at.is_none()).count();
     let most = u32::try_from(living).unwrap() + 5;
     let wishes: Vec<_> = (0..RACERS).map(|n| EnsureWish { quota: quota(most), ..wish(&format!("quota {n}")) }).collect();
@@ -140,7 +137,7 @@ async fn a_quota_is_never_passed(stores: &[SqlStore]) {
     assert!(stores[0].session_of(WORKSPACE, "thread", "nobody's").await.unwrap().is_none());
 }
 
-async fn every_note_is_kept(stores: &[SqlStore]) {
+async fn every_note_is_kept(stores: &[Store]) {
     let wishes: Vec<_> = (0..8).map(|n| EnsureWish { quota: quota(10_000), ..wish(&format!("noted {n}")) }).collect();
     for wish in &wishes {
         stores[0].ensure(wish).await.unwrap();

@@ -18,7 +18,7 @@ use cobox_protocol::{
 
 use crate::store_suite::{NODE, WORKSPACE, at, audit, ending, quota, sandbox, wish};
 
-pub async fn names_and_quotas(store: &dyn Store) {
+pub async fn names_and_quotas(store: &Store) {
     assert!(store.has_sandboxes(Some(NODE)).await.unwrap());
     let first = sandbox(Some("dev"));
     assert_eq!(store.add_sandbox(&first, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap(), AddedSandbox::Added);
@@ -60,7 +60,7 @@ fn attach(thread: &str, to: &Sandbox) -> EnsureWish {
     wish
 }
 
-pub async fn attaching(store: &dyn Store) {
+pub async fn attaching(store: &Store) {
     let shared = sandbox(Some("shared"));
     store.add_sandbox(&shared, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
     store.replace_sandbox(&shared, &shared.started(at(0)), None).await.unwrap();
@@ -121,7 +121,7 @@ fn tag(text: &str) -> TagFilter {
     text.parse().unwrap()
 }
 
-pub async fn tags(store: &dyn Store) {
+pub async fn tags(store: &Store) {
     let tags = |pairs: &[(&str, &str)]| -> Tags { pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect() };
     let one = EnsureWish { tags: tags(&[("team", "a"), ("run", "1")]), ..wish("tagged 1") };
     let two = EnsureWish { tags: tags(&[("team", "a"), ("run", "2")]), ..wish("tagged 2") };
@@ -163,7 +163,7 @@ pub async fn tags(store: &dyn Store) {
     assert_eq!(store.sessions(&viewer, &terminated, &page).await.unwrap().len(), 1);
 }
 
-pub async fn changing_a_sandbox(store: &dyn Store) {
+pub async fn changing_a_sandbox(store: &Store) {
     let (one, other) = (sandbox(Some("one")), sandbox(Some("other")));
     for made in [&one, &other] {
         store.add_sandbox(made, &Tags::from([("a".into(), "1".into())]), &quota(100), &audit("sandbox.created")).await.unwrap();
@@ -202,7 +202,7 @@ pub async fn changing_a_sandbox(store: &dyn Store) {
 }
 
 /// A sandbox with a shorter retention is due when that ends, and each is due once.
-pub async fn own_lifetimes(store: &dyn Store) {
+pub async fn own_lifetimes(store: &Store) {
     let suspended = |keep: Option<u64>, at_second: i64| Sandbox {
         node: "own-lifetimes".into(),
         state: State::Suspended,

@@ -10,8 +10,7 @@ use cobox_broker::{
     policy::Quota,
     store::{
         AddedKey, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, PageWish, QuotaReached,
-        RevokedKey, SessionFilter, Store, Viewer,
-        sql::{SqlStore, postgres, sqlite},
+        RevokedKey, SessionFilter, Store, Viewer, postgres, sqlite,
     },
 };
 use cobox_protocol::{
@@ -144,12 +143,12 @@ async fn postgres_is_a_store_and_remembers() {
     remembers(&postgres::open(&database.secret_url()).await.unwrap()).await;
 }
 
-async fn remembers(again: &SqlStore) {
+async fn remembers(again: &Store) {
     assert!(again.session_of(WORKSPACE, "thread", "race").await.unwrap().is_some());
 }
 
 /// Runs everything against one empty store.
-pub async fn run(store: &dyn Store) {
+pub async fn run(store: &Store) {
     keys(store).await;
     sessions_of_one_scope_are_one(store).await;
     a_key_and_its_session(store).await;
@@ -175,7 +174,7 @@ pub async fn run(store: &dyn Store) {
     notes_and_pruning(store).await;
 }
 
-async fn keys(store: &dyn Store) {
+async fn keys(store: &Store) {
     let key = api_key("ann", PrincipalKind::Human);
     assert!(matches!(store.add_key(&key, &audit("key.created")).await.unwrap(), AddedKey::Added));
     let other = api_key("ann", PrincipalKind::Agent);
@@ -190,7 +189,7 @@ async fn keys(store: &dyn Store) {
     assert_eq!(store.key(&key.id).await.unwrap().unwrap().revoked_at, Some(at(5)));
 }
 
-async fn sessions_of_one_scope_are_one(store: &dyn Store) {
+async fn sessions_of_one_scope_are_one(store: &Store) {
     let wishes: Vec<EnsureWish> = (0..20).map(|_| wish("race")).collect();
     let outcomes = futures_util::future::join_all(wishes.iter().map(|w| store.ensure(w))).await;
     let mut created = 0;
@@ -227,7 +226,7 @@ async fn sessions_of_one_scope_are_one(store: &dyn Store) {
 }
 
 /// A combined read returns the same as separate reads.
-async fn a_key_and_its_session(store: &dyn Store) {
+async fn a_key_and_its_session(store: &Store) {
     let key = api_key("kim", PrincipalKind::Agent);
     assert!(matches!(store.add_key(&key, &audit("key.created")).await.unwrap(), AddedKey::Added));
     let Ensured::Created(ended) = store.ensure(&wish("read together")).await.unwrap() else { panic!("it is new") };
@@ -240,14 +239,14 @@ async fn a_key_and_its_session(store: &dyn Store) {
     assert!(store.key_and_session(&KeyId::new(), &living.session.id).await.unwrap().is_none());
 }
 
-async fn together(store: &dyn Store, key: &ApiKey, session: &SessionId) -> Option<Bound> {
+async fn together(store: &Store, key: &ApiKey, session: &SessionId) -> Option<Bound> {
     let (read, bound) = store.key_and_session(&key.id, session).await.unwrap().unwrap();
     assert_eq!(format!("{read:?}"), format!("{:?}", store.key(&key.id).await.unwrap().unwrap()));
     assert_eq!((read.principal, read.hash), (key.principal.clone(), key.hash));
     bound
 }
 
-async fn idempotency(store: &dyn Store) {
+async fn idempotency(store: &Store) {
     let keyed = |hash: u8| EnsureWish {
         idempotency: Some(Idempotency { principal: "ann".into(), key: "k1".into(), request_hash: [hash; 32], since: at(-100) }),
         ..wish("idem")
@@ -260,7 +259,7 @@ async fn idempotency(store: &dyn Store) {
     assert!(matches!(store.ensure(&keyed(1)).await.unwrap(), Ensured::Created(_)), "what came to nothing may be tried again");
 }
 
-async fn ending_a_session(store: &dyn Store) {
+async fn ending_a_session(store: &Store) {
     store.ensure(&wish("end")).await.unwrap();
     let found = store.session_of(WORKSPACE, "thread", "end").await.unwrap().unwrap();
     assert_eq!(store.end_session(&found.session.id, &ending(10)).await.unwrap(), Some(Leftover::Destroy));
@@ -283,7 +282,7 @@ async fn ending_a_session(store: &dyn Store) {
     assert_eq!((kept.state, kept.intent), (State::Active, Some(Intent::Suspend)));
 }
 
-async fn ending_a_sandbox(store: &dyn Store) {
+async fn ending_a_sandbox(store: &Store) {
     let wish = wish("sandbox ends");
     store.ensure(&wish).await.unwrap();
     let id = &wish.fresh.sandbox.id;
@@ -297,7 +296,7 @@ async fn ending_a_sandbox(store: &dyn Store) {
     assert!(!store.sandboxes_of_node(NODE).await.unwrap().iter().any(|s| s.id == *id));
 }
 
-async fn replacing_is_conditional(store: &dyn Store) {
+async fn replacing_is_conditional(store: &Store) {
     let made = sandbox(None);
     store.add_sandbox(&made, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
     let started = made.started(at(5));
@@ -312,7 +311,7 @@ async fn replacing_is_conditional(store: &dyn Store) {
     assert_eq!(store.sandbox(&made.id).await.unwrap().unwrap().state, State::Active, "use ends idleness");
 }
 
-async fn identities(store: &dyn Store) {
+async fn identities(store: &Store) {
     let identity = Identity { issuer: "https://id.example".into(), subject: "u1".into() };
     let of = |n: u8| ApiKey { hash: [n; 32], identity: Some(identity.clone()), ..api_key("sso", PrincipalKind::Agent) };
     let first = of(9);
@@ -340,12 +339,12 @@ async fn identities(store: &dyn Store) {
     assert!(matches!(store.add_key(&of(9), &audit("key.created")).await.unwrap(), AddedKey::Added));
 }
 
-async fn records(store: &dyn Store, limit: u32) -> Vec<AuditRecord> {
+async fn records(store: &Store, limit: u32) -> Vec<AuditRecord> {
     let newest = store.audit(WORKSPACE, None, &PageWish { before: None, limit }).await.unwrap();
     newest.into_iter().map(|(_, record)| record).collect()
 }
 
-async fn notes_and_pruning(store: &dyn Store) {
+async fn notes_and_pruning(store: &Store) {
     let mut record = audit("dataplane.used");
     record.jti = Some("tok".into());
     store.note(&Note { audit: vec![record.clone()], ..Note::default() }).await.unwrap();

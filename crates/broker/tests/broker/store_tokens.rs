@@ -13,7 +13,7 @@ use cobox_protocol::{
 
 use crate::store_suite::{WORKSPACE, at, audit, ending, quota, sandbox, wish};
 
-pub async fn a_retired_token_counts_for_a_moment(store: &dyn Store) {
+pub async fn a_retired_token_counts_for_a_moment(store: &Store) {
     let of = sandbox(None);
     let retired = |jti: &str, from: i64| RetiredToken {
         workspace: WORKSPACE.into(),
@@ -37,7 +37,7 @@ pub async fn a_retired_token_counts_for_a_moment(store: &dyn Store) {
     assert!(view(500).await.0.is_empty());
 }
 
-pub async fn revocations(store: &dyn Store) {
+pub async fn revocations(store: &Store) {
     let wish = wish("revoked");
     store.ensure(&wish).await.unwrap();
     let before = store.revocations(&wish.fresh.sandbox, at(10)).await.unwrap();
@@ -64,7 +64,7 @@ fn share(session: &SessionId, principal: &str, words: &str, expires_at: Option<i
     }
 }
 
-pub async fn shares(store: &dyn Store) {
+pub async fn shares(store: &Store) {
     let Ensured::Created(made) = store.ensure(&wish("shared")).await.unwrap() else { panic!("it is new") };
     let (session, sandbox) = (&made.session.id, &made.sandbox);
     let first = share(session, "bob", "fs_read exec", None);
@@ -93,7 +93,7 @@ pub async fn shares(store: &dyn Store) {
     assert!(store.principal("elsewhere", "ann").await.unwrap().is_none());
 }
 
-pub async fn opaque_tokens(store: &dyn Store) {
+pub async fn opaque_tokens(store: &Store) {
     let claims: cobox_token::Claims = serde_json::from_value(serde_json::json!({
         "iss": "cobox", "sub": "ann", "aud": SandboxId::new(), "scope": "fs:ro", "iat": 1, "nbf": 1, "exp": 2, "jti": "tok_1",
         "act": { "type": "human", "id": "ann" }, "gen": 1, "grant": "key_1", "parent": "tok_0", "via": ["shr_1"],
@@ -110,7 +110,7 @@ pub async fn opaque_tokens(store: &dyn Store) {
     assert_eq!(store.opaque_token(&[9; 32]).await.unwrap(), None);
 }
 
-pub async fn what_was_issued_up_to_a_moment(store: &dyn Store) {
+pub async fn what_was_issued_up_to_a_moment(store: &Store) {
     let workspace = "moments";
     let sandbox = Sandbox { workspace: workspace.into(), ..sandbox(None) };
     let earlier = |issued_by| IssuedBefore { of: IssuedTo::Principal, value: "ann".into(), issued_by };
@@ -135,7 +135,7 @@ pub async fn what_was_issued_up_to_a_moment(store: &dyn Store) {
     assert_eq!(store.revocations(&sandbox, at(100)).await.unwrap().list, []);
 }
 
-pub async fn rotating_a_key(store: &dyn Store) {
+pub async fn rotating_a_key(store: &Store) {
     let sandbox = sandbox(None);
     store.add_sandbox(&sandbox, &Tags::new(), &quota(1000), &audit("sandbox.created")).await.unwrap();
     let rotate = async |now: i64, until: Option<i64>| {
