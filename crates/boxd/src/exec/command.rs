@@ -32,7 +32,7 @@ use super::{
 use crate::{
     descriptor::Descriptor,
     processes::{Job, Listed},
-    programs::Started,
+    programs::StartedProgram,
     server::Server,
 };
 
@@ -72,7 +72,7 @@ impl Command {
     /// where the program could not be started.
     pub fn new(
         listed: Listed,
-        started: Started,
+        started: StartedProgram,
         plan: StreamPlan,
         said: Option<String>,
         server: &Server,

@@ -29,7 +29,7 @@ use crate::{
     descriptor::Descriptor,
     happenings::in_words,
     processes::{Ended, Job, shown},
-    programs::{Program, Started},
+    programs::{Program, StartedProgram},
     server::Server,
     workload::Exit,
 };
@@ -137,7 +137,7 @@ impl Drop for KillOnDrop {
 
 async fn watch(
     server: &Server,
-    started: Started,
+    started: StartedProgram,
     stdin: Option<Vec<u8>>,
     timeout: Duration,
     max_output: usize,
@@ -165,13 +165,13 @@ async fn watch(
         let streams = async { tokio::join!(feed(input, stdin), stdout.read_to_end(out.as_ref()), stderr.read_to_end(err.as_ref())) };
         let mut streams = pin!(streams);
         let mut ended = pin!(end_within(&*started.program, timeout));
-        let nudge = async {
+        let resume_if_stopped = async {
             tokio::time::sleep(FIRST_LOOK).await;
-            started.program.nudge();
+            started.program.resume_if_stopped();
             std::future::pending::<Infallible>().await
         };
         tokio::select! {
-            never = nudge => match never {},
+            never = resume_if_stopped => match never {},
             // Closed pipes don't mean that it has ended: a program may close them and go on.
             _ = &mut streams => ended.await,
             end = &mut ended => {

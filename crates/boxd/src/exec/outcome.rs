@@ -45,9 +45,9 @@ pub fn not_started(name: &str, error: &std::io::Error) -> Result<(Exit, String),
 }
 
 /// Placeholder for a program that could not be started.
-pub struct NeverRan(pub Exit);
+pub struct FailedProgram(pub Exit);
 
-impl Program for NeverRan {
+impl Program for FailedProgram {
     fn wait(&self) -> BoxFuture<'_, Exit> {
         Box::pin(async { self.0 })
     }
@@ -57,7 +57,7 @@ impl Program for NeverRan {
     fn start_failure(&self) -> Option<std::io::Error> {
         None
     }
-    fn nudge(&self) {}
+    fn resume_if_stopped(&self) {}
     fn signal(&self, _: i32) {}
     fn signal_tree(&self, _: i32) {}
     fn kill_tree(&self) -> BoxFuture<'_, ()> {

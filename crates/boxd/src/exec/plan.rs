@@ -14,7 +14,7 @@ use cobox_protocol::{
 use crate::{
     body::too_large,
     happenings::in_words,
-    workload::{Command, MAX_EXEC_ARGS_BYTES, STRING_OVERHEAD_BYTES, Stdio},
+    workload::{MAX_EXEC_ARGS_BYTES, ProgramSpec, STRING_OVERHEAD_BYTES, Stdio},
 };
 
 /// Timeout where the client sets none: long enough for a long build, while a forgotten server doesn't hold a client for
@@ -27,7 +27,7 @@ const DEFAULT_OUTPUT_BYTES: usize = 1024 * 1024;
 const DEFAULT_SHELL: &str = "/bin/sh";
 
 pub struct Plan {
-    pub command: Command,
+    pub command: ProgramSpec,
     pub stdin: Option<Vec<u8>>,
     pub timeout: Duration,
     pub max_output: usize,
@@ -44,7 +44,7 @@ impl Plan {
         };
         let stdio = Stdio::Pipes { stdin: stdin.is_some() };
         let argv = words(request.command, request.argv, request.shell)?;
-        let command = Command { argv, env: environment(request.env)?, cwd: directory(request.cwd)?, stdio };
+        let command = ProgramSpec { argv, env: environment(request.env)?, cwd: directory(request.cwd)?, stdio };
         Ok(Self {
             command,
             stdin,
@@ -107,7 +107,7 @@ impl Terms {
 
 /// What to run for a command with retained output.
 pub struct StreamPlan {
-    pub command: Command,
+    pub command: ProgramSpec,
     /// Input that the program reads before any input frames.
     pub stdin: Option<Bytes>,
     pub stdin_stays_open: bool,
@@ -148,7 +148,7 @@ impl StreamPlan {
         let timeout = timeout(start.timeout_seconds, terms.default_timeout)?;
         let unattended = terms.unattended_for(start.pty && stdin_stays_open, own_timeout.map(|_| timeout), usual);
         Ok(Some(Self {
-            command: Command { argv, env, cwd: directory(start.cwd)?, stdio },
+            command: ProgramSpec { argv, env, cwd: directory(start.cwd)?, stdio },
             stdin,
             stdin_stays_open,
             timeout,

@@ -21,14 +21,14 @@ use super::{
     internal,
     leftovers::Leftovers,
     memory::{Memory, MemoryBudget},
-    outcome::{NeverRan, not_started},
+    outcome::{FailedProgram, not_started},
     plan::{StreamPlan, Terms},
     spool::Budget,
 };
 use crate::{
     principal_slots::{Kind, PrincipalSlot, PrincipalSlots},
     processes::{Job, shown},
-    programs::Started,
+    programs::StartedProgram,
     server::Server,
 };
 
@@ -324,7 +324,7 @@ async fn begin(
         Ok(started) => (started, None),
         Err(error) => {
             let (exit, said) = not_started(argv.first().map_or("", String::as_str), &error)?;
-            (Started { program: Arc::new(NeverRan(exit)), stdin: None, stdout: None, stderr: None, pty: None }, Some(said))
+            (StartedProgram { program: Arc::new(FailedProgram(exit)), stdin: None, stdout: None, stderr: None, pty: None }, Some(said))
         }
     };
     let program = started.program.clone();

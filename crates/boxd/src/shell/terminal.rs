@@ -17,7 +17,7 @@ use crate::{
     exec::{directory, environment, text},
     programs::{self, Program},
     server::Server,
-    workload::{Command, Stdio, is_bad_cwd},
+    workload::{ProgramSpec, Stdio, is_bad_cwd},
 };
 
 /// Time for programs to end between the hang-up and the kill.
@@ -54,7 +54,7 @@ impl Terminal {
         let asked = environment(create.env)?;
         env.retain(|(name, _)| asked.iter().all(|(other, _)| other != name));
         env.extend(asked);
-        let command = Command { argv, env, cwd: directory(create.cwd)?, stdio: Stdio::Pty { cols, rows } };
+        let command = ProgramSpec { argv, env, cwd: directory(create.cwd)?, stdio: Stdio::Pty { cols, rows } };
         let started = programs::start(&server.programs, &server.tasks, command).await.map_err(|error| match is_bad_cwd(&error) {
             true => ApiError::invalid(format!("cwd: {error}")),
             false => ApiError::new(ErrorCode::Internal, format!("the shell can't be started: {error}")),

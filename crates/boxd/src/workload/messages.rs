@@ -19,26 +19,26 @@ const MAX_FDS: usize = 1;
 /// Descriptors sent to a standby process: standard I/O and a memory file.
 const MAX_SENT_FDS: usize = 4;
 
-/// An order from boxd. Orders whose completion boxd waits for have a sequence number, which `Report::Obeyed` repeats.
+/// An order from boxd. Orders whose completion boxd waits for have a sequence number, which `Report::Completed` repeats.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
     /// To the spawner: create another standby process.
-    Spare,
+    CreateStandby,
     /// To the spawner and to init: forbid all programs to enlarge files, or allow it again.
     StopWriters { seq: u64, stop: bool },
     /// To init: signal a process group.
     Signal { seq: u64, group: i32, signal: i32 },
     /// To init: signal a program and all its descendants, including those that have left its session.
-    SignalTree { seq: u64, program: Root, signal: i32 },
+    SignalTree { seq: u64, program: ProgramRef, signal: i32 },
     /// To init: end a program and all its descendants.
-    KillTree { seq: u64, program: Root },
+    KillTree { seq: u64, program: ProgramRef },
     /// To init: programs are running, so check their memory use.
-    Watch,
+    WatchMemory,
 }
 
 /// A program and its descendants.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Root {
+pub struct ProgramRef {
     /// The mark that all of them carry, where marks are available.
     pub mark: u64,
     /// Pid of the program itself, until it is reaped.
@@ -54,13 +54,13 @@ pub enum Report {
     Ready,
     /// Setup failed.
     Failed { what: String },
-    /// From the spawner: a new standby process, whose socket is attached. `pid` is its pid for boxd, `number` its pid
+    /// From the spawner: a new standby process, whose socket is attached. `pid` is its pid for boxd, `sandbox_pid` its pid
     /// in the sandbox.
-    Spare { pid: i32, number: i32 },
+    StandbyCreated { pid: i32, sandbox_pid: i32 },
     /// From the spawner: creating a standby process failed.
-    NoSpare { errno: i32 },
+    StandbyFailed { errno: i32 },
     /// An order was carried out.
-    Obeyed { seq: u64 },
+    Completed { seq: u64 },
 }
 
 pub fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -83,24 +83,24 @@ pub fn send_packet(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>], flag
 }
 
 /// A received message with its descriptor.
-pub struct Received<T> {
+pub struct ReceivedMessage<T> {
     pub message: T,
     pub fd: Option<OwnedFd>,
 }
 
 /// The next message; `None` if the other side has exited.
-pub fn receive<T: for<'de> Deserialize<'de>>(socket: impl AsFd) -> io::Result<Option<Received<T>>> {
+pub fn receive<T: for<'de> Deserialize<'de>>(socket: impl AsFd) -> io::Result<Option<ReceivedMessage<T>>> {
     let mut bytes = [0u8; MAX_PACKET_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got =
+    let received =
         rustix::io::retry_on_intr(|| recvmsg(&socket, &mut [io::IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC))?;
-    if got.bytes == 0 {
+    if received.bytes == 0 {
         return Ok(None);
     }
     let fd = control.drain().find_map(|m| match m {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
     });
-    Ok(Some(Received { message: serde_json::from_slice(&bytes[..got.bytes])?, fd }))
+    Ok(Some(ReceivedMessage { message: serde_json::from_slice(&bytes[..received.bytes])?, fd }))
 }

@@ -11,7 +11,7 @@ use rustix::{
     thread::{NanosleepRelativeResult, Timespec, nanosleep},
 };
 
-use super::proc::Proc;
+use super::procfs::ProcFs;
 
 /// Gives up on the remaining processes after this time without change. A process dies within microseconds of SIGKILL,
 /// unless it hangs in the kernel, for example on a broken disk, which must not block init forever.
@@ -19,17 +19,17 @@ const STUCK_AFTER: Duration = Duration::from_secs(2);
 /// Maximum total time. Hundreds of processes that start each other leave init little time of a busy core.
 const KILL_WITHIN: Duration = Duration::from_secs(30);
 /// Interval between checks whether killed processes are gone: about as long as a small process takes to end.
-const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
+const RECHECK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
 
 /// The process tree to search for.
-pub struct Root {
+pub struct ProcessTree {
     /// The mark that the tree carries, where marks are available.
     pub mark: Option<u64>,
     /// Pid of the program itself, until it is reaped.
     pub pid: Option<i32>,
 }
 
-pub struct Member {
+pub struct LiveProcess {
     pub pid: i32,
     /// One of its live threads, through which its memory is read. The first thread may have ended.
     pub thread: i32,
@@ -40,13 +40,13 @@ pub struct Member {
 }
 
 /// All live processes except init.
-pub fn processes(proc: &Proc) -> Vec<Member> {
-    proc.pids().into_iter().filter(|pid| *pid != 1).filter_map(|pid| Member::look(proc, pid)).collect()
+pub fn processes(proc: &ProcFs) -> Vec<LiveProcess> {
+    proc.pids().into_iter().filter(|pid| *pid != 1).filter_map(|pid| LiveProcess::read(proc, pid)).collect()
 }
 
-impl Member {
+impl LiveProcess {
     /// `None` for an ended process.
-    fn look(proc: &Proc, pid: i32) -> Option<Self> {
+    fn read(proc: &ProcFs, pid: i32) -> Option<Self> {
         let stat = proc.read(&format!("{pid}/stat"))?;
         // The name in parentheses may contain any character, so parsing starts after the last parenthesis.
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
@@ -61,7 +61,7 @@ impl Member {
             false if threads > 1 => other_thread(proc, pid).unwrap_or(pid),
             false => return None,
         };
-        Some(Member { pid, thread, parent, session, started })
+        Some(LiveProcess { pid, thread, parent, session, started })
     }
 }
 
@@ -70,77 +70,83 @@ fn is_alive(state: &str) -> bool {
 }
 
 /// May return `None` if threads end and start during the search.
-fn other_thread(proc: &Proc, pid: i32) -> Option<i32> {
-    proc.numbers(&format!("{pid}/task")).into_iter().find(|thread| {
+fn other_thread(proc: &ProcFs, pid: i32) -> Option<i32> {
+    proc.numeric_entries(&format!("{pid}/task")).into_iter().find(|thread| {
         let stat = proc.read(&format!("{pid}/task/{thread}/stat")).unwrap_or_default();
         stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().next()).is_some_and(is_alive)
     })
 }
 
-impl Root {
+impl ProcessTree {
     /// Pids and start times of the tree's processes, found by the mark, and by descent and session where marks are not
     /// available.
-    fn members(&self, proc: &Proc) -> BTreeSet<(i32, u64)> {
+    fn members(&self, proc: &ProcFs) -> BTreeSet<(i32, u64)> {
         let all = processes(proc);
-        let is_ours = |p: &Member| {
-            self.mark.is_some() && mark_of(p.pid) == self.mark || self.pid.is_some_and(|root| p.pid == root || p.session == root)
+        let belongs = |process: &LiveProcess| {
+            self.mark.is_some() && mark_of(process.pid) == self.mark
+                || self.pid.is_some_and(|root| process.pid == root || process.session == root)
         };
-        let mut found: BTreeSet<i32> = all.iter().filter(|p| is_ours(p)).map(|p| p.pid).collect();
+        let mut members: BTreeSet<i32> = all.iter().filter(|process| belongs(process)).map(|process| process.pid).collect();
         loop {
-            let more: Vec<i32> = all.iter().filter(|p| found.contains(&p.parent)).map(|p| p.pid).filter(|p| !found.contains(p)).collect();
-            if more.is_empty() {
-                return all.iter().filter(|p| found.contains(&p.pid)).map(|p| (p.pid, p.started)).collect();
+            let children: Vec<i32> = all
+                .iter()
+                .filter(|process| members.contains(&process.parent))
+                .map(|process| process.pid)
+                .filter(|process| !members.contains(process))
+                .collect();
+            if children.is_empty() {
+                return all.iter().filter(|process| members.contains(&process.pid)).map(|process| (process.pid, process.started)).collect();
             }
-            found.extend(more);
+            members.extend(children);
         }
     }
 
     /// Signals through a pidfd, and checks the process again after opening it, because the pid may have been reused
     /// since the search.
-    fn send(proc: &Proc, (pid, started): (i32, u64), signal: Signal) {
-        let Some(handle) = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else { return };
-        if Member::look(proc, pid).is_some_and(|now| now.started == started) {
+    fn signal_process(proc: &ProcFs, (pid, started): (i32, u64), signal: Signal) {
+        let Some(pidfd) = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else { return };
+        if LiveProcess::read(proc, pid).is_some_and(|now| now.started == started) {
             // An error means that the process has already ended.
-            let _ = pidfd_send_signal(&handle, signal);
+            let _ = pidfd_send_signal(&pidfd, signal);
         }
     }
 }
 
 /// Signals a program and all its descendants.
-pub fn signal(proc: &Proc, root: &Root, signal: Signal) {
-    for member in root.members(proc) {
-        Root::send(proc, member, signal);
+pub fn signal(proc: &ProcFs, tree: &ProcessTree, signal: Signal) {
+    for member in tree.members(proc) {
+        ProcessTree::signal_process(proc, member, signal);
     }
 }
 
 /// Ends a program and all its descendants, and returns when they have ended.
-pub fn kill(proc: &Proc, root: &Root) {
-    let begun = Instant::now();
-    let mut changed = begun;
+pub fn kill(proc: &ProcFs, tree: &ProcessTree) {
+    let start = Instant::now();
+    let mut last_change = start;
     let mut stopped = BTreeSet::new();
-    while begun.elapsed() < KILL_WITHIN && changed.elapsed() < STUCK_AFTER {
-        let living = root.members(proc);
-        if living.is_empty() {
+    while start.elapsed() < KILL_WITHIN && last_change.elapsed() < STUCK_AFTER {
+        let alive = tree.members(proc);
+        if alive.is_empty() {
             return;
         }
-        if living != stopped {
-            changed = Instant::now();
+        if alive != stopped {
+            last_change = Instant::now();
         }
         // Stops all processes until a search finds no new one. A stopped process starts no others, so the search is
         // then complete.
-        let new: Vec<_> = living.difference(&stopped).copied().collect();
+        let new: Vec<_> = alive.difference(&stopped).copied().collect();
         for member in &new {
-            Root::send(proc, *member, Signal::STOP);
+            ProcessTree::signal_process(proc, *member, Signal::STOP);
         }
         if new.is_empty() {
-            for member in &living {
-                Root::send(proc, *member, Signal::KILL);
+            for member in &alive {
+                ProcessTree::signal_process(proc, *member, Signal::KILL);
             }
             // No signal interrupts this sleep: init has all of them blocked.
-            let (NanosleepRelativeResult::Ok | _) = nanosleep(&LOOK_AGAIN);
+            let (NanosleepRelativeResult::Ok | _) = nanosleep(&RECHECK_INTERVAL);
         }
-        stopped = living;
+        stopped = alive;
     }
     // Last attempt for the processes that remain.
-    signal(proc, root, Signal::KILL);
+    signal(proc, tree, Signal::KILL);
 }
