@@ -103,8 +103,8 @@ pub fn unpack(root: OwnedFd, directory: &str, archive: &[u8], is_zstd: bool, cla
     let author = files::Author::new(Arc::default(), claims);
     let format = if is_zstd { Format::TarZstd } else { Format::Tar };
     // Accepts all links: the test is that nothing is written through those that point outside.
-    let terms = Terms { links: Links::Any, writes: &WriteLog::default(), author: &author, is_full: &is_full };
-    unpack::unpack(&Root::new(root), &path, format, incoming, terms).map(|done| done.entries)
+    let policy = Terms { links: Links::Any, writes: &WriteLog::default(), author: &author, is_full: &is_full };
+    unpack::unpack(&Root::new(root), &path, format, incoming, policy).map(|done| done.entries)
 }
 
 pub fn list_page(root: OwnedFd, request: &ListRequest) -> Result<ListResponse, ApiError> {
@@ -124,7 +124,7 @@ pub fn search(file: OwnedFd, request: &GrepRequest) -> Result<GrepResponse, ApiE
 
 /// Parses the `Last-Event-ID` of a command's event stream.
 pub fn exec_cursor(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ApiError> {
-    exec::events::last_event(headers)
+    exec::event_stream::parse_last_event_id(headers)
 }
 
 pub fn watch_cursor(cursor: &str, life: &str) -> Option<u64> {

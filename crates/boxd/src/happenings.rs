@@ -15,7 +15,7 @@ use cobox_token::Claims;
 use serde::Deserialize;
 use tokio::{sync::Notify, time::timeout};
 
-use crate::{files::SandboxPath, processes::Ended};
+use crate::{files::SandboxPath, processes::JobExit};
 
 /// Some seconds of a busy sandbox whose broker is unreachable, at most 2 MiB. Beyond it the oldest entries are dropped;
 /// the sequence numbers show how many.
@@ -72,7 +72,7 @@ impl HappeningLog {
         self.add(claims, Action::FileRemoved(FileChange { entries, ..named(path) }));
     }
 
-    pub fn ran(&self, claims: &Claims, command: String, ended: Ended, took: Duration) {
+    pub fn ran(&self, claims: &Claims, command: String, ended: JobExit, took: Duration) {
         self.ran_in_shell(claims, command, Some(ended.exit.code), ended.timed_out, milliseconds(took));
     }
 

@@ -15,6 +15,7 @@ pub mod fs;
 #[doc(hidden)]
 pub mod fuzzing;
 mod happenings;
+mod input_dedup;
 mod langsmith;
 mod listen;
 pub mod log;
@@ -26,7 +27,6 @@ pub mod server;
 pub mod shell;
 pub mod socket;
 mod sync;
-mod typists;
 pub mod watch;
 pub mod workload;
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{body::STALL, exec::Memory, listen::Connection};
+use crate::{body::STALL, exec::MemoryReservation, listen::Connection};
 
 /// Bytes of a text encoded at once: a multiple of three for base64, and six times this is still small.
 const PIECE_BYTES: usize = 48 * 1024;
@@ -30,7 +30,7 @@ pub enum Text {
 pub fn answer(
     value: &impl Serialize,
     texts: Vec<(&'static str, Text)>,
-    memory: Memory,
+    memory: MemoryReservation,
     connection: &Connection,
 ) -> Result<Response, serde_json::Error> {
     let guard = guard(memory, connection.end.clone(), STALL);
@@ -120,7 +120,7 @@ fn show(bytes: &mut Bytes, out: &mut Vec<u8>) {
 
 /// Held by a response and by each of its pieces until they are sent.
 struct Guard {
-    _memory: Memory,
+    _memory: MemoryReservation,
     went: watch::Sender<()>,
 }
 
@@ -142,7 +142,7 @@ impl Drop for Sent {
     }
 }
 
-fn guard(memory: Memory, connection: CancellationToken, stall: Duration) -> Arc<Guard> {
+fn guard(memory: MemoryReservation, connection: CancellationToken, stall: Duration) -> Arc<Guard> {
     let (went, mut seen) = watch::channel(());
     tokio::spawn(async move {
         loop {
@@ -202,7 +202,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_that_nobody_takes_ends_its_connection_and_one_that_went_gives_its_memory_back() {
         let budget = MemoryBudget::default();
-        let all = || budget.take(200 << 20);
+        let all = || budget.reserve(200 << 20);
         let stalled = CancellationToken::new();
         let unread = guard(all().unwrap(), stalled.clone(), Duration::from_millis(1));
         let piece = Sent { piece: Vec::new(), guard: unread };

@@ -41,7 +41,7 @@ pub fn list(root: &Root, path: &SandboxPath, request: &ListRequest, writes: &Wri
     } else {
         page.flat(place, request)
     };
-    let Listed { entries, next, is_too_deep } = listed.map_err(|e| refusal(e, path))?;
+    let ListedJob { entries, next, is_too_deep } = listed.map_err(|e| refusal(e, path))?;
     let (shown, path_b64) = path.in_json();
     Ok(ListResponse {
         path: shown,
@@ -125,7 +125,7 @@ fn rank(stat: &Stat, request: &ListRequest) -> i128 {
 }
 
 #[derive(Default)]
-struct Listed {
+struct ListedJob {
     entries: Vec<FileEntry>,
     next: Option<Place>,
     /// Whether there were directories below the maximum depth.
@@ -140,7 +140,7 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    fn flat(&self, after: Option<Place>, request: &ListRequest) -> Result<Listed, Errno> {
+    fn flat(&self, after: Option<Place>, request: &ListRequest) -> Result<ListedJob, Errno> {
         let look = |name: &[u8]| rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW);
         // One extra entry shows whether there is another page.
         let mut smallest = Smallest::new(self.limit + 1);
@@ -163,10 +163,10 @@ impl Page<'_> {
             let Ok(stat) = look(&place.name) else { continue };
             entries.push(entry(&self.directory, &place.name, [self.base.as_slice(), &place.name].concat(), &stat, self.writes));
         }
-        Ok(Listed { entries, next: places.pop().filter(|_| has_more), is_too_deep: false })
+        Ok(ListedJob { entries, next: places.pop().filter(|_| has_more), is_too_deep: false })
     }
 
-    fn below(&self, after: Option<Vec<u8>>, max_depth: u32, stop: &Stop) -> Result<Listed, Errno> {
+    fn below(&self, after: Option<Vec<u8>>, max_depth: u32, stop: &Stop) -> Result<ListedJob, Errno> {
         let mut relative: Vec<u8> = Vec::new();
         let mut levels: Vec<(SortedNames, usize)> = Vec::new();
         let mut open = Some(open_beneath(&self.directory, b".", OFlags::RDONLY | OFlags::DIRECTORY)?);
@@ -182,7 +182,7 @@ impl Page<'_> {
         if let Some(directory) = open.filter(|_| (levels.len() as u32) < max_depth) {
             levels.push((SortedNames::new(directory, None), relative.len()));
         }
-        let mut listed = Listed::default();
+        let mut listed = ListedJob::default();
         let mut last = None;
         loop {
             let may_descend = (levels.len() as u32) < max_depth;

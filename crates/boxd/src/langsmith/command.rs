@@ -15,7 +15,7 @@ use http::HeaderMap;
 use crate::{
     answer::Failure,
     auth::{Caller, Exec},
-    exec::{self, MAX_TIMEOUT, Terms, Unattended},
+    exec::{self, LifetimePolicy, MAX_TIMEOUT, UnattendedPolicy},
     listen::Connection,
     server::Server,
 };
@@ -49,7 +49,7 @@ pub async fn execute(
             ..Default::default()
         })
     };
-    Ok(exec::run_as(&server, &caller, &headers, content, adapt).await?.brief_answer(&connection)?)
+    Ok(exec::run_as(&server, &caller, &headers, content, adapt).await?.respond_langsmith(&connection)?)
 }
 
 /// The shells that are installed in the sandbox.
@@ -73,19 +73,19 @@ impl Shells {
 }
 
 /// Plans a streamed command: the program, and the terms of its retention.
-pub fn plan(asked: Execute, server: &Server, shells: Shells) -> Result<(ExecStart, Terms), ApiError> {
+pub fn plan(asked: Execute, server: &Server, shells: Shells) -> Result<(ExecStart, LifetimePolicy), ApiError> {
     let unattended = match (asked.idle_timeout_seconds, span("idle_timeout_seconds", asked.idle_timeout_seconds)?) {
-        (None, _) => Unattended::Usual,
-        (Some(_), Some(limit)) => Unattended::EndsAfter(limit),
-        (Some(_), None) => Unattended::EndsWithTimeout,
+        (None, _) => UnattendedPolicy::Default,
+        (Some(_), Some(limit)) => UnattendedPolicy::EndsAfter(limit),
+        (Some(_), None) => UnattendedPolicy::EndsWithTimeout,
     };
-    let kept_for = span("ttl_seconds", asked.ttl_seconds)?;
+    let retention = span("ttl_seconds", asked.ttl_seconds)?;
     let is_terminal = asked.pty == Some(true) || asked.close_stdin != Some(true) && asked.command.as_deref().is_some_and(is_bare_shell);
     let timeout_seconds = asked.timeout_seconds.or(asked.timeout.filter(|_| !is_terminal));
     // Older clients send a timeout with every command: it must not end a terminal while a user is connected to it.
     let unattended_timeout = span("timeout", asked.timeout.filter(|seconds| is_terminal && *seconds > 0.0))?;
     let start = ExecStart { timeout_seconds, ..started(asked, server, shells)? };
-    Ok((start, Terms { unattended, unattended_timeout, kept_for, ..Terms::timeout(MAX_TIMEOUT) }))
+    Ok((start, LifetimePolicy { unattended, unattended_timeout, retention, ..LifetimePolicy::with_timeout(MAX_TIMEOUT) }))
 }
 
 fn started(asked: Execute, server: &Server, shells: Shells) -> Result<ExecStart, ApiError> {

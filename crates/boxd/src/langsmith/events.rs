@@ -23,7 +23,7 @@ use crate::{
     answer::Failure,
     auth::{Caller, Exec},
     body,
-    exec::{self, CutOff, Event, Events, Form, MAX_TIMEOUT, Script, Terms, subject},
+    exec::{self, EventEncoder, EventStream, Interruption, LifetimePolicy, MAX_TIMEOUT, OutputEncoding, OutputEvent, describe_command},
     listen::Connection,
     server::Server,
 };
@@ -40,10 +40,10 @@ pub async fn start(
 ) -> Result<Response, Failure> {
     let shells = Shells::of(&server).await?;
     let (asked, _memory) = caller.stream.until_revoked(exec::read_request::<Execute>(&server, &headers, content)).await?;
-    caller.aims_at(&subject(asked.command.as_deref(), None, asked.command_id.as_deref()));
+    caller.aims_at(&describe_command(asked.command.as_deref(), None, asked.command_id.as_deref()));
     // This API has no request that sends input later.
-    let (start, terms) = plan(Execute { close_stdin: Some(true), ..asked }, &server, shells)?;
-    Ok(Events { start, terms, max_output: None, script: Told }.answer(&server, caller, &connection).await?)
+    let (start, policy) = plan(Execute { close_stdin: Some(true), ..asked }, &server, shells)?;
+    Ok(EventStream { start, policy, max_output: None, encoder: Told }.respond(&server, caller, &connection).await?)
 }
 
 pub async fn resume(
@@ -54,8 +54,8 @@ pub async fn resume(
 ) -> Result<Response, Failure> {
     let asked: Resume = read_object(&body::collect(content, MAX_RESUME_BYTES).await?)?;
     caller.aims_at(&asked.command_id);
-    let events = Events { start: joining(asked), terms: Terms::timeout(MAX_TIMEOUT), max_output: None, script: Told };
-    Ok(events.answer(&server, caller, &connection).await?)
+    let events = EventStream { start: joining(asked), policy: LifetimePolicy::with_timeout(MAX_TIMEOUT), max_output: None, encoder: Told };
+    Ok(events.respond(&server, caller, &connection).await?)
 }
 
 /// A `start` that only joins a command, at the offsets the client has reached.
@@ -70,21 +70,21 @@ pub fn joining(asked: Resume) -> ExecStart {
 
 struct Told;
 
-impl Script for Told {
-    const FORM: Form = Form::Bytes;
+impl EventEncoder for Told {
+    const ENCODING: OutputEncoding = OutputEncoding::Bytes;
 
     fn ready(&mut self, ready: ExecReady, _: (u64, u64)) -> Bytes {
         event("started", &json!({ "command_id": ready.command_id, "pid": ready.pid }))
     }
 
-    fn event(&mut self, next: Event, (stdout, stderr): (u64, u64)) -> Bytes {
+    fn event(&mut self, next: OutputEvent, (stdout, stderr): (u64, u64)) -> Bytes {
         match next {
-            Event::Output(output) => {
+            OutputEvent::Output(output) => {
                 event(word(output.stream), &json!({ "offset": output.offset, "data": STANDARD.encode(output.bytes()) }))
             }
             // The SDK has no event for a gap: the offset of the next output shows it.
-            Event::Gap { .. } => Bytes::from_static(b":\n\n"),
-            Event::Exit(ended) => {
+            OutputEvent::Gap { .. } => Bytes::from_static(b":\n\n"),
+            OutputEvent::Exit(ended) => {
                 let last = match ended.timed_out {
                     true => event("error", &json!({ "error_type": super::COMMAND_TIMEOUT, "error": super::TOOK_TOO_LONG })),
                     false => event("exit", &json!({ "exit_code": ended.exit.code })),
@@ -95,17 +95,17 @@ impl Script for Told {
         }
     }
 
-    fn cut_off(&mut self, why: CutOff, (stdout, stderr): (u64, u64)) -> Option<Bytes> {
+    fn interrupted(&mut self, why: Interruption, (stdout, stderr): (u64, u64)) -> Option<Bytes> {
         match why {
             // The client reconnects immediately, and the gateway exchanges its API key for a fresh token.
-            CutOff::Refused(error) if matches!(error.code, ErrorCode::TokenExpired | ErrorCode::ProviderUnavailable) => {
+            Interruption::Refused(error) if matches!(error.code, ErrorCode::TokenExpired | ErrorCode::ProviderUnavailable) => {
                 Some(event("ack_required", &json!({ "stdout_offset": stdout, "stderr_offset": stderr })))
             }
-            CutOff::Refused(error) => {
+            Interruption::Refused(error) => {
                 let error_type = langsmith::error_type(error.code, "CommandError");
                 Some(event("error", &json!({ "error_type": error_type, "error": error.message })))
             }
-            CutOff::Shutdown => {
+            Interruption::Shutdown => {
                 Some(event("error", &json!({ "error_type": "ServerShuttingDown", "error": "the sandbox is stopping; resume" })))
             }
         }

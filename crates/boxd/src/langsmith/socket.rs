@@ -29,7 +29,10 @@ use super::{
 };
 use crate::{
     answer::{Failure, RequestRecord},
-    exec::{Commands, Event, Form, MAX_TIMEOUT, Terms, Viewer, at, ready, subject, terminal_size},
+    exec::{
+        Commands, LifetimePolicy, MAX_TIMEOUT, OutputEncoding, OutputEvent, Viewer, describe_command, ready, sleep_until_some,
+        terminal_size,
+    },
     server::Server,
     socket::{self, Conversation, Dialect, End, Peer, Received},
 };
@@ -77,20 +80,20 @@ impl Conversation for Session {
 
     async fn hold(self, peer: &mut Peer<'_, LangsmithClientFrame>) -> Result<(), End> {
         let shells = Shells::of(peer.server).await?;
-        let (start, terms) = match peer.next().await? {
+        let (start, policy) = match peer.next().await? {
             LangsmithClientFrame::Execute(asked) => plan(*asked, peer.server, shells)?,
-            LangsmithClientFrame::Reconnect(asked) => (joining(asked), Terms::timeout(MAX_TIMEOUT)),
+            LangsmithClientFrame::Reconnect(asked) => (joining(asked), LifetimePolicy::with_timeout(MAX_TIMEOUT)),
             _ => return Err(ApiError::invalid("there is no command yet; send `execute` or `reconnect`").into()),
         };
-        peer.record.aims_at(&subject(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
-        run(peer, start, terms).await
+        peer.record.aims_at(&describe_command(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
+        run(peer, start, policy).await
     }
 }
 
-async fn run(peer: &mut Peer<'_, LangsmithClientFrame>, start: ExecStart, terms: Terms) -> Result<(), End> {
+async fn run(peer: &mut Peer<'_, LangsmithClientFrame>, start: ExecStart, policy: LifetimePolicy) -> Result<(), End> {
     let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
-    let attached = Commands::start(peer.server, start, terms, &peer.claims()).await?;
-    let mut viewer = Viewer::new(attached, stdout_from, stderr_from, Form::Text);
+    let attachment = Commands::start(peer.server, start, policy, &peer.claims()).await?;
+    let mut viewer = Viewer::new(attachment, stdout_from, stderr_from, OutputEncoding::Text);
     let began = ready(&viewer);
     peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
     let (out, command) = (peer.out.clone(), viewer.command().clone());
@@ -104,7 +107,7 @@ async fn run(peer: &mut Peer<'_, LangsmithClientFrame>, start: ExecStart, terms:
             frame = peer.next(), if has_room => obey(frame?, &viewer, &peer.server.commands).await?,
             free = out.permit(), if permit.is_none() => permit = Some(free?),
             event = viewer.next(), if permit.is_some() => match event {
-                Event::Exit(ended) => {
+                OutputEvent::Exit(ended) => {
                     // The last frames need the slot that this permit holds.
                     drop(permit.take());
                     for message in shown.rest() {
@@ -122,8 +125,8 @@ async fn run(peer: &mut Peer<'_, LangsmithClientFrame>, start: ExecStart, terms:
                     }
                 }
             },
-            () = at(stalls_at) => viewer.let_go(),
-            () = command.input.room(), if !has_room => {}
+            () = sleep_until_some(stalls_at) => viewer.release_backpressure(),
+            () = command.input.wait_for_room(), if !has_room => {}
         }
     }
 }
@@ -136,7 +139,7 @@ async fn obey(frame: LangsmithClientFrame, viewer: &Viewer, commands: &Commands)
                 return Err(ApiError::invalid("this command has no standard input; run it without `close_stdin`"));
             }
             let bytes = data.into_bytes();
-            let bytes = commands.memory(bytes.len())?.owned_by(bytes);
+            let bytes = commands.reserve_memory(bytes.len())?.attach_to(bytes);
             // A closed input is not an error: the command has closed it or has just ended, and its exit is reported
             // separately.
             let _ = command.input.push(None, bytes);
@@ -169,16 +172,16 @@ struct Shown {
 }
 
 impl Shown {
-    fn take(&mut self, event: Event) -> Option<Message> {
+    fn take(&mut self, event: OutputEvent) -> Option<Message> {
         match event {
-            Event::Output(output) => {
+            OutputEvent::Output(output) => {
                 let shown = self.of(output.stream).take(output.offset, output.bytes());
                 shown.map(|(offset, data)| text(output.stream, offset, data))
             }
             // The SDK has no frame for a gap: the next offset is higher than the client expects, and it continues from
             // there.
-            Event::Gap { stream, .. } => self.of(stream).end().map(|(offset, data)| text(stream, offset, data)),
-            Event::Exit(_) => None,
+            OutputEvent::Gap { stream, .. } => self.of(stream).end().map(|(offset, data)| text(stream, offset, data)),
+            OutputEvent::Exit(_) => None,
         }
     }
 

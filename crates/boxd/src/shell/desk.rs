@@ -12,7 +12,7 @@ use cobox_protocol::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::typists::{Typist, Typists};
+use crate::input_dedup::{InputDeduplicator, InputSource};
 
 /// Maximum participants per shell. Each costs a task and a few frames. The streams of a sandbox have a limit too.
 pub const MAX_VIEWERS: usize = 512;
@@ -26,7 +26,7 @@ pub struct Desk {
     next_viewer: u64,
     viewers: HashMap<u64, Viewer>,
     holder: Option<Holder>,
-    typists: Typists,
+    input_dedup: InputDeduplicator,
 }
 
 struct Viewer {
@@ -201,9 +201,9 @@ impl Desk {
     /// Whether input with this number is new for this client. The number is recorded, so call this once per input.
     pub fn is_new_input(&mut self, id: u64, seq: Option<u64>) -> bool {
         let (Some(seq), Some(viewer)) = (seq, self.viewers.get(&id)) else { return true };
-        let typist = Typist::new(&viewer.who.principal, viewer.client.as_deref(), id);
-        let is_new = self.typists.is_new(&typist, seq);
-        self.typists.took(&typist, seq);
+        let source = InputSource::new(&viewer.who.principal, viewer.client.as_deref(), id);
+        let is_new = self.input_dedup.is_new(&source, seq);
+        self.input_dedup.record(&source, seq);
         is_new
     }
 }

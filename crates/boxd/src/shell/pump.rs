@@ -5,7 +5,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{shared::Shell, terminal::hang_up};
-use crate::{processes::Ended, server::Server};
+use crate::{processes::JobExit, server::Server};
 
 /// Size of one read from the terminal: four times what it can hold.
 const READ_BYTES: usize = 16 * 1024;
@@ -125,7 +125,7 @@ impl Life {
                 _ => break,
             }
         }
-        shell.listed.job.end(Ended { exit, timed_out: false });
+        shell.listed.job.end(JobExit { exit, timed_out: false });
         shell.exit.send_replace(Some(exit));
         true
     }

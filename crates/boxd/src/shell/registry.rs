@@ -14,7 +14,7 @@ use super::{
     terminal::{self, Terminal},
 };
 use crate::{
-    processes::{Job, shown},
+    processes::{Job, display_argv},
     server::Server,
 };
 
@@ -111,7 +111,7 @@ impl Shells {
         let command = create.command.clone();
         let terminal = Terminal::start(server, create, size).await?;
         let words: Vec<Vec<u8>> = terminal.argv.iter().map(|word| word.clone().into_bytes()).collect();
-        let job = Job::new(id.to_string(), ProcessKind::Shell, shown(&words), by, terminal.program.clone());
+        let job = Job::new(id.to_string(), ProcessKind::Shell, display_argv(&words), by, terminal.program.clone());
         let listed = server.processes.list(Arc::new(job));
         let shell = Arc::new(Shell::new(name.clone(), id, command, terminal, listed, size, self.ring_bytes));
         self.shells().insert(name, shell.clone());

@@ -78,11 +78,11 @@ pub async fn run(
         }
         found => found?,
     };
-    let memory = server.commands.memory(exec::max_output(request.max_output_bytes, &server.limits))?;
+    let memory = server.commands.reserve_memory(exec::max_output(request.max_output_bytes, &server.limits))?;
     let typed = in_words(Some(&request.command), None);
     let done = caller.stream.until_revoked(command::run(&shell, request, server.limits.output_bytes)).await?;
     server.happenings.ran_in_shell(&caller.claims, typed, done.exit_code, done.timed_out, done.duration_ms);
-    Ok(exec::answer_of_a_shell(done, memory, &server.commands, &connection)?)
+    Ok(exec::shell_run_response(done, memory, &server.commands, &connection)?)
 }
 
 async fn read<T: DeserializeOwned>(server: &Server, content: Body) -> Result<T, Failure> {

@@ -19,7 +19,7 @@ use super::{
     prompt::{Prompt, State, TextFinder},
     terminal::Terminal,
 };
-use crate::{processes::Listed, workload::Exit};
+use crate::{processes::ListedJob, workload::Exit};
 
 /// Maximum input that the program has not read yet. Beyond it, clients that send input wait.
 const MAX_PENDING_INPUT_BYTES: usize = 1024 * 1024;
@@ -40,7 +40,7 @@ pub struct Shell {
     pub created_at: Timestamp,
     pub log: Log,
     pub terminal: Terminal,
-    pub listed: Listed,
+    pub listed: ListedJob,
     pub exit: watch::Sender<Option<Exit>>,
     pub controller: watch::Sender<Option<Controller>>,
     pub prompt: watch::Sender<Prompt>,
@@ -76,7 +76,7 @@ impl Shell {
         id: ShellId,
         command: Option<String>,
         terminal: Terminal,
-        listed: Listed,
+        listed: ListedJob,
         (cols, rows): (u16, u16),
         ring_bytes: u64,
     ) -> Self {

@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use super::prompt::{Dialect, Integration};
 use crate::{
     descriptor::Descriptor,
-    exec::{directory, environment, text},
+    exec::{environment, reject_nul, working_directory},
     programs::{self, Program},
     server::Server,
     workload::{ProgramSpec, Stdio, is_bad_cwd},
@@ -43,7 +43,7 @@ impl Terminal {
         let shown =
             create.command.clone().map_or_else(|| vec![shell.to_owned()], |command| vec!["/bin/sh".to_owned(), "-c".to_owned(), command]);
         let (argv, integration) = match create.command {
-            Some(command) => (vec![b"/bin/sh".to_vec(), b"-c".to_vec(), text("command", command)?], None),
+            Some(command) => (vec![b"/bin/sh".to_vec(), b"-c".to_vec(), reject_nul("command", command)?], None),
             None => {
                 let integration = Integration::new(if bash { Dialect::Bash } else { Dialect::Sh });
                 let (argv, variables) = integration.command(shell);
@@ -51,10 +51,10 @@ impl Terminal {
                 (argv, Some(integration))
             }
         };
-        let asked = environment(create.env)?;
-        env.retain(|(name, _)| asked.iter().all(|(other, _)| other != name));
-        env.extend(asked);
-        let command = ProgramSpec { argv, env, cwd: directory(create.cwd)?, stdio: Stdio::Pty { cols, rows } };
+        let requested = environment(create.env)?;
+        env.retain(|(name, _)| requested.iter().all(|(other, _)| other != name));
+        env.extend(requested);
+        let command = ProgramSpec { argv, env, cwd: working_directory(create.cwd)?, stdio: Stdio::Pty { cols, rows } };
         let started = programs::start(&server.programs, &server.tasks, command).await.map_err(|error| match is_bad_cwd(&error) {
             true => ApiError::invalid(format!("cwd: {error}")),
             false => ApiError::new(ErrorCode::Internal, format!("the shell can't be started: {error}")),

@@ -68,14 +68,14 @@ pub struct Terms<'a> {
     pub is_full: &'a dyn Fn() -> bool,
 }
 
-pub fn unpack(root: &Root, path: &SandboxPath, format: Format, from: Incoming, terms: Terms<'_>) -> Result<Unpacked, ApiError> {
-    let base = make_directory(root, path.bytes(), true, terms.author).map_err(|e| refusal(e, path))?;
+pub fn unpack(root: &Root, path: &SandboxPath, format: Format, from: Incoming, policy: Terms<'_>) -> Result<Unpacked, ApiError> {
+    let base = make_directory(root, path.bytes(), true, policy.author).map_err(|e| refusal(e, path))?;
     match format {
-        Format::Tar => unpack_from(from, Unpacker::new(base, terms)),
+        Format::Tar => unpack_from(from, Unpacker::new(base, policy)),
         Format::TarZstd => {
             let mut decoder = zstd::Decoder::new(from).map_err(|e| unreadable(&e))?;
             decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(|e| unreadable(&e))?;
-            unpack_from(decoder, Unpacker::new(base, terms))
+            unpack_from(decoder, Unpacker::new(base, policy))
         }
     }
 }
@@ -141,19 +141,19 @@ struct Unpacker<'a> {
     late_modes: Vec<(Vec<u8>, Mode)>,
     /// Memory for the names in `late_modes`.
     late_bytes: usize,
-    terms: Terms<'a>,
+    policy: Terms<'a>,
     buffer: Vec<u8>,
     done: Unpacked,
 }
 
 impl<'a> Unpacker<'a> {
-    fn new(base: OwnedFd, terms: Terms<'a>) -> Self {
+    fn new(base: OwnedFd, policy: Terms<'a>) -> Self {
         Self {
             base: Arc::new(base),
             last_parent: None,
             late_modes: Vec::new(),
             late_bytes: 0,
-            terms,
+            policy,
             buffer: vec![0; COPY_BYTES],
             done: Unpacked { entries: 0, bytes: 0 },
         }
@@ -168,7 +168,7 @@ impl<'a> Unpacker<'a> {
         if self.done.entries > MAX_ENTRIES {
             return Err(ApiError::invalid(format!("the archive has more than {MAX_ENTRIES} entries")));
         }
-        if (self.terms.is_full)() {
+        if (self.policy.is_full)() {
             return Err(disk_full());
         }
         let raw = entry.path_bytes().into_owned();
@@ -182,7 +182,7 @@ impl<'a> Unpacker<'a> {
         let (directory, last) = split(&name).ok_or(Errno::INVAL).map_err(refused)?;
         let target = entry.link_name_bytes().unwrap_or_default().into_owned();
         match kind {
-            EntryType::Symlink => self.terms.links.check(&raw, directory, &target)?,
+            EntryType::Symlink => self.policy.links.check(&raw, directory, &target)?,
             EntryType::Regular | EntryType::Continuous if is_pax_sparse(entry)? => {
                 return Err(ApiError::invalid(format!(
                     "the archive's entry {} is a file without its holes in PAX form; make the archive with --format=gnu, or without --sparse",
@@ -225,7 +225,7 @@ impl<'a> Unpacker<'a> {
             if n == 0 {
                 return Err(ApiError::invalid(format!("the archive ends in the middle of {}", show(raw))));
             }
-            if (self.terms.is_full)() {
+            if (self.policy.is_full)() {
                 return Err(disk_full());
             }
             write_all(&temp.file, &self.buffer[..n]).map_err(refused)?;
@@ -236,11 +236,11 @@ impl<'a> Unpacker<'a> {
             rustix::fs::futimens(&temp.file, &Timestamps { last_access: at, last_modification: at }).map_err(refused)?;
         }
         let is_new = current(parent, last).map_err(refused)?.is_none();
-        let mut writes = self.terms.writes.lock();
+        let mut writes = self.policy.writes.lock();
         temp.rename_to(last, false).map_err(refused)?;
         let stat = rustix::fs::fstat(&temp.file).map_err(refused)?;
         writes.record(&stat);
-        self.terms.author.placed(parent, last, &stat, is_new);
+        self.policy.author.placed(parent, last, &stat, is_new);
         Ok(())
     }
 
@@ -248,11 +248,11 @@ impl<'a> Unpacker<'a> {
     fn take_hard_link(&mut self, target: &[u8], parent: &OwnedFd, last: &[u8], raw: &[u8]) -> Result<(), ApiError> {
         let name = clean_name(target)?;
         let is_new = current(parent, last).map_err(|e| refusal(e, show(raw)))?.is_none();
-        let mut writes = self.terms.writes.lock();
+        let mut writes = self.policy.writes.lock();
         match place_hard_link(&self.base, &name, parent, last) {
             Ok(stat) => {
                 writes.record(&stat);
-                self.terms.author.placed(parent, last, &stat, is_new);
+                self.policy.author.placed(parent, last, &stat, is_new);
                 Ok(())
             }
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::INVAL) => Err(ApiError::invalid(format!(
@@ -291,7 +291,7 @@ impl<'a> Unpacker<'a> {
     /// Records the author of a directory or a link, unless it is already gone.
     fn sign(&self, parent: &OwnedFd, name: &[u8]) {
         if let Ok(Some(stat)) = current(parent, name) {
-            self.terms.author.placed(parent, name, &stat, true);
+            self.policy.author.placed(parent, name, &stat, true);
         }
     }
 

@@ -13,19 +13,19 @@ const FIRST_BYTES: usize = 4 * 1024;
 const DRAIN_BYTES: usize = 1024 * 1024;
 
 #[derive(Default)]
-pub struct Capture {
+pub struct OutputCapture {
     pub bytes: Vec<u8>,
     pub truncated: bool,
     limit: usize,
     is_at_end: bool,
 }
 
-impl Capture {
+impl OutputCapture {
     pub fn new(limit: usize) -> Self {
         Self { limit, ..Self::default() }
     }
 
-    pub fn of(bytes: Vec<u8>) -> Self {
+    pub fn complete(bytes: Vec<u8>) -> Self {
         Self { limit: bytes.len(), bytes, truncated: false, is_at_end: true }
     }
 
@@ -34,13 +34,13 @@ impl Capture {
         !self.is_at_end
     }
 
-    pub async fn read_to_end(&mut self, from: Option<&Descriptor>) {
-        let Some(from) = from else { return };
+    pub async fn read_to_end(&mut self, source: Option<&Descriptor>) {
+        let Some(source) = source else { return };
         // Most commands print little or nothing: the large buffer is only for those that fill the small one.
         let mut chunk = vec![0; FIRST_BYTES];
         while !self.is_at_end {
-            match from.read(&mut chunk).await {
-                Ok(n) => self.take(&chunk[..n]),
+            match source.read(&mut chunk).await {
+                Ok(n) => self.append(&chunk[..n]),
                 Err(_) => self.is_at_end = true,
             }
             if self.bytes.len() >= FIRST_BYTES && chunk.len() < CHUNK_BYTES {
@@ -50,15 +50,15 @@ impl Capture {
     }
 
     /// Reads what the pipe contains now, without waiting for more.
-    pub fn drain(&mut self, from: Option<&impl AsFd>) {
-        let Some(from) = from else { return };
+    pub fn drain(&mut self, source: Option<&impl AsFd>) {
+        let Some(source) = source else { return };
         let mut chunk = [0; FIRST_BYTES];
         let mut drained = 0;
         while !self.is_at_end && drained < DRAIN_BYTES {
-            match read_now(from, &mut chunk) {
+            match read_now(source, &mut chunk) {
                 Ok(n) => {
                     drained += n;
-                    self.take(&chunk[..n]);
+                    self.append(&chunk[..n]);
                 }
                 Err(_) => return,
             }
@@ -68,20 +68,20 @@ impl Capture {
     /// The captured bytes. A character that the limit cut in two is removed, so that text stays valid UTF-8.
     pub fn into_bytes(mut self) -> Vec<u8> {
         if self.truncated
-            && let Err(cut) = std::str::from_utf8(&self.bytes)
-            && cut.error_len().is_none()
+            && let Err(error) = std::str::from_utf8(&self.bytes)
+            && error.error_len().is_none()
         {
-            self.bytes.truncate(cut.valid_up_to());
+            self.bytes.truncate(error.valid_up_to());
         }
         self.bytes.shrink_to_fit();
         self.bytes
     }
 
-    pub fn take(&mut self, chunk: &[u8]) {
+    pub fn append(&mut self, chunk: &[u8]) {
         self.is_at_end = chunk.is_empty();
-        let room = self.limit - self.bytes.len();
-        self.truncated |= chunk.len() > room;
-        self.bytes.extend_from_slice(&chunk[..chunk.len().min(room)]);
+        let available = self.limit - self.bytes.len();
+        self.truncated |= chunk.len() > available;
+        self.bytes.extend_from_slice(&chunk[..chunk.len().min(available)]);
     }
 }
 
@@ -90,21 +90,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_beyond_the_limit_is_dropped_and_told() {
-        let mut capture = Capture::new(5);
-        capture.take(b"abc");
+    fn output_beyond_the_limit_is_dropped_and_reported() {
+        let mut capture = OutputCapture::new(5);
+        capture.append(b"abc");
         assert!(!capture.truncated);
-        capture.take(b"de");
+        capture.append(b"de");
         assert!(!capture.truncated);
-        capture.take(b"f");
+        capture.append(b"f");
         assert_eq!((capture.bytes.as_slice(), capture.truncated), (b"abcde".as_slice(), true));
         assert_eq!(capture.into_bytes(), b"abcde");
     }
 
     #[test]
-    fn a_character_cut_by_the_limit_goes() {
-        let mut capture = Capture::new(2);
-        capture.take("a€".as_bytes());
+    fn a_character_cut_by_the_limit_is_removed() {
+        let mut capture = OutputCapture::new(2);
+        capture.append("a€".as_bytes());
         assert_eq!(capture.into_bytes(), b"a");
     }
 }

@@ -15,9 +15,9 @@ use tokio::sync::mpsc;
 
 use super::{
     Commands,
-    plan::{MAX_TIMEOUT, Terms},
-    session::{frame, ready},
-    viewer::{Event, Form, Viewer, at},
+    run_spec::{LifetimePolicy, MAX_TIMEOUT},
+    viewer::{OutputEncoding, OutputEvent, Viewer, sleep_until_some},
+    websocket::{event_frame, ready},
 };
 use crate::{
     auth::{Caller, Exec},
@@ -26,29 +26,29 @@ use crate::{
 };
 
 /// Events queued for a slow client; beyond it the output stays in the command's log.
-const WAITING_EVENTS: usize = 2;
+const MAX_QUEUED_EVENTS: usize = 2;
 /// Interval of keep-alive comments while there is no output, so that proxies don't close the connection as idle.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const LAST_EVENT_ID: &str = "last-event-id";
 
 /// Whether the client accepts only an event stream; one that also accepts JSON gets the whole answer.
-pub fn are_wanted(headers: &HeaderMap) -> bool {
+pub fn is_requested(headers: &HeaderMap) -> bool {
     let accepts = |kind: &str| headers.get_all(header::ACCEPT).iter().any(|v| v.to_str().is_ok_and(|v| v.contains(kind)));
     accepts("text/event-stream") && !accepts("application/json") && !accepts("*/*")
 }
 
 /// Encodes a command's events for one dialect.
-pub trait Script: Send + 'static {
-    const FORM: Form;
+pub trait EventEncoder: Send + 'static {
+    const ENCODING: OutputEncoding;
 
     fn ready(&mut self, ready: ExecReady, positions: (u64, u64)) -> Bytes;
     /// `positions` are the offsets at which both streams continue after it.
-    fn event(&mut self, event: Event, positions: (u64, u64)) -> Bytes;
+    fn event(&mut self, event: OutputEvent, positions: (u64, u64)) -> Bytes;
     /// The event for a stream that ends before the command does.
-    fn cut_off(&mut self, why: CutOff, positions: (u64, u64)) -> Option<Bytes>;
+    fn interrupted(&mut self, reason: Interruption, positions: (u64, u64)) -> Option<Bytes>;
 }
 
-pub enum CutOff {
+pub enum Interruption {
     /// The token has expired or was revoked.
     Refused(ApiError),
     /// boxd is about to exit.
@@ -56,15 +56,15 @@ pub enum CutOff {
 }
 
 /// An event stream that is about to start.
-pub struct Events<S> {
+pub struct EventStream<S> {
     pub start: ExecStart,
-    pub terms: Terms,
+    pub policy: LifetimePolicy,
     /// Maximum bytes of each stream, if limited.
     pub max_output: Option<u64>,
-    pub script: S,
+    pub encoder: S,
 }
 
-pub async fn answer(
+pub async fn respond(
     server: &Arc<Server>,
     caller: Caller<Exec>,
     headers: &HeaderMap,
@@ -72,44 +72,46 @@ pub async fn answer(
     mut start: ExecStart,
     max_output: Option<u64>,
 ) -> Result<Response, ApiError> {
-    if let Some((stdout, stderr)) = last_event(headers)? {
+    if let Some((stdout, stderr)) = parse_last_event_id(headers)? {
         start.stdout_from = start.stdout_from.or(Some(stdout));
         start.stderr_from = start.stderr_from.or(Some(stderr));
     }
-    Events { start, terms: Terms::timeout(MAX_TIMEOUT), max_output, script: Frames }.answer(server, caller, connection).await
+    EventStream { start, policy: LifetimePolicy::with_timeout(MAX_TIMEOUT), max_output, encoder: FrameEvents }
+        .respond(server, caller, connection)
+        .await
 }
 
-impl<S: Script> Events<S> {
-    pub async fn answer(self, server: &Arc<Server>, caller: Caller<Exec>, connection: &Connection) -> Result<Response, ApiError> {
-        let Events { start, terms, max_output, mut script } = self;
+impl<S: EventEncoder> EventStream<S> {
+    pub async fn respond(self, server: &Arc<Server>, caller: Caller<Exec>, connection: &Connection) -> Result<Response, ApiError> {
+        let EventStream { start, policy, max_output, mut encoder } = self;
         let slot = server.slots.stream(&caller.claims)?;
         let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
         let claims = caller.claims.clone();
-        let attached = caller.stream.until_revoked(Commands::start(server, start, terms, &claims)).await?;
-        let mut viewer = Viewer::new(attached, stdout_from, stderr_from, S::FORM);
-        if let Some(most) = max_output {
-            viewer.cut_at(most);
+        let attachment = caller.stream.until_revoked(Commands::start(server, start, policy, &claims)).await?;
+        let mut viewer = Viewer::new(attachment, stdout_from, stderr_from, S::ENCODING);
+        if let Some(limit) = max_output {
+            viewer.limit_to(limit);
         }
         caller.stream.ends_connection(connection);
-        let (events, waiting) = mpsc::channel(WAITING_EVENTS);
+        let (events, receiver) = mpsc::channel(MAX_QUEUED_EVENTS);
         let (authority, shutdown) = (server.authority.clone(), server.shutdown.clone());
         server.tasks.spawn(async move {
             let mut viewer = viewer;
-            let cut_off = tokio::select! {
-                () = tell(&mut viewer, &mut script, &events) => None,
-                why = caller.stream.revoked() => Some(CutOff::Refused(why)),
-                why = authority.expired(&claims) => Some(CutOff::Refused(why)),
-                () = shutdown.cancelled() => Some(CutOff::Shutdown),
+            let interruption = tokio::select! {
+                () = send_events(&mut viewer, &mut encoder, &events) => None,
+                reason = caller.stream.revoked() => Some(Interruption::Refused(reason)),
+                reason = authority.expired(&claims) => Some(Interruption::Refused(reason)),
+                () = shutdown.cancelled() => Some(Interruption::Shutdown),
             };
-            if let Some(event) = cut_off.and_then(|why| script.cut_off(why, viewer.positions())) {
+            if let Some(event) = interruption.and_then(|reason| encoder.interrupted(reason, viewer.positions())) {
                 // The event is dropped where the queue is full: the connection of a client that doesn't read is closed
                 // instead.
                 let _ = events.try_send(event);
             }
             drop(slot);
         });
-        let body = stream::unfold(waiting, async |mut waiting| {
-            waiting.recv().await.map(|event| (Ok::<_, std::convert::Infallible>(event), waiting))
+        let body = stream::unfold(receiver, async |mut receiver| {
+            receiver.recv().await.map(|event| (Ok::<_, std::convert::Infallible>(event), receiver))
         });
         let mut response = Response::new(Body::from_stream(body));
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -119,30 +121,30 @@ impl<S: Script> Events<S> {
 }
 
 /// Sends events until the command is over or the client is gone.
-async fn tell(viewer: &mut Viewer, script: &mut impl Script, events: &mpsc::Sender<Bytes>) {
+async fn send_events(viewer: &mut Viewer, encoder: &mut impl EventEncoder, events: &mpsc::Sender<Bytes>) {
     let ready = ready(viewer);
-    if events.send(script.ready(ready, viewer.positions())).await.is_err() {
+    if events.send(encoder.ready(ready, viewer.positions())).await.is_err() {
         return;
     }
     let mut permit = None;
     loop {
         let stalls_at = viewer.stalls_at();
         tokio::select! {
-            free = events.reserve(), if permit.is_none() => match free {
-                Ok(free) => permit = Some(free),
+            reserved = events.reserve(), if permit.is_none() => match reserved {
+                Ok(reserved) => permit = Some(reserved),
                 Err(_) => return,
             },
-            next = viewer.next(), if permit.is_some() => {
-                let is_over = matches!(next, Event::Exit(_));
-                let text = script.event(next, viewer.positions());
+            event_to_send = viewer.next(), if permit.is_some() => {
+                let has_exited = matches!(event_to_send, OutputEvent::Exit(_));
+                let text = encoder.event(event_to_send, viewer.positions());
                 if let Some(permit) = permit.take() {
                     permit.send(text);
                 }
-                if is_over {
+                if has_exited {
                     return;
                 }
             }
-            () = at(stalls_at) => viewer.let_go(),
+            () = sleep_until_some(stalls_at) => viewer.release_backpressure(),
             () = tokio::time::sleep(KEEP_ALIVE), if permit.is_some() => {
                 if let Some(permit) = permit.take() {
                     permit.send(Bytes::from_static(b":\n\n"));
@@ -154,24 +156,24 @@ async fn tell(viewer: &mut Viewer, script: &mut impl Script, events: &mpsc::Send
 }
 
 /// boxd's own dialect: the frames of the WebSocket.
-struct Frames;
+struct FrameEvents;
 
-impl Script for Frames {
-    const FORM: Form = Form::Text;
+impl EventEncoder for FrameEvents {
+    const ENCODING: OutputEncoding = OutputEncoding::Text;
 
     fn ready(&mut self, ready: ExecReady, positions: (u64, u64)) -> Bytes {
         event(&ServerFrame::Ready(ready), positions)
     }
-    fn event(&mut self, next: Event, positions: (u64, u64)) -> Bytes {
-        event(&frame(next), positions)
+    fn event(&mut self, event_to_send: OutputEvent, positions: (u64, u64)) -> Bytes {
+        event(&event_frame(event_to_send), positions)
     }
-    fn cut_off(&mut self, why: CutOff, positions: (u64, u64)) -> Option<Bytes> {
-        match why {
-            CutOff::Refused(error) => {
+    fn interrupted(&mut self, reason: Interruption, positions: (u64, u64)) -> Option<Bytes> {
+        match reason {
+            Interruption::Refused(error) => {
                 let error = error.envelope(&cobox_protocol::RequestId::new()).error;
                 Some(event(&ServerFrame::Error { error }, positions))
             }
-            CutOff::Shutdown => None,
+            Interruption::Shutdown => None,
         }
     }
 }
@@ -191,7 +193,7 @@ fn event(frame: &ServerFrame<ExecReady>, (stdout, stderr): (u64, u64)) -> Bytes 
     Bytes::from(format!("event: {name}\nid: {stdout}-{stderr}\ndata: {data}\n\n"))
 }
 
-pub(crate) fn last_event(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ApiError> {
+pub(crate) fn parse_last_event_id(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ApiError> {
     let Some(value) = headers.get(LAST_EVENT_ID) else { return Ok(None) };
     let offsets = value.to_str().ok().and_then(|v| v.split_once('-')).and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     offsets.map(Some).ok_or_else(|| ApiError::invalid("Last-Event-ID must be the id of an event of this route, such as 1024-0"))

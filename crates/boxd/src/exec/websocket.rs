@@ -16,18 +16,18 @@ use http::{HeaderMap, StatusCode};
 
 use super::{
     Commands,
-    plan::{MAX_TIMEOUT, Terms, subject, terminal_size},
-    viewer::{Event, Form, Viewer, at},
+    run_spec::{LifetimePolicy, MAX_TIMEOUT, describe_command, terminal_size},
+    viewer::{OutputEncoding, OutputEvent, Viewer, sleep_until_some},
 };
 use crate::{
     answer::{Failure, RequestRecord},
+    input_dedup::InputSource,
     server::Server,
     socket::{self, Conversation, End, Peer, encode},
-    typists::Typist,
 };
 
 /// Short answers (acknowledgements, error frames) queued for a slow client; beyond it the client's frames aren't read.
-const MAX_WAITING_ANSWERS: usize = 64;
+const MAX_QUEUED_ANSWERS: usize = 64;
 /// Maximum length of the name a client gives itself; the same as for shells.
 const MAX_CLIENT_CHARS: usize = 64;
 
@@ -37,39 +37,39 @@ pub async fn open(
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Failure> {
-    socket::open(server, record, headers, upgrade, Session).await
+    socket::open(server, record, headers, upgrade, ExecSocket).await
 }
 
-pub struct Session;
+pub struct ExecSocket;
 
-impl Conversation for Session {
+impl Conversation for ExecSocket {
     type Frame = ClientFrame<ExecStart>;
     const NEEDS: Capability = Capability::Exec;
 
     async fn hold(self, peer: &mut Peer<'_, ClientFrame<ExecStart>>) -> Result<(), End> {
         let mut start = wait_for_start(peer).await?;
         let claims = peer.claims();
-        peer.record.aims_at(&subject(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
+        peer.record.aims_at(&describe_command(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
         let is_binary = start.binary;
         if start.client.as_ref().is_some_and(|client| client.is_empty() || client.chars().count() > MAX_CLIENT_CHARS) {
             return Err(ApiError::invalid(format!("client must have 1 to {MAX_CLIENT_CHARS} characters")).into());
         }
         let client = start.client.take();
         let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
-        let attached = Commands::start(peer.server, start, Terms::timeout(MAX_TIMEOUT), &claims).await?;
-        let form = if is_binary { Form::Bytes } else { Form::Text };
-        let mut viewer = Viewer::new(attached, stdout_from, stderr_from, form);
+        let attachment = Commands::start(peer.server, start, LifetimePolicy::with_timeout(MAX_TIMEOUT), &claims).await?;
+        let encoding = if is_binary { OutputEncoding::Bytes } else { OutputEncoding::Text };
+        let mut viewer = Viewer::new(attachment, stdout_from, stderr_from, encoding);
         let ready = ready(&viewer);
         peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
         peer.out.send(&ServerFrame::Ready(ready)).await?;
         let (out, command) = (peer.out.clone(), viewer.command().clone());
-        let typist = command.input.typist(&claims.sub, client.as_deref());
+        let source = command.input.register_source(&claims.sub, client.as_deref());
         let mut answers = VecDeque::new();
         let mut permit = None;
-        let mut is_over = false;
-        while !(is_over && answers.is_empty()) {
+        let mut has_exited = false;
+        while !(has_exited && answers.is_empty()) {
             let has_room = command.input.has_room();
-            let may_take_frames = answers.len() < MAX_WAITING_ANSWERS && has_room;
+            let can_read_frames = answers.len() < MAX_QUEUED_ANSWERS && has_room;
             let stalls_at = viewer.stalls_at();
             if permit.is_some()
                 && let Some(answer) = answers.pop_front()
@@ -78,21 +78,21 @@ impl Conversation for Session {
                 continue;
             }
             tokio::select! {
-                frame = peer.next(), if may_take_frames => {
-                    let answer = obey(frame?, &mut viewer, &typist, &peer.server.commands).await;
+                frame = peer.next(), if can_read_frames => {
+                    let answer = handle_frame(frame?, &mut viewer, &source, &peer.server.commands).await;
                     match answer {
                         Ok(None) => {}
                         Ok(Some(answer)) => answers.push_back(encode(&answer)),
                         Err(error) => answers.push_back(out.complaint(&error)),
                     }
                 }
-                free = out.permit(), if permit.is_none() => permit = Some(free?),
-                event = viewer.next(), if permit.is_some() && !is_over => {
-                    is_over = matches!(event, Event::Exit(_));
-                    out.send_with(&mut permit, message(event, is_binary));
+                reserved = out.permit(), if permit.is_none() => permit = Some(reserved?),
+                event = viewer.next(), if permit.is_some() && !has_exited => {
+                    has_exited = matches!(event, OutputEvent::Exit(_));
+                    out.send_with(&mut permit, event_message(event, is_binary));
                 }
-                () = at(stalls_at) => viewer.let_go(),
-                () = command.input.room(), if !has_room => {}
+                () = sleep_until_some(stalls_at) => viewer.release_backpressure(),
+                () = command.input.wait_for_room(), if !has_room => {}
             }
         }
         Ok(())
@@ -115,26 +115,26 @@ pub fn ready(viewer: &Viewer) -> ExecReady {
     ExecReady { command_id: job.id.clone(), pid: job.program.pid().unwrap_or(0), stdout_offset, stderr_offset }
 }
 
-fn message(event: Event, is_binary: bool) -> Message {
+fn event_message(event: OutputEvent, is_binary: bool) -> Message {
     match event {
-        Event::Output(output) if is_binary => Message::Binary(output.frame.freeze()),
-        other => encode(&frame(other)),
+        OutputEvent::Output(output) if is_binary => Message::Binary(output.frame.freeze()),
+        other => encode(&event_frame(other)),
     }
 }
 
 /// The event as a JSON frame.
-pub fn frame(event: Event) -> ServerFrame<ExecReady> {
+pub fn event_frame(event: OutputEvent) -> ServerFrame<ExecReady> {
     match event {
-        Event::Output(output) => ServerFrame::output(output.stream, output.offset, output.bytes()),
-        Event::Gap { stream, from, to } => ServerFrame::Gap { from, to, stream: Some(stream) },
-        Event::Exit(ended) => ServerFrame::Exit { exit_code: ended.exit.code, signal: ended.exit.signal, timed_out: ended.timed_out },
+        OutputEvent::Output(output) => ServerFrame::output(output.stream, output.offset, output.bytes()),
+        OutputEvent::Gap { stream, from, to } => ServerFrame::Gap { from, to, stream: Some(stream) },
+        OutputEvent::Exit(ended) => ServerFrame::Exit { exit_code: ended.exit.code, signal: ended.exit.signal, timed_out: ended.timed_out },
     }
 }
 
-async fn obey(
+async fn handle_frame(
     frame: ClientFrame<ExecStart>,
     viewer: &mut Viewer,
-    typist: &Typist,
+    source: &InputSource,
     commands: &Commands,
 ) -> Result<Option<ServerFrame<()>>, ApiError> {
     match frame {
@@ -144,8 +144,8 @@ async fn obey(
                 return Err(ApiError::invalid("this command has no standard input; start it with `stdin: true`"));
             }
             let bytes = frame_bytes(data.as_deref(), data_b64.as_deref()).map_err(ApiError::invalid)?;
-            let bytes = commands.memory(bytes.len())?.owned_by(bytes);
-            if !command.input.push(seq.map(|seq| (typist, seq)), bytes) {
+            let bytes = commands.reserve_memory(bytes.len())?.attach_to(bytes);
+            if !command.input.push(seq.map(|seq| (source, seq)), bytes) {
                 return Err(ApiError::invalid("the command's standard input is closed"));
             }
             Ok(seq.map(|seq| ServerFrame::StdinAck { seq }))

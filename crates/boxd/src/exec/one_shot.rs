@@ -18,17 +18,17 @@ use cobox_token::Claims;
 use tokio::io::Interest;
 
 use super::{
-    done::Done,
+    capture::OutputCapture,
     internal,
-    memory::Memory,
-    outcome::{end_within, not_started},
-    output::Capture,
-    plan::Plan,
+    memory_budget::MemoryReservation,
+    response::CompletedCommand,
+    run_spec::OneShotSpec,
+    termination::{describe_start_failure, wait_with_timeout},
 };
 use crate::{
     descriptor::Descriptor,
     happenings::in_words,
-    processes::{Ended, Job, shown},
+    processes::{Job, JobExit, display_argv},
     programs::{Program, StartedProgram},
     server::Server,
     workload::Exit,
@@ -37,21 +37,21 @@ use crate::{
 /// Most commands finish within this time. Their output isn't polled until then: the pipes hold it, and the readiness
 /// events for both pipe ends cost as much as everything else boxd does for a small command. A command that prints more
 /// than the pipes hold waits for this delay once.
-const FIRST_LOOK: Duration = Duration::from_millis(2);
+const FIRST_POLL_DELAY: Duration = Duration::from_millis(2);
 /// How long output is still read after the program has exited while one of its children holds the pipes open.
 const LINGER: Duration = Duration::from_millis(100);
 
-pub async fn execute(server: &Arc<Server>, request: ExecRequest, claims: &Arc<Claims>) -> Result<Done, ApiError> {
+pub async fn execute(server: &Arc<Server>, request: ExecRequest, claims: &Arc<Claims>) -> Result<CompletedCommand, ApiError> {
     let started_at = Instant::now();
     let command = in_words(request.command.as_deref(), request.argv.as_deref());
-    let plan = Plan::new(request, &server.limits)?;
-    let memory = server.commands.memory(2 * plan.max_output)?;
-    let argv = shown(&plan.command.argv);
+    let spec = OneShotSpec::new(request, &server.limits)?;
+    let memory = server.commands.reserve_memory(2 * spec.max_output)?;
+    let argv = display_argv(&spec.program.argv);
     let name = argv.first().cloned().unwrap_or_default();
-    let launched = server.programs.launch(plan.command).await;
+    let launched = server.programs.launch(spec.program).await;
     // Generated while the program starts.
-    let id = server.commands.answered_id();
-    let outcome = match launched {
+    let id = server.commands.new_answered_id();
+    let result = match launched {
         Ok(started) => {
             // From here on the client may disconnect at any time, and this guard then kills the program.
             let program = started.program.clone();
@@ -64,37 +64,41 @@ pub async fn execute(server: &Arc<Server>, request: ExecRequest, claims: &Arc<Cl
             };
             let job = Job::new(id.clone(), ProcessKind::Command, argv, claims, program.clone());
             let _listed = server.processes.list(Arc::new(job));
-            let outcome = watch(server, started, plan.stdin, plan.timeout, plan.max_output).await?;
+            let result = run_to_end(server, started, spec.stdin, spec.timeout, spec.max_output).await?;
             guard.program = None;
             match program.start_failure() {
-                Some(error) => Outcome::instead(not_started(&name, &error)?),
-                None => outcome,
+                Some(error) => CommandResult::start_failed(describe_start_failure(&name, &error)?),
+                None => result,
             }
         }
-        Err(error) => Outcome::instead(not_started(&name, &error)?),
+        Err(error) => CommandResult::start_failed(describe_start_failure(&name, &error)?),
     };
-    let took = started_at.elapsed();
-    server.happenings.ran(claims, command, outcome.ended, took);
-    Ok(outcome.done(id, took, memory))
+    let duration = started_at.elapsed();
+    server.happenings.ran(claims, command, result.ended, duration);
+    Ok(result.complete(id, duration, memory))
 }
 
-pub struct Outcome {
-    pub ended: Ended,
-    pub stdout: Capture,
-    pub stderr: Capture,
+pub struct CommandResult {
+    pub ended: JobExit,
+    pub stdout: OutputCapture,
+    pub stderr: OutputCapture,
 }
 
-impl Outcome {
-    fn instead((exit, said): (Exit, String)) -> Self {
-        Self { ended: Ended { exit, timed_out: false }, stdout: Capture::default(), stderr: Capture::of(said.into_bytes()) }
+impl CommandResult {
+    fn start_failed((exit, message): (Exit, String)) -> Self {
+        Self {
+            ended: JobExit { exit, timed_out: false },
+            stdout: OutputCapture::default(),
+            stderr: OutputCapture::complete(message.into_bytes()),
+        }
     }
 
     /// `memory` is the reservation for the output.
-    pub fn done(self, command_id: String, duration: Duration, memory: Memory) -> Done {
+    pub fn complete(self, command_id: String, duration: Duration, memory: MemoryReservation) -> CompletedCommand {
         let truncated = self.stdout.truncated || self.stderr.truncated;
         let (stdout, stderr) = (self.stdout.into_bytes(), self.stderr.into_bytes());
-        let memory = memory.cut(stdout.len() + stderr.len());
-        let told = ExecResponse {
+        let memory = memory.shrink_to(stdout.len() + stderr.len());
+        let response = ExecResponse {
             stdout: String::new(),
             stderr: String::new(),
             stdout_b64: None,
@@ -106,7 +110,7 @@ impl Outcome {
             duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
             command_id,
         };
-        Done { told, stdout, stderr, memory }
+        CompletedCommand { response, stdout, stderr, memory }
     }
 }
 
@@ -127,7 +131,7 @@ impl Drop for KillOnDrop {
             (self.server.clone(), self.claims.clone(), std::mem::take(&mut self.command), self.started_at);
         self.server.tasks.spawn(async move {
             program.kill_tree().await;
-            let ended = Ended { exit: program.wait().await, timed_out: false };
+            let ended = JobExit { exit: program.wait().await, timed_out: false };
             if program.start_failure().is_none() {
                 server.happenings.ran(&claims, command, ended, started_at.elapsed());
             }
@@ -135,26 +139,26 @@ impl Drop for KillOnDrop {
     }
 }
 
-async fn watch(
+async fn run_to_end(
     server: &Server,
     started: StartedProgram,
     stdin: Option<Vec<u8>>,
     timeout: Duration,
     max_output: usize,
-) -> Result<Outcome, ApiError> {
-    let (mut stdout, mut stderr) = (Capture::new(max_output), Capture::new(max_output));
+) -> Result<CommandResult, ApiError> {
+    let (mut stdout, mut stderr) = (OutputCapture::new(max_output), OutputCapture::new(max_output));
     let mut timeout = timeout;
     if started.stdin.is_none() {
-        match tokio::time::timeout(FIRST_LOOK.min(timeout), started.program.wait()).await {
+        match tokio::time::timeout(FIRST_POLL_DELAY.min(timeout), started.program.wait()).await {
             Ok(exit) => {
                 stdout.drain(started.stdout.as_ref());
                 stderr.drain(started.stderr.as_ref());
                 if !stdout.is_open() && !stderr.is_open() {
                     server.afterwards(move || drop(started));
-                    return Ok(Outcome { ended: Ended { exit, timed_out: false }, stdout, stderr });
+                    return Ok(CommandResult { ended: JobExit { exit, timed_out: false }, stdout, stderr });
                 }
             }
-            Err(_) => timeout = timeout.saturating_sub(FIRST_LOOK),
+            Err(_) => timeout = timeout.saturating_sub(FIRST_POLL_DELAY),
         }
     }
     let open = |fd: Option<OwnedFd>, interest| fd.map(|fd| Descriptor::new(fd, interest)).transpose().map_err(internal);
@@ -164,29 +168,29 @@ async fn watch(
     let ended = {
         let streams = async { tokio::join!(feed(input, stdin), stdout.read_to_end(out.as_ref()), stderr.read_to_end(err.as_ref())) };
         let mut streams = pin!(streams);
-        let mut ended = pin!(end_within(&*started.program, timeout));
-        let resume_if_stopped = async {
-            tokio::time::sleep(FIRST_LOOK).await;
+        let mut ended = pin!(wait_with_timeout(&*started.program, timeout));
+        let resume_program = async {
+            tokio::time::sleep(FIRST_POLL_DELAY).await;
             started.program.resume_if_stopped();
             std::future::pending::<Infallible>().await
         };
         tokio::select! {
-            never = resume_if_stopped => match never {},
+            never = resume_program => match never {},
             // Closed pipes don't mean that it has ended: a program may close them and go on.
             _ = &mut streams => ended.await,
-            end = &mut ended => {
+            exit = &mut ended => {
                 // Past this time a background child holds the pipes; what they contain is still drained below.
                 let _ = tokio::time::timeout(LINGER, streams).await;
-                end
+                exit
             }
         }
     };
     stdout.drain(out.as_ref());
     stderr.drain(err.as_ref());
     for pipe in [out.filter(|_| stdout.is_open()), err.filter(|_| stderr.is_open())].into_iter().flatten() {
-        server.commands.leftovers.read_to_nowhere(server, Arc::new(pipe));
+        server.commands.pipe_drainer.drain(server, Arc::new(pipe));
     }
-    Ok(Outcome { ended, stdout, stderr })
+    Ok(CommandResult { ended, stdout, stderr })
 }
 
 async fn feed(input: Option<Descriptor>, bytes: Option<Vec<u8>>) {

@@ -13,7 +13,7 @@ use cobox_protocol::{
 };
 use serde_json::json;
 
-use super::{Commands, internal, memory::Memory};
+use super::{Commands, internal, memory_budget::MemoryReservation};
 use crate::{
     listen::Connection,
     long_json::{self, Text},
@@ -27,21 +27,21 @@ const SHORT_BYTES: usize = 16 * 1024;
 const TIMED_OUT: &str = "\n[the command took longer than its timeout and was ended]\n";
 const TRUNCATED: &str = "\n[there was more output than fits an answer; stream it or write it to a file]\n";
 
-pub struct Done {
+pub struct CompletedCommand {
     /// The whole answer except the output.
-    pub told: ExecResponse,
+    pub response: ExecResponse,
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
     /// The memory reservation of the output.
-    pub memory: Memory,
+    pub memory: MemoryReservation,
 }
 
-impl Done {
-    pub fn answer(mut self, connection: &Connection) -> Result<Response, ApiError> {
+impl CompletedCommand {
+    pub fn respond(mut self, connection: &Connection) -> Result<Response, ApiError> {
         if self.is_short() {
-            (self.told.stdout, self.told.stdout_b64) = text_and_b64(self.stdout);
-            (self.told.stderr, self.told.stderr_b64) = text_and_b64(self.stderr);
-            return Ok(Json(self.told).into_response());
+            (self.response.stdout, self.response.stdout_b64) = text_and_b64(self.stdout);
+            (self.response.stderr, self.response.stderr_b64) = text_and_b64(self.stderr);
+            return Ok(Json(self.response).into_response());
         }
         let mut texts = Vec::new();
         for (text, b64, bytes) in [("stdout", "stdout_b64", self.stdout), ("stderr", "stderr_b64", self.stderr)] {
@@ -52,23 +52,23 @@ impl Done {
                 texts.push((b64, Text::Base64(bytes)));
             }
         }
-        long_json::answer(&self.told, texts, self.memory, connection).map_err(internal)
+        long_json::answer(&self.response, texts, self.memory, connection).map_err(internal)
     }
 
     /// The answer in the format of the LangSmith SDK.
-    pub fn brief_answer(mut self, connection: &Connection) -> Result<Response, ApiError> {
+    pub fn respond_langsmith(mut self, connection: &Connection) -> Result<Response, ApiError> {
         // That format has no fields for these two facts, so they are appended to stderr.
-        for (is_so, said) in [(self.told.timed_out, TIMED_OUT), (self.told.truncated, TRUNCATED)] {
-            if is_so {
-                self.stderr.extend_from_slice(said.as_bytes());
+        for (applies, note) in [(self.response.timed_out, TIMED_OUT), (self.response.truncated, TRUNCATED)] {
+            if applies {
+                self.stderr.extend_from_slice(note.as_bytes());
             }
         }
         if self.is_short() {
             let (stdout, stderr) = (String::from_utf8_lossy(&self.stdout), String::from_utf8_lossy(&self.stderr));
-            return Ok(Json(json!({ "stdout": stdout, "stderr": stderr, "exit_code": self.told.exit_code })).into_response());
+            return Ok(Json(json!({ "stdout": stdout, "stderr": stderr, "exit_code": self.response.exit_code })).into_response());
         }
         let texts = vec![("stdout", Text::Shown(self.stdout.into())), ("stderr", Text::Shown(self.stderr.into()))];
-        long_json::answer(&json!({ "exit_code": self.told.exit_code }), texts, self.memory, connection).map_err(internal)
+        long_json::answer(&json!({ "exit_code": self.response.exit_code }), texts, self.memory, connection).map_err(internal)
     }
 
     fn is_short(&self) -> bool {
@@ -77,14 +77,19 @@ impl Done {
 }
 
 /// The answer for a command that was typed into a shell; `memory` is its reservation.
-pub fn answer_of_a_shell(done: ShellRunResult, memory: Memory, commands: &Commands, connection: &Connection) -> Result<Response, ApiError> {
-    let length = done.output.len() + done.output_b64.as_ref().map_or(0, String::len);
+pub fn shell_run_response(
+    result: ShellRunResult,
+    memory: MemoryReservation,
+    commands: &Commands,
+    connection: &Connection,
+) -> Result<Response, ApiError> {
+    let length = result.output.len() + result.output_b64.as_ref().map_or(0, String::len);
     if length <= SHORT_BYTES {
-        return Ok(Json(done).into_response());
+        return Ok(Json(result).into_response());
     }
-    let memory = memory.resized(length, commands.budget())?;
-    let mut done = done;
-    let mut texts = vec![("output", Text::Shown(std::mem::take(&mut done.output).into()))];
-    texts.extend(done.output_b64.take().map(|b64| ("output_b64", Text::Shown(b64.into()))));
-    long_json::answer(&done, texts, memory, connection).map_err(internal)
+    let memory = memory.resize(length, commands.memory_budget())?;
+    let mut result = result;
+    let mut texts = vec![("output", Text::Shown(std::mem::take(&mut result.output).into()))];
+    texts.extend(result.output_b64.take().map(|b64| ("output_b64", Text::Shown(b64.into()))));
+    long_json::answer(&result, texts, memory, connection).map_err(internal)
 }

@@ -15,21 +15,21 @@ const MAX_PIPES: usize = 256;
 const READ_BYTES: usize = 16 * 1024;
 const PAUSE: Duration = Duration::from_millis(10);
 
-pub struct Leftovers(Arc<Semaphore>);
+pub struct PipeDrainer(Arc<Semaphore>);
 
-impl Default for Leftovers {
+impl Default for PipeDrainer {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(MAX_PIPES)))
     }
 }
 
-impl Leftovers {
+impl PipeDrainer {
     /// Reads and discards until all writers have closed the pipe.
-    pub fn read_to_nowhere(&self, server: &Server, pipe: Arc<Descriptor>) {
-        let Ok(place) = self.0.clone().try_acquire_owned() else { return };
+    pub fn drain(&self, server: &Server, pipe: Arc<Descriptor>) {
+        let Ok(permit) = self.0.clone().try_acquire_owned() else { return };
         let shutdown = server.shutdown.clone();
         server.tasks.spawn(async move {
-            let _place = place;
+            let _permit = permit;
             let mut buf = vec![0; READ_BYTES];
             let read = async {
                 while let Ok(1..) = pipe.read(&mut buf).await {

@@ -18,8 +18,8 @@ impl Default for MemoryBudget {
 }
 
 impl MemoryBudget {
-    pub fn take(&self, bytes: usize) -> Result<Memory, ApiError> {
-        self.0.clone().try_acquire_many_owned(kib(bytes)).map(Memory).map_err(|_| {
+    pub fn reserve(&self, bytes: usize) -> Result<MemoryReservation, ApiError> {
+        self.0.clone().try_acquire_many_owned(kib(bytes)).map(MemoryReservation).map_err(|_| {
             let message = "the commands running here use all memory for input and output; try again, or with a smaller max_output_bytes";
             ApiError::new(ErrorCode::RateLimited, message)
         })
@@ -27,11 +27,11 @@ impl MemoryBudget {
 }
 
 /// A reservation from the budget, returned on drop.
-pub struct Memory(OwnedSemaphorePermit);
+pub struct MemoryReservation(OwnedSemaphorePermit);
 
-impl Memory {
+impl MemoryReservation {
     /// Releases the part of the reservation that exceeds `bytes`.
-    pub fn cut(mut self, bytes: usize) -> Self {
+    pub fn shrink_to(mut self, bytes: usize) -> Self {
         match self.0.split(kib(bytes) as usize) {
             Some(needed) => Self(needed),
             None => self,
@@ -39,26 +39,26 @@ impl Memory {
     }
 
     /// Grows or shrinks the reservation to `bytes`.
-    pub fn resized(mut self, bytes: usize, budget: &MemoryBudget) -> Result<Self, ApiError> {
+    pub fn resize(mut self, bytes: usize, budget: &MemoryBudget) -> Result<Self, ApiError> {
         let held = self.0.num_permits() * 1024;
         if bytes >= held {
-            self.0.merge(budget.take(bytes - held)?.0);
+            self.0.merge(budget.reserve(bytes - held)?.0);
         }
-        Ok(self.cut(bytes))
+        Ok(self.shrink_to(bytes))
     }
 
     /// Wraps bytes so that the reservation lasts as long as any copy of them.
-    pub fn owned_by(self, bytes: impl AsRef<[u8]> + Send + 'static) -> Bytes {
-        Bytes::from_owner(Owned { bytes, _memory: self })
+    pub fn attach_to(self, bytes: impl AsRef<[u8]> + Send + 'static) -> Bytes {
+        Bytes::from_owner(ReservedBytes { bytes, _memory: self })
     }
 }
 
-struct Owned<B> {
+struct ReservedBytes<B> {
     bytes: B,
-    _memory: Memory,
+    _memory: MemoryReservation,
 }
 
-impl<B: AsRef<[u8]>> AsRef<[u8]> for Owned<B> {
+impl<B: AsRef<[u8]>> AsRef<[u8]> for ReservedBytes<B> {
     fn as_ref(&self) -> &[u8] {
         self.bytes.as_ref()
     }
@@ -73,11 +73,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_held_by_the_bytes_that_take_it_and_given_back_with_them() {
+    fn a_reservation_is_held_until_the_last_copy_of_its_bytes_is_dropped() {
         let budget = MemoryBudget::default();
-        let taken = budget.take(BUDGET_KIB * 1024 - 1).unwrap();
-        assert_eq!(budget.take(1).err().unwrap().code, ErrorCode::RateLimited);
-        let bytes = taken.cut(2048).owned_by(vec![0; 2048]);
+        let reserved = budget.reserve(BUDGET_KIB * 1024 - 1).unwrap();
+        assert_eq!(budget.reserve(1).err().unwrap().code, ErrorCode::RateLimited);
+        let bytes = reserved.shrink_to(2048).attach_to(vec![0; 2048]);
         assert_eq!(budget.0.available_permits(), BUDGET_KIB - 3);
         let copy = bytes.clone();
         drop(bytes);

@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use rustix::io::Errno;
 
 use crate::{
-    processes::Ended,
+    processes::JobExit,
     programs::Program,
     workload::{Exit, is_bad_cwd},
 };
@@ -15,19 +15,19 @@ use crate::{
 const KILL: i32 = 9;
 
 /// Waits for the program's exit; after the timeout kills it and everything it started.
-pub async fn end_within(program: &dyn Program, timeout: Duration) -> Ended {
+pub async fn wait_with_timeout(program: &dyn Program, timeout: Duration) -> JobExit {
     match tokio::time::timeout(timeout, program.wait()).await {
-        Ok(exit) => Ended { exit, timed_out: false },
+        Ok(exit) => JobExit { exit, timed_out: false },
         Err(_) => {
             program.kill_tree().await;
-            Ended { exit: Exit { code: 128 + KILL, signal: Some(KILL) }, timed_out: true }
+            JobExit { exit: Exit { code: 128 + KILL, signal: Some(KILL) }, timed_out: true }
         }
     }
 }
 
 /// The exit code and message that a shell would give for a program that can't be started. Returns an error where the
 /// request or the sandbox is at fault.
-pub fn not_started(name: &str, error: &std::io::Error) -> Result<(Exit, String), ApiError> {
+pub fn describe_start_failure(name: &str, error: &std::io::Error) -> Result<(Exit, String), ApiError> {
     if is_bad_cwd(error) {
         return Err(ApiError::invalid(format!("cwd: {error}")));
     }
@@ -36,7 +36,7 @@ pub fn not_started(name: &str, error: &std::io::Error) -> Result<(Exit, String),
         Some(Errno::AGAIN | Errno::NOMEM) => {
             Err(ApiError::new(ErrorCode::RateLimited, "the sandbox has no room for another process; end some and try again"))
         }
-        Some(errno) => match in_words(errno) {
+        Some(errno) => match shell_message(errno) {
             Some((code, why)) => Ok((Exit { code, signal: None }, format!("{name}: {why}\n"))),
             None => Err(super::internal(format!("starting {name}: {error}"))),
         },
@@ -65,7 +65,7 @@ impl Program for FailedProgram {
     }
 }
 
-fn in_words(errno: Errno) -> Option<(i32, &'static str)> {
+fn shell_message(errno: Errno) -> Option<(i32, &'static str)> {
     match errno {
         Errno::NOENT => Some((127, "not found")),
         Errno::ACCESS | Errno::PERM => Some((126, "permission denied")),
