@@ -19,9 +19,9 @@ use crate::{
         Conditions, Root, SandboxPath, WriteLog,
         archive::{
             Format,
-            links::Links,
+            links::LinkPolicy,
             pipe,
-            unpack::{self, Terms},
+            unpack::{self, UnpackOptions},
         },
         path, read,
     },
@@ -52,8 +52,8 @@ pub struct ReadPath {
 impl From<SandboxPath> for ReadPath {
     fn from(path: SandboxPath) -> Self {
         // The first step of most file operations.
-        let _ = path::split(path.bytes());
-        Self { bytes: path.bytes().to_vec(), shown: path.to_string(), json: path.in_json() }
+        let _ = path::split_parent(path.bytes());
+        Self { bytes: path.bytes().to_vec(), shown: path.to_string(), json: path.to_json() }
     }
 }
 
@@ -72,16 +72,16 @@ pub fn path_in_json(text: Option<&str>, b64: Option<&str>) -> Result<Option<Read
 
 /// The part of a file of this size that a request gets, as start and length; `None` if it gets none.
 pub fn range(headers: &HeaderMap, size: u64, etag: &str) -> Option<(u64, u64)> {
-    match read::wanted(headers, size, etag) {
-        read::Wanted::Whole => Some((0, size)),
-        read::Wanted::Part { from, length } => Some((from, length)),
-        read::Wanted::Nothing => None,
+    match read::requested_range(headers, size, etag) {
+        read::RequestedRange::Whole => Some((0, size)),
+        read::RequestedRange::Range { from, length } => Some((from, length)),
+        read::RequestedRange::Unsatisfiable => None,
     }
 }
 
 /// Whether a change and a read of a file with this ETag are allowed.
 pub fn conditions(headers: &HeaderMap, etag: Option<&str>) -> Result<(bool, bool), ApiError> {
-    let conditions = Conditions::of(headers)?;
+    let conditions = Conditions::from_headers(headers)?;
     let _ = files::mode(headers);
     let reads = etag.is_some_and(|etag| conditions.check_read(etag, "f").is_ok());
     Ok((conditions.check_change(etag, "f").is_ok(), reads))
@@ -91,7 +91,7 @@ pub fn conditions(headers: &HeaderMap, etag: Option<&str>) -> Result<(bool, bool
 /// stays small.
 pub fn unpack(root: OwnedFd, directory: &str, archive: &[u8], is_zstd: bool, claims: &Claims, steps: u32) -> Result<u64, ApiError> {
     let path = SandboxPath::new(directory.as_bytes().to_vec())?;
-    let (sender, incoming) = pipe::incoming();
+    let (sender, archive_reader) = pipe::request_pipe();
     // Both fit into the pipe.
     let _ = sender.try_send(Some(Bytes::copy_from_slice(archive)));
     let _ = sender.try_send(None);
@@ -100,11 +100,11 @@ pub fn unpack(root: OwnedFd, directory: &str, archive: &[u8], is_zstd: bool, cla
         left.set(left.get().saturating_sub(1));
         left.get() == 0
     };
-    let author = files::Author::new(Arc::default(), claims);
+    let recorder = files::ChangeRecorder::new(Arc::default(), claims);
     let format = if is_zstd { Format::TarZstd } else { Format::Tar };
     // Accepts all links: the test is that nothing is written through those that point outside.
-    let policy = Terms { links: Links::Any, writes: &WriteLog::default(), author: &author, is_full: &is_full };
-    unpack::unpack(&Root::new(root), &path, format, incoming, policy).map(|done| done.entries)
+    let options = UnpackOptions { links: LinkPolicy::Any, writes: &WriteLog::default(), recorder: &recorder, is_full: &is_full };
+    unpack::unpack(&Root::new(root), &path, format, archive_reader, options).map(|done| done.entries)
 }
 
 pub fn list_page(root: OwnedFd, request: &ListRequest) -> Result<ListResponse, ApiError> {

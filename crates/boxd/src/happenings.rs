@@ -153,7 +153,7 @@ pub fn in_words(command: Option<&str>, argv: Option<&[String]>) -> String {
 }
 
 fn named(path: &SandboxPath) -> FileChange {
-    let (path, path_b64) = path.in_json();
+    let (path, path_b64) = path.to_json();
     FileChange { path, path_b64, ..FileChange::default() }
 }
 

@@ -103,7 +103,7 @@ fn run() -> anyhow::Result<()> {
         let (workloads, init_ended) = Workloads::new(sockets, &config)?;
         let ids = file_ids(&config.workload);
         let files = FileWorkers::start(root()?, move || cobox_kernel::set_fs_ids(ids.0, ids.1)).context("starting the file workers")?;
-        files.share_this_thread().context("taking on the workload's user")?;
+        files.allow_inline_steps().context("taking on the workload's user")?;
         tokio::spawn(cobox_kernel::keep_polling());
         let shutdown = CancellationToken::new();
         let stop = shutdown.clone();

@@ -311,7 +311,7 @@ impl OutputPump {
                 true => None,
                 false => server
                     .files
-                    .unnamed(server.programs.work_dir())
+                    .create_unnamed(server.programs.work_dir())
                     .await
                     .map_err(|error| tracing::warn!(%error, "no file for a command's output"))
                     .ok(),

@@ -9,7 +9,7 @@ use rustix::{
 };
 
 use super::stop::Stop;
-use crate::files::{is_temp_name, kind, refuse_kernel_files, write_all};
+use crate::files::{is_temp_file_name, kind, refuse_kernel_files, write_all};
 
 /// Maximum depth of directories. Each level holds two descriptors.
 const MAX_DEPTH: usize = 100;
@@ -100,7 +100,7 @@ pub fn copy_tree(from: OwnedFd, to: OwnedFd, watch: &Watch<'_>) -> Result<Copied
         };
         let entry = entry?;
         let name = entry.file_name().to_bytes();
-        if matches!(name, b"." | b"..") || is_temp_name(name) {
+        if matches!(name, b"." | b"..") || is_temp_file_name(name) {
             continue;
         }
         done.entries += 1;

@@ -9,7 +9,7 @@ use cobox_protocol::{
 };
 use rustix::fs::{FileType, OFlags, Stat};
 
-use crate::files::{Root, SandboxPath, WriteLog, kind, refusal, refuse_kernel_files, split};
+use crate::files::{Root, SandboxPath, WriteLog, file_error, kind, refuse_kernel_files, split_parent};
 
 pub fn file_kind(kind: FileType) -> FileKind {
     match kind {
@@ -51,12 +51,12 @@ fn fill(name: &[u8], path: Vec<u8>, stat: &Stat, writes: &WriteLog, target: Opti
 }
 
 pub fn stat(root: &Root, path: &SandboxPath, follow: bool, writes: &WriteLog) -> Result<FileEntry, ApiError> {
-    let refused = |e| refusal(e, path);
+    let to_api_error = |e| file_error(e, path);
     let flags = if follow { OFlags::PATH } else { OFlags::PATH | OFlags::NOFOLLOW };
-    let file = root.open(path.bytes(), flags).map_err(refused)?;
-    refuse_kernel_files(&file).map_err(refused)?;
-    let stat = rustix::fs::fstat(&file).map_err(refused)?;
+    let file = root.open(path.bytes(), flags).map_err(to_api_error)?;
+    refuse_kernel_files(&file).map_err(to_api_error)?;
+    let stat = rustix::fs::fstat(&file).map_err(to_api_error)?;
     let target = (kind(&stat) == FileType::Symlink).then(|| rustix::fs::readlinkat(&file, "", Vec::new()).ok()).flatten();
-    let name = split(path.bytes()).map_or(path.bytes(), |(_, name)| name);
+    let name = split_parent(path.bytes()).map_or(path.bytes(), |(_, name)| name);
     Ok(fill(name, path.bytes().to_vec(), &stat, writes, target.map(std::ffi::CString::into_bytes)))
 }

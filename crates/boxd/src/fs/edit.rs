@@ -11,7 +11,9 @@ use cobox_protocol::{
 
 use crate::{
     body::too_large,
-    files::{Author, Conditions, Root, SandboxPath, SymbolicLinks, WriteLog, WriteOptions, not_a_file, put_whole, refusal},
+    files::{
+        ChangeRecorder, Conditions, Root, SandboxPath, SymbolicLinks, WriteLog, WriteOptions, file_error, not_a_regular_file, write_file,
+    },
 };
 
 /// The file is in memory twice during an edit. Text that people and agents edit is far smaller.
@@ -20,13 +22,20 @@ const MAX_EDITS: usize = 1000;
 /// How often an edit without a version condition is attempted if the file is written concurrently.
 const TRIES: usize = 5;
 
-pub fn edit(root: &Root, path: &SandboxPath, request: EditRequest, writes: &WriteLog, author: &Author) -> Result<EditResponse, ApiError> {
+pub fn edit(
+    root: &Root,
+    path: &SandboxPath,
+    request: EditRequest,
+    writes: &WriteLog,
+    recorder: &ChangeRecorder,
+) -> Result<EditResponse, ApiError> {
     let wanted = request.if_match.clone();
     let edits = replacements(request)?;
     let mut tries = 0;
     loop {
         tries += 1;
-        let (file, stat) = root.regular(path.bytes()).map_err(|e| refusal(e, path))?.map_err(|kind| not_a_file(kind, path))?;
+        let (file, stat) =
+            root.open_regular(path.bytes()).map_err(|e| file_error(e, path))?.map_err(|kind| not_a_regular_file(kind, path))?;
         let etag = writes.etag(&stat);
         Conditions::matching(wanted.as_deref()).check_change(Some(&etag), path)?;
         let mut text = Vec::new();
@@ -46,12 +55,12 @@ pub fn edit(root: &Root, path: &SandboxPath, request: EditRequest, writes: &Writ
         }
         // Conditional on the version that was read, so that no concurrent change is lost.
         let conditions = Conditions::matching(Some(&etag));
-        let options = WriteOptions { conditions, mode: None, is_durable: true, author: author.clone(), links: SymbolicLinks::Follow };
-        match put_whole(root, path, options, &[Bytes::from(text)], writes) {
+        let options = WriteOptions { conditions, mode: None, is_durable: true, recorder: recorder.clone(), links: SymbolicLinks::Follow };
+        match write_file(root, path, options, &[Bytes::from(text)], writes) {
             Err(e) if e.code == ErrorCode::FileChanged && wanted.is_none() && tries < TRIES => {}
             other => {
                 let written = other?;
-                let (shown, path_b64) = path.in_json();
+                let (shown, path_b64) = path.to_json();
                 return Ok(EditResponse { path: shown, path_b64, size: written.size, etag: written.etag, replacements: count });
             }
         }

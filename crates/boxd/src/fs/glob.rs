@@ -11,14 +11,14 @@ use rustix::fs::{AtFlags, FileType, OFlags};
 use super::{
     describe::entry,
     ignore_rules::{Rules, as_path},
-    list::base_of,
+    list::path_prefix,
     names::Smallest,
     path_or,
     stop::Stop,
     walk::{Found, Visit, Walk},
 };
 use crate::{
-    files::{Root, SandboxPath, WriteLog, gone, open_beneath, refusal, refuse_kernel_files, split},
+    files::{Root, SandboxPath, WriteLog, file_error, open_beneath, operation_aborted, refuse_kernel_files, split_parent},
     server::Server,
 };
 
@@ -40,7 +40,7 @@ pub async fn glob(server: &Server, request: GlobRequest) -> Result<GlobResponse,
     let slot = server.files.workers().long_slots(1).await?;
     let writes = server.files.writes();
     let search = move |root: &Root| search(root, &plan, &request, limit as usize, stop, &writes);
-    server.files.workers().run_long(slot, search).await?.await.map_err(|_| gone())?
+    server.files.workers().run_long(slot, search).await?.await.map_err(|_| operation_aborted())?
 }
 
 /// A compiled pattern. The walk starts at its literal beginning.
@@ -67,7 +67,7 @@ impl Plan {
         let Some((_, above)) = parts.split_last() else { return Err(ApiError::invalid("pattern: names nothing")) };
         let is_plain = |p: &&&str| !request.case_insensitive && !p.contains(['*', '?', '[', ']', '{', '}', '\\']);
         let literal = above.iter().take_while(is_plain).count();
-        let mut start = if pattern.starts_with('/') { b"/".to_vec() } else { base_of(&path) };
+        let mut start = if pattern.starts_with('/') { b"/".to_vec() } else { path_prefix(&path) };
         start.extend_from_slice(parts[..literal].join("/").as_bytes());
         let matcher = GlobBuilder::new(&parts[literal..].join("/"))
             .literal_separator(true)
@@ -92,17 +92,17 @@ pub(crate) fn search(
     stop: Stop,
     writes: &WriteLog,
 ) -> Result<GlobResponse, ApiError> {
-    let refused = |e| refusal(e, &plan.path);
+    let to_api_error = |e| file_error(e, &plan.path);
     let directory = match root.open(plan.path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY) {
         // The directory named in the pattern doesn't exist, so nothing matches. If `path` itself doesn't exist, that is
         // an error.
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) if request.pattern.contains('/') && base_exists(root, request) => {
             return Ok(GlobResponse { matches: Vec::new(), truncated: false, stopped_by: None, directories_unreadable: 0 });
         }
-        other => other.map_err(refused)?,
+        other => other.map_err(to_api_error)?,
     };
-    refuse_kernel_files(&directory).map_err(refused)?;
-    let again = directory.try_clone().map_err(|_| refused(rustix::io::Errno::MFILE))?;
+    refuse_kernel_files(&directory).map_err(to_api_error)?;
+    let again = directory.try_clone().map_err(|_| to_api_error(rustix::io::Errno::MFILE))?;
     let rules = request.respect_ignore.then(|| Rules::above(root, &plan.path));
     let hidden = request.hidden.unwrap_or(!request.respect_ignore);
     let walk = Walk::new(again, rules, hidden, stop.clone());
@@ -110,7 +110,7 @@ pub(crate) fn search(
     walk.take_part(&mut finder);
     let stopped_by =
         stop.reason().or((finder.seen > limit as u64).then_some(StoppedBy::MaxMatches)).or(walk.is_too_deep().then_some(StoppedBy::Depth));
-    let base = base_of(&plan.path);
+    let base = path_prefix(&plan.path);
     let found = finder.best.into_sorted();
     let matches = found.into_iter().filter_map(|(_, path)| describe(&directory, &base, &path, writes)).collect();
     Ok(GlobResponse { matches, truncated: stopped_by.is_some(), stopped_by, directories_unreadable: walk.unreadable() })
@@ -118,11 +118,11 @@ pub(crate) fn search(
 
 fn base_exists(root: &Root, request: &GlobRequest) -> bool {
     SandboxPath::from_json("path", request.path.as_deref(), request.path_b64.as_deref())
-        .is_ok_and(|p| p.is_none_or(|p| root.directory(p.bytes()).is_ok()))
+        .is_ok_and(|p| p.is_none_or(|p| root.open_directory(p.bytes()).is_ok()))
 }
 
 fn describe(top: &std::os::fd::OwnedFd, base: &[u8], path: &[u8], writes: &WriteLog) -> Option<FileEntry> {
-    let (above, name) = split(path)?;
+    let (above, name) = split_parent(path)?;
     let parent = open_beneath(top, above, OFlags::PATH | OFlags::DIRECTORY).ok()?;
     let stat = rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
     Some(entry(&parent, name, [base, path].concat(), &stat, writes))

@@ -47,13 +47,13 @@ impl Rules {
         let trimmed = at.iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
         at = &at[..trimmed];
         let whole = at;
-        let mut is_in_a_repository = root.directory(whole).is_ok_and(|d| has_git(&d));
+        let mut is_in_a_repository = root.open_directory(whole).is_ok_and(|d| has_git(&d));
         for _ in 0..MAX_ABOVE {
             if is_in_a_repository || at.is_empty() {
                 break;
             }
             at = &at[..at.iter().rposition(|b| *b == b'/').unwrap_or(0)];
-            let Ok(directory) = root.directory(at) else { break };
+            let Ok(directory) = root.open_directory(at) else { break };
             is_in_a_repository = has_git(&directory);
             let lead = [&whole[at.len() + 1..], b"/"].concat();
             found.push((lead, read_rules(&directory)));

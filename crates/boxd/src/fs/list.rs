@@ -17,7 +17,7 @@ use super::{
     names::{Smallest, SortedNames, each_name, kind_of},
     stop::Stop,
 };
-use crate::files::{Root, SandboxPath, WriteLog, kind, open_beneath, refusal, refuse_kernel_files};
+use crate::files::{Root, SandboxPath, WriteLog, file_error, kind, open_beneath, refuse_kernel_files};
 
 const DEFAULT_LIMIT: u32 = 1000;
 /// About 3 MiB of response.
@@ -35,14 +35,14 @@ pub fn list(root: &Root, path: &SandboxPath, request: &ListRequest, writes: &Wri
     }
     let place = request.cursor.as_deref().map(|c| decode(c, request)).transpose()?;
     let directory = root.open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY).and_then(|fd| refuse_kernel_files(&fd).map(|()| fd));
-    let page = Page { directory: directory.map_err(|e| refusal(e, path))?, base: base_of(path), limit: limit as usize, writes };
+    let page = Page { directory: directory.map_err(|e| file_error(e, path))?, base: path_prefix(path), limit: limit as usize, writes };
     let listed = if request.recursive {
         page.below(place.map(|p| p.name), request.max_depth.unwrap_or(MAX_DEPTH).min(MAX_DEPTH), stop)
     } else {
         page.flat(place, request)
     };
-    let ListedJob { entries, next, is_too_deep } = listed.map_err(|e| refusal(e, path))?;
-    let (shown, path_b64) = path.in_json();
+    let ListedJob { entries, next, is_too_deep } = listed.map_err(|e| file_error(e, path))?;
+    let (shown, path_b64) = path.to_json();
     Ok(ListResponse {
         path: shown,
         path_b64,
@@ -53,7 +53,7 @@ pub fn list(root: &Root, path: &SandboxPath, request: &ListRequest, writes: &Wri
 }
 
 /// The prefix of all entries' paths.
-pub fn base_of(path: &SandboxPath) -> Vec<u8> {
+pub fn path_prefix(path: &SandboxPath) -> Vec<u8> {
     let mut base = path.bytes().to_vec();
     while base.last() == Some(&b'/') {
         base.pop();

@@ -33,14 +33,14 @@ pub(crate) use self::{
     describe::file_kind,
     glob::glob as glob_files,
     grep::grep as grep_files,
-    list::base_of,
+    list::path_prefix,
     names::{each_name, kind_of},
 };
 use crate::{
     answer::Failure,
     auth::{Caller, FsRead, FsWrite},
     body,
-    files::{Root, SandboxPath, refuse_when_full},
+    files::{Root, SandboxPath, check_disk_space},
     server::Server,
 };
 
@@ -77,7 +77,7 @@ async fn run_long<T: Send + 'static>(
     let stop = Stop::new(None);
     let _stopped_when_dropped = stop.when_dropped();
     let done = server.files.workers().run_long(slot, move |root| work(root, &stop)).await?;
-    done.await.map_err(|_| crate::files::gone())?
+    done.await.map_err(|_| crate::files::operation_aborted())?
 }
 
 pub async fn list(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<ListResponse> {
@@ -105,9 +105,9 @@ pub async fn mkdir(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, c
     let request: MkdirRequest = read(content, MAX_REQUEST_BYTES).await?;
     let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
     caller.aims_at(&path.to_string());
-    refuse_when_full(&server.authority)?;
-    let author = server.files.author(&caller.claims);
-    Ok(Json(server.files.workers().run(move |root| make::mkdir(root, &path, &request, &author)).await??))
+    check_disk_space(&server.authority)?;
+    let recorder = server.files.recorder(&caller.claims);
+    Ok(Json(server.files.workers().run(move |root| make::mkdir(root, &path, &request, &recorder)).await??))
 }
 
 pub async fn move_(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<ChangeResponse> {
@@ -131,14 +131,14 @@ async fn transfer(
     let from = required("from", request.from.as_deref(), request.from_b64.as_deref())?;
     let to = required("to", request.to.as_deref(), request.to_b64.as_deref())?;
     caller.aims_at(&format!("{from} -> {to}"));
-    refuse_when_full(&server.authority)?;
-    let (author, writes, authority) = (server.files.author(&caller.claims), server.files.writes(), server.authority.clone());
+    check_disk_space(&server.authority)?;
+    let (recorder, writes, authority) = (server.files.recorder(&caller.claims), server.files.writes(), server.authority.clone());
     let (source, target) = (from.clone(), to.clone());
     let run = run_long(&server, move |root, stop| {
         let is_full = || authority.view().disk_full;
         let (overwrite, recursive) = (request.overwrite, request.recursive);
-        let (from, to, author, writes, is_full) = (&from, &to, &author, &*writes, &is_full);
-        work(&transfer::Transfer { root, from, to, overwrite, recursive, author, writes, stop, is_full })
+        let (from, to, recorder, writes, is_full) = (&from, &to, &recorder, &*writes, &is_full);
+        work(&transfer::Transfer { root, from, to, overwrite, recursive, recorder, writes, stop, is_full })
     });
     let done = caller.stream.until_revoked(run).await?;
     if done.changed {
@@ -154,9 +154,9 @@ pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, 
     let request: RemoveRequest = read(content, MAX_REQUEST_BYTES).await?;
     let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
     caller.aims_at(&path.to_string());
-    let author = server.files.author(&caller.claims);
+    let recorder = server.files.recorder(&caller.claims);
     let removed = path.clone();
-    let work = run_long(&server, move |root, stop| remove::remove(root, &path, &request, &author, stop));
+    let work = run_long(&server, move |root, stop| remove::remove(root, &path, &request, &recorder, stop));
     let done = caller.stream.until_revoked(work).await?;
     if done.changed {
         server.happenings.removed(&caller.claims, &removed, Some(done.entries));
@@ -171,11 +171,11 @@ pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, co
     let request: EditRequest = read(content, MAX_EDIT_REQUEST_BYTES).await?;
     let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
     caller.aims_at(&path.to_string());
-    refuse_when_full(&server.authority)?;
-    let (author, writes) = (server.files.author(&caller.claims), server.files.writes());
+    check_disk_space(&server.authority)?;
+    let (recorder, writes) = (server.files.recorder(&caller.claims), server.files.writes());
     let work = {
         let path = path.clone();
-        move |root: &Root| edit::edit(root, &path, request, &writes, &author)
+        move |root: &Root| edit::edit(root, &path, request, &writes, &recorder)
     };
     let edited = server.files.workers().run(work).await??;
     server.happenings.written(&caller.claims, &path, edited.size);

@@ -11,7 +11,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::files::{is_temp_name, kind};
+use crate::files::{is_temp_file_name, kind};
 
 /// Collects the smallest of many keys, up to a limit.
 pub struct Smallest<K: Ord> {
@@ -49,7 +49,7 @@ pub fn each_name(directory: impl AsFd, mut each: impl FnMut(&[u8], FileType) -> 
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
-        if matches!(name, b"." | b"..") || is_temp_name(name) {
+        if matches!(name, b"." | b"..") || is_temp_file_name(name) {
             continue;
         }
         if !each(name, entry.file_type()) {

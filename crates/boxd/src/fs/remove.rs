@@ -13,7 +13,7 @@ use rustix::{
 };
 
 use super::stop::Stop;
-use crate::files::{Author, Root, SandboxPath, kind, locate_name, open_beneath, refusal, refuse_kernel_files, sync_directory};
+use crate::files::{ChangeRecorder, Root, SandboxPath, file_error, kind, locate_entry, open_beneath, refuse_kernel_files, sync_directory};
 
 /// Maximum depth of directories. Only the name of each level is kept.
 const MAX_DEPTH: usize = 20_000;
@@ -22,36 +22,42 @@ const MAX_ENTRIES: u64 = 10_000_000;
 /// How often a directory is scanned again if entries appeared during its removal.
 const MAX_LOOKS: u32 = 16;
 
-pub fn remove(root: &Root, path: &SandboxPath, request: &RemoveRequest, author: &Author, stop: &Stop) -> Result<ChangeResponse, ApiError> {
-    let refused = |e| refusal(e, path);
-    let (shown, path_b64) = path.in_json();
+pub fn remove(
+    root: &Root,
+    path: &SandboxPath,
+    request: &RemoveRequest,
+    recorder: &ChangeRecorder,
+    stop: &Stop,
+) -> Result<ChangeResponse, ApiError> {
+    let to_api_error = |e| file_error(e, path);
+    let (shown, path_b64) = path.to_json();
     let mut done = ChangeResponse { path: shown, path_b64, ..ChangeResponse::default() };
-    let place = match locate_name(root, path.bytes()) {
+    let place = match locate_entry(root, path.bytes()) {
         Err(Errno::NOENT) if request.missing_ok => return Ok(done),
-        other => other.map_err(refused)?,
+        other => other.map_err(to_api_error)?,
     };
     let Some(existing) = place.existing else {
-        return if request.missing_ok { Ok(done) } else { Err(refused(Errno::NOENT)) };
+        return if request.missing_ok { Ok(done) } else { Err(to_api_error(Errno::NOENT)) };
     };
-    let removal = author.removes(&place.parent, &place.name);
+    let removal = recorder.begin_removal(&place.parent, &place.name);
     let is_directory = kind(&existing) == FileType::Directory;
     let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
     match rustix::fs::unlinkat(&place.parent, place.name.as_slice(), flags) {
         Err(Errno::NOTEMPTY) if request.recursive => {
             drop(removal);
-            done.entries += empty_and_remove(&place.parent, &place.name, author, stop).map_err(refused)?
+            done.entries += empty_and_remove(&place.parent, &place.name, recorder, stop).map_err(to_api_error)?
         }
         Err(Errno::NOTEMPTY) => {
             return Err(ApiError::invalid(format!("{path}: the directory is not empty; set `recursive` to remove what is in it too")));
         }
         other => {
-            other.map_err(refused)?;
-            removal.done();
+            other.map_err(to_api_error)?;
+            removal.commit();
             done.entries += 1;
         }
     }
     done.changed = true;
-    sync_directory(&place.parent).map_err(refused)?;
+    sync_directory(&place.parent).map_err(to_api_error)?;
     Ok(done)
 }
 
@@ -68,12 +74,12 @@ fn id(stat: &Stat) -> (u64, u64) {
 }
 
 /// Removes a directory and everything below it. Returns the number of entries.
-pub fn empty_and_remove(parent: &OwnedFd, name: &[u8], author: &Author, stop: &Stop) -> Result<u64, Errno> {
+pub fn empty_and_remove(parent: &OwnedFd, name: &[u8], recorder: &ChangeRecorder, stop: &Stop) -> Result<u64, Errno> {
     let mut count = 0u64;
     let mut above = vec![Above { name: name.to_vec(), id: id(&rustix::fs::fstat(parent)?), looks: 0 }];
     let mut here = enter(parent, name)?;
     loop {
-        if let Some(below) = clear(&here, &mut count, author, stop)? {
+        if let Some(below) = clear(&here, &mut count, recorder, stop)? {
             if above.len() == MAX_DEPTH {
                 return Err(Errno::TOOBIG);
             }
@@ -85,7 +91,7 @@ pub fn empty_and_remove(parent: &OwnedFd, name: &[u8], author: &Author, stop: &S
         let is_top = above.len() == 1;
         let Some(level) = above.last_mut() else { return Ok(count) };
         let up = if is_top { parent.try_clone().map_err(|_| Errno::MFILE)? } else { open_up(&here, level.id)? };
-        let removal = author.removes(&up, &level.name);
+        let removal = recorder.begin_removal(&up, &level.name);
         match rustix::fs::unlinkat(&up, level.name.as_slice(), AtFlags::REMOVEDIR) {
             Err(Errno::NOTEMPTY) if level.looks < MAX_LOOKS => {
                 level.looks += 1;
@@ -93,7 +99,7 @@ pub fn empty_and_remove(parent: &OwnedFd, name: &[u8], author: &Author, stop: &S
             }
             other => other?,
         }
-        removal.done();
+        removal.commit();
         count += 1;
         above.pop();
         if above.is_empty() {
@@ -104,7 +110,7 @@ pub fn empty_and_remove(parent: &OwnedFd, name: &[u8], author: &Author, stop: &S
 }
 
 /// Removes entries until it finds a directory that is not empty, and returns its name.
-fn clear(here: &OwnedFd, count: &mut u64, author: &Author, stop: &Stop) -> Result<Option<Vec<u8>>, Errno> {
+fn clear(here: &OwnedFd, count: &mut u64, recorder: &ChangeRecorder, stop: &Stop) -> Result<Option<Vec<u8>>, Errno> {
     for entry in Dir::read_from(here)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
@@ -118,7 +124,7 @@ fn clear(here: &OwnedFd, count: &mut u64, author: &Author, stop: &Stop) -> Resul
         if stop.is_stopped() {
             return Err(Errno::INTR);
         }
-        let removal = author.removes(here, name);
+        let removal = recorder.begin_removal(here, name);
         let is_directory = match entry.file_type() {
             FileType::Directory => true,
             FileType::Unknown => kind(&rustix::fs::statat(here, name, AtFlags::SYMLINK_NOFOLLOW)?) == FileType::Directory,
@@ -126,7 +132,7 @@ fn clear(here: &OwnedFd, count: &mut u64, author: &Author, stop: &Stop) -> Resul
         };
         let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         match rustix::fs::unlinkat(here, name, flags) {
-            Ok(()) => removal.done(),
+            Ok(()) => removal.commit(),
             Err(Errno::NOENT) => {}
             Err(Errno::NOTEMPTY) => {
                 *count -= 1;

@@ -16,7 +16,7 @@ use rustix::{
 };
 
 use super::{ignore_rules::Rules, names::kind_of, stop::Stop};
-use crate::files::{is_temp_name, kind, open_beneath, refuse_kernel_files};
+use crate::files::{is_temp_file_name, kind, open_beneath, refuse_kernel_files};
 
 /// Maximum depth of directories. Each level holds one descriptor. Deeper directories are reported as omitted.
 const MAX_DEPTH: usize = 128;
@@ -171,7 +171,7 @@ impl Walk {
                 continue;
             };
             let name = entry.file_name().to_bytes();
-            if matches!(name, b"." | b"..") || is_temp_name(name) || (!self.hidden && name[0] == b'.') {
+            if matches!(name, b"." | b"..") || is_temp_file_name(name) || (!self.hidden && name[0] == b'.') {
                 continue;
             }
             let Ok(directory) = level.entries.fd() else { return };

@@ -23,8 +23,8 @@ use crate::{
     auth::{Caller, FsRead, FsWrite},
     body::{self, too_large},
     files::{
-        self, Conditions, SandboxPath, SymbolicLinks, refuse_when_full,
-        write::{MAX_FILE_BYTES, WriteOptions, receive},
+        self, Conditions, SandboxPath, SymbolicLinks, check_disk_space,
+        write::{MAX_FILE_BYTES, WriteOptions, write_stream},
     },
     fs,
     listen::Connection,
@@ -47,7 +47,7 @@ pub async fn upload(
     content: Body,
 ) -> Result<(StatusCode, Json<Value>), Failure> {
     let path = SandboxPath::from_query(&uri, Some(server.programs.work_dir()))?;
-    refuse_when_full(&server.authority)?;
+    check_disk_space(&server.authority)?;
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     let boundary = multer::parse_boundary(content_type).map_err(malformed)?;
     let limit = multer::SizeLimit::new().per_field(MAX_FILE_BYTES);
@@ -56,14 +56,14 @@ pub async fn upload(
         let mut field = parts.next_field().await.map_err(malformed)?.filter(|f| f.name() == Some("file"));
         let Some(field) = field.take() else { return Err(ApiError::invalid("the multipart body needs a field `file` first")) };
         let chunks = stream::try_unfold(field, async |mut field| Ok(field.chunk().await.map_err(malformed)?.map(|chunk| (chunk, field))));
-        let author = server.files.author(&caller.claims);
+        let recorder = server.files.recorder(&caller.claims);
         let options =
-            WriteOptions { conditions: Conditions::default(), mode: None, is_durable: true, author, links: SymbolicLinks::Follow };
-        receive(&server.files, &server.authority, &path, options, Box::pin(chunks)).await
+            WriteOptions { conditions: Conditions::default(), mode: None, is_durable: true, recorder, links: SymbolicLinks::Follow };
+        write_stream(&server.files, &server.authority, &path, options, Box::pin(chunks)).await
     };
     let written = caller.stream.until_revoked(write).await?;
     server.happenings.written(&caller.claims, &path, written.size);
-    let (shown, path_b64) = path.in_json();
+    let (shown, path_b64) = path.to_json();
     let status = if written.is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(with_bytes(json!({ "path": shown, "size": written.size, "etag": written.etag }), path_b64.as_deref()))))
 }
@@ -86,8 +86,8 @@ pub async fn download(
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
     let path = SandboxPath::from_query(&uri, Some(server.programs.work_dir()))?;
-    let asked = files::Asked { method: &method, uri: &uri, headers: &headers, path: &path };
-    Ok(files::answer_read(&server.files, asked, caller.stream, &connection).await?)
+    let asked = files::ReadRequest { method: &method, uri: &uri, headers: &headers, path: &path };
+    Ok(files::respond_with_file(&server.files, asked, caller.stream, &connection).await?)
 }
 
 #[derive(Deserialize)]

@@ -19,7 +19,7 @@ use super::Memories;
 use crate::{
     FileWorkers,
     auth::Authority,
-    files::{Author, Root, SandboxPath, WriteLog},
+    files::{ChangeRecorder, Root, SandboxPath, WriteLog},
     happenings::HappeningLog,
     server::Server,
 };
@@ -32,7 +32,7 @@ pub struct SandboxFiles {
     root: Arc<Root>,
     path: SandboxPath,
     writes: Arc<WriteLog>,
-    author: Author,
+    recorder: ChangeRecorder,
     authority: Arc<Authority>,
     claims: Mutex<Arc<Claims>>,
     may_write: AtomicBool,
@@ -48,13 +48,13 @@ struct Changes {
 }
 
 impl SandboxFiles {
-    pub fn new(server: &Server, claims: Arc<Claims>, path: SandboxPath, author: Author, only_reads: bool) -> Self {
+    pub fn new(server: &Server, claims: Arc<Claims>, path: SandboxPath, recorder: ChangeRecorder, only_reads: bool) -> Self {
         let files = Self {
             workers: server.files.workers().clone(),
             root: server.files.workers().root(),
             path,
             writes: server.files.writes(),
-            author,
+            recorder,
             authority: server.authority.clone(),
             claims: Mutex::new(claims.clone()),
             may_write: AtomicBool::new(false),
@@ -112,14 +112,14 @@ impl Hooks for SandboxFiles {
     ) -> Result<Option<Stat>, Errno> {
         // Held over the check and the change, so that only one of two concurrent boxd writers succeeds.
         let mut writes = self.writes.lock();
-        let removal = (kind == ChangeKind::Removed).then(|| self.author.removes(directory, path.name()));
+        let removal = (kind == ChangeKind::Removed).then(|| self.recorder.begin_removal(directory, path.name()));
         let stat = step()?;
         if let Some(removal) = removal {
-            removal.done();
+            removal.commit();
         }
         if let Some(stat) = &stat {
             writes.record(stat);
-            self.author.placed(directory, path.name(), stat, kind == ChangeKind::Created);
+            self.recorder.record_placed(directory, path.name(), stat, kind == ChangeKind::Created);
         }
         drop(writes);
         self.note(path, stat.as_ref());

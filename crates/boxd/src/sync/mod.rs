@@ -36,7 +36,9 @@ use tokio::{
 use self::hooks::SandboxFiles;
 use crate::{
     answer::{Failure, RequestRecord},
-    files::{Author, Root, SandboxPath, archive::pipe::incoming, make_directory, query_values, refusal, refuse_kernel_files},
+    files::{
+        ChangeRecorder, Root, SandboxPath, archive::pipe::request_pipe, create_directories, file_error, query_values, refuse_kernel_files,
+    },
     server::Server,
     socket::{self, Conversation, Dialect, End, Peer, Received},
 };
@@ -167,15 +169,15 @@ impl Conversation for Session {
             may_write(&claims)?;
         }
         let place = server.syncs.take()?;
-        let author = server.files.author(&claims);
-        let files = Arc::new(SandboxFiles::new(&server, claims, path.clone(), author.clone(), only_reads));
+        let recorder = server.files.recorder(&claims);
+        let files = Arc::new(SandboxFiles::new(&server, claims, path.clone(), recorder.clone(), only_reads));
         let folder = {
             let path = path.clone();
-            server.files.workers().run(move |root| open_folder(root, &path, only_reads, &author)).await??
+            server.files.workers().run(move |root| open_folder(root, &path, only_reads, &recorder)).await??
         };
         peer.record.tell(&server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
         let (out, mut pieces) = pipe::outgoing();
-        let (bytes, from_client) = incoming();
+        let (bytes, from_client) = request_pipe();
         let limits = Limits { watches: server.limits.watches as usize, ..Limits::default() };
         let hooks = files.clone();
         let work = move |_: &Root| {
@@ -231,10 +233,10 @@ fn may_write(claims: &Claims) -> Result<(), ApiError> {
 }
 
 /// Opens the folder, and creates it if it is missing and writing is allowed.
-fn open_folder(root: &Root, path: &SandboxPath, only_reads: bool, author: &Author) -> Result<std::os::fd::OwnedFd, ApiError> {
+fn open_folder(root: &Root, path: &SandboxPath, only_reads: bool, recorder: &ChangeRecorder) -> Result<std::os::fd::OwnedFd, ApiError> {
     if !only_reads {
-        make_directory(root, path.bytes(), true, author).map_err(|e| refusal(e, path))?;
+        create_directories(root, path.bytes(), true, recorder).map_err(|e| file_error(e, path))?;
     }
     let opened = root.open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY);
-    opened.and_then(|folder| refuse_kernel_files(&folder).map(|()| folder)).map_err(|e| refusal(e, path))
+    opened.and_then(|folder| refuse_kernel_files(&folder).map(|()| folder)).map_err(|e| file_error(e, path))
 }

@@ -170,7 +170,7 @@ impl Events {
                 .overflow(OverflowReason::CursorExpired, "what happened since that cursor is not known any more; look at the files again");
         }
         let cursor = cursor(&self.life, self.at);
-        let (path, path_b64) = self.path.in_json();
+        let (path, path_b64) = self.path.to_json();
         let ready = frame("ready", Some(&cursor), &WatchReady { cursor: cursor.clone(), path, path_b64, recursive: self.recursive });
         [ready, lost].concat().into()
     }

@@ -29,7 +29,7 @@ use super::{
     pending::{Change, Entry, Pending},
 };
 use crate::{
-    files::{ChangeLog, Listener, is_temp_name, kind, open_beneath, refuse_kernel_files, version},
+    files::{ChangeLog, ChangeSubscription, is_temp_file_name, kind, open_beneath, refuse_kernel_files, version},
     fs::{each_name, file_kind, kind_of},
 };
 
@@ -55,7 +55,7 @@ pub struct Tree {
     /// When the first of the pending changes arrived.
     since: Option<Instant>,
     has_told_limit: bool,
-    listener: Listener,
+    listener: ChangeSubscription,
 }
 
 struct Node {
@@ -107,7 +107,7 @@ impl Tree {
             moving: HashMap::new(),
             since: None,
             has_told_limit: false,
-            listener: teller.changes.listen(),
+            listener: teller.changes.subscribe(),
         };
         tree.watch_below(top, None, inotify, teller);
         Ok(tree)
@@ -168,7 +168,7 @@ impl Tree {
         let is_directory = flags.contains(ReadFlags::ISDIR);
         let path = [self.path_of(wd).as_slice(), name].concat();
         // A temporary file is not reported until it is at its final path.
-        let is_temp = is_temp_name(name);
+        let is_temp = is_temp_file_name(name);
         if is_temp && !flags.contains(ReadFlags::MOVED_FROM) {
             return;
         }
@@ -464,8 +464,8 @@ impl Tree {
 /// New directories that were created through boxd: time and author.
 type Makers = HashMap<Vec<u8>, ((i64, i64), ChangedBy)>;
 
-fn client(change: &crate::files::Change) -> ChangedBy {
-    ChangedBy::Client { principal: change.who.principal.clone(), actor: change.who.actor.to_owned() }
+fn client(change: &crate::files::RecordedChange) -> ChangedBy {
+    ChangedBy::Client { principal: change.author.principal.clone(), actor: change.author.actor.to_owned() }
 }
 
 /// The author of an entry found in a new directory: the client that placed the complete directory. An entry that

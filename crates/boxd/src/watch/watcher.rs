@@ -19,7 +19,7 @@ use super::{
     journal::Journal,
     tree::{Teller, Tree},
 };
-use crate::files::{ChangeLog, FileStore, Root, SandboxPath, refusal, refuse_kernel_files};
+use crate::files::{ChangeLog, FileStore, Root, SandboxPath, file_error, refuse_kernel_files};
 
 /// Maximum number of different directories watched at once. Any number of readers share each.
 const MAX_TREES: usize = 16;
@@ -221,7 +221,7 @@ impl Thread {
     }
 
     fn reader(&mut self, root: &Root, watch: &Watch) -> Result<Reader, ApiError> {
-        let key = (crate::fs::base_of(&watch.path), watch.recursive);
+        let key = (crate::fs::path_prefix(&watch.path), watch.recursive);
         let journal = match self.trees.values().find(|t| t.key == key && !t.is_gone) {
             Some(tree) => tree.journal.clone(),
             None => self.plant(root, &watch.path, key)?,
@@ -241,11 +241,11 @@ impl Thread {
             oldest.stop(&mut self.inotify);
         }
         let opened = root.open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY).and_then(|fd| refuse_kernel_files(&fd).map(|()| fd));
-        let directory = opened.map_err(|e| refusal(e, path))?;
+        let directory = opened.map_err(|e| file_error(e, path))?;
         let teller = Teller { life: &self.life, numbers: &self.numbers, changes: &self.changes };
         let tree = Tree::start(key, directory, &mut self.inotify, &teller).map_err(|e| match e {
             AddError::Limit(message) => ApiError::new(ErrorCode::RateLimited, message),
-            AddError::Refused(errno) => refusal(errno, path),
+            AddError::Refused(errno) => file_error(errno, path),
         })?;
         let journal = tree.journal.clone();
         self.next_tree += 1;

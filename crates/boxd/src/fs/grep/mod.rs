@@ -25,13 +25,13 @@ use rustix::fs::{FileType, OFlags};
 use self::sink::{FileSink, Hit};
 use super::{
     ignore_rules::{Rules, as_path},
-    list::base_of,
+    list::path_prefix,
     path_or,
     stop::Stop,
     walk::{Found, Visit, Walk},
 };
 use crate::{
-    files::{Root, SandboxPath, gone, kind, not_a_file, refusal, refuse_kernel_files},
+    files::{Root, SandboxPath, file_error, kind, not_a_regular_file, operation_aborted, refuse_kernel_files},
     server::Server,
 };
 
@@ -58,13 +58,13 @@ pub async fn grep(server: &Server, request: GrepRequest) -> Result<GrepResponse,
     let _stopped_when_dropped = stop.when_dropped();
     let workers = server.files.workers();
     let mut slots = workers.long_slots(THREADS).await?;
-    let first = slots.split(1).ok_or_else(gone)?;
+    let first = slots.split(1).ok_or_else(operation_aborted)?;
     let opening = plan.clone();
     let begun = workers.run(move |root| opening.begin(root)).await??;
     let walk = match begun {
         Begun::File(file) => {
             drop(slots);
-            let found = workers.run_long(first, move |_| plan.search_one(file)).await?.await.map_err(|_| gone())?;
+            let found = workers.run_long(first, move |_| plan.search_one(file)).await?.await.map_err(|_| operation_aborted())?;
             return Ok(found);
         }
         Begun::Directory(walk) => Arc::new(walk),
@@ -78,8 +78,8 @@ pub async fn grep(server: &Server, request: GrepRequest) -> Result<GrepResponse,
     };
     let one = workers.run_long(first, take_part(plan.clone(), walk.clone())).await?;
     let two = workers.run_long(slots, take_part(plan.clone(), walk.clone())).await?;
-    let mut hits = one.await.map_err(|_| gone())?;
-    hits.append(&mut two.await.map_err(|_| gone())?);
+    let mut hits = one.await.map_err(|_| operation_aborted())?;
+    hits.append(&mut two.await.map_err(|_| operation_aborted())?);
     let too_deep = walk.is_too_deep().then_some(StoppedBy::Depth);
     Ok(GrepResponse { directories_unreadable: walk.unreadable(), ..plan.answer(hits, stop.reason().or(too_deep)) })
 }
@@ -136,7 +136,7 @@ impl Plan {
             .memory_map(grep_searcher::MmapChoice::never())
             .heap_limit(Some(MAX_HEAP_BYTES));
         Ok(Self {
-            base: base_of(&path),
+            base: path_prefix(&path),
             path,
             matcher: matcher(request)?,
             searcher,
@@ -157,13 +157,14 @@ impl Plan {
     }
 
     fn begin(&self, root: &Root) -> Result<Begun, ApiError> {
-        let refused = |e| refusal(e, &self.path);
-        if kind(&root.stat(self.path.bytes()).map_err(refused)?) != FileType::Directory {
-            let (file, _) = root.regular(self.path.bytes()).map_err(refused)?.map_err(|kind| not_a_file(kind, &self.path))?;
+        let to_api_error = |e| file_error(e, &self.path);
+        if kind(&root.stat(self.path.bytes()).map_err(to_api_error)?) != FileType::Directory {
+            let (file, _) =
+                root.open_regular(self.path.bytes()).map_err(to_api_error)?.map_err(|kind| not_a_regular_file(kind, &self.path))?;
             return Ok(Begun::File(file));
         }
-        let directory = root.open(self.path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY).map_err(refused)?;
-        refuse_kernel_files(&directory).map_err(refused)?;
+        let directory = root.open(self.path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY).map_err(to_api_error)?;
+        refuse_kernel_files(&directory).map_err(to_api_error)?;
         let rules = self.respect_ignore.then(|| Rules::above(root, &self.path));
         Ok(Begun::Directory(Walk::new(directory, rules, self.hidden, self.stop.clone())))
     }

@@ -9,9 +9,9 @@ use std::{
 
 use tokio::sync::Semaphore;
 
-pub struct Queue<J> {
+pub struct JobQueue<J> {
     state: Mutex<State<J>>,
-    room: Semaphore,
+    capacity: Semaphore,
 }
 
 struct State<J> {
@@ -20,34 +20,34 @@ struct State<J> {
     is_closed: bool,
 }
 
-impl<J> Queue<J> {
+impl<J> JobQueue<J> {
     pub fn new(limit: usize) -> Self {
         let state = State { jobs: VecDeque::with_capacity(limit), idle: Vec::new(), is_closed: false };
-        Self { state: Mutex::new(state), room: Semaphore::new(limit) }
+        Self { state: Mutex::new(state), capacity: Semaphore::new(limit) }
     }
 
     /// Waits for space.
     pub async fn push(&self, job: J) {
         // The semaphore is never closed, so this doesn't fail.
-        if let Ok(place) = self.room.acquire().await {
-            place.forget();
-            self.hand_over(job);
+        if let Ok(permit) = self.capacity.acquire().await {
+            permit.forget();
+            self.enqueue(job);
         }
     }
 
     /// Returns the job if the queue is full.
     pub fn try_push(&self, job: J) -> Result<(), J> {
-        match self.room.try_acquire() {
-            Ok(place) => {
-                place.forget();
-                self.hand_over(job);
+        match self.capacity.try_acquire() {
+            Ok(permit) => {
+                permit.forget();
+                self.enqueue(job);
                 Ok(())
             }
             Err(_) => Err(job),
         }
     }
 
-    fn hand_over(&self, job: J) {
+    fn enqueue(&self, job: J) {
         let mut state = self.lock();
         state.jobs.push_back(job);
         let thread = state.idle.pop();
@@ -59,20 +59,20 @@ impl<J> Queue<J> {
 
     /// The next job, for a worker thread; `None` when the queue is closed and empty.
     pub fn take(&self) -> Option<J> {
-        let me = thread::current();
+        let current = thread::current();
         loop {
             let mut state = self.lock();
             // `park` may return without `unpark`, so this thread may still be listed.
-            state.idle.retain(|t| t.id() != me.id());
+            state.idle.retain(|t| t.id() != current.id());
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
-                self.room.add_permits(1);
+                self.capacity.add_permits(1);
                 return Some(job);
             }
             if state.is_closed {
                 return None;
             }
-            state.idle.push(me.clone());
+            state.idle.push(current.clone());
             drop(state);
             thread::park();
         }
@@ -98,8 +98,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn every_job_is_done_once_and_workers_end_when_told() {
-        let queue = Arc::new(Queue::new(2));
+    async fn every_job_runs_once_and_workers_end_when_the_queue_is_closed() {
+        let queue = Arc::new(JobQueue::new(2));
         let workers: Vec<_> = (0..4)
             .map(|_| {
                 let queue = queue.clone();
@@ -116,8 +116,8 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_gives_the_job_back() {
-        let queue = Queue::new(1);
+    fn a_full_queue_returns_the_job() {
+        let queue = JobQueue::new(1);
         assert_eq!(queue.try_push(1), Ok(()));
         assert_eq!(queue.try_push(2), Err(2));
         assert_eq!(queue.take(), Some(1));

@@ -17,7 +17,7 @@ const REMEMBERED_CHANGES: usize = 64 * 1024;
 
 /// A human or an agent.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Who {
+pub struct ChangeAuthor {
     pub principal: String,
     pub actor: &'static str,
 }
@@ -32,13 +32,13 @@ pub struct ChangeLog {
 #[derive(Default)]
 struct Changes {
     count: u64,
-    by_name: HashMap<Arc<NameKey>, Change>,
+    by_name: HashMap<Arc<NameKey>, RecordedChange>,
     oldest_first: VecDeque<(Arc<NameKey>, u64)>,
 }
 
 /// The state in which a change left a name, and its author.
 #[derive(Clone)]
-pub struct Change {
+pub struct RecordedChange {
     number: u64,
     version: Version,
     /// A removal is recorded before it is attempted. Until it is done, an existing file of this name can't be newer
@@ -46,12 +46,12 @@ pub struct Change {
     is_done: bool,
     /// Listeners for which this removal is used up. Nothing left on disk shows whether a name was removed a second
     /// time.
-    spent_for: Vec<u64>,
+    reported_to: Vec<u64>,
     pub is_new: bool,
-    pub who: Arc<Who>,
+    pub author: Arc<ChangeAuthor>,
 }
 
-impl Change {
+impl RecordedChange {
     /// When the file was placed; `None` for a removal.
     pub fn placed_at(&self) -> Option<(i64, i64)> {
         self.version.map(|(_, seconds, nanoseconds)| (seconds, nanoseconds))
@@ -78,29 +78,29 @@ impl ChangeLog {
     }
 
     /// Registers a watcher of future changes.
-    pub fn listen(&self) -> Listener {
+    pub fn subscribe(&self) -> ChangeSubscription {
         let mut changes = self.changes();
         changes.count += 1;
-        Listener { since: changes.count }
+        ChangeSubscription { since: changes.count }
     }
 
     /// The change that left a name in this state, if it was made through boxd. A directory's ctime changes with its
     /// content, so only its inode is compared. A removal is reported to each listener once, because the next removal of
     /// that name may be a program's.
-    pub fn change(&self, key: &NameKey, version: Version, is_directory: bool, to: &Listener) -> Option<Change> {
+    pub fn change(&self, key: &NameKey, version: Version, is_directory: bool, subscription: &ChangeSubscription) -> Option<RecordedChange> {
         let inode = |v: Version| v.map(|(inode, ..)| inode);
-        let is_same = |seen: Version| if is_directory { inode(seen) == inode(version) } else { seen == version };
+        let is_same = |recorded: Version| if is_directory { inode(recorded) == inode(version) } else { recorded == version };
         let mut changes = self.changes();
         let change = changes.by_name.get_mut(key)?;
         if change.version.is_some() {
             return is_same(change.version).then(|| change.clone());
         }
-        let is_news = change.number > to.since && !change.spent_for.contains(&to.since);
+        let is_unreported = change.number > subscription.since && !change.reported_to.contains(&subscription.since);
         // Something else at the name after the removal uses the removal up as well.
-        if is_news && (version.is_none() || change.is_done) {
-            change.spent_for.push(to.since);
+        if is_unreported && (version.is_none() || change.is_done) {
+            change.reported_to.push(subscription.since);
         }
-        (is_news && version.is_none()).then(|| change.clone())
+        (is_unreported && version.is_none()).then(|| change.clone())
     }
 
     fn changes(&self) -> std::sync::MutexGuard<'_, Changes> {
@@ -109,7 +109,14 @@ impl ChangeLog {
     }
 
     /// Records a change and returns what it replaced; `None` while no tree is watched.
-    fn record(&self, directory: impl AsFd, name: &[u8], version: Version, is_new: bool, who: &Arc<Who>) -> Option<Recorded> {
+    fn record(
+        &self,
+        directory: impl AsFd,
+        name: &[u8],
+        version: Version,
+        is_new: bool,
+        author: &Arc<ChangeAuthor>,
+    ) -> Option<LoggedChange> {
         if !self.is_watched.load(Ordering::Acquire) {
             return None;
         }
@@ -119,8 +126,9 @@ impl ChangeLog {
         let mut changes = self.changes();
         changes.count += 1;
         let number = changes.count;
-        let change = Change { number, version, is_done: version.is_some(), spent_for: Vec::new(), is_new, who: who.clone() };
-        let before = changes.by_name.insert(key.clone(), change);
+        let change =
+            RecordedChange { number, version, is_done: version.is_some(), reported_to: Vec::new(), is_new, author: author.clone() };
+        let previous = changes.by_name.insert(key.clone(), change);
         changes.oldest_first.push_back((key.clone(), number));
         if changes.oldest_first.len() > REMEMBERED_CHANGES
             && let Some((oldest, number)) = changes.oldest_first.pop_front()
@@ -128,48 +136,48 @@ impl ChangeLog {
         {
             changes.by_name.remove(&oldest);
         }
-        Some(Recorded { key, number, before })
+        Some(LoggedChange { key, number, previous })
     }
 }
 
 /// A watcher, identified by the number of the last change before it.
-pub struct Listener {
+pub struct ChangeSubscription {
     since: u64,
 }
 
-struct Recorded {
+struct LoggedChange {
     key: Arc<NameKey>,
     number: u64,
-    before: Option<Change>,
+    previous: Option<RecordedChange>,
 }
 
-/// A removal that is about to be attempted. If it is dropped before `done`, it did not happen.
+/// A removal that is about to be attempted. If it is dropped before `commit`, it did not happen.
 #[must_use]
-pub struct Removal<'a> {
+pub struct PendingRemoval<'a> {
     log: &'a ChangeLog,
-    recorded: Option<Recorded>,
+    logged: Option<LoggedChange>,
 }
 
-impl Removal<'_> {
+impl PendingRemoval<'_> {
     /// The name was removed.
-    pub fn done(mut self) {
-        let Some(Recorded { key, number, .. }) = self.recorded.take() else { return };
+    pub fn commit(mut self) {
+        let Some(LoggedChange { key, number, .. }) = self.logged.take() else { return };
         if let Some(change) = self.log.changes().by_name.get_mut(&key).filter(|c| c.number == number) {
             change.is_done = true;
         }
     }
 }
 
-impl Drop for Removal<'_> {
+impl Drop for PendingRemoval<'_> {
     fn drop(&mut self) {
-        let Some(Recorded { key, number, before }) = self.recorded.take() else { return };
+        let Some(LoggedChange { key, number, previous }) = self.logged.take() else { return };
         let mut changes = self.log.changes();
         if changes.by_name.get(&key).is_none_or(|c| c.number != number) {
             return;
         }
-        match before {
+        match previous {
             // With the newer number, which is the one in the expiry queue.
-            Some(before) if before.version.is_some() => changes.by_name.insert(key, Change { number, ..before }),
+            Some(previous) if previous.version.is_some() => changes.by_name.insert(key, RecordedChange { number, ..previous }),
             _ => changes.by_name.remove(&key),
         };
     }
@@ -177,24 +185,24 @@ impl Drop for Removal<'_> {
 
 /// Records the changes of one request under its client.
 #[derive(Clone)]
-pub struct Author {
+pub struct ChangeRecorder {
     log: Arc<ChangeLog>,
-    who: Arc<Who>,
+    author: Arc<ChangeAuthor>,
 }
 
-impl Author {
+impl ChangeRecorder {
     pub fn new(log: Arc<ChangeLog>, claims: &Claims) -> Self {
-        Self { log, who: Arc::new(Who { principal: claims.sub.clone(), actor: claims.act.kind.as_str() }) }
+        Self { log, author: Arc::new(ChangeAuthor { principal: claims.sub.clone(), actor: claims.act.kind.as_str() }) }
     }
 
     /// A file was created or replaced at this name.
-    pub fn placed(&self, directory: impl AsFd, name: &[u8], stat: &Stat, is_new: bool) {
-        self.log.record(directory, name, version(stat), is_new, &self.who);
+    pub fn record_placed(&self, directory: impl AsFd, name: &[u8], stat: &Stat, is_new: bool) {
+        self.log.record(directory, name, version(stat), is_new, &self.author);
     }
 
     /// A name is about to be removed. Recorded in advance, because a watcher may see the removal before this thread
     /// continues.
-    pub fn removes(&self, directory: impl AsFd, name: &[u8]) -> Removal<'_> {
-        Removal { log: &self.log, recorded: self.log.record(directory, name, None, false, &self.who) }
+    pub fn begin_removal(&self, directory: impl AsFd, name: &[u8]) -> PendingRemoval<'_> {
+        PendingRemoval { log: &self.log, logged: self.log.record(directory, name, None, false, &self.author) }
     }
 }

@@ -9,10 +9,10 @@ use rustix::{
 };
 
 use super::{
-    author::Author,
-    path::split,
+    change_log::ChangeRecorder,
+    path::split_parent,
     root::{Root, kind},
-    write::{current, sync_directory},
+    write::{stat_entry, sync_directory},
 };
 
 /// The number of links that the kernel itself follows in one path.
@@ -21,7 +21,7 @@ const MAX_LINKS: usize = 40;
 const MAX_PATH_BYTES: usize = 4095;
 const DIRECTORY_MODE: Mode = Mode::from_bits_retain(0o755);
 
-pub struct Place {
+pub struct EntryLocation {
     pub parent: OwnedFd,
     pub name: Vec<u8>,
     /// What currently has this name; never a link.
@@ -29,14 +29,14 @@ pub struct Place {
 }
 
 /// The place to which a program that opens this path for writing would write.
-pub fn locate(root: &Root, path: &[u8], is_durable: bool, author: &Author) -> Result<Place, Errno> {
+pub fn locate_for_write(root: &Root, path: &[u8], is_durable: bool, recorder: &ChangeRecorder) -> Result<EntryLocation, Errno> {
     let mut path = path.to_vec();
     for _ in 0..=MAX_LINKS {
-        let (directory, name) = split(&path).ok_or(Errno::ISDIR)?;
-        let parent = make_directory(root, directory, is_durable, author)?;
-        let existing = current(&parent, name)?;
+        let (directory, name) = split_parent(&path).ok_or(Errno::ISDIR)?;
+        let parent = create_directories(root, directory, is_durable, recorder)?;
+        let existing = stat_entry(&parent, name)?;
         if existing.as_ref().is_none_or(|s| kind(s) != FileType::Symlink) {
-            return Ok(Place { parent, name: name.to_vec(), existing });
+            return Ok(EntryLocation { parent, name: name.to_vec(), existing });
         }
         if root.refuses_links() {
             return Err(Errno::LOOP);
@@ -53,43 +53,43 @@ pub fn locate(root: &Root, path: &[u8], is_durable: bool, author: &Author) -> Re
 }
 
 /// The place of the name itself, for removal: links are not followed and nothing is created.
-pub fn locate_name(root: &Root, path: &[u8]) -> Result<Place, Errno> {
+pub fn locate_entry(root: &Root, path: &[u8]) -> Result<EntryLocation, Errno> {
     let end = path.iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
-    let (directory, name) = split(&path[..end]).ok_or(Errno::BUSY)?;
-    let parent = root.directory(directory)?;
-    let existing = current(&parent, name)?;
-    Ok(Place { parent, name: name.to_vec(), existing })
+    let (directory, name) = split_parent(&path[..end]).ok_or(Errno::BUSY)?;
+    let parent = root.open_directory(directory)?;
+    let existing = stat_entry(&parent, name)?;
+    Ok(EntryLocation { parent, name: name.to_vec(), existing })
 }
 
 /// Opens a directory, and creates it and its parents if they are missing.
-pub fn make_directory(root: &Root, path: &[u8], is_durable: bool, author: &Author) -> Result<OwnedFd, Errno> {
-    match root.directory(path) {
+pub fn create_directories(root: &Root, path: &[u8], is_durable: bool, recorder: &ChangeRecorder) -> Result<OwnedFd, Errno> {
+    match root.open_directory(path) {
         Err(Errno::NOENT) => {}
         other => return other,
     }
-    let mut directory = root.directory(b"")?;
+    let mut directory = root.open_directory(b"")?;
     let mut end = 0;
     for part in path.split(|b| *b == b'/') {
         end = (end + part.len() + 1).min(path.len());
         if part.is_empty() {
             continue;
         }
-        directory = match root.directory(&path[..end]) {
+        directory = match root.open_directory(&path[..end]) {
             Err(Errno::NOENT) => {
                 match rustix::fs::mkdirat(&directory, part, DIRECTORY_MODE) {
                     // Created concurrently, or a dangling link. Opening it distinguishes the two.
                     Err(Errno::EXIST) => {}
                     other => {
                         other?;
-                        if let Ok(Some(stat)) = current(&directory, part) {
-                            author.placed(&directory, part, &stat, true);
+                        if let Ok(Some(stat)) = stat_entry(&directory, part) {
+                            recorder.record_placed(&directory, part, &stat, true);
                         }
                     }
                 }
                 if is_durable {
                     sync_directory(&directory)?;
                 }
-                root.directory(&path[..end])?
+                root.open_directory(&path[..end])?
             }
             other => other?,
         };

@@ -6,7 +6,7 @@ use rustix::{fs::FileType, io::Errno};
 use super::root::SymbolicLinks;
 
 /// The protocol's error for an errno. `shown` is the path as the client may see it.
-pub fn refusal(errno: Errno, shown: impl std::fmt::Display) -> ApiError {
+pub fn file_error(errno: Errno, shown: impl std::fmt::Display) -> ApiError {
     let (code, why) = match errno {
         Errno::NOENT => (ErrorCode::FileNotFound, "no such file or directory"),
         Errno::ACCESS | Errno::PERM => (ErrorCode::Forbidden, "the sandbox's user may not do that"),
@@ -27,13 +27,13 @@ pub fn refusal(errno: Errno, shown: impl std::fmt::Display) -> ApiError {
     ApiError::new(code, format!("{shown}: {why}"))
 }
 
-/// Like [`refusal`], for operations that may refuse links.
-pub fn link_refusal(errno: Errno, links: SymbolicLinks, shown: impl std::fmt::Display) -> ApiError {
+/// Like [`file_error`], for operations that may refuse links.
+pub fn link_error(errno: Errno, links: SymbolicLinks, shown: impl std::fmt::Display) -> ApiError {
     if errno == Errno::LOOP && links == SymbolicLinks::Refuse {
         let message = format!("{shown}: goes through a symbolic link, which was not to be followed; name the file itself");
         return ApiError::new(ErrorCode::Forbidden, message);
     }
-    refusal(errno, shown)
+    file_error(errno, shown)
 }
 
 pub fn disk_full() -> ApiError {
@@ -41,17 +41,17 @@ pub fn disk_full() -> ApiError {
 }
 
 /// The error for something that exists and is not a regular file.
-pub fn not_a_file(kind: FileType, shown: impl std::fmt::Display) -> ApiError {
-    let word = kind_word(kind);
+pub fn not_a_regular_file(kind: FileType, shown: impl std::fmt::Display) -> ApiError {
+    let type_name = file_type_name(kind);
     let message = match kind {
         FileType::Directory => format!("{shown} is a directory; GET /v1/archive?path= gives its contents as a tar"),
         FileType::Unknown => format!("{shown} is not a regular file"),
-        _ => format!("{shown} is a {word}, not a regular file"),
+        _ => format!("{shown} is a {type_name}, not a regular file"),
     };
-    ApiError::invalid(message).with_details(serde_json::json!({ "kind": word }))
+    ApiError::invalid(message).with_details(serde_json::json!({ "kind": type_name }))
 }
 
-pub fn kind_word(kind: FileType) -> &'static str {
+pub fn file_type_name(kind: FileType) -> &'static str {
     match kind {
         FileType::RegularFile => "file",
         FileType::Directory => "directory",

@@ -19,12 +19,12 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, percent_encode};
 
 use super::{
-    Asked, Conditions, FileStore, SandboxPath, SymbolicLinks, is_durable, mode,
+    Conditions, FileStore, ReadRequest, SandboxPath, SymbolicLinks, check_disk_space,
+    errors::not_a_regular_file,
+    is_durable, mode,
     path::query_values,
-    read::{self, Content, describe, pieces},
-    refusal::not_a_file,
-    refuse_when_full,
-    write::{MAX_FILE_BYTES, WriteOptions, receive},
+    read::{self, Content, file_chunks, set_metadata_headers},
+    write::{MAX_FILE_BYTES, WriteOptions, write_stream},
 };
 use crate::{
     answer::{Failure, RequestRecord},
@@ -44,7 +44,7 @@ const FILE_PATH_HEADER: &str = "x-file-path";
 /// The error code of a part whose file could not be read.
 const FILE_ERROR_HEADER: &str = "x-file-error";
 /// Also used for a name in a record of an archive.
-pub(super) const IN_A_HEADER: AsciiSet = NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b'-').remove(b'_');
+pub(super) const HEADER_ENCODE_SET: AsciiSet = NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b'-').remove(b'_');
 
 /// `POST /v1/files/upload?path=`: each part is a file. Its path is its `X-File-Path`, else its file name, else its
 /// name. Relative paths start at `path`. The status is 200 if all were written and 207 if some were not.
@@ -61,20 +61,20 @@ pub async fn upload(
         None => SandboxPath::new(server.programs.work_dir().as_bytes().to_vec())?,
     };
     let is_durable = is_durable(&uri)?;
-    refuse_when_full(&server.authority)?;
+    check_disk_space(&server.authority)?;
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     let boundary = multer::parse_boundary(content_type).map_err(malformed)?;
     let limit = multer::SizeLimit::new().per_field(MAX_FILE_BYTES);
     let mut parts = multer::Multipart::with_constraints(body::chunks(content), boundary, multer::Constraints::new().size_limit(limit));
-    let author = server.files.author(&caller.claims);
+    let recorder = server.files.recorder(&caller.claims);
     let mut files: Vec<UploadedFile> = Vec::new();
-    let take_all = async {
+    let write_all_parts = async {
         while let Some(field) = parts.next_field().await.map_err(malformed)? {
             if files.len() == MAX_UPLOADS {
                 return Err(ApiError::invalid(format!("an upload has at most {MAX_UPLOADS} files; send the rest in another")));
             }
-            let given = part_path(&field);
-            let path = SandboxPath::beneath(Some(base.bytes()), given.clone());
+            let requested_path = part_path(&field);
+            let path = SandboxPath::beneath(Some(base.bytes()), requested_path.clone());
             let written = match (&path, mode(field.headers())) {
                 (Ok(path), Ok(mode)) => {
                     let chunks = stream::try_unfold(field, async |mut field| {
@@ -84,17 +84,17 @@ pub async fn upload(
                         conditions: Conditions::default(),
                         mode,
                         is_durable,
-                        author: author.clone(),
+                        recorder: recorder.clone(),
                         links: SymbolicLinks::Follow,
                     };
-                    receive(&server.files, &server.authority, path, options, Box::pin(chunks)).await
+                    write_stream(&server.files, &server.authority, path, options, Box::pin(chunks)).await
                 }
                 (Err(e), _) => Err(e.clone()),
                 (_, Err(e)) => Err(e),
             };
             let (shown, path_b64) = match &path {
-                Ok(path) => path.in_json(),
-                Err(_) => cobox_protocol::exec::text_and_b64(given),
+                Ok(path) => path.to_json(),
+                Err(_) => cobox_protocol::exec::text_and_b64(requested_path),
             };
             if let (Ok(path), Ok(written)) = (&path, &written) {
                 server.happenings.written(&caller.claims, path, written.size);
@@ -106,7 +106,7 @@ pub async fn upload(
         }
         Ok(())
     };
-    caller.stream.until_revoked(take_all).await?;
+    caller.stream.until_revoked(write_all_parts).await?;
     if files.is_empty() {
         return Err(ApiError::invalid("the multipart body has no file in it").into());
     }
@@ -135,8 +135,8 @@ pub async fn download(
     let paths: Vec<SandboxPath> = query_values(&uri, "path").map(|p| SandboxPath::beneath(Some(base), p)).collect::<Result<_, _>>()?;
     if paths.is_empty() {
         let path = SandboxPath::from_uri(&uri, super::PREFIX)?;
-        let asked = Asked { method: &Method::GET, uri: &uri, headers: &headers, path: &path };
-        return Ok(read::answer(&server.files, asked, caller.stream, &connection).await?);
+        let request = ReadRequest { method: &Method::GET, uri: &uri, headers: &headers, path: &path };
+        return Ok(read::respond(&server.files, request, caller.stream, &connection).await?);
     }
     if paths.len() > MAX_DOWNLOADS {
         return Err(ApiError::invalid(format!("a download has at most {MAX_DOWNLOADS} files; ask for the rest in another")).into());
@@ -148,59 +148,59 @@ pub async fn download(
     let content_type =
         HeaderValue::try_from(format!("multipart/mixed; boundary={boundary}")).map_err(|e| ApiError::invalid(e.to_string()))?;
     let (store, outgoing) = (server.files.clone(), connection.outgoing);
-    let parts = Parts { store, outgoing, paths: paths.into(), boundary, record, _open: caller.stream, is_over: false };
+    let parts = MultipartDownload { store, outgoing, paths: paths.into(), boundary, record, _stream: caller.stream, is_finished: false };
     Ok(([(header::CONTENT_TYPE, content_type)], Body::from_stream(parts.stream())).into_response())
 }
 
-struct Parts {
+struct MultipartDownload {
     store: FileStore,
     outgoing: FileSender,
     paths: VecDeque<SandboxPath>,
     boundary: String,
     record: Arc<RequestRecord>,
     /// Held while the response is sent.
-    _open: OpenStream,
-    is_over: bool,
+    _stream: OpenStream,
+    is_finished: bool,
 }
 
-type Pieces = stream::BoxStream<'static, io::Result<Bytes>>;
+type PartStream = stream::BoxStream<'static, io::Result<Bytes>>;
 
-impl Parts {
+impl MultipartDownload {
     fn stream(self) -> impl Stream<Item = io::Result<Bytes>> {
-        let each = stream::unfold(self, async |mut parts| parts.next().await.map(|part| (part, parts)));
-        each.flatten()
+        let parts = stream::unfold(self, async |mut parts| parts.next().await.map(|part| (part, parts)));
+        parts.flatten()
     }
 
-    async fn next(&mut self) -> Option<Pieces> {
+    async fn next(&mut self) -> Option<PartStream> {
         let Some(path) = self.paths.pop_front() else {
             let end = format!("--{}--\r\n", self.boundary);
-            return (!std::mem::replace(&mut self.is_over, true)).then(|| once(end.into()));
+            return (!std::mem::replace(&mut self.is_finished, true)).then(|| single_chunk(end.into()));
         };
         let mut headers = HeaderMap::new();
-        let encoded = percent_encode(path.bytes(), &IN_A_HEADER).to_string();
-        read::set(&mut headers, http::HeaderName::from_static(FILE_PATH_HEADER), encoded);
-        let found = read::open(&self.store, &path, false, SymbolicLinks::Follow)
+        let encoded = percent_encode(path.bytes(), &HEADER_ENCODE_SET).to_string();
+        read::set_header(&mut headers, http::HeaderName::from_static(FILE_PATH_HEADER), encoded);
+        let opened = read::open(&self.store, &path, false, SymbolicLinks::Follow)
             .await
-            .and_then(|found| found.map_err(|kind| not_a_file(kind, &path)));
-        Some(match found {
-            Ok(found) => {
-                let size = found.size();
-                describe(&mut headers, &found.stat, &found.etag);
-                let head = once(self.head(&headers, size));
-                let content = match found.content {
-                    Content::Whole(bytes) => once(bytes),
-                    Content::Open(file) => pieces(self.store.clone(), self.outgoing.clone(), file, 0, size, ()).boxed(),
+            .and_then(|opened| opened.map_err(|kind| not_a_regular_file(kind, &path)));
+        Some(match opened {
+            Ok(opened) => {
+                let size = opened.size();
+                set_metadata_headers(&mut headers, &opened.stat, &opened.etag);
+                let head = single_chunk(self.head(&headers, size));
+                let content = match opened.content {
+                    Content::Whole(bytes) => single_chunk(bytes),
+                    Content::Open(file) => file_chunks(self.store.clone(), self.outgoing.clone(), file, 0, size, ()).boxed(),
                     Content::Unread => stream::empty().boxed(),
                 };
-                head.chain(content).chain(once(Bytes::from_static(b"\r\n"))).boxed()
+                head.chain(content).chain(single_chunk(Bytes::from_static(b"\r\n"))).boxed()
             }
             Err(error) => {
-                read::set(&mut headers, http::HeaderName::from_static(FILE_ERROR_HEADER), error.code.as_str().to_owned());
+                read::set_header(&mut headers, http::HeaderName::from_static(FILE_ERROR_HEADER), error.code.as_str().to_owned());
                 headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
                 // Serializing strings and a flag doesn't fail. If it did, an empty part would be better than a panic.
                 let text = serde_json::to_vec(&error.envelope(&self.record.request_id)).unwrap_or_default();
                 let head = self.head(&headers, text.len() as u64);
-                once([head.as_ref(), &text, b"\r\n"].concat().into())
+                single_chunk([head.as_ref(), &text, b"\r\n"].concat().into())
             }
         })
     }
@@ -218,6 +218,6 @@ impl Parts {
     }
 }
 
-fn once(bytes: Bytes) -> Pieces {
+fn single_chunk(bytes: Bytes) -> PartStream {
     stream::once(async move { Ok(bytes) }).boxed()
 }
