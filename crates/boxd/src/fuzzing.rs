@@ -25,7 +25,7 @@ use crate::{
         },
         path, read,
     },
-    fs::{glob, grep, list, stop::Stop},
+    fs::{glob, grep, list, stop_signal::StopSignal},
     socket::frames::{Received, receive},
     watch,
 };
@@ -108,18 +108,18 @@ pub fn unpack(root: OwnedFd, directory: &str, archive: &[u8], is_zstd: bool, cla
 }
 
 pub fn list_page(root: OwnedFd, request: &ListRequest) -> Result<ListResponse, ApiError> {
-    list::list(&Root::new(root), &SandboxPath::new(b"/".to_vec())?, request, &WriteLog::default(), &Stop::new(None))
+    list::list(&Root::new(root), &SandboxPath::new(b"/".to_vec())?, request, &WriteLog::default(), &StopSignal::new(None))
 }
 
 /// The paths that a pattern matches.
 pub fn find(root: OwnedFd, request: &GlobRequest) -> Result<Vec<String>, ApiError> {
-    let plan = glob::Plan::new(request, SandboxPath::new(b"/".to_vec())?)?;
-    let found = glob::search(&Root::new(root), &plan, request, 100, Stop::new(None), &WriteLog::default())?;
+    let plan = glob::GlobPlan::new(request, SandboxPath::new(b"/".to_vec())?)?;
+    let found = glob::search(&Root::new(root), &plan, request, 100, StopSignal::new(None), &WriteLog::default())?;
     Ok(found.matches.into_iter().map(|entry| entry.path).collect())
 }
 
 pub fn search(file: OwnedFd, request: &GrepRequest) -> Result<GrepResponse, ApiError> {
-    Ok(grep::Plan::new(request, SandboxPath::new(b"/f".to_vec())?, Stop::new(None))?.search_one(file))
+    Ok(grep::GrepSearch::new(request, SandboxPath::new(b"/f".to_vec())?, StopSignal::new(None))?.search_file(file))
 }
 
 /// Parses the `Last-Event-ID` of a command's event stream.
@@ -128,5 +128,5 @@ pub fn exec_cursor(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ApiError> 
 }
 
 pub fn watch_cursor(cursor: &str, life: &str) -> Option<u64> {
-    watch::number_in(cursor, life)
+    watch::parse_cursor(cursor, life)
 }

@@ -28,7 +28,7 @@ use crate::{
     processes,
     programs::Spawn,
     shell, socket, sync,
-    watch::{self, Watching},
+    watch::{self, WatchService},
 };
 
 /// The broker, and a second one during a takeover.
@@ -43,7 +43,7 @@ pub struct Server {
     pub happenings: HappeningLog,
     pub programs: Arc<dyn Spawn>,
     pub files: FileStore,
-    pub watching: Watching,
+    pub watch_service: WatchService,
     pub commands: exec::Commands,
     pub processes: processes::JobTable,
     pub shells: shell::Shells,
@@ -81,7 +81,7 @@ pub async fn serve(
         happenings: HappeningLog::default(),
         programs,
         files: FileStore::new(files),
-        watching: Watching::new(config.dataplane.watches),
+        watch_service: WatchService::new(config.dataplane.watches),
         commands: exec::Commands::new(&config.dataplane),
         processes: processes::JobTable::default(),
         shells: shell::Shells::new(&config.dataplane),

@@ -22,28 +22,28 @@ pub fn mkdir(root: &Root, path: &SandboxPath, request: &MkdirRequest, recorder: 
         Some(mode) => parse_mode(mode).ok_or_else(|| ApiError::invalid("mode: must be permission bits in octal, such as 755"))?,
         None => DIRECTORY_MODE,
     };
-    let is_there = |changed| {
+    let respond = |changed| {
         let (shown, path_b64) = path.to_json();
         Ok(ChangeResponse { path: shown, path_b64, changed, entries: u64::from(changed), ..ChangeResponse::default() })
     };
     let end = path.bytes().iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
-    let Some((above, name)) = split_parent(&path.bytes()[..end]) else {
+    let Some((parent_path, name)) = split_parent(&path.bytes()[..end]) else {
         // The root, or a path that ends in `..`: it exists if it can be opened.
         root.open_directory(path.bytes()).map_err(to_api_error)?;
-        return if request.exist_ok { is_there(false) } else { Err(taken(path)) };
+        return if request.exist_ok { respond(false) } else { Err(already_exists(path)) };
     };
-    let parent =
-        if request.parents { create_directories(root, above, true, recorder) } else { root.open_directory(above) }.map_err(to_api_error)?;
+    let parent = if request.parents { create_directories(root, parent_path, true, recorder) } else { root.open_directory(parent_path) }
+        .map_err(to_api_error)?;
     match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(mode)) {
         Ok(()) => {}
-        Err(Errno::EXIST) if request.exist_ok && root.open_directory(path.bytes()).is_ok() => return is_there(false),
-        Err(Errno::EXIST) => return Err(taken(path)),
+        Err(Errno::EXIST) if request.exist_ok && root.open_directory(path.bytes()).is_ok() => return respond(false),
+        Err(Errno::EXIST) => return Err(already_exists(path)),
         Err(e) => return Err(to_api_error(e)),
     }
     // The umask of boxd may have reduced the mode. If the directory can't be opened, a program has changed it in the
     // meantime, and that change stands.
-    if let Ok(made) = open_beneath(&parent, name, OFlags::RDONLY | OFlags::DIRECTORY) {
-        rustix::fs::fchmod(&made, Mode::from_raw_mode(mode)).map_err(to_api_error)?;
+    if let Ok(created) = open_beneath(&parent, name, OFlags::RDONLY | OFlags::DIRECTORY) {
+        rustix::fs::fchmod(&created, Mode::from_raw_mode(mode)).map_err(to_api_error)?;
     }
     if let Ok(Some(stat)) = stat_entry(&parent, name)
         && kind(&stat) == FileType::Directory
@@ -51,9 +51,9 @@ pub fn mkdir(root: &Root, path: &SandboxPath, request: &MkdirRequest, recorder: 
         recorder.record_placed(&parent, name, &stat, true);
     }
     sync_directory(&parent).map_err(to_api_error)?;
-    is_there(true)
+    respond(true)
 }
 
-pub fn taken(path: &SandboxPath) -> ApiError {
+pub fn already_exists(path: &SandboxPath) -> ApiError {
     ApiError::new(ErrorCode::FileExists, format!("{path} is there already"))
 }

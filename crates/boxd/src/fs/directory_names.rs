@@ -14,19 +14,19 @@ use rustix::{
 use crate::files::{is_temp_file_name, kind};
 
 /// Collects the smallest of many keys, up to a limit.
-pub struct Smallest<K: Ord> {
+pub struct SmallestKeys<K: Ord> {
     heap: BinaryHeap<K>,
     limit: usize,
 }
 
-impl<K: Ord> Smallest<K> {
+impl<K: Ord> SmallestKeys<K> {
     pub fn new(limit: usize) -> Self {
         Self { heap: BinaryHeap::new(), limit }
     }
 
     /// Whether an element would be kept. The closure compares it to the largest one kept.
-    pub fn would_keep(&self, than_largest: impl FnOnce(&K) -> Ordering) -> bool {
-        self.heap.len() < self.limit || self.heap.peek().is_some_and(|largest| than_largest(largest) == Ordering::Less)
+    pub fn would_keep(&self, compare_to_largest: impl FnOnce(&K) -> Ordering) -> bool {
+        self.heap.len() < self.limit || self.heap.peek().is_some_and(|largest| compare_to_largest(largest) == Ordering::Less)
     }
 
     pub fn push(&mut self, key: K) {
@@ -44,15 +44,15 @@ impl<K: Ord> Smallest<K> {
     }
 }
 
-/// Calls `each` for every name in a directory except `.`, `..` and unfinished files, until it returns false.
-pub fn each_name(directory: impl AsFd, mut each: impl FnMut(&[u8], FileType) -> bool) -> Result<(), Errno> {
+/// Calls `visit` for every name in a directory except `.`, `..` and unfinished files, until it returns false.
+pub fn for_each_name(directory: impl AsFd, mut visit: impl FnMut(&[u8], FileType) -> bool) -> Result<(), Errno> {
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
         if matches!(name, b"." | b"..") || is_temp_file_name(name) {
             continue;
         }
-        if !each(name, entry.file_type()) {
+        if !visit(name, entry.file_type()) {
             break;
         }
     }
@@ -60,8 +60,8 @@ pub fn each_name(directory: impl AsFd, mut each: impl FnMut(&[u8], FileType) -> 
 }
 
 /// The type of an entry. The kernel is asked only if the directory listing didn't contain it.
-pub fn kind_of(directory: impl AsFd, name: &[u8], told: FileType) -> FileType {
-    match told {
+pub fn entry_type(directory: impl AsFd, name: &[u8], listed_type: FileType) -> FileType {
+    match listed_type {
         FileType::Unknown => rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map_or(FileType::Unknown, |s| kind(&s)),
         known => known,
     }
@@ -86,11 +86,11 @@ impl SortedNames {
 
     pub fn next(&mut self) -> Result<Option<(Vec<u8>, FileType)>, Errno> {
         if self.batch.is_empty() && !self.is_last {
-            let mut smallest = Smallest::new(BATCH_NAMES);
+            let mut smallest = SmallestKeys::new(BATCH_NAMES);
             let after = self.after.take();
-            each_name(&self.directory, |name, kind| {
-                if after.as_deref().is_none_or(|a| name > a) && smallest.would_keep(|l: &Named| name.cmp(&l.name)) {
-                    smallest.push(Named { name: name.to_vec(), kind });
+            for_each_name(&self.directory, |name, kind| {
+                if after.as_deref().is_none_or(|a| name > a) && smallest.would_keep(|l: &NamedEntry| name.cmp(&l.name)) {
+                    smallest.push(NamedEntry { name: name.to_vec(), kind });
                 }
                 true
             })?;
@@ -102,22 +102,22 @@ impl SortedNames {
     }
 }
 
-struct Named {
+struct NamedEntry {
     name: Vec<u8>,
     kind: FileType,
 }
-impl PartialEq for Named {
+impl PartialEq for NamedEntry {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name
     }
 }
-impl Eq for Named {}
-impl PartialOrd for Named {
+impl Eq for NamedEntry {}
+impl PartialOrd for NamedEntry {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Named {
+impl Ord for NamedEntry {
     fn cmp(&self, other: &Self) -> Ordering {
         self.name.cmp(&other.name)
     }

@@ -26,11 +26,11 @@ use serde::Serialize;
 use super::{
     inotify::{AddError, Inotify},
     journal::Journal,
-    pending::{Change, Entry, Pending},
+    pending_changes::{PathChange, PendingChange, PendingChanges},
 };
 use crate::{
     files::{ChangeLog, ChangeSubscription, is_temp_file_name, kind, open_beneath, refuse_kernel_files, version},
-    fs::{each_name, file_kind, kind_of},
+    fs::{entry_type, file_kind, for_each_name},
 };
 
 /// How long changes are merged before they are reported: shorter than a user notices, longer than a program's burst of
@@ -41,21 +41,21 @@ const MAX_PENDING: usize = 4096;
 /// Longest path of a watched directory. Deeper directories are reported as exceeding a limit.
 const MAX_PATH_BYTES: usize = 4000;
 
-pub struct Tree {
+pub struct WatchedTree {
     pub key: (Vec<u8>, bool),
     pub journal: Arc<Journal>,
     /// Since when the tree has had no reader.
     pub unread_since: Option<Instant>,
     pub is_gone: bool,
     root: OwnedFd,
-    top: i32,
+    root_wd: i32,
     nodes: HashMap<i32, Node>,
-    pending: Pending,
-    moving: HashMap<u32, Moving>,
+    pending: PendingChanges,
+    pending_renames: HashMap<u32, PendingRename>,
     /// When the first of the pending changes arrived.
-    since: Option<Instant>,
-    has_told_limit: bool,
-    listener: ChangeSubscription,
+    first_pending_at: Option<Instant>,
+    has_published_limit: bool,
+    subscription: ChangeSubscription,
 }
 
 struct Node {
@@ -67,7 +67,7 @@ struct Node {
 }
 
 /// The first half of a rename.
-struct Moving {
+struct PendingRename {
     path: Vec<u8>,
     is_directory: bool,
     parent: (u64, u64),
@@ -78,8 +78,8 @@ struct Moving {
 }
 
 /// State shared by all trees: run id, event numbers and the authors of changes.
-pub struct Teller<'a> {
-    pub life: &'a str,
+pub struct EventPublisher<'a> {
+    pub run_id: &'a str,
     pub numbers: &'a AtomicU64,
     pub changes: &'a ChangeLog,
 }
@@ -89,27 +89,27 @@ fn id(stat: &Stat) -> (u64, u64) {
     (stat.st_dev as u64, stat.st_ino as u64)
 }
 
-impl Tree {
+impl WatchedTree {
     /// Watches a directory and, if the request is recursive, those below it.
-    pub fn start(key: (Vec<u8>, bool), root: OwnedFd, inotify: &mut Inotify, teller: &Teller<'_>) -> Result<Self, AddError> {
-        let top = inotify.add(&root)?;
+    pub fn start(key: (Vec<u8>, bool), root: OwnedFd, inotify: &mut Inotify, publisher: &EventPublisher<'_>) -> Result<Self, AddError> {
+        let root_wd = inotify.add(&root)?;
         let stat = rustix::fs::fstat(&root).map_err(AddError::Refused)?;
         let node = Node { parent: None, name: Vec::new(), id: id(&stat), children: HashMap::new() };
         let mut tree = Self {
             key,
-            journal: Arc::new(Journal::new(teller.numbers.load(Ordering::Relaxed))),
+            journal: Arc::new(Journal::new(publisher.numbers.load(Ordering::Relaxed))),
             unread_since: None,
             is_gone: false,
             root,
-            top,
-            nodes: HashMap::from([(top, node)]),
-            pending: Pending::default(),
-            moving: HashMap::new(),
-            since: None,
-            has_told_limit: false,
-            listener: teller.changes.subscribe(),
+            root_wd,
+            nodes: HashMap::from([(root_wd, node)]),
+            pending: PendingChanges::default(),
+            pending_renames: HashMap::new(),
+            first_pending_at: None,
+            has_published_limit: false,
+            subscription: publisher.changes.subscribe(),
         };
-        tree.watch_below(top, None, inotify, teller);
+        tree.watch_below(root_wd, None, inotify, publisher);
         Ok(tree)
     }
 
@@ -118,15 +118,15 @@ impl Tree {
     }
 
     /// The kernel sends no event for the removal of a directory that is open, so this is polled.
-    pub fn check_top(&mut self, inotify: &mut Inotify, teller: &Teller<'_>) {
+    pub fn check_root(&mut self, inotify: &mut Inotify, publisher: &EventPublisher<'_>) {
         if !self.is_gone && rustix::fs::fstat(&self.root).is_ok_and(|s| s.st_nlink == 0) {
-            self.end(inotify, teller);
+            self.end(inotify, publisher);
         }
     }
 
-    fn end(&mut self, inotify: &mut Inotify, teller: &Teller<'_>) {
-        self.flush(inotify, teller);
-        self.overflow(OverflowReason::Gone, "what was watched was removed or moved away; watch it again when it is back", teller);
+    fn end(&mut self, inotify: &mut Inotify, publisher: &EventPublisher<'_>) {
+        self.flush(inotify, publisher);
+        self.overflow(OverflowReason::Gone, "what was watched was removed or moved away; watch it again when it is back", publisher);
         self.is_gone = true;
     }
 
@@ -139,7 +139,7 @@ impl Tree {
 
     /// When the pending changes are due.
     pub fn due(&self) -> Option<Instant> {
-        self.since.map(|at| at + WINDOW)
+        self.first_pending_at.map(|at| at + WINDOW)
     }
 
     /// Path relative to the watched directory, with a trailing slash unless empty.
@@ -159,9 +159,17 @@ impl Tree {
     }
 
     /// Handles an event of one of this tree's directories.
-    pub fn take(&mut self, wd: i32, flags: ReadFlags, cookie: u32, name: Option<&[u8]>, inotify: &mut Inotify, teller: &Teller<'_>) {
-        if flags.intersects(ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT) && wd == self.top {
-            return self.end(inotify, teller);
+    pub fn handle_event(
+        &mut self,
+        wd: i32,
+        flags: ReadFlags,
+        cookie: u32,
+        name: Option<&[u8]>,
+        inotify: &mut Inotify,
+        publisher: &EventPublisher<'_>,
+    ) {
+        if flags.intersects(ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT) && wd == self.root_wd {
+            return self.end(inotify, publisher);
         }
         let (Some(name), Some(node)) = (name, self.nodes.get(&wd)) else { return };
         let parent = node.id;
@@ -172,27 +180,27 @@ impl Tree {
         if is_temp && !flags.contains(ReadFlags::MOVED_FROM) {
             return;
         }
-        self.since.get_or_insert_with(Instant::now);
+        self.first_pending_at.get_or_insert_with(Instant::now);
         if flags.contains(ReadFlags::CREATE) {
-            self.pending.add(path.clone(), Change::Created, is_directory, parent, None);
-            self.enter_new(wd, name, path, is_directory, inotify, teller);
+            self.pending.add(path.clone(), PathChange::Created, is_directory, parent, None);
+            self.watch_new(wd, name, path, is_directory, inotify, publisher);
         } else if flags.intersects(ReadFlags::MODIFY | ReadFlags::ATTRIB) {
-            self.pending.add(path, Change::Modified, is_directory, parent, None);
+            self.pending.add(path, PathChange::Modified, is_directory, parent, None);
         } else if flags.contains(ReadFlags::DELETE) {
-            self.forget(wd, name, inotify);
-            self.pending.add(path, Change::Removed, is_directory, parent, None);
+            self.unwatch(wd, name, inotify);
+            self.pending.add(path, PathChange::Removed, is_directory, parent, None);
         } else if flags.contains(ReadFlags::MOVED_FROM) {
-            self.moving.insert(cookie, Moving { path, is_directory, parent, parent_wd: wd, name: name.to_vec(), is_temp });
+            self.pending_renames.insert(cookie, PendingRename { path, is_directory, parent, parent_wd: wd, name: name.to_vec(), is_temp });
         } else if flags.contains(ReadFlags::MOVED_TO) {
-            self.arrive(wd, cookie, name, path, is_directory, parent, inotify, teller);
+            self.handle_moved_to(wd, cookie, name, path, is_directory, parent, inotify, publisher);
         }
         if self.pending.len() >= MAX_PENDING {
-            self.flush(inotify, teller);
+            self.flush(inotify, publisher);
         }
     }
 
     #[allow(clippy::too_many_arguments, reason = "one event's parts, and what is needed to act on it")]
-    fn arrive(
+    fn handle_moved_to(
         &mut self,
         wd: i32,
         cookie: u32,
@@ -201,51 +209,59 @@ impl Tree {
         is_directory: bool,
         parent: (u64, u64),
         inotify: &mut Inotify,
-        teller: &Teller<'_>,
+        publisher: &EventPublisher<'_>,
     ) {
-        let from = self.moving.remove(&cookie);
+        let from = self.pending_renames.remove(&cookie);
         let is_finished = from.as_ref().is_some_and(|f| f.is_temp);
         let Some(from) = from.filter(|f| !f.is_temp) else {
             // Moved here from outside the tree, or finished by boxd.
-            self.forget(wd, name, inotify);
-            let change = if is_finished && !is_directory { Change::Placed } else { Change::Created };
+            self.unwatch(wd, name, inotify);
+            let change = if is_finished && !is_directory { PathChange::Placed } else { PathChange::Created };
             self.pending.add(path.clone(), change, is_directory, parent, None);
-            self.enter_new(wd, name, path, is_directory, inotify, teller);
+            self.watch_new(wd, name, path, is_directory, inotify, publisher);
             return;
         };
         if is_directory {
             // Pending changes below this directory have paths that are about to become invalid.
-            self.tell_pending(teller);
-            self.since.get_or_insert_with(Instant::now);
+            self.publish_pending(publisher);
+            self.first_pending_at.get_or_insert_with(Instant::now);
         }
-        self.forget(wd, name, inotify);
-        let moved = self.nodes.get_mut(&from.parent_wd).and_then(|n| n.children.remove(&from.name));
-        if let Some(moved) = moved {
-            if let Some(node) = self.nodes.get_mut(&moved) {
+        self.unwatch(wd, name, inotify);
+        let moved_wd = self.nodes.get_mut(&from.parent_wd).and_then(|n| n.children.remove(&from.name));
+        if let Some(moved_wd) = moved_wd {
+            if let Some(node) = self.nodes.get_mut(&moved_wd) {
                 node.parent = Some(wd);
                 node.name = name.to_vec();
             }
             if let Some(node) = self.nodes.get_mut(&wd) {
-                node.children.insert(name.to_vec(), moved);
+                node.children.insert(name.to_vec(), moved_wd);
             }
         }
         self.pending.rename(from.path, path, is_directory, parent);
     }
 
     /// Watches a new directory and reports its existing content.
-    fn enter_new(&mut self, wd: i32, name: &[u8], path: Vec<u8>, is_directory: bool, inotify: &mut Inotify, teller: &Teller<'_>) {
-        if is_directory && self.key.1 && self.watch_one(wd, name, &path, inotify, teller) {
+    fn watch_new(
+        &mut self,
+        wd: i32,
+        name: &[u8],
+        path: Vec<u8>,
+        is_directory: bool,
+        inotify: &mut Inotify,
+        publisher: &EventPublisher<'_>,
+    ) {
+        if is_directory && self.key.1 && self.watch_directory(wd, name, &path, inotify, publisher) {
             let child = self.nodes.get(&wd).and_then(|n| n.children.get(name)).copied();
             if let Some(child) = child {
-                self.watch_below(child, Some(&path), inotify, teller);
+                self.watch_below(child, Some(&path), inotify, publisher);
             }
         }
     }
 
     /// Watches one directory below a watched one.
-    fn watch_one(&mut self, parent: i32, name: &[u8], path: &[u8], inotify: &mut Inotify, teller: &Teller<'_>) -> bool {
+    fn watch_directory(&mut self, parent: i32, name: &[u8], path: &[u8], inotify: &mut Inotify, publisher: &EventPublisher<'_>) -> bool {
         if path.len() > MAX_PATH_BYTES {
-            self.tell_limit("directories are nested too deep to be watched", teller);
+            self.publish_limit_once("directories are nested too deep to be watched", publisher);
             return false;
         }
         let opened = open_beneath(&self.root, path, OFlags::RDONLY | OFlags::DIRECTORY).and_then(|fd| {
@@ -258,7 +274,7 @@ impl Tree {
         let wd = match inotify.add(&directory) {
             Ok(wd) => wd,
             Err(AddError::Limit(message)) => {
-                self.tell_limit(&message, teller);
+                self.publish_limit_once(&message, publisher);
                 return false;
             }
             Err(AddError::Refused(_)) => return false,
@@ -277,7 +293,7 @@ impl Tree {
     }
 
     fn move_node(&mut self, wd: i32, parent: i32, name: &[u8]) {
-        if wd == self.top {
+        if wd == self.root_wd {
             return;
         }
         let Some(node) = self.nodes.get_mut(&wd) else { return };
@@ -294,118 +310,124 @@ impl Tree {
 
     /// Watches everything below a directory. With `found_in`, reports existing entries too, because they may have been
     /// created before the watch.
-    fn watch_below(&mut self, wd: i32, found_in: Option<&[u8]>, inotify: &mut Inotify, teller: &Teller<'_>) {
+    fn watch_below(&mut self, wd: i32, found_in: Option<&[u8]>, inotify: &mut Inotify, publisher: &EventPublisher<'_>) {
         if !self.key.1 {
             return;
         }
         // Bounded by the number of watches.
-        let mut left = vec![wd];
-        while let Some(wd) = left.pop() {
+        let mut queue = vec![wd];
+        while let Some(wd) = queue.pop() {
             let path = self.path_of(wd);
             let Some(parent) = self.nodes.get(&wd).map(|n| n.id) else { continue };
             let directory = match open_beneath(&self.root, path.strip_suffix(b"/").unwrap_or(&path), OFlags::RDONLY | OFlags::DIRECTORY) {
                 Ok(directory) => directory,
                 Err(_) => continue,
             };
-            let mut below: Vec<Vec<u8>> = Vec::new();
-            let mut is_short = false;
+            let mut children: Vec<Vec<u8>> = Vec::new();
+            let mut exceeds_limit = false;
             // An error means that the directory has changed during the listing, which events report.
-            let _ = each_name(&directory, |name, told| {
-                let is_directory = kind_of(&directory, name, told) == FileType::Directory;
-                if let Some(top) = found_in {
-                    self.pending.add([path.as_slice(), name].concat(), Change::Created, is_directory, parent, Some(top.to_vec()));
+            let _ = for_each_name(&directory, |name, listed_type| {
+                let is_directory = entry_type(&directory, name, listed_type) == FileType::Directory;
+                if let Some(new_directory) = found_in {
+                    self.pending.add(
+                        [path.as_slice(), name].concat(),
+                        PathChange::Created,
+                        is_directory,
+                        parent,
+                        Some(new_directory.to_vec()),
+                    );
                     if self.pending.len() >= MAX_PENDING {
-                        self.tell_pending(teller);
+                        self.publish_pending(publisher);
                     }
                 }
                 if is_directory {
-                    is_short = below.len() >= inotify.room();
-                    if !is_short {
-                        below.push(name.to_vec());
+                    exceeds_limit = children.len() >= inotify.remaining();
+                    if !exceeds_limit {
+                        children.push(name.to_vec());
                     }
                 }
-                !is_short || found_in.is_some()
+                !exceeds_limit || found_in.is_some()
             });
-            if is_short {
-                self.tell_limit(&inotify.limit_message(), teller);
+            if exceeds_limit {
+                self.publish_limit_once(&inotify.limit_message(), publisher);
             }
-            for name in below {
-                if self.watch_one(wd, &name, &[path.as_slice(), &name].concat(), inotify, teller)
+            for name in children {
+                if self.watch_directory(wd, &name, &[path.as_slice(), &name].concat(), inotify, publisher)
                     && let Some(child) = self.nodes.get(&wd).and_then(|n| n.children.get(&name))
                 {
-                    left.push(*child);
+                    queue.push(*child);
                 }
             }
         }
     }
 
     /// Stops watching the directory that had this name, and those below it.
-    fn forget(&mut self, wd: i32, name: &[u8], inotify: &mut Inotify) {
+    fn unwatch(&mut self, wd: i32, name: &[u8], inotify: &mut Inotify) {
         let Some(child) = self.nodes.get_mut(&wd).and_then(|n| n.children.remove(name)) else { return };
-        let mut left = vec![child];
-        while let Some(wd) = left.pop() {
+        let mut queue = vec![child];
+        while let Some(wd) = queue.pop() {
             if let Some(node) = self.nodes.remove(&wd) {
                 inotify.release(wd);
-                left.extend(node.children.into_values());
+                queue.extend(node.children.into_values());
             }
         }
     }
 
     /// The kernel removed a watch itself because its directory is gone.
-    pub fn ignored(&mut self, wd: i32, inotify: &mut Inotify) {
-        if wd != self.top
+    pub fn handle_removed_watch(&mut self, wd: i32, inotify: &mut Inotify) {
+        if wd != self.root_wd
             && let Some((parent, name)) = self.nodes.get(&wd).and_then(|n| Some((n.parent?, n.name.clone())))
         {
-            self.forget(parent, &name, inotify);
+            self.unwatch(parent, &name, inotify);
         }
     }
 
     /// The kernel dropped events, so new directories may have been missed.
-    pub fn kernel_overflow(&mut self, inotify: &mut Inotify, teller: &Teller<'_>) {
-        self.flush(inotify, teller);
-        self.overflow(OverflowReason::KernelQueue, "there were more changes than the kernel keeps; look at the files again", teller);
-        self.watch_below(self.top, None, inotify, teller);
+    pub fn kernel_overflow(&mut self, inotify: &mut Inotify, publisher: &EventPublisher<'_>) {
+        self.flush(inotify, publisher);
+        self.overflow(OverflowReason::KernelQueue, "there were more changes than the kernel keeps; look at the files again", publisher);
+        self.watch_below(self.root_wd, None, inotify, publisher);
     }
 
-    fn tell_limit(&mut self, message: &str, teller: &Teller<'_>) {
-        if !std::mem::replace(&mut self.has_told_limit, true) {
-            self.overflow(OverflowReason::WatchLimit, message, teller);
+    fn publish_limit_once(&mut self, message: &str, publisher: &EventPublisher<'_>) {
+        if !std::mem::replace(&mut self.has_published_limit, true) {
+            self.overflow(OverflowReason::WatchLimit, message, publisher);
         }
     }
 
-    fn overflow(&mut self, reason: OverflowReason, message: &str, teller: &Teller<'_>) {
-        let number = self.tell("overflow", &WatchOverflow { reason, message: message.to_owned() }, teller);
+    fn overflow(&mut self, reason: OverflowReason, message: &str, publisher: &EventPublisher<'_>) {
+        let number = self.publish_event("overflow", &WatchOverflow { reason, message: message.to_owned() }, publisher);
         self.journal.publish(number);
     }
 
-    fn tell(&self, event: &str, data: &impl Serialize, teller: &Teller<'_>) -> u64 {
-        let number = teller.numbers.fetch_add(1, Ordering::Relaxed) + 1;
-        self.journal.append(number, frame(event, Some(&super::cursor(teller.life, number)), data));
+    fn publish_event(&self, event: &str, data: &impl Serialize, publisher: &EventPublisher<'_>) -> u64 {
+        let number = publisher.numbers.fetch_add(1, Ordering::Relaxed) + 1;
+        self.journal.append(number, sse_frame(event, Some(&super::cursor(publisher.run_id, number)), data));
         number
     }
 
     /// Reports all pending changes.
-    pub fn flush(&mut self, inotify: &mut Inotify, teller: &Teller<'_>) {
-        for (_, from) in std::mem::take(&mut self.moving) {
+    pub fn flush(&mut self, inotify: &mut Inotify, publisher: &EventPublisher<'_>) {
+        for (_, from) in std::mem::take(&mut self.pending_renames) {
             if !from.is_temp {
                 // Moved to a place outside this tree.
-                self.forget(from.parent_wd, &from.name, inotify);
-                self.pending.add(from.path, Change::Removed, from.is_directory, from.parent, None);
+                self.unwatch(from.parent_wd, &from.name, inotify);
+                self.pending.add(from.path, PathChange::Removed, from.is_directory, from.parent, None);
             }
         }
-        self.since = None;
-        self.tell_pending(teller);
+        self.first_pending_at = None;
+        self.publish_pending(publisher);
     }
 
-    fn tell_pending(&mut self, teller: &Teller<'_>) {
+    fn publish_pending(&mut self, publisher: &EventPublisher<'_>) {
         if self.pending.is_empty() {
             return;
         }
         let mut last = None;
         // Reported new directories, with the time and author of their creation.
-        let mut makers = Makers::new();
-        for (path, entry) in self.pending.take() {
-            if let Some(number) = self.tell_change(path, entry, &mut makers, teller) {
+        let mut directory_authors = DirectoryAuthors::new();
+        for (path, entry) in self.pending.drain() {
+            if let Some(number) = self.publish_change(path, entry, &mut directory_authors, publisher) {
                 last = Some(number);
             }
         }
@@ -414,65 +436,72 @@ impl Tree {
         }
     }
 
-    fn tell_change(&self, path: Vec<u8>, entry: Entry, makers: &mut Makers, teller: &Teller<'_>) -> Option<u64> {
+    fn publish_change(
+        &self,
+        path: Vec<u8>,
+        entry: PendingChange,
+        directory_authors: &mut DirectoryAuthors,
+        publisher: &EventPublisher<'_>,
+    ) -> Option<u64> {
         let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec();
         let stat = open_beneath(&self.root, &path, OFlags::PATH | OFlags::NOFOLLOW).and_then(rustix::fs::fstat);
-        let is_removed = entry.change == Change::Removed;
+        let is_removed = entry.change == PathChange::Removed;
         let stat = match stat {
             Ok(stat) => Some(stat),
-            Err(Errno::NOENT | Errno::NOTDIR) if !is_removed && !matches!(entry.change, Change::Renamed { .. }) => return None,
+            Err(Errno::NOENT | Errno::NOTDIR) if !is_removed && !matches!(entry.change, PathChange::Renamed { .. }) => return None,
             Err(_) => None,
         };
         let key = (entry.parent.0, entry.parent.1, name);
-        let seen = if is_removed { None } else { stat.as_ref().and_then(version) };
-        let change = teller.changes.change(&key, seen, entry.is_directory, &self.listener);
+        let version_on_disk = if is_removed { None } else { stat.as_ref().and_then(version) };
+        let change = publisher.changes.change(&key, version_on_disk, entry.is_directory, &self.subscription);
         // The log's entry is from boxd's creation of the directory. A later modification is a program's.
-        let change = change.filter(|_| !(entry.is_directory && entry.change == Change::Modified));
+        let change = change.filter(|_| !(entry.is_directory && entry.change == PathChange::Modified));
         let by = match &change {
-            Some(change) => client(change),
-            None => inherited(&entry, stat.as_ref(), makers),
+            Some(change) => client_author(change),
+            None => inherited_author(&entry, stat.as_ref(), directory_authors),
         };
-        let told_kind = match &stat {
+        let reported_kind = match &stat {
             Some(stat) if !is_removed => file_kind(kind(stat)),
             _ if entry.is_directory => FileKind::Directory,
             _ => FileKind::File,
         };
         if let (true, Some(at)) = (entry.is_directory, change.as_ref().and_then(|c| c.placed_at())) {
-            makers.insert(path.clone(), (at, by.clone()));
+            directory_authors.insert(path.clone(), (at, by.clone()));
         }
         let event = match &entry.change {
-            Change::Created => "created",
-            Change::Modified => "modified",
-            Change::Placed if change.is_some_and(|c| c.is_new) => "created",
-            Change::Placed => "modified",
-            Change::Removed => "removed",
-            Change::Renamed { .. } => "renamed",
+            PathChange::Created => "created",
+            PathChange::Modified => "modified",
+            PathChange::Placed if change.is_some_and(|c| c.is_new) => "created",
+            PathChange::Placed => "modified",
+            PathChange::Removed => "removed",
+            PathChange::Renamed { .. } => "renamed",
         };
-        let full = |path: &[u8]| text_and_b64([self.key.0.as_slice(), path].concat());
-        let (shown, path_b64) = full(&path);
+        let full_path = |path: &[u8]| text_and_b64([self.key.0.as_slice(), path].concat());
+        let (shown, path_b64) = full_path(&path);
         let at = Timestamp::now();
-        let mut data = WatchEvent { path: shown, path_b64, kind: told_kind, by, at, from: None, from_b64: None, to: None, to_b64: None };
-        let Change::Renamed { from, is_modified } = &entry.change else { return Some(self.tell(event, &data, teller)) };
-        let (from, from_b64) = full(from);
-        let plain = data.clone();
+        let mut data =
+            WatchEvent { path: shown, path_b64, kind: reported_kind, by, at, from: None, from_b64: None, to: None, to_b64: None };
+        let PathChange::Renamed { from, is_modified } = &entry.change else { return Some(self.publish_event(event, &data, publisher)) };
+        let (from, from_b64) = full_path(from);
+        let without_rename = data.clone();
         (data.from, data.from_b64, data.to, data.to_b64) = (Some(from), from_b64, Some(data.path.clone()), data.path_b64.clone());
-        let number = self.tell(event, &data, teller);
-        Some(if *is_modified { self.tell("modified", &plain, teller) } else { number })
+        let number = self.publish_event(event, &data, publisher);
+        Some(if *is_modified { self.publish_event("modified", &without_rename, publisher) } else { number })
     }
 }
 
 /// New directories that were created through boxd: time and author.
-type Makers = HashMap<Vec<u8>, ((i64, i64), ChangedBy)>;
+type DirectoryAuthors = HashMap<Vec<u8>, ((i64, i64), ChangedBy)>;
 
-fn client(change: &crate::files::RecordedChange) -> ChangedBy {
+fn client_author(change: &crate::files::RecordedChange) -> ChangedBy {
     ChangedBy::Client { principal: change.author.principal.clone(), actor: change.author.actor.to_owned() }
 }
 
 /// The author of an entry found in a new directory: the client that placed the complete directory. An entry that
 /// changed after that was written by a program.
-fn inherited(entry: &Entry, stat: Option<&Stat>, makers: &Makers) -> ChangedBy {
-    let maker = entry.found_in.as_ref().and_then(|top| makers.get(top));
-    match (maker, stat) {
+fn inherited_author(entry: &PendingChange, stat: Option<&Stat>, directory_authors: &DirectoryAuthors) -> ChangedBy {
+    let directory_author = entry.found_in.as_ref().and_then(|directory| directory_authors.get(directory));
+    match (directory_author, stat) {
         #[allow(clippy::unnecessary_cast, reason = "these fields are narrower on some machines")]
         (Some((at, by)), Some(stat)) if (stat.st_ctime as i64, stat.st_ctime_nsec as i64) <= *at => by.clone(),
         _ => ChangedBy::Process("process".into()),
@@ -480,7 +509,7 @@ fn inherited(entry: &Entry, stat: Option<&Stat>, makers: &Makers) -> ChangedBy {
 }
 
 /// A server-sent event. JSON contains no line ends.
-pub fn frame(event: &str, id: Option<&str>, data: &impl Serialize) -> Bytes {
+pub fn sse_frame(event: &str, id: Option<&str>, data: &impl Serialize) -> Bytes {
     // Serializing strings and numbers doesn't fail. If it did, an empty event would be better than a panic.
     let data = serde_json::to_string(data).unwrap_or_default();
     let id = id.map(|id| format!("id: {id}\n")).unwrap_or_default();

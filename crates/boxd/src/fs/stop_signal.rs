@@ -17,43 +17,43 @@ const MAX_MATCHES: u8 = 3;
 const MAX_BYTES: u8 = 4;
 
 /// Time limit of a search whose request sets none.
-const DEFAULT_TIME: Duration = Duration::from_secs(30);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time limit.
-const MAX_TIME: Duration = Duration::from_secs(300);
+const MAX_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Shared by the threads of one request.
 #[derive(Clone)]
-pub struct Stop {
+pub struct StopSignal {
     state: Arc<AtomicU8>,
     deadline: Option<Instant>,
 }
 
-impl Stop {
+impl StopSignal {
     pub fn new(deadline: Option<Instant>) -> Self {
         Self { state: Arc::new(AtomicU8::new(RUNNING)), deadline }
     }
 
     /// With the request's time limit.
-    pub fn after(seconds: Option<f64>) -> Result<Self, ApiError> {
-        let time = match seconds {
-            None => DEFAULT_TIME,
+    pub fn with_timeout(seconds: Option<f64>) -> Result<Self, ApiError> {
+        let timeout = match seconds {
+            None => DEFAULT_TIMEOUT,
             Some(s) => Duration::try_from_secs_f64(s)
                 .ok()
-                .filter(|d| !d.is_zero() && *d <= MAX_TIME)
-                .ok_or_else(|| ApiError::invalid(format!("timeout_seconds: must be more than 0 and at most {}", MAX_TIME.as_secs())))?,
+                .filter(|d| !d.is_zero() && *d <= MAX_TIMEOUT)
+                .ok_or_else(|| ApiError::invalid(format!("timeout_seconds: must be more than 0 and at most {}", MAX_TIMEOUT.as_secs())))?,
         };
-        Ok(Self::new(Some(Instant::now() + time)))
+        Ok(Self::new(Some(Instant::now() + timeout)))
     }
 
     /// Stops the operation unless it has already stopped.
-    pub fn stop(&self, why: StoppedBy) {
-        let why = match why {
+    pub fn stop(&self, reason: StoppedBy) {
+        let reason = match reason {
             StoppedBy::MaxMatches => MAX_MATCHES,
             StoppedBy::MaxBytes => MAX_BYTES,
             StoppedBy::Timeout | StoppedBy::Depth => TIMEOUT,
         };
         // The first reason is kept.
-        let _ = self.state.compare_exchange(RUNNING, why, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.state.compare_exchange(RUNNING, reason, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     pub fn is_stopped(&self) -> bool {
@@ -73,7 +73,7 @@ impl Stop {
     }
 
     /// Stops the operation when the returned guard is dropped.
-    pub fn when_dropped(&self) -> StopGuard {
+    pub fn stop_on_drop(&self) -> StopGuard {
         StopGuard(self.state.clone())
     }
 }

@@ -24,12 +24,12 @@ pub fn file_kind(kind: FileType) -> FileKind {
 }
 
 /// The description of an entry in an open directory.
-pub fn entry(directory: impl AsFd, name: &[u8], path: Vec<u8>, stat: &Stat, writes: &WriteLog) -> FileEntry {
+pub fn file_entry(directory: impl AsFd, name: &[u8], path: Vec<u8>, stat: &Stat, writes: &WriteLog) -> FileEntry {
     let target = (kind(stat) == FileType::Symlink).then(|| rustix::fs::readlinkat(directory, name, Vec::new()).ok()).flatten();
-    fill(name, path, stat, writes, target.map(std::ffi::CString::into_bytes))
+    build_entry(name, path, stat, writes, target.map(std::ffi::CString::into_bytes))
 }
 
-fn fill(name: &[u8], path: Vec<u8>, stat: &Stat, writes: &WriteLog, target: Option<Vec<u8>>) -> FileEntry {
+fn build_entry(name: &[u8], path: Vec<u8>, stat: &Stat, writes: &WriteLog, target: Option<Vec<u8>>) -> FileEntry {
     let (name, name_b64) = text_and_b64(name.to_vec());
     let (path, path_b64) = text_and_b64(path);
     let (target, target_b64) = target.map(text_and_b64).map_or((None, None), |(text, b64)| (Some(text), b64));
@@ -58,5 +58,5 @@ pub fn stat(root: &Root, path: &SandboxPath, follow: bool, writes: &WriteLog) ->
     let stat = rustix::fs::fstat(&file).map_err(to_api_error)?;
     let target = (kind(&stat) == FileType::Symlink).then(|| rustix::fs::readlinkat(&file, "", Vec::new()).ok()).flatten();
     let name = split_parent(path.bytes()).map_or(path.bytes(), |(_, name)| name);
-    Ok(fill(name, path.bytes().to_vec(), &stat, writes, target.map(std::ffi::CString::into_bytes)))
+    Ok(build_entry(name, path.bytes().to_vec(), &stat, writes, target.map(std::ffi::CString::into_bytes)))
 }
