@@ -174,7 +174,7 @@ fn client_routes() -> Routes {
         .route("/v1/shell/ws", get(shell::open))
         .route("/v1/ws", get(shell::open))
         .route("/v1/shells", get(shell::routes::list).post(shell::routes::create))
-        .route("/v1/shells/{shell}", get(shell::routes::look).delete(shell::routes::end))
+        .route("/v1/shells/{shell}", get(shell::routes::inspect).delete(shell::routes::end))
         .route("/v1/shells/{shell}/run", post(shell::routes::run))
         .route(EXECUTE, post(langsmith::command::execute))
         .route(EXECUTE_WS, get(langsmith::socket::open))

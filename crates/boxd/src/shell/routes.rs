@@ -16,7 +16,7 @@ use cobox_protocol::{
 use http::StatusCode;
 use serde::de::DeserializeOwned;
 
-use super::run as command;
+use super::command as shell_command;
 use crate::{
     answer::Failure,
     auth::{Caller, Exec, Shell, ShellObserve},
@@ -40,7 +40,7 @@ pub async fn create(
     Ok((StatusCode::CREATED, Json(shell.info())))
 }
 
-pub async fn look(
+pub async fn inspect(
     State(server): State<Arc<Server>>,
     _caller: Caller<ShellObserve>,
     Path(shell): Path<String>,
@@ -76,13 +76,13 @@ pub async fn run(
             let create = ShellCreate { name: Some(shell), ..Default::default() };
             caller.stream.until_revoked(server.shells.find_or_create(&server, create, &caller.claims)).await?.0
         }
-        found => found?,
+        shell => shell?,
     };
     let memory = server.commands.reserve_memory(exec::max_output(request.max_output_bytes, &server.limits))?;
-    let typed = in_words(Some(&request.command), None);
-    let done = caller.stream.until_revoked(command::run(&shell, request, server.limits.output_bytes)).await?;
-    server.happenings.ran_in_shell(&caller.claims, typed, done.exit_code, done.timed_out, done.duration_ms);
-    Ok(exec::shell_run_response(done, memory, &server.commands, &connection)?)
+    let command_text = in_words(Some(&request.command), None);
+    let result = caller.stream.until_revoked(shell_command::run(&shell, request, server.limits.output_bytes)).await?;
+    server.happenings.ran_in_shell(&caller.claims, command_text, result.exit_code, result.timed_out, result.duration_ms);
+    Ok(exec::shell_run_response(result, memory, &server.commands, &connection)?)
 }
 
 async fn read<T: DeserializeOwned>(server: &Server, content: Body) -> Result<T, Failure> {

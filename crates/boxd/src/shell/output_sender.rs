@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::shared::Shell;
+use super::shared_shell::Shell;
 use crate::{
     server::Server,
     socket::{End, Out, encode},
@@ -27,7 +27,7 @@ use crate::{
 /// Maximum output in one frame for the controller: a few screens, and at most 200 KiB if all of it must be escaped.
 const FRAME_BYTES: usize = 32 * 1024;
 /// For participants without control, who get fewer frames.
-const WATCHER_FRAME_BYTES: usize = 64 * 1024;
+const BACKGROUND_FRAME_BYTES: usize = 64 * 1024;
 /// Minimum time between two keyframes: a client that can't keep up sees the screen a few times per second.
 const KEYFRAME_PERIOD: Duration = Duration::from_millis(250);
 /// Nothing was acknowledged yet.
@@ -56,30 +56,30 @@ impl Progress {
     }
 }
 
-pub struct View {
+pub struct OutputSender {
     pub shell: Arc<Shell>,
     pub id: u64,
     pub reader: Reader,
     pub controllers: watch::Receiver<Option<Controller>>,
     /// The controller, and whether it is this participant, as last sent.
-    told: (Option<Controller>, bool),
+    last_sent_controller: (Option<Controller>, bool),
     pub out: Out,
     pub is_binary: bool,
     /// Sequences that the client's terminal accepts while it has control.
-    pub allows: SequenceKinds,
+    pub allowed: SequenceKinds,
     pub progress: Arc<Progress>,
     pub keyframe: Option<Keyframe>,
-    line: Line,
+    characters: CharacterBuffer,
 }
 
 /// The start of an incomplete character, and its offset.
 #[derive(Default)]
-struct Line {
+struct CharacterBuffer {
     offset: u64,
     tail: Vec<u8>,
 }
 
-impl View {
+impl OutputSender {
     #[allow(clippy::too_many_arguments, reason = "each is one thing a view is made of")]
     pub fn new(
         shell: Arc<Shell>,
@@ -89,20 +89,32 @@ impl View {
         controllers: watch::Receiver<Option<Controller>>,
         out: Out,
         is_binary: bool,
-        allows: SequenceKinds,
-        told: (Option<Controller>, bool),
+        allowed: SequenceKinds,
+        last_sent_controller: (Option<Controller>, bool),
     ) -> Self {
         let progress = Arc::default();
-        Self { shell, id, reader, controllers, told, out, is_binary, allows, progress, keyframe, line: Line::default() }
+        Self {
+            shell,
+            id,
+            reader,
+            controllers,
+            last_sent_controller,
+            out,
+            is_binary,
+            allowed,
+            progress,
+            keyframe,
+            characters: CharacterBuffer::default(),
+        }
     }
 
     /// The sequences to remove for a participant.
-    pub fn hidden(is_controller: bool, allows: SequenceKinds) -> SequenceKinds {
-        if is_controller { SequenceKinds::ALL.without(SequenceKinds::QUERY).without(allows) } else { SequenceKinds::ALL }
+    pub fn hidden(is_controller: bool, allowed: SequenceKinds) -> SequenceKinds {
+        if is_controller { SequenceKinds::ALL.without(SequenceKinds::QUERY).without(allowed) } else { SequenceKinds::ALL }
     }
 
     /// Sends everything from the reader's position to the end of the shell.
-    pub async fn show(mut self, server: &Server) -> Result<(), End> {
+    pub async fn run(mut self, server: &Server) -> Result<(), End> {
         if let Some(keyframe) = self.keyframe.take() {
             self.send_keyframe(&keyframe).await?;
         }
@@ -111,61 +123,61 @@ impl View {
         loop {
             let is_controller = self.shell.is_controlled_by(self.id);
             if was_controller.replace(is_controller) != Some(is_controller) {
-                self.reader.set_hidden(Self::hidden(is_controller, self.allows));
+                self.reader.set_hidden(Self::hidden(is_controller, self.allowed));
                 self.reader.set_wake_priority(if is_controller { WakePriority::Interactive } else { WakePriority::Background });
                 self.shell.consumed(self.id, self.progress.or(self.reader.position()));
             }
             if self.controllers.has_changed().unwrap_or(false) {
-                self.tell_controller().await?;
+                self.send_controller().await?;
             }
             if is_controller {
                 let (read, frames) = self.read(FRAME_BYTES);
                 for frame in frames {
                     self.out.message(frame).await?;
                 }
-                if !self.go_on(read, &mut next_keyframe).await? {
+                if !self.handle_read(read, &mut next_keyframe).await? {
                     return Ok(());
                 }
                 self.shell.consumed(self.id, self.progress.or(self.reader.position()));
             } else {
                 // Acquires space for a frame first: waiting for a client that doesn't read must not keep the others
                 // from their turn.
-                let mut room = Some(self.out.permit().await?);
-                let lane = server.shells.lane.acquire().await.map_err(|_| End::normal())?;
-                let (read, frames) = self.read(WATCHER_FRAME_BYTES);
+                let mut permit = Some(self.out.permit().await?);
+                let background_turn = server.shells.background_turn.acquire().await.map_err(|_| End::normal())?;
+                let (read, frames) = self.read(BACKGROUND_FRAME_BYTES);
                 let mut frames = frames.into_iter();
                 if let Some(frame) = frames.next() {
-                    self.out.send_with(&mut room, frame);
+                    self.out.send_with(&mut permit, frame);
                     // Lets the socket task write it while the next participant waits.
                     tokio::task::yield_now().await;
                 }
-                drop((lane, room));
+                drop((background_turn, permit));
                 for frame in frames {
                     self.out.message(frame).await?;
                 }
-                if !self.go_on(read, &mut next_keyframe).await? {
+                if !self.handle_read(read, &mut next_keyframe).await? {
                     return Ok(());
                 }
                 // Regardless of the amount of output, the next turn decides when this participant gets more.
-                let turn = self.shell.next_turn(self.id);
+                let next_turn = self.shell.next_turn(self.id);
                 tokio::select! {
-                    () = sleep_until(turn) => {}
-                    _ = self.controllers.changed() => self.tell_controller().await?,
+                    () = sleep_until(next_turn) => {}
+                    _ = self.controllers.changed() => self.send_controller().await?,
                 }
             }
         }
     }
 
     /// Handles the result of a read apart from output. `false` at the end.
-    async fn go_on(&mut self, read: Read, next_keyframe: &mut Instant) -> Result<bool, End> {
+    async fn handle_read(&mut self, read: Read, next_keyframe: &mut Instant) -> Result<bool, End> {
         match read {
             Read::Chunk(_) => {}
             Read::Gap { .. } => {
                 self.flush().await?;
                 sleep_until(*next_keyframe).await;
                 *next_keyframe = Instant::now() + KEYFRAME_PERIOD;
-                let hides = Self::hidden(self.shell.is_controlled_by(self.id), self.allows);
-                let keyframe = self.shell.keyframe(hides);
+                let hidden = Self::hidden(self.shell.is_controlled_by(self.id), self.allowed);
+                let keyframe = self.shell.keyframe(hidden);
                 self.reader.seek(keyframe.offset);
                 self.send_keyframe(&keyframe).await?;
             }
@@ -174,7 +186,7 @@ impl View {
                     () = self.reader.wait() => {}
                     changed = self.controllers.changed() => {
                         if changed.is_ok() {
-                            self.tell_controller().await?;
+                            self.send_controller().await?;
                         }
                     }
                 }
@@ -193,7 +205,7 @@ impl View {
     fn read(&mut self, max: usize) -> (Read, Vec<Message>) {
         let mut frames = Vec::new();
         while let Some(Resize { offset, cols, rows }) = self.reader.next_size() {
-            frames.extend(self.line.rest().map(|rest| encode(&rest)));
+            frames.extend(self.characters.flush().map(|rest| encode(&rest)));
             frames.push(encode(&ServerFrame::<()>::Resized { offset, cols, rows }));
         }
         if self.is_binary {
@@ -208,26 +220,26 @@ impl View {
         }
         let read = self.reader.read(max);
         if let Read::Chunk(Chunk { offset, bytes }) = &read {
-            frames.extend(self.line.frame(*offset, bytes).map(|frame| encode(&frame)));
+            frames.extend(self.characters.frame(*offset, bytes).map(|frame| encode(&frame)));
         }
         (read, frames)
     }
 
     async fn flush(&mut self) -> Result<(), End> {
-        match self.line.rest() {
+        match self.characters.flush() {
             Some(frame) => self.out.message(encode(&frame)).await,
             None => Ok(()),
         }
     }
 
-    async fn tell_controller(&mut self) -> Result<(), End> {
+    async fn send_controller(&mut self) -> Result<(), End> {
         let controller = self.controllers.borrow_and_update().clone();
-        let now = (controller, self.shell.is_controlled_by(self.id));
-        if now == self.told {
+        let current = (controller, self.shell.is_controlled_by(self.id));
+        if current == self.last_sent_controller {
             return Ok(());
         }
-        self.told = now.clone();
-        let (controller, yours) = now;
+        self.last_sent_controller = current.clone();
+        let (controller, yours) = current;
         self.out.send(&ServerFrame::<()>::Control { controller, yours: Some(yours) }).await
     }
 
@@ -242,25 +254,25 @@ impl View {
     }
 }
 
-impl Line {
+impl CharacterBuffer {
     fn frame(&mut self, offset: u64, bytes: &[u8]) -> Option<ServerFrame<()>> {
         if self.tail.is_empty() {
             self.offset = offset;
-            let ready = whole_characters(bytes);
-            self.tail.extend_from_slice(&bytes[ready..]);
-            self.offset += ready as u64;
-            return (ready > 0).then(|| ServerFrame::output(OutputStream::Stdout, offset, &bytes[..ready]));
+            let complete = complete_characters(bytes);
+            self.tail.extend_from_slice(&bytes[complete..]);
+            self.offset += complete as u64;
+            return (complete > 0).then(|| ServerFrame::output(OutputStream::Stdout, offset, &bytes[..complete]));
         }
         self.tail.extend_from_slice(bytes);
-        let ready = whole_characters(&self.tail);
-        self.cut(ready)
+        let complete = complete_characters(&self.tail);
+        self.take_prefix(complete)
     }
 
-    fn rest(&mut self) -> Option<ServerFrame<()>> {
-        self.cut(self.tail.len())
+    fn flush(&mut self) -> Option<ServerFrame<()>> {
+        self.take_prefix(self.tail.len())
     }
 
-    fn cut(&mut self, at: usize) -> Option<ServerFrame<()>> {
+    fn take_prefix(&mut self, at: usize) -> Option<ServerFrame<()>> {
         if at == 0 {
             return None;
         }
@@ -272,7 +284,7 @@ impl Line {
     }
 }
 
-fn whole_characters(bytes: &[u8]) -> usize {
+fn complete_characters(bytes: &[u8]) -> usize {
     match std::str::from_utf8(bytes) {
         Err(e) if e.error_len().is_none() => e.valid_up_to(),
         _ => bytes.len(),
@@ -283,7 +295,7 @@ fn whole_characters(bytes: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    fn parts(frame: Option<ServerFrame<()>>) -> Option<(u64, Option<String>)> {
+    fn offset_and_text(frame: Option<ServerFrame<()>>) -> Option<(u64, Option<String>)> {
         match frame? {
             ServerFrame::Stdout { offset, data, .. } => Some((offset, data)),
             other => panic!("{other:?}"),
@@ -291,21 +303,21 @@ mod tests {
     }
 
     #[test]
-    fn a_character_cut_in_two_by_a_read_is_whole_in_its_frame() {
-        let mut line = Line::default();
+    fn a_character_split_by_a_read_is_sent_whole() {
+        let mut characters = CharacterBuffer::default();
         let euro = "€".as_bytes();
-        assert_eq!(parts(line.frame(0, &[b'a', euro[0]])), Some((0, Some("a".into()))));
-        assert_eq!(parts(line.frame(2, &euro[1..2])), None);
-        assert_eq!(parts(line.frame(3, &[euro[2], b'b'])), Some((1, Some("€b".into()))));
-        assert_eq!(parts(line.rest()), None);
-        assert_eq!(parts(line.frame(5, b"c")), Some((5, Some("c".into()))));
+        assert_eq!(offset_and_text(characters.frame(0, &[b'a', euro[0]])), Some((0, Some("a".into()))));
+        assert_eq!(offset_and_text(characters.frame(2, &euro[1..2])), None);
+        assert_eq!(offset_and_text(characters.frame(3, &[euro[2], b'b'])), Some((1, Some("€b".into()))));
+        assert_eq!(offset_and_text(characters.flush()), None);
+        assert_eq!(offset_and_text(characters.frame(5, b"c")), Some((5, Some("c".into()))));
     }
 
     #[test]
-    fn bytes_that_are_no_text_come_in_base64_at_once() {
-        let mut line = Line::default();
-        assert_eq!(parts(line.frame(0, b"\xff\xfe")), Some((0, None)));
-        assert_eq!(parts(line.frame(2, b"\xe2")), None);
-        assert_eq!(parts(line.rest()), Some((2, None)));
+    fn bytes_that_are_not_text_are_sent_in_base64_without_delay() {
+        let mut characters = CharacterBuffer::default();
+        assert_eq!(offset_and_text(characters.frame(0, b"\xff\xfe")), Some((0, None)));
+        assert_eq!(offset_and_text(characters.frame(2, b"\xe2")), None);
+        assert_eq!(offset_and_text(characters.flush()), Some((2, None)));
     }
 }

@@ -11,27 +11,27 @@ use cobox_stream::SequenceKinds;
 use http::StatusCode;
 
 use super::{
-    desk::Newcomer,
-    shared::{Seat, Shell},
+    output_sender::{OutputSender, Progress},
+    participants::JoinRequest,
+    shared_shell::{Membership, Shell},
     terminal,
-    view::{Progress, View},
 };
 use crate::socket::{Conversation, End, Peer};
 
 /// Maximum length of the client's own id.
 const MAX_CLIENT_CHARS: usize = 64;
 
-pub struct Session;
+pub struct ShellSocket;
 
 /// Input that was sent instead of a `start` frame.
 type EarlyInput = Option<(Vec<u8>, Option<u64>)>;
 
-impl Conversation for Session {
+impl Conversation for ShellSocket {
     type Frame = ClientFrame<ShellStart>;
     const NEEDS: Capability = Capability::ShellObserve;
 
     async fn hold(self, peer: &mut Peer<'_, ClientFrame<ShellStart>>) -> Result<(), End> {
-        let (start, early) = wait_for_start(peer).await?;
+        let (start, early_input) = wait_for_start(peer).await?;
         let is_observer = start.observe || !peer.claims().scope.contains(Capability::Shell);
         if start.client.as_ref().is_some_and(|client| client.is_empty() || client.chars().count() > MAX_CLIENT_CHARS) {
             return Err(ApiError::invalid(format!("client must have 1 to {MAX_CLIENT_CHARS} characters")).into());
@@ -41,18 +41,18 @@ impl Conversation for Session {
             (cols, rows) => Some(terminal::size(cols, rows)?),
         };
         peer.record.aims_at(start.shell.as_deref().unwrap_or(DEFAULT_SHELL_NAME));
-        let (shell, is_new) = find(peer, &start, is_observer).await?;
+        let (shell, is_new) = find_or_create(peer, &start, is_observer).await?;
         let claims = peer.claims();
-        let who = Controller { principal: claims.sub.clone(), actor: claims.act.kind };
-        let seat = shell.join(Newcomer { who, client: start.client.clone(), may_control: !is_observer, size })?;
+        let identity = Controller { principal: claims.sub.clone(), actor: claims.act.kind };
+        let membership = shell.join(JoinRequest { identity, client: start.client.clone(), may_control: !is_observer, size })?;
         peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
-        let view = begin(peer, &seat, &start, is_new).await?;
-        let progress = view.progress.clone();
+        let output = start_output(peer, &membership, &start, is_new).await?;
+        let progress = output.progress.clone();
         let server = peer.server.clone();
-        let taken_over = seat.taken_over.clone();
+        let taken_over = membership.taken_over.clone();
         tokio::select! {
-            shown = view.show(&server) => shown,
-            end = listen(peer, &seat, is_observer, early, &progress) => Err(end),
+            sent = output.run(&server) => sent,
+            end = handle_frames(peer, &membership, is_observer, early_input, &progress) => Err(end),
             () = taken_over.cancelled() => Err(End::plain(close::TAKEN_OVER)),
         }
     }
@@ -76,7 +76,11 @@ async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ShellStart>>) -> Result<
     }
 }
 
-async fn find(peer: &Peer<'_, ClientFrame<ShellStart>>, start: &ShellStart, is_observer: bool) -> Result<(Arc<Shell>, bool), ApiError> {
+async fn find_or_create(
+    peer: &Peer<'_, ClientFrame<ShellStart>>,
+    start: &ShellStart,
+    is_observer: bool,
+) -> Result<(Arc<Shell>, bool), ApiError> {
     let name = start.shell.clone().unwrap_or_else(|| DEFAULT_SHELL_NAME.to_owned());
     let shells = &peer.server.shells;
     // A client that resumes a shell which has ended in the meantime gets the rest of that output, not a new shell of
@@ -96,12 +100,17 @@ async fn find(peer: &Peer<'_, ClientFrame<ShellStart>>, start: &ShellStart, is_o
 
 /// Decides where the output starts for this participant: at the beginning if it created the shell, at the last offset
 /// if that is still kept, otherwise with a keyframe.
-async fn begin(peer: &Peer<'_, ClientFrame<ShellStart>>, seat: &Seat, start: &ShellStart, is_new: bool) -> Result<View, End> {
-    let shell = &seat.shell;
+async fn start_output(
+    peer: &Peer<'_, ClientFrame<ShellStart>>,
+    membership: &Membership,
+    start: &ShellStart,
+    is_new: bool,
+) -> Result<OutputSender, End> {
+    let shell = &membership.shell;
     let epoch = shell.id.to_string();
-    let kept = shell.log.range();
-    let resumed = start.from.filter(|from| start.epoch.as_deref() == Some(&epoch) && (kept.start..=kept.end).contains(from));
-    let allows = start.allow.iter().fold(SequenceKinds::NONE, |kinds, allowed| {
+    let kept_range = shell.log.range();
+    let resumed = start.from.filter(|from| start.epoch.as_deref() == Some(&epoch) && (kept_range.start..=kept_range.end).contains(from));
+    let allowed = start.allow.iter().fold(SequenceKinds::NONE, |kinds, allowed| {
         kinds.with(match allowed {
             TerminalPermission::Clipboard => SequenceKinds::CLIPBOARD,
             TerminalPermission::Title => SequenceKinds::TITLE,
@@ -111,7 +120,7 @@ async fn begin(peer: &Peer<'_, ClientFrame<ShellStart>>, seat: &Seat, start: &Sh
         (true, _) => (0, None),
         (false, Some(from)) => (from, None),
         (false, None) => {
-            let keyframe = shell.keyframe(View::hidden(shell.is_controlled_by(seat.id), allows));
+            let keyframe = shell.keyframe(OutputSender::hidden(shell.is_controlled_by(membership.id), allowed));
             (keyframe.offset, Some(keyframe))
         }
     };
@@ -122,51 +131,61 @@ async fn begin(peer: &Peer<'_, ClientFrame<ShellStart>>, seat: &Seat, start: &Sh
     };
     let mut controllers = shell.controller.subscribe();
     let controller = controllers.borrow_and_update().clone();
-    let is_controller = shell.is_controlled_by(seat.id);
-    let told = (controller.clone(), is_controller);
+    let is_controller = shell.is_controlled_by(membership.id);
+    let last_controller = (controller.clone(), is_controller);
     let ready = ShellReady { shell_id: shell.id.clone(), epoch, offset: from, cols, rows, controller, yours: Some(is_controller) };
     peer.out.send(&ServerFrame::Ready(ready)).await?;
-    Ok(View::new(shell.clone(), seat.id, reader, keyframe, controllers, peer.out.clone(), start.binary, allows, told))
+    Ok(OutputSender::new(
+        shell.clone(),
+        membership.id,
+        reader,
+        keyframe,
+        controllers,
+        peer.out.clone(),
+        start.binary,
+        allowed,
+        last_controller,
+    ))
 }
 
 /// Handles frames until the client disconnects.
-async fn listen(
+async fn handle_frames(
     peer: &mut Peer<'_, ClientFrame<ShellStart>>,
-    seat: &Seat,
+    membership: &Membership,
     is_observer: bool,
-    early: EarlyInput,
+    early_input: EarlyInput,
     progress: &Progress,
 ) -> End {
-    let mut frame = early.map(|(bytes, seq)| ClientFrame::stdin(&bytes, seq));
+    let mut frame = early_input.map(|(bytes, seq)| ClientFrame::stdin(&bytes, seq));
     loop {
         let next = match frame.take() {
             Some(frame) => Ok(frame),
             None => peer.next().await,
         };
-        let done = match next {
-            Ok(frame) => obey(peer, seat, is_observer, frame, progress).await,
+        let outcome = match next {
+            Ok(frame) => handle_frame(peer, membership, is_observer, frame, progress).await,
             Err(end) => return end,
         };
-        let told = match done {
+        let replied = match outcome {
             Ok(Some(seq)) => peer.out.send(&ServerFrame::<()>::StdinAck { seq }).await,
             Ok(None) => Ok(()),
             Err(error) => peer.out.complain(&error).await,
         };
-        if let Err(end) = told {
+        if let Err(end) = replied {
             return end;
         }
     }
 }
 
 /// Executes a frame. Returns the number of numbered input, for its acknowledgement.
-async fn obey(
+async fn handle_frame(
     peer: &Peer<'_, ClientFrame<ShellStart>>,
-    seat: &Seat,
+    membership: &Membership,
     is_observer: bool,
     frame: ClientFrame<ShellStart>,
     progress: &Progress,
 ) -> Result<Option<u64>, ApiError> {
-    let Seat { shell, id, .. } = seat;
+    let Membership { shell, id, .. } = membership;
     if let ClientFrame::Ack { offset, .. } = frame {
         progress.acknowledge(offset);
         shell.consumed(*id, offset);
@@ -174,24 +193,26 @@ async fn obey(
     }
     let may_control = !is_observer && peer.claims().scope.contains(Capability::Shell);
     if !may_control {
-        shell.at_desk(|desk, _| desk.lose(*id));
+        shell.with_participants(|participants, _| participants.revoke_control(*id));
         let message = "this connection only looks; connect without `observe` and with a token that has the capability `shell` to do more";
         return Err(ApiError::new(ErrorCode::CapabilityDenied, message).with_details(serde_json::json!({ "capability": "shell" })));
     }
     match frame {
         ClientFrame::Stdin { data, data_b64, seq } => {
             let bytes = frame_bytes(data.as_deref(), data_b64.as_deref()).map_err(ApiError::invalid)?;
-            while !shell.viewer_typed(*id, seq, &bytes)? {
-                shell.input_room().await;
+            while !shell.participant_input(*id, seq, &bytes)? {
+                shell.wait_for_input_room().await;
             }
             Ok(seq)
         }
-        ClientFrame::Resize { cols, rows } => shell.viewer_resized(*id, terminal::size(Some(cols), Some(rows))?).map(|()| None),
+        ClientFrame::Resize { cols, rows } => shell.participant_resized(*id, terminal::size(Some(cols), Some(rows))?).map(|()| None),
         ClientFrame::Signal { signal } => {
             let number = signal.number().map_err(ApiError::invalid)?;
-            shell.viewer_signals(*id, number).map(|()| None)
+            shell.participant_signal(*id, number).map(|()| None)
         }
-        ClientFrame::Control { action } => shell.at_desk(|desk, now| desk.control(*id, action, now)).map(|()| None),
+        ClientFrame::Control { action } => {
+            shell.with_participants(|participants, now| participants.handle_control(*id, action, now)).map(|()| None)
+        }
         ClientFrame::Start(_) => Err(ApiError::invalid("this connection has its shell already; open another for a second one")),
         _ => Err(ApiError::invalid("that frame means nothing to a shell")),
     }

@@ -15,8 +15,8 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    desk::{Desk, Newcomer},
-    prompt::{Prompt, State, TextFinder},
+    participants::{JoinRequest, Participants},
+    prompt::{Prompt, PromptState, TextDetector},
     terminal::Terminal,
 };
 use crate::{processes::ListedJob, workload::Exit};
@@ -24,14 +24,14 @@ use crate::{processes::ListedJob, workload::Exit};
 /// Maximum input that the program has not read yet. Beyond it, clients that send input wait.
 const MAX_PENDING_INPUT_BYTES: usize = 1024 * 1024;
 /// Minimum period of updates for a participant without control: about as often as the eye notices.
-const WATCHER_PERIOD: Duration = Duration::from_millis(32);
+const BACKGROUND_PERIOD: Duration = Duration::from_millis(32);
 /// For all participants without control of a shell together, so that most of a processor is left to the controller.
 /// With two hundred, each gets five frames per second.
-const MAX_WATCHER_FRAMES_PER_SECOND: u32 = 1000;
+const MAX_BACKGROUND_FRAMES_PER_SECOND: u32 = 1000;
 /// Number of time slots per period. The controller waits for the participants of one slot at most.
-const WATCHER_PHASES: u64 = 64;
+const BACKGROUND_PHASES: u64 = 64;
 /// No controller to hold back output for.
-const NOBODY: u64 = u64::MAX;
+const NO_CONTROLLER: u64 = u64::MAX;
 
 pub struct Shell {
     pub id: ShellId,
@@ -47,25 +47,25 @@ pub struct Shell {
     /// Ends the shell.
     pub hang_up: CancellationToken,
     /// Set while an API request runs a command in it. Only one may.
-    is_run_in: AtomicBool,
-    picture: Mutex<Picture>,
-    desk: Mutex<Desk>,
+    is_reserved: AtomicBool,
+    screen_state: Mutex<ScreenState>,
+    participants: Mutex<Participants>,
     input: Mutex<BytesMut>,
-    pub input_came: Notify,
-    input_went: Notify,
+    pub input_arrived: Notify,
+    input_drained: Notify,
     /// The offset that the controller has received. The program may be held back a little for it.
     consumed: AtomicU64,
-    pub drained: Notify,
+    pub controller_progress: Notify,
     started: Instant,
     /// Time of the last input, output or connection, in milliseconds after the start.
     active_at: AtomicU64,
 }
 
 /// State derived from the output.
-struct Picture {
+struct ScreenState {
     scanner: Scanner,
     screen: Screen,
-    text: TextFinder,
+    text: TextDetector,
     /// The last keyframe and its hidden sequences, valid until new output. Many clients may connect to the same screen.
     keyframe: Option<(SequenceKinds, Keyframe)>,
 }
@@ -83,7 +83,8 @@ impl Shell {
         let ring_bytes = usize::try_from(ring_bytes).unwrap_or(usize::MAX);
         let log = Log::new(Limits { ring_bytes, writer_waits: false });
         log.resize(cols, rows);
-        let picture = Picture { scanner: Scanner::default(), screen: Screen::new(cols, rows), text: TextFinder::default(), keyframe: None };
+        let screen_state =
+            ScreenState { scanner: Scanner::default(), screen: Screen::new(cols, rows), text: TextDetector::default(), keyframe: None };
         Self {
             id,
             name,
@@ -96,14 +97,14 @@ impl Shell {
             controller: watch::Sender::new(None),
             prompt: watch::Sender::new(Prompt::default()),
             hang_up: CancellationToken::new(),
-            is_run_in: AtomicBool::new(false),
-            picture: Mutex::new(picture),
-            desk: Mutex::default(),
+            is_reserved: AtomicBool::new(false),
+            screen_state: Mutex::new(screen_state),
+            participants: Mutex::default(),
             input: Mutex::default(),
-            input_came: Notify::new(),
-            input_went: Notify::new(),
-            consumed: AtomicU64::new(NOBODY),
-            drained: Notify::new(),
+            input_arrived: Notify::new(),
+            input_drained: Notify::new(),
+            consumed: AtomicU64::new(NO_CONTROLLER),
+            controller_progress: Notify::new(),
             started: Instant::now(),
             active_at: AtomicU64::new(0),
         }
@@ -111,167 +112,167 @@ impl Shell {
 
     /// Handles new output: stores it, wakes the readers with priority, then updates the screen. Returns `true` if more
     /// readers wait; the caller wakes them over time.
-    #[must_use = "who isn't told waits on"]
-    pub fn printed(&self, bytes: &[u8]) -> bool {
+    #[must_use = "the remaining readers must be woken"]
+    pub fn append_output(&self, bytes: &[u8]) -> bool {
         self.touch();
-        let mut picture = self.picture();
+        let mut screen_state = self.screen_state();
         let from = self.log.head();
-        let found = picture.scanner.scan(bytes);
-        let has_more_readers = self.log.append_scanned(bytes, &found);
+        let scanned = screen_state.scanner.scan(bytes);
+        let has_more_readers = self.log.append_scanned(bytes, &scanned);
         if let Some(integration) = &self.terminal.integration {
             let mut text_from = from;
-            let is_at_prompt = self.prompt.borrow().state == State::AtPrompt;
-            if is_at_prompt || !found.marks.is_empty() {
+            let is_at_prompt = self.prompt.borrow().state == PromptState::AtPrompt;
+            if is_at_prompt || !scanned.marks.is_empty() {
                 self.prompt.send_modify(|prompt| {
-                    for mark in &found.marks {
-                        if picture.text.has_text(slice(bytes, from, text_from, mark.from)) {
-                            prompt.printed();
+                    for mark in &scanned.marks {
+                        if screen_state.text.has_text(slice(bytes, from, text_from, mark.from)) {
+                            prompt.note_output();
                         }
                         prompt.mark(mark, integration);
                         text_from = mark.to;
                     }
-                    if picture.text.has_text(slice(bytes, from, text_from, from + bytes.len() as u64)) {
-                        prompt.printed();
+                    if screen_state.text.has_text(slice(bytes, from, text_from, from + bytes.len() as u64)) {
+                        prompt.note_output();
                     }
                 });
             }
         }
-        picture.screen.feed(bytes, &found);
-        picture.keyframe = None;
+        screen_state.screen.feed(bytes, &scanned);
+        screen_state.keyframe = None;
         has_more_readers
     }
 
-    pub fn keyframe(&self, hides: SequenceKinds) -> Keyframe {
-        let mut picture = self.picture();
-        if let Some((_, keyframe)) = picture.keyframe.as_ref().filter(|(kinds, _)| *kinds == hides) {
+    pub fn keyframe(&self, hidden: SequenceKinds) -> Keyframe {
+        let mut screen_state = self.screen_state();
+        if let Some((_, keyframe)) = screen_state.keyframe.as_ref().filter(|(kinds, _)| *kinds == hidden) {
             return keyframe.clone();
         }
-        let keyframe = picture.screen.keyframe(hides);
-        picture.keyframe = Some((hides, keyframe.clone()));
+        let keyframe = screen_state.screen.keyframe(hidden);
+        screen_state.keyframe = Some((hidden, keyframe.clone()));
         keyframe
     }
 
     pub fn size(&self) -> (u16, u16) {
-        self.picture().screen.size()
+        self.screen_state().screen.size()
     }
 
-    pub fn wants_marked_pastes(&self) -> bool {
-        self.picture().screen.wants_bracketed_paste()
+    pub fn wants_bracketed_paste(&self) -> bool {
+        self.screen_state().screen.wants_bracketed_paste()
     }
 
     pub fn is_alternate(&self) -> bool {
-        self.picture().screen.is_alternate()
+        self.screen_state().screen.is_alternate()
     }
 
     fn resize(&self, size: (u16, u16)) -> Result<(), ApiError> {
-        let mut picture = self.picture();
-        if picture.screen.size() == size {
+        let mut screen_state = self.screen_state();
+        if screen_state.screen.size() == size {
             return Ok(());
         }
         self.terminal.resize(size)?;
-        picture.screen.resize(size.0, size.1);
-        picture.keyframe = None;
+        screen_state.screen.resize(size.0, size.1);
+        screen_state.keyframe = None;
         self.log.resize(size.0, size.1);
         Ok(())
     }
 
     /// Adds a participant, which leaves when the returned value is dropped.
-    pub fn join(self: &Arc<Self>, newcomer: Newcomer) -> Result<Seat, ApiError> {
+    pub fn join(self: &Arc<Self>, request: JoinRequest) -> Result<Membership, ApiError> {
         self.touch();
-        let (id, taken_over) = self.at_desk(|desk, now| desk.join(newcomer, now))?;
-        Ok(Seat { shell: self.clone(), id, taken_over })
+        let (id, taken_over) = self.with_participants(|participants, now| participants.join(request, now))?;
+        Ok(Membership { shell: self.clone(), id, taken_over })
     }
 
     /// Changes the participants and publishes the resulting controller.
-    pub fn at_desk<T>(&self, change: impl FnOnce(&mut Desk, Instant) -> T) -> T {
-        let mut desk = self.desk();
-        let before = desk.controlling_viewer();
-        let result = change(&mut desk, Instant::now());
-        let after = desk.controlling_viewer();
+    pub fn with_participants<T>(&self, change: impl FnOnce(&mut Participants, Instant) -> T) -> T {
+        let mut participants = self.participants();
+        let before = participants.controlling_participant();
+        let result = change(&mut participants, Instant::now());
+        let after = participants.controlling_participant();
         if after != before {
-            self.consumed.store(NOBODY, Ordering::Relaxed);
-            self.drained.notify_one();
-            if let Some(size) = after.and_then(|id| desk.size_of(id)) {
+            self.consumed.store(NO_CONTROLLER, Ordering::Relaxed);
+            self.controller_progress.notify_one();
+            if let Some(size) = after.and_then(|id| participants.size_of(id)) {
                 // A terminal that can't be resized has ended, which the end of output reports.
                 let _ = self.resize(size);
             }
             // Wakes the participants that gained or lost control.
             self.controller.send_modify(|_| {});
         }
-        self.controller.send_if_modified(|known| {
-            let controller = desk.controller();
-            let is_new = *known != controller;
-            *known = controller;
+        self.controller.send_if_modified(|published| {
+            let controller = participants.controller();
+            let is_new = *published != controller;
+            *published = controller;
             is_new
         });
         result
     }
 
     pub fn is_controlled_by(&self, id: u64) -> bool {
-        self.desk().controlling_viewer() == Some(id)
+        self.participants().controlling_participant() == Some(id)
     }
 
     /// Sets a participant's window size. The controller's size applies at once, others' when they get control.
-    pub fn viewer_resized(&self, id: u64, size: (u16, u16)) -> Result<(), ApiError> {
-        let is_controller = self.at_desk(|desk, now| {
-            desk.set_size(id, size);
-            match desk.controlling_viewer() {
+    pub fn participant_resized(&self, id: u64, size: (u16, u16)) -> Result<(), ApiError> {
+        let is_controller = self.with_participants(|participants, now| {
+            participants.set_size(id, size);
+            match participants.controlling_participant() {
                 Some(holder) if holder == id => Ok(true),
                 // Without a controller no participant's size applies.
-                None if desk.controller().is_none() => Ok(false),
-                _ => desk.acts(id, now).map(|()| true),
+                None if participants.controller().is_none() => Ok(false),
+                _ => participants.require_control(id, now).map(|()| true),
             }
         })?;
         if is_controller { self.resize(size) } else { Ok(()) }
     }
 
-    pub fn viewer_signals(&self, id: u64, number: i32) -> Result<(), ApiError> {
-        self.at_desk(|desk, now| desk.acts(id, now))?;
+    pub fn participant_signal(&self, id: u64, number: i32) -> Result<(), ApiError> {
+        self.with_participants(|participants, now| participants.require_control(id, now))?;
         self.touch();
         self.terminal.signal(number);
         Ok(())
     }
 
     /// Handles a participant's input. `Ok(false)` if the buffer is full.
-    pub fn viewer_typed(&self, id: u64, seq: Option<u64>, bytes: &[u8]) -> Result<bool, ApiError> {
+    pub fn participant_input(&self, id: u64, seq: Option<u64>, bytes: &[u8]) -> Result<bool, ApiError> {
         let mut input = self.input();
         if input.len() >= MAX_PENDING_INPUT_BYTES {
             return Ok(false);
         }
-        let is_new = self.at_desk(|desk, now| {
-            desk.acts(id, now)?;
-            desk.has_typed(id, now);
-            Ok::<_, ApiError>(desk.is_new_input(id, seq))
+        let is_new = self.with_participants(|participants, now| {
+            participants.require_control(id, now)?;
+            participants.note_input(id, now);
+            Ok::<_, ApiError>(participants.is_new_input(id, seq))
         })?;
         if is_new {
-            self.take_input(&mut input, bytes);
+            self.write_input(&mut input, bytes);
         }
         Ok(true)
     }
 
     /// Resolves when the input buffer may have space again.
-    pub async fn input_room(&self) {
-        let went = self.input_went.notified();
+    pub async fn wait_for_input_room(&self) {
+        let drained = self.input_drained.notified();
         if self.input().len() >= MAX_PENDING_INPUT_BYTES {
-            went.await;
+            drained.await;
         }
     }
 
     /// Types input that comes from no participant.
-    pub fn type_in(&self, bytes: &[u8]) {
-        self.take_input(&mut self.input(), bytes);
+    pub fn send_keys(&self, bytes: &[u8]) {
+        self.write_input(&mut self.input(), bytes);
     }
 
-    fn take_input(&self, pending: &mut BytesMut, bytes: &[u8]) {
+    fn write_input(&self, pending: &mut BytesMut, bytes: &[u8]) {
         self.touch();
         if self.terminal.integration.is_some() {
-            self.prompt.send_modify(|prompt| prompt.typed(bytes));
+            self.prompt.send_modify(|prompt| prompt.note_keys(bytes));
         }
         // Most keys find an idle terminal and are written directly.
         let written = if pending.is_empty() { self.terminal.pty.try_write(bytes).unwrap_or(0) } else { 0 };
         if written < bytes.len() {
             pending.extend_from_slice(&bytes[written..]);
-            self.input_came.notify_one();
+            self.input_arrived.notify_one();
         }
     }
 
@@ -298,28 +299,28 @@ impl Shell {
             *input = BytesMut::new();
         }
         drop(input);
-        self.input_went.notify_waiters();
+        self.input_drained.notify_waiters();
     }
 
     /// Records the offset that the controller has received.
     pub fn consumed(&self, id: u64, offset: u64) {
         if self.is_controlled_by(id) {
             self.consumed.store(offset, Ordering::Relaxed);
-            self.drained.notify_one();
+            self.controller_progress.notify_one();
         }
     }
 
     /// How many bytes the controller lags.
     pub fn lag(&self) -> u64 {
         match self.consumed.load(Ordering::Relaxed) {
-            NOBODY => 0,
+            NO_CONTROLLER => 0,
             offset => self.log.head().saturating_sub(offset),
         }
     }
 
     /// Reserves the shell for an API request's command; see [`RunGuard`].
     pub fn reserve(self: &Arc<Self>) -> Result<RunGuard, ApiError> {
-        match self.is_run_in.swap(true, Ordering::AcqRel) {
+        match self.is_reserved.swap(true, Ordering::AcqRel) {
             true => Err(ApiError::new(ErrorCode::ShellBusy, "another command is being run in this shell; try again when it has ended")),
             false => Ok(RunGuard(self.clone())),
         }
@@ -327,8 +328,8 @@ impl Shell {
 
     pub fn info(&self) -> ShellInfo {
         let (cols, rows) = self.size();
-        let desk = self.desk();
-        let is_marked = self.terminal.integration.is_some();
+        let participants = self.participants();
+        let has_integration = self.terminal.integration.is_some();
         ShellInfo {
             id: self.id.clone(),
             name: self.name.clone(),
@@ -336,22 +337,22 @@ impl Shell {
             cols,
             rows,
             offset: self.log.head(),
-            controller: desk.controller(),
-            viewers: u32::try_from(desk.viewers()).unwrap_or(u32::MAX),
-            at_prompt: is_marked.then(|| self.prompt.borrow().state == State::AtPrompt),
+            controller: participants.controller(),
+            viewers: u32::try_from(participants.count()).unwrap_or(u32::MAX),
+            at_prompt: has_integration.then(|| self.prompt.borrow().state == PromptState::AtPrompt),
             created_at: self.created_at,
         }
     }
 
-    pub fn viewers(&self) -> usize {
-        self.desk().viewers()
+    pub fn participant_count(&self) -> usize {
+        self.participants().count()
     }
 
     /// When a participant without control is served next. Each has its own time in the period, so that they are spread.
     /// The period grows with their number.
     pub fn next_turn(&self, id: u64) -> tokio::time::Instant {
-        let viewers = u32::try_from(self.viewers()).unwrap_or(u32::MAX);
-        let period = WATCHER_PERIOD.max(Duration::from_secs(1).saturating_mul(viewers) / MAX_WATCHER_FRAMES_PER_SECOND);
+        let participant_count = u32::try_from(self.participant_count()).unwrap_or(u32::MAX);
+        let period = BACKGROUND_PERIOD.max(Duration::from_secs(1).saturating_mul(participant_count) / MAX_BACKGROUND_FRAMES_PER_SECOND);
         tokio::time::Instant::from_std(self.started + turn_after(self.started.elapsed(), period, id))
     }
 
@@ -366,11 +367,11 @@ impl Shell {
     }
 
     // A panic while one of these locks is held leaves the guarded state consistent, or at worst outdated.
-    fn picture(&self) -> MutexGuard<'_, Picture> {
-        self.picture.lock().unwrap_or_else(PoisonError::into_inner)
+    fn screen_state(&self) -> MutexGuard<'_, ScreenState> {
+        self.screen_state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn participants(&self) -> MutexGuard<'_, Participants> {
+        self.participants.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn input(&self) -> MutexGuard<'_, BytesMut> {
         self.input.lock().unwrap_or_else(PoisonError::into_inner)
@@ -379,7 +380,7 @@ impl Shell {
 
 /// The first time after `now` that belongs to this participant. Both are relative to the shell's start.
 fn turn_after(now: Duration, period: Duration, id: u64) -> Duration {
-    let phase = period * (id % WATCHER_PHASES) as u32 / WATCHER_PHASES as u32;
+    let phase = period * (id % BACKGROUND_PHASES) as u32 / BACKGROUND_PHASES as u32;
     let turns = now.saturating_sub(phase).as_nanos() / period.as_nanos().max(1);
     phase + period.saturating_mul(u32::try_from(turns).unwrap_or(u32::MAX).saturating_add(1))
 }
@@ -391,16 +392,16 @@ fn slice(bytes: &[u8], start: u64, from: u64, to: u64) -> &[u8] {
 }
 
 /// A participant's membership in a shell.
-pub struct Seat {
+pub struct Membership {
     pub shell: Arc<Shell>,
     pub id: u64,
     pub taken_over: CancellationToken,
 }
 
-impl Drop for Seat {
+impl Drop for Membership {
     fn drop(&mut self) {
         self.shell.touch();
-        self.shell.at_desk(|desk, now| desk.leave(self.id, now));
+        self.shell.with_participants(|participants, now| participants.leave(self.id, now));
     }
 }
 
@@ -409,7 +410,7 @@ pub struct RunGuard(Arc<Shell>);
 
 impl Drop for RunGuard {
     fn drop(&mut self) {
-        self.0.is_run_in.store(false, Ordering::Release);
+        self.0.is_reserved.store(false, Ordering::Release);
     }
 }
 
@@ -418,12 +419,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watcher_waits_no_longer_than_a_period_however_old_the_shell_is() {
+    fn a_participant_without_control_waits_at_most_one_period() {
         // A number of participants for which the period is no whole number of milliseconds.
         let period = Duration::from_micros(100_500);
         for hours in [1, 10, 1000] {
             let now = Duration::from_secs(hours * 3600) + Duration::from_micros(1234);
-            let turns: Vec<_> = (0..WATCHER_PHASES).map(|id| turn_after(now, period, id)).collect();
+            let turns: Vec<_> = (0..BACKGROUND_PHASES).map(|id| turn_after(now, period, id)).collect();
             assert!(turns.iter().all(|turn| now < *turn && *turn <= now + period), "{hours} h: {turns:?}");
         }
     }
