@@ -26,18 +26,18 @@ use crate::{
         path, read,
     },
     fs::{glob, grep, list, stop_signal::StopSignal},
-    socket::frames::{Received, receive},
+    socket::frames::{ReceivedFrame, receive},
     watch,
 };
 
 /// Parses a client's text frame; an error is the message sent for an unreadable one.
 pub fn frame<S: DeserializeOwned + Send>(text: &str) -> Result<Option<ClientFrame<S>>, String> {
     match receive::<ClientFrame<S>>(Some(Ok(Message::Text(Utf8Bytes::from(text))))) {
-        Ok(Received::Frame(frame)) => Ok(Some(frame)),
-        Ok(Received::Auth(token)) => Ok(Some(ClientFrame::Auth { token })),
-        Ok(Received::Ping(id)) => Ok(Some(ClientFrame::Ping { id })),
-        Ok(Received::Close) => Ok(Some(ClientFrame::Close)),
-        Ok(Received::Nothing) => Ok(None),
+        Ok(ReceivedFrame::Frame(frame)) => Ok(Some(frame)),
+        Ok(ReceivedFrame::Auth(token)) => Ok(Some(ClientFrame::Auth { token })),
+        Ok(ReceivedFrame::Ping(id)) => Ok(Some(ClientFrame::Ping { id })),
+        Ok(ReceivedFrame::Close) => Ok(Some(ClientFrame::Close)),
+        Ok(ReceivedFrame::KeepAlive) => Ok(None),
         Err(end) => Err(end.error.map(|e| e.message).unwrap_or_default()),
     }
 }

@@ -23,10 +23,10 @@ use http::StatusCode;
 use tokio::sync::watch;
 
 use crate::{
-    answer::Failure,
     auth::{Caller, Exec},
     body,
     programs::Program,
+    request_layer::ErrorResponse,
     server::Server,
     workload::Exit,
 };
@@ -197,7 +197,7 @@ pub async fn signal(
     _caller: Caller<Exec>,
     Path(id): Path<String>,
     content: Body,
-) -> Result<StatusCode, Failure> {
+) -> Result<StatusCode, ErrorResponse> {
     let bytes = body::collect(content, MAX_SIGNAL_REQUEST_BYTES).await?;
     let signal = read_object::<SignalRequest>(&bytes)?.signal.number().map_err(ApiError::invalid)?;
     find(&server, &id)?.signal(signal).await;
@@ -205,7 +205,7 @@ pub async fn signal(
 }
 
 /// `DELETE /v1/processes/{id}`: answers when the process tree has ended.
-pub async fn cancel(State(server): State<Arc<Server>>, _caller: Caller<Exec>, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn cancel(State(server): State<Arc<Server>>, _caller: Caller<Exec>, Path(id): Path<String>) -> Result<StatusCode, ErrorResponse> {
     let job = find(&server, &id)?;
     // In a task of its own, so that it completes even if the client disconnects.
     let cancelled = server.tasks.spawn(async move { job.cancel().await });

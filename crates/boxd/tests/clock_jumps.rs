@@ -79,8 +79,8 @@ async fn a_lease_that_a_jump_ends_is_left_to_a_broker_that_is_there() {
         let mut boxd = TestBoxd::start();
         boxd.clock.advance(jump);
         // Whoever waits for the lease has looked at the clock several times since.
-        let enough = boxd.clock.looks() + 10;
-        support::wait_for(|| boxd.clock.looks() >= enough).await;
+        let enough = boxd.clock.reads() + 10;
+        support::wait_for(|| boxd.clock.reads() >= enough).await;
         assert!(!boxd.served.as_ref().unwrap().is_finished(), "{jump}");
         // The broker's next push is by the new time.
         boxd.state.lease_expires_at = boxd.clock.now().plus(Duration::from_secs(3600));

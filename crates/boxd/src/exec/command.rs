@@ -307,7 +307,7 @@ impl OutputPump {
     /// Appends bytes to the log on a blocking thread, because this may wait for the disk.
     async fn spool(&self, server: &Server, bytes: &[u8]) -> usize {
         if self.lazy_file.get().is_none() {
-            let file = match server.authority.view().disk_full {
+            let file = match server.authority.pushed_state().disk_full {
                 true => None,
                 false => server
                     .files

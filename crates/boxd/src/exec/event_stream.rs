@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     auth::{Caller, Exec},
-    listen::Connection,
+    http_listener::Connection,
     server::Server,
 };
 
@@ -92,7 +92,7 @@ impl<S: EventEncoder> EventStream<S> {
         if let Some(limit) = max_output {
             viewer.limit_to(limit);
         }
-        caller.stream.ends_connection(connection);
+        caller.stream.close_with_stream(connection);
         let (events, receiver) = mpsc::channel(MAX_QUEUED_EVENTS);
         let (authority, shutdown) = (server.authority.clone(), server.shutdown.clone());
         server.tasks.spawn(async move {
@@ -100,7 +100,7 @@ impl<S: EventEncoder> EventStream<S> {
             let interruption = tokio::select! {
                 () = send_events(&mut viewer, &mut encoder, &events) => None,
                 reason = caller.stream.revoked() => Some(Interruption::Refused(reason)),
-                reason = authority.expired(&claims) => Some(Interruption::Refused(reason)),
+                reason = authority.wait_until_expired(&claims) => Some(Interruption::Refused(reason)),
                 () = shutdown.cancelled() => Some(Interruption::Shutdown),
             };
             if let Some(event) = interruption.and_then(|reason| encoder.interrupted(reason, viewer.positions())) {

@@ -43,10 +43,10 @@ pub(crate) use self::{
 };
 pub use self::{registry::Commands, websocket::open};
 use crate::{
-    answer::Failure,
     auth::{Caller, Exec},
     body,
-    listen::Connection,
+    http_listener::Connection,
+    request_layer::ErrorResponse,
     server::Server,
 };
 
@@ -57,12 +57,12 @@ pub async fn run(
     Extension(connection): Extension<Connection>,
     headers: HeaderMap,
     content: Body,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorResponse> {
     if !event_stream::is_requested(&headers) {
         return Ok(run_as(&server, &caller, &headers, content, |request: ExecRequest| Ok(request)).await?.respond(&connection)?);
     }
     let (request, _memory) = caller.stream.until_revoked(read_request::<ExecRequest>(&server, &headers, content)).await?;
-    caller.aims_at(&describe_command(request.command.as_deref(), request.argv.as_deref(), request.command_id.as_deref()));
+    caller.set_target(&describe_command(request.command.as_deref(), request.argv.as_deref(), request.command_id.as_deref()));
     let limit = request.max_output_bytes;
     Ok(event_stream::respond(&server, caller, &headers, &connection, to_exec_start(request), limit).await?)
 }
@@ -78,7 +78,7 @@ pub(crate) async fn run_as<R: serde::de::DeserializeOwned>(
     let result = async {
         let (request, _memory) = read_request::<R>(server, headers, content).await?;
         let request = adapt(request)?;
-        caller.aims_at(&describe_command(request.command.as_deref(), request.argv.as_deref(), request.command_id.as_deref()));
+        caller.set_target(&describe_command(request.command.as_deref(), request.argv.as_deref(), request.command_id.as_deref()));
         if request.command_id.is_some() {
             return run_or_join(server, request, caller).await;
         }

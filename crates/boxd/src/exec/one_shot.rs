@@ -26,8 +26,8 @@ use super::{
     termination::{describe_start_failure, wait_with_timeout},
 };
 use crate::{
+    activity_log::command_text,
     descriptor::Descriptor,
-    happenings::in_words,
     processes::{Job, JobExit, display_argv},
     programs::{Program, StartedProgram},
     server::Server,
@@ -43,7 +43,7 @@ const LINGER: Duration = Duration::from_millis(100);
 
 pub async fn execute(server: &Arc<Server>, request: ExecRequest, claims: &Arc<Claims>) -> Result<CompletedCommand, ApiError> {
     let started_at = Instant::now();
-    let command = in_words(request.command.as_deref(), request.argv.as_deref());
+    let command = command_text(request.command.as_deref(), request.argv.as_deref());
     let spec = OneShotSpec::new(request, &server.limits)?;
     let memory = server.commands.reserve_memory(2 * spec.max_output)?;
     let argv = display_argv(&spec.program.argv);
@@ -74,7 +74,7 @@ pub async fn execute(server: &Arc<Server>, request: ExecRequest, claims: &Arc<Cl
         Err(error) => CommandResult::start_failed(describe_start_failure(&name, &error)?),
     };
     let duration = started_at.elapsed();
-    server.happenings.ran(claims, command, result.ended, duration);
+    server.activity_log.record_command(claims, command, result.ended, duration);
     Ok(result.complete(id, duration, memory))
 }
 
@@ -133,7 +133,7 @@ impl Drop for KillOnDrop {
             program.kill_tree().await;
             let ended = JobExit { exit: program.wait().await, timed_out: false };
             if program.start_failure().is_none() {
-                server.happenings.ran(&claims, command, ended, started_at.elapsed());
+                server.activity_log.record_command(&claims, command, ended, started_at.elapsed());
             }
         });
     }
@@ -154,7 +154,7 @@ async fn run_to_end(
                 stdout.drain(started.stdout.as_ref());
                 stderr.drain(started.stderr.as_ref());
                 if !stdout.is_open() && !stderr.is_open() {
-                    server.afterwards(move || drop(started));
+                    server.run_after_response(move || drop(started));
                     return Ok(CommandResult { ended: JobExit { exit, timed_out: false }, stdout, stderr });
                 }
             }

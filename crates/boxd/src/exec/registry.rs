@@ -26,7 +26,7 @@ use super::{
     termination::{FailedProgram, describe_start_failure},
 };
 use crate::{
-    principal_slots::{Kind, PrincipalSlot, PrincipalSlots},
+    principal_slots::{PrincipalSlot, PrincipalSlots, SlotKind},
     processes::{Job, display_argv},
     programs::StartedProgram,
     server::Server,
@@ -102,7 +102,7 @@ type PendingStart = watch::Receiver<Option<Result<Arc<Command>, ApiError>>>;
 impl Commands {
     pub fn new(limits: &DataplaneLimits) -> Self {
         Self {
-            slots: PrincipalSlots::new(Kind::Commands, limits.execs, limits.execs_per_principal),
+            slots: PrincipalSlots::new(SlotKind::Commands, limits.execs, limits.execs_per_principal),
             unattended: Duration::from_secs(limits.exec_unattended_seconds),
             memory_budget: MemoryBudget::default(),
             spools: DiskBudget::new(limits.exec_spool_bytes.saturating_mul(SPOOL_COUNT)),
@@ -300,7 +300,7 @@ async fn run_command(
         () = run_to_end => {
             drop(slot);
             if let Some(ended) = command.job().ended() {
-                server.happenings.ran(claims, activity_text, ended, command.job().duration());
+                server.activity_log.record_command(claims, activity_text, ended, command.job().duration());
             }
             Commands::retain(server, command);
         }

@@ -15,8 +15,8 @@ use serde_json::json;
 
 use super::{Commands, internal, memory_budget::MemoryReservation};
 use crate::{
-    listen::Connection,
-    long_json::{self, Text},
+    http_listener::Connection,
+    streamed_json::{self, TextField},
 };
 
 /// Output up to this size is answered in one piece: in any encoding, a socket's send buffer takes it without waiting
@@ -47,12 +47,12 @@ impl CompletedCommand {
         for (text, b64, bytes) in [("stdout", "stdout_b64", self.stdout), ("stderr", "stderr_b64", self.stderr)] {
             let is_text = std::str::from_utf8(&bytes).is_ok();
             let bytes = Bytes::from(bytes);
-            texts.push((text, Text::Shown(bytes.clone())));
+            texts.push((text, TextField::Shown(bytes.clone())));
             if !is_text {
-                texts.push((b64, Text::Base64(bytes)));
+                texts.push((b64, TextField::Base64(bytes)));
             }
         }
-        long_json::answer(&self.response, texts, self.memory, connection).map_err(internal)
+        streamed_json::respond(&self.response, texts, self.memory, connection).map_err(internal)
     }
 
     /// The answer in the format of the LangSmith SDK.
@@ -67,8 +67,8 @@ impl CompletedCommand {
             let (stdout, stderr) = (String::from_utf8_lossy(&self.stdout), String::from_utf8_lossy(&self.stderr));
             return Ok(Json(json!({ "stdout": stdout, "stderr": stderr, "exit_code": self.response.exit_code })).into_response());
         }
-        let texts = vec![("stdout", Text::Shown(self.stdout.into())), ("stderr", Text::Shown(self.stderr.into()))];
-        long_json::answer(&json!({ "exit_code": self.response.exit_code }), texts, self.memory, connection).map_err(internal)
+        let texts = vec![("stdout", TextField::Shown(self.stdout.into())), ("stderr", TextField::Shown(self.stderr.into()))];
+        streamed_json::respond(&json!({ "exit_code": self.response.exit_code }), texts, self.memory, connection).map_err(internal)
     }
 
     fn is_short(&self) -> bool {
@@ -89,7 +89,7 @@ pub fn shell_run_response(
     }
     let memory = memory.resize(length, commands.memory_budget())?;
     let mut result = result;
-    let mut texts = vec![("output", Text::Shown(std::mem::take(&mut result.output).into()))];
-    texts.extend(result.output_b64.take().map(|b64| ("output_b64", Text::Shown(b64.into()))));
-    long_json::answer(&result, texts, memory, connection).map_err(internal)
+    let mut texts = vec![("output", TextField::Shown(std::mem::take(&mut result.output).into()))];
+    texts.extend(result.output_b64.take().map(|b64| ("output_b64", TextField::Shown(b64.into()))));
+    streamed_json::respond(&result, texts, memory, connection).map_err(internal)
 }

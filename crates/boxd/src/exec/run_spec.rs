@@ -12,8 +12,8 @@ use cobox_protocol::{
 };
 
 use crate::{
+    activity_log::command_text,
     body::too_large,
-    happenings::in_words,
     workload::{MAX_EXEC_ARGS_BYTES, ProgramSpec, STRING_OVERHEAD_BYTES, Stdio},
 };
 
@@ -125,7 +125,7 @@ impl StreamSpec {
         if start.command.is_none() && start.argv.is_none() && start.command_id.is_some() {
             return Ok(None);
         }
-        let activity_text = in_words(start.command.as_deref(), start.argv.as_deref());
+        let activity_text = command_text(start.command.as_deref(), start.argv.as_deref());
         let (stdin, stdin_stays_open) = match (start.stdin, start.stdin_b64) {
             (Some(_), Some(_)) => return Err(duplicate_stdin()),
             (Some(StdinStart::Text(text)), None) => (Some(Bytes::from(text)), false),

@@ -22,7 +22,7 @@ const TEXT_FRAME_BYTES: usize = 128 * 1024;
 /// A viewer that neither takes nor acknowledges output for this long no longer blocks the program; it gets the rest
 /// from the spool, or a gap. Of several viewers only the one furthest ahead can block the program; the others read from
 /// the spool immediately.
-const STALL: Duration = Duration::from_secs(30);
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long the program waits for acknowledgements of output that was already sent. A client that acknowledges
 /// continuously keeps its output in memory; one that waits for more output before it acknowledges gets more.
@@ -134,7 +134,7 @@ impl Viewer {
         let awaits_acknowledgements = std::iter::once(&self.stdout).chain(&self.stderr).any(Source::awaits_acknowledgements);
         match awaits_acknowledgements {
             true => Some(self.last_progress + ACKNOWLEDGED_WITHIN),
-            false => self.has_backpressure.then(|| self.last_progress + STALL),
+            false => self.has_backpressure.then(|| self.last_progress + STALL_TIMEOUT),
         }
     }
 

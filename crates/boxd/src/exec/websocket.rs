@@ -20,10 +20,10 @@ use super::{
     viewer::{OutputEncoding, OutputEvent, Viewer, sleep_until_some},
 };
 use crate::{
-    answer::{Failure, RequestRecord},
     input_dedup::InputSource,
+    request_layer::{ErrorResponse, RequestRecord},
     server::Server,
-    socket::{self, Conversation, End, Peer, encode},
+    socket::{self, CloseReason, Peer, SocketHandler, encode},
 };
 
 /// Short answers (acknowledgements, error frames) queued for a slow client; beyond it the client's frames aren't read.
@@ -36,20 +36,20 @@ pub async fn open(
     Extension(record): Extension<Arc<RequestRecord>>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorResponse> {
     socket::open(server, record, headers, upgrade, ExecSocket).await
 }
 
 pub struct ExecSocket;
 
-impl Conversation for ExecSocket {
+impl SocketHandler for ExecSocket {
     type Frame = ClientFrame<ExecStart>;
     const NEEDS: Capability = Capability::Exec;
 
-    async fn hold(self, peer: &mut Peer<'_, ClientFrame<ExecStart>>) -> Result<(), End> {
+    async fn handle(self, peer: &mut Peer<'_, ClientFrame<ExecStart>>) -> Result<(), CloseReason> {
         let mut start = wait_for_start(peer).await?;
         let claims = peer.claims();
-        peer.record.aims_at(&describe_command(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
+        peer.record.set_target(&describe_command(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
         let is_binary = start.binary;
         if start.client.as_ref().is_some_and(|client| client.is_empty() || client.chars().count() > MAX_CLIENT_CHARS) {
             return Err(ApiError::invalid(format!("client must have 1 to {MAX_CLIENT_CHARS} characters")).into());
@@ -60,7 +60,7 @@ impl Conversation for ExecSocket {
         let encoding = if is_binary { OutputEncoding::Bytes } else { OutputEncoding::Text };
         let mut viewer = Viewer::new(attachment, stdout_from, stderr_from, encoding);
         let ready = ready(&viewer);
-        peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
+        peer.record.record_once(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
         peer.out.send(&ServerFrame::Ready(ready)).await?;
         let (out, command) = (peer.out.clone(), viewer.command().clone());
         let source = command.input.register_source(&claims.sub, client.as_deref());
@@ -83,7 +83,7 @@ impl Conversation for ExecSocket {
                     match answer {
                         Ok(None) => {}
                         Ok(Some(answer)) => answers.push_back(encode(&answer)),
-                        Err(error) => answers.push_back(out.complaint(&error)),
+                        Err(error) => answers.push_back(out.error_message(&error)),
                     }
                 }
                 reserved = out.permit(), if permit.is_none() => permit = Some(reserved?),
@@ -99,11 +99,11 @@ impl Conversation for ExecSocket {
     }
 }
 
-async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ExecStart>>) -> Result<ExecStart, End> {
+async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ExecStart>>) -> Result<ExecStart, CloseReason> {
     loop {
         match peer.next().await? {
             ClientFrame::Start(start) => return Ok(start),
-            _ => peer.out.complain(&ApiError::invalid("there is no command yet; send `start`")).await?,
+            _ => peer.out.send_error(&ApiError::invalid("there is no command yet; send `start`")).await?,
         }
     }
 }

@@ -50,10 +50,10 @@ use self::{
 };
 use crate::{
     FileWorkers,
-    answer::Failure,
     auth::{Authority, Caller, FsRead, FsWrite},
     body,
-    listen::Connection,
+    http_listener::Connection,
+    request_layer::ErrorResponse,
     server::Server,
 };
 
@@ -126,7 +126,7 @@ pub async fn get(
     method: Method,
     uri: Uri,
     headers: HeaderMap,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorResponse> {
     let path = SandboxPath::from_uri(&uri, PREFIX)?;
     let request = ReadRequest { method: &method, uri: &uri, headers: &headers, path: &path };
     Ok(read::respond(&server.files, request, caller.stream, &connection).await?)
@@ -139,7 +139,7 @@ pub async fn put(
     uri: Uri,
     headers: HeaderMap,
     content: Body,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorResponse> {
     let path = SandboxPath::from_uri(&uri, PREFIX)?;
     check_disk_space(&server.authority)?;
     check_announced_length(&headers, MAX_FILE_BYTES)?;
@@ -153,7 +153,7 @@ pub async fn put(
     };
     let write = write_stream(&server.files, &server.authority, &path, options, body::chunks(content));
     let written = caller.stream.until_revoked(write).await?;
-    server.happenings.written(&caller.claims, &path, written.size);
+    server.activity_log.record_write(&caller.claims, &path, written.size);
     let status = if written.is_new { StatusCode::CREATED } else { StatusCode::OK };
     let etag = HeaderValue::try_from(&written.etag).map_err(|e| ApiError::invalid(e.to_string()))?;
     let (shown, path_b64) = path.to_json();
@@ -167,7 +167,7 @@ pub async fn delete(
     caller: Caller<FsWrite>,
     uri: Uri,
     headers: HeaderMap,
-) -> Result<StatusCode, Failure> {
+) -> Result<StatusCode, ErrorResponse> {
     let path = SandboxPath::from_uri(&uri, PREFIX)?;
     let conditions = Conditions::from_headers(&headers)?;
     let writes = server.files.writes.clone();
@@ -177,7 +177,7 @@ pub async fn delete(
         move |root: &Root| remove(root, &path, &conditions, &writes, &recorder)
     };
     server.files.workers.run(work).await??;
-    server.happenings.removed(&caller.claims, &path, None);
+    server.activity_log.record_removal(&caller.claims, &path, None);
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -197,7 +197,7 @@ fn remove(root: &Root, path: &SandboxPath, conditions: &Conditions, writes: &Wri
 
 /// Refuses a request before its body is sent if the broker has reported that the disk quota is used up.
 pub(crate) fn check_disk_space(authority: &Authority) -> Result<(), ApiError> {
-    if authority.view().disk_full { Err(disk_full()) } else { Ok(()) }
+    if authority.pushed_state().disk_full { Err(disk_full()) } else { Ok(()) }
 }
 
 fn check_announced_length(headers: &HeaderMap, limit: u64) -> Result<(), ApiError> {

@@ -27,11 +27,11 @@ use super::{
     write::{MAX_FILE_BYTES, WriteOptions, write_stream},
 };
 use crate::{
-    answer::{Failure, RequestRecord},
     auth::{Caller, FsRead, FsWrite, OpenStream},
     body,
-    langsmith::malformed,
-    listen::Connection,
+    http_listener::Connection,
+    langsmith::multipart_error,
+    request_layer::{ErrorResponse, RequestRecord},
     server::Server,
 };
 
@@ -55,7 +55,7 @@ pub async fn upload(
     uri: Uri,
     headers: HeaderMap,
     content: Body,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorResponse> {
     let base = match query_values(&uri, "path").next() {
         Some(base) => SandboxPath::new(base)?,
         None => SandboxPath::new(server.programs.work_dir().as_bytes().to_vec())?,
@@ -63,13 +63,13 @@ pub async fn upload(
     let is_durable = is_durable(&uri)?;
     check_disk_space(&server.authority)?;
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
-    let boundary = multer::parse_boundary(content_type).map_err(malformed)?;
+    let boundary = multer::parse_boundary(content_type).map_err(multipart_error)?;
     let limit = multer::SizeLimit::new().per_field(MAX_FILE_BYTES);
     let mut parts = multer::Multipart::with_constraints(body::chunks(content), boundary, multer::Constraints::new().size_limit(limit));
     let recorder = server.files.recorder(&caller.claims);
     let mut files: Vec<UploadedFile> = Vec::new();
     let write_all_parts = async {
-        while let Some(field) = parts.next_field().await.map_err(malformed)? {
+        while let Some(field) = parts.next_field().await.map_err(multipart_error)? {
             if files.len() == MAX_UPLOADS {
                 return Err(ApiError::invalid(format!("an upload has at most {MAX_UPLOADS} files; send the rest in another")));
             }
@@ -78,7 +78,7 @@ pub async fn upload(
             let written = match (&path, mode(field.headers())) {
                 (Ok(path), Ok(mode)) => {
                     let chunks = stream::try_unfold(field, async |mut field| {
-                        Ok(field.chunk().await.map_err(malformed)?.map(|chunk| (chunk, field)))
+                        Ok(field.chunk().await.map_err(multipart_error)?.map(|chunk| (chunk, field)))
                     });
                     let options = WriteOptions {
                         conditions: Conditions::default(),
@@ -97,7 +97,7 @@ pub async fn upload(
                 Err(_) => cobox_protocol::exec::text_and_b64(requested_path),
             };
             if let (Ok(path), Ok(written)) = (&path, &written) {
-                server.happenings.written(&caller.claims, path, written.size);
+                server.activity_log.record_write(&caller.claims, path, written.size);
             }
             files.push(match written {
                 Ok(written) => UploadedFile { path: shown, path_b64, size: Some(written.size), etag: Some(written.etag), error: None },
@@ -130,7 +130,7 @@ pub async fn download(
     Extension(record): Extension<Arc<RequestRecord>>,
     uri: Uri,
     headers: HeaderMap,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorResponse> {
     let base = server.programs.work_dir().as_bytes();
     let paths: Vec<SandboxPath> = query_values(&uri, "path").map(|p| SandboxPath::beneath(Some(base), p)).collect::<Result<_, _>>()?;
     if paths.is_empty() {
@@ -144,7 +144,7 @@ pub async fn download(
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|e| ApiError::new(cobox_protocol::ErrorCode::Internal, e.to_string()))?;
     let boundary = format!("cobox-{:032x}", u128::from_ne_bytes(random));
-    caller.stream.ends_connection(&connection);
+    caller.stream.close_with_stream(&connection);
     let content_type =
         HeaderValue::try_from(format!("multipart/mixed; boundary={boundary}")).map_err(|e| ApiError::invalid(e.to_string()))?;
     let (store, outgoing) = (server.files.clone(), connection.outgoing);

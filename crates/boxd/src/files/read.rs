@@ -38,7 +38,7 @@ use super::{
     symbolic_links,
     workers::operation_aborted,
 };
-use crate::{auth::OpenStream, listen::Connection};
+use crate::{auth::OpenStream, http_listener::Connection};
 
 /// Size of one read: large enough that the overhead of using a worker is negligible.
 const CHUNK_BYTES: u64 = 512 * 1024;
@@ -73,7 +73,7 @@ pub async fn respond(
     let opened = match open(store, path, is_metadata_only, symbolic_links(headers)?).await? {
         Ok(opened) => opened,
         Err(kind) => {
-            let mut response = crate::answer::Failure(not_a_regular_file(kind, path)).into_response();
+            let mut response = crate::request_layer::ErrorResponse(not_a_regular_file(kind, path)).into_response();
             set_header(response.headers_mut(), http::HeaderName::from_static(FILE_KIND_HEADER), file_type_name(kind).to_owned());
             return Ok(response);
         }
@@ -98,7 +98,7 @@ pub async fn respond(
         }
         RequestedRange::Unsatisfiable => {
             let error = ApiError::new(ErrorCode::RangeNotSatisfiable, format!("{path} has {size} bytes; the range asked for is not in it"));
-            let mut response = crate::answer::Failure(error).into_response();
+            let mut response = crate::request_layer::ErrorResponse(error).into_response();
             set_header(response.headers_mut(), header::CONTENT_RANGE, format!("bytes */{size}"));
             return Ok(response);
         }
@@ -110,7 +110,7 @@ pub async fn respond(
     }
     set_header(response.headers_mut(), header::CONTENT_LENGTH, length.to_string());
     if method != Method::HEAD {
-        stream.ends_connection(connection);
+        stream.close_with_stream(connection);
         *response.body_mut() = opened.body(store, connection, from, length, stream);
     }
     Ok(response)

@@ -94,7 +94,7 @@ pub async fn write_stream(
         if size > MAX_FILE_BYTES {
             return Err(too_large("the file", MAX_FILE_BYTES));
         }
-        if authority.view().disk_full {
+        if authority.pushed_state().disk_full {
             return Err(disk_full());
         }
         finish_step(writing.take(), path).await?;

@@ -37,10 +37,10 @@ pub(crate) use self::{
     metadata::file_kind,
 };
 use crate::{
-    answer::Failure,
     auth::{Caller, FsRead, FsWrite},
     body,
     files::{Root, SandboxPath, check_disk_space},
+    request_layer::ErrorResponse,
     server::Server,
 };
 
@@ -49,7 +49,7 @@ const MAX_REQUEST_BYTES: usize = 256 * 1024;
 /// An edit contains text: many times twice what fits into one response of an agent.
 const MAX_EDIT_REQUEST_BYTES: usize = 16 * 1024 * 1024;
 
-type JsonResult<T> = Result<Json<T>, Failure>;
+type JsonResult<T> = Result<Json<T>, ErrorResponse>;
 
 async fn read_request<T: DeserializeOwned>(content: Body, limit: usize) -> Result<T, ApiError> {
     read_object(&body::collect(content, limit).await?)
@@ -83,7 +83,7 @@ async fn run_long<T: Send + 'static>(
 pub async fn list(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> JsonResult<ListResponse> {
     let request: ListRequest = read_request(content, MAX_REQUEST_BYTES).await?;
     let path = path_or_work_dir(&server, request.path.as_deref(), request.path_b64.as_deref())?;
-    caller.aims_at(&path.to_string());
+    caller.set_target(&path.to_string());
     let writes = server.files.writes();
     if !request.recursive {
         let listed = move |root: &Root| list::list(root, &path, &request, &writes, &StopSignal::new(None));
@@ -96,7 +96,7 @@ pub async fn list(State(server): State<Arc<Server>>, caller: Caller<FsRead>, con
 pub async fn stat(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> JsonResult<FileEntry> {
     let request: StatRequest = read_request(content, MAX_REQUEST_BYTES).await?;
     let path = required_path("path", request.path.as_deref(), request.path_b64.as_deref())?;
-    caller.aims_at(&path.to_string());
+    caller.set_target(&path.to_string());
     let writes = server.files.writes();
     Ok(Json(server.files.workers().run_quick(move |root| metadata::stat(root, &path, request.follow, &writes)).await??))
 }
@@ -104,7 +104,7 @@ pub async fn stat(State(server): State<Arc<Server>>, caller: Caller<FsRead>, con
 pub async fn mkdir(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> JsonResult<ChangeResponse> {
     let request: MkdirRequest = read_request(content, MAX_REQUEST_BYTES).await?;
     let path = required_path("path", request.path.as_deref(), request.path_b64.as_deref())?;
-    caller.aims_at(&path.to_string());
+    caller.set_target(&path.to_string());
     check_disk_space(&server.authority)?;
     let recorder = server.files.recorder(&caller.claims);
     Ok(Json(server.files.workers().run(move |root| mkdir::mkdir(root, &path, &request, &recorder)).await??))
@@ -116,7 +116,7 @@ pub async fn move_(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, c
 
 pub async fn copy(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> JsonResult<ChangeResponse> {
     // A copy reveals the amount of data and puts the content where other tokens may read it.
-    caller.stream.also_needs(Capability::FsRead)?;
+    caller.stream.require_capability(Capability::FsRead)?;
     transfer(server, caller, content, transfer::copy, false).await
 }
 
@@ -130,12 +130,12 @@ async fn transfer(
     let request: TransferRequest = read_request(content, MAX_REQUEST_BYTES).await?;
     let from = required_path("from", request.from.as_deref(), request.from_b64.as_deref())?;
     let to = required_path("to", request.to.as_deref(), request.to_b64.as_deref())?;
-    caller.aims_at(&format!("{from} -> {to}"));
+    caller.set_target(&format!("{from} -> {to}"));
     check_disk_space(&server.authority)?;
     let (recorder, writes, authority) = (server.files.recorder(&caller.claims), server.files.writes(), server.authority.clone());
     let (source, target) = (from.clone(), to.clone());
     let run = run_long(&server, move |root, stop| {
-        let is_full = || authority.view().disk_full;
+        let is_full = || authority.pushed_state().disk_full;
         let (overwrite, recursive) = (request.overwrite, request.recursive);
         let (from, to, recorder, writes, is_full) = (&from, &to, &recorder, &*writes, &is_full);
         work(&transfer::Transfer { root, from, to, overwrite, recursive, recorder, writes, stop, is_full })
@@ -143,9 +143,9 @@ async fn transfer(
     let response = caller.stream.until_revoked(run).await?;
     if response.changed {
         if removes_source {
-            server.happenings.removed(&caller.claims, &source, Some(response.entries));
+            server.activity_log.record_removal(&caller.claims, &source, Some(response.entries));
         }
-        server.happenings.written_beneath(&caller.claims, &target, response.entries);
+        server.activity_log.record_writes_beneath(&caller.claims, &target, response.entries);
     }
     Ok(Json(response))
 }
@@ -153,13 +153,13 @@ async fn transfer(
 pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> JsonResult<ChangeResponse> {
     let request: RemoveRequest = read_request(content, MAX_REQUEST_BYTES).await?;
     let path = required_path("path", request.path.as_deref(), request.path_b64.as_deref())?;
-    caller.aims_at(&path.to_string());
+    caller.set_target(&path.to_string());
     let recorder = server.files.recorder(&caller.claims);
     let removed = path.clone();
     let work = run_long(&server, move |root, stop| remove::remove(root, &path, &request, &recorder, stop));
     let response = caller.stream.until_revoked(work).await?;
     if response.changed {
-        server.happenings.removed(&caller.claims, &removed, Some(response.entries));
+        server.activity_log.record_removal(&caller.claims, &removed, Some(response.entries));
     }
     Ok(Json(response))
 }
@@ -167,10 +167,10 @@ pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, 
 pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> JsonResult<EditResponse> {
     // The response reveals whether `old` is in the file, and how often. A token that may only write could otherwise
     // guess the content piece by piece.
-    caller.stream.also_needs(Capability::FsRead)?;
+    caller.stream.require_capability(Capability::FsRead)?;
     let request: EditRequest = read_request(content, MAX_EDIT_REQUEST_BYTES).await?;
     let path = required_path("path", request.path.as_deref(), request.path_b64.as_deref())?;
-    caller.aims_at(&path.to_string());
+    caller.set_target(&path.to_string());
     check_disk_space(&server.authority)?;
     let (recorder, writes) = (server.files.recorder(&caller.claims), server.files.writes());
     let work = {
@@ -178,18 +178,18 @@ pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, co
         move |root: &Root| edit::edit(root, &path, request, &writes, &recorder)
     };
     let edited = server.files.workers().run(work).await??;
-    server.happenings.written(&caller.claims, &path, edited.size);
+    server.activity_log.record_write(&caller.claims, &path, edited.size);
     Ok(Json(edited))
 }
 
 pub async fn glob(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> JsonResult<GlobResponse> {
     let request: GlobRequest = read_request(content, MAX_REQUEST_BYTES).await?;
-    caller.aims_at(request.path.as_deref().unwrap_or_else(|| server.programs.work_dir()));
+    caller.set_target(request.path.as_deref().unwrap_or_else(|| server.programs.work_dir()));
     Ok(Json(caller.stream.until_revoked(glob::glob(&server, request)).await?))
 }
 
 pub async fn grep(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> JsonResult<GrepResponse> {
     let request: GrepRequest = read_request(content, MAX_REQUEST_BYTES).await?;
-    caller.aims_at(request.path.as_deref().unwrap_or_else(|| server.programs.work_dir()));
+    caller.set_target(request.path.as_deref().unwrap_or_else(|| server.programs.work_dir()));
     Ok(Json(caller.stream.until_revoked(grep::grep(&server, request)).await?))
 }

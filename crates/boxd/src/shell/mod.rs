@@ -22,7 +22,7 @@ use http::HeaderMap;
 
 pub use self::registry::Shells;
 use crate::{
-    answer::{Failure, RequestRecord},
+    request_layer::{ErrorResponse, RequestRecord},
     server::Server,
     socket,
 };
@@ -32,6 +32,6 @@ pub async fn open(
     Extension(record): Extension<Arc<RequestRecord>>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorResponse> {
     socket::open(server, record, headers, upgrade, websocket::ShellSocket).await
 }

@@ -21,7 +21,7 @@ use tokio::{
 use super::shared_shell::Shell;
 use crate::{
     server::Server,
-    socket::{End, Out, encode},
+    socket::{CloseReason, FrameSender, encode},
 };
 
 /// Maximum output in one frame for the controller: a few screens, and at most 200 KiB if all of it must be escaped.
@@ -63,7 +63,7 @@ pub struct OutputSender {
     pub controllers: watch::Receiver<Option<Controller>>,
     /// The controller, and whether it is this participant, as last sent.
     last_sent_controller: (Option<Controller>, bool),
-    pub out: Out,
+    pub out: FrameSender,
     pub is_binary: bool,
     /// Sequences that the client's terminal accepts while it has control.
     pub allowed: SequenceKinds,
@@ -87,7 +87,7 @@ impl OutputSender {
         reader: Reader,
         keyframe: Option<Keyframe>,
         controllers: watch::Receiver<Option<Controller>>,
-        out: Out,
+        out: FrameSender,
         is_binary: bool,
         allowed: SequenceKinds,
         last_sent_controller: (Option<Controller>, bool),
@@ -114,7 +114,7 @@ impl OutputSender {
     }
 
     /// Sends everything from the reader's position to the end of the shell.
-    pub async fn run(mut self, server: &Server) -> Result<(), End> {
+    pub async fn run(mut self, server: &Server) -> Result<(), CloseReason> {
         if let Some(keyframe) = self.keyframe.take() {
             self.send_keyframe(&keyframe).await?;
         }
@@ -143,7 +143,7 @@ impl OutputSender {
                 // Acquires space for a frame first: waiting for a client that doesn't read must not keep the others
                 // from their turn.
                 let mut permit = Some(self.out.permit().await?);
-                let background_turn = server.shells.background_turn.acquire().await.map_err(|_| End::normal())?;
+                let background_turn = server.shells.background_turn.acquire().await.map_err(|_| CloseReason::normal())?;
                 let (read, frames) = self.read(BACKGROUND_FRAME_BYTES);
                 let mut frames = frames.into_iter();
                 if let Some(frame) = frames.next() {
@@ -169,7 +169,7 @@ impl OutputSender {
     }
 
     /// Handles the result of a read apart from output. `false` at the end.
-    async fn handle_read(&mut self, read: Read, next_keyframe: &mut Instant) -> Result<bool, End> {
+    async fn handle_read(&mut self, read: Read, next_keyframe: &mut Instant) -> Result<bool, CloseReason> {
         match read {
             Read::Chunk(_) => {}
             Read::Gap { .. } => {
@@ -225,14 +225,14 @@ impl OutputSender {
         (read, frames)
     }
 
-    async fn flush(&mut self) -> Result<(), End> {
+    async fn flush(&mut self) -> Result<(), CloseReason> {
         match self.characters.flush() {
             Some(frame) => self.out.message(encode(&frame)).await,
             None => Ok(()),
         }
     }
 
-    async fn send_controller(&mut self) -> Result<(), End> {
+    async fn send_controller(&mut self) -> Result<(), CloseReason> {
         let controller = self.controllers.borrow_and_update().clone();
         let current = (controller, self.shell.is_controlled_by(self.id));
         if current == self.last_sent_controller {
@@ -243,7 +243,7 @@ impl OutputSender {
         self.out.send(&ServerFrame::<()>::Control { controller, yours: Some(yours) }).await
     }
 
-    async fn send_keyframe(&mut self, keyframe: &Keyframe) -> Result<(), End> {
+    async fn send_keyframe(&mut self, keyframe: &Keyframe) -> Result<(), CloseReason> {
         let Keyframe { offset, cols, rows, ref ansi } = *keyframe;
         if self.is_binary {
             self.out.send(&ServerFrame::<()>::Resized { offset, cols, rows }).await?;

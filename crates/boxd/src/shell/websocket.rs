@@ -16,7 +16,7 @@ use super::{
     shared_shell::{Membership, Shell},
     terminal,
 };
-use crate::socket::{Conversation, End, Peer};
+use crate::socket::{CloseReason, Peer, SocketHandler};
 
 /// Maximum length of the client's own id.
 const MAX_CLIENT_CHARS: usize = 64;
@@ -26,11 +26,11 @@ pub struct ShellSocket;
 /// Input that was sent instead of a `start` frame.
 type EarlyInput = Option<(Vec<u8>, Option<u64>)>;
 
-impl Conversation for ShellSocket {
+impl SocketHandler for ShellSocket {
     type Frame = ClientFrame<ShellStart>;
     const NEEDS: Capability = Capability::ShellObserve;
 
-    async fn hold(self, peer: &mut Peer<'_, ClientFrame<ShellStart>>) -> Result<(), End> {
+    async fn handle(self, peer: &mut Peer<'_, ClientFrame<ShellStart>>) -> Result<(), CloseReason> {
         let (start, early_input) = wait_for_start(peer).await?;
         let is_observer = start.observe || !peer.claims().scope.contains(Capability::Shell);
         if start.client.as_ref().is_some_and(|client| client.is_empty() || client.chars().count() > MAX_CLIENT_CHARS) {
@@ -40,12 +40,12 @@ impl Conversation for ShellSocket {
             (None, None) => None,
             (cols, rows) => Some(terminal::size(cols, rows)?),
         };
-        peer.record.aims_at(start.shell.as_deref().unwrap_or(DEFAULT_SHELL_NAME));
+        peer.record.set_target(start.shell.as_deref().unwrap_or(DEFAULT_SHELL_NAME));
         let (shell, is_new) = find_or_create(peer, &start, is_observer).await?;
         let claims = peer.claims();
         let identity = Controller { principal: claims.sub.clone(), actor: claims.act.kind };
         let membership = shell.join(JoinRequest { identity, client: start.client.clone(), may_control: !is_observer, size })?;
-        peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
+        peer.record.record_once(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
         let output = start_output(peer, &membership, &start, is_new).await?;
         let progress = output.progress.clone();
         let server = peer.server.clone();
@@ -53,13 +53,13 @@ impl Conversation for ShellSocket {
         tokio::select! {
             sent = output.run(&server) => sent,
             end = handle_frames(peer, &membership, is_observer, early_input, &progress) => Err(end),
-            () = taken_over.cancelled() => Err(End::plain(close::TAKEN_OVER)),
+            () = taken_over.cancelled() => Err(CloseReason::with_code(close::TAKEN_OVER)),
         }
     }
 }
 
 /// Waits for the `start` frame. A `stdin` frame instead means the defaults.
-async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ShellStart>>) -> Result<(ShellStart, EarlyInput), End> {
+async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ShellStart>>) -> Result<(ShellStart, EarlyInput), CloseReason> {
     let mut size = None;
     loop {
         match peer.next().await? {
@@ -71,7 +71,7 @@ async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ShellStart>>) -> Result<
             }
             // For clients that send their size first and then just type.
             ClientFrame::Resize { cols, rows } => size = Some((cols, rows)),
-            _ => peer.out.complain(&ApiError::invalid("there is no shell yet; send `start`")).await?,
+            _ => peer.out.send_error(&ApiError::invalid("there is no shell yet; send `start`")).await?,
         }
     }
 }
@@ -105,7 +105,7 @@ async fn start_output(
     membership: &Membership,
     start: &ShellStart,
     is_new: bool,
-) -> Result<OutputSender, End> {
+) -> Result<OutputSender, CloseReason> {
     let shell = &membership.shell;
     let epoch = shell.id.to_string();
     let kept_range = shell.log.range();
@@ -155,7 +155,7 @@ async fn handle_frames(
     is_observer: bool,
     early_input: EarlyInput,
     progress: &Progress,
-) -> End {
+) -> CloseReason {
     let mut frame = early_input.map(|(bytes, seq)| ClientFrame::stdin(&bytes, seq));
     loop {
         let next = match frame.take() {
@@ -169,7 +169,7 @@ async fn handle_frames(
         let replied = match outcome {
             Ok(Some(seq)) => peer.out.send(&ServerFrame::<()>::StdinAck { seq }).await,
             Ok(None) => Ok(()),
-            Err(error) => peer.out.complain(&error).await,
+            Err(error) => peer.out.send_error(&error).await,
         };
         if let Err(end) = replied {
             return end;

@@ -26,12 +26,12 @@ use http::{HeaderMap, Uri, header};
 pub use self::watcher::WatchService;
 use self::{journal::JournalRead, watched_tree::sse_frame, watcher::JournalReader};
 use crate::{
-    answer::{Failure, RequestRecord},
     auth::{Caller, FsRead, OpenStream},
-    clock::{Clock, until},
+    clock::{Clock, sleep_until},
     files::{SandboxPath, query_values},
-    listen::Connection,
+    http_listener::Connection,
     principal_slots::PrincipalSlot,
+    request_layer::{ErrorResponse, RequestRecord},
     server::Server,
 };
 
@@ -57,12 +57,12 @@ pub async fn watch(
     Extension(record): Extension<Arc<RequestRecord>>,
     uri: Uri,
     headers: HeaderMap,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorResponse> {
     let path = match query_values(&uri, "path").next() {
         Some(path) => SandboxPath::new(path)?,
         None => SandboxPath::new(server.programs.work_dir().as_bytes().to_vec())?,
     };
-    caller.aims_at(&path.to_string());
+    caller.set_target(&path.to_string());
     let recursive = match query_values(&uri, "recursive").next().as_deref() {
         None | Some(b"true") => true,
         Some(b"false") => false,
@@ -73,7 +73,7 @@ pub async fn watch(
         requested_cursor.or_else(|| query_values(&uri, "cursor").next().map(|c| String::from_utf8_lossy(&c).into_owned()));
     let slot = server.slots.stream(&caller.claims)?;
     let reader = caller.stream.until_revoked(server.watch_service.watch(&server.files, path.clone(), recursive)).await?;
-    caller.stream.ends_connection(&connection);
+    caller.stream.close_with_stream(&connection);
     let resumed = requested_cursor.as_deref().map(|requested_cursor| parse_cursor(requested_cursor, server.watch_service.run_id()));
     let last_sent = match resumed {
         // Without a cursor the stream starts with the next event.
@@ -154,7 +154,7 @@ impl WatchStream {
                 reason = self.stream.revoked() => return Some(self.end(&reason)),
                 // Fails only when the journal is dropped, but this reader keeps it alive.
                 _ = changed.changed() => {}
-                () = until(&*self.clock, self.ends_at) => {
+                () = sleep_until(&*self.clock, self.ends_at) => {
                     return Some(self.end(&ApiError::new(ErrorCode::TokenExpired, "the token has expired; come back with a fresh one and the last event's id")));
                 }
                 () = tokio::time::sleep(HEARTBEAT) => return Some(Bytes::from_static(b":\n\n")),

@@ -29,10 +29,10 @@ use super::{
     workers::operation_aborted,
 };
 use crate::{
-    answer::Failure,
     auth::{Caller, FsRead, FsWrite},
     body,
-    listen::Connection,
+    http_listener::Connection,
+    request_layer::ErrorResponse,
     server::Server,
 };
 
@@ -49,7 +49,7 @@ pub async fn get(
     Extension(connection): Extension<Connection>,
     uri: Uri,
     headers: HeaderMap,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorResponse> {
     let path = SandboxPath::from_query(&uri, None)?;
     let wants_zstd = headers.get_all(header::ACCEPT).iter().any(|v| v.to_str().is_ok_and(|v| v.contains(TAR_ZSTD)));
     let format = if wants_zstd { Format::TarZstd } else { Format::Tar };
@@ -66,7 +66,7 @@ pub async fn get(
     };
     // The result is not needed: the end of the stream is the end of the job.
     drop(server.files.workers.run_archive(slot, work).await?);
-    caller.stream.ends_connection(&connection);
+    caller.stream.close_with_stream(&connection);
     let stream = caller.stream;
     let body = archive_chunks.inspect(move |_| {
         // Held while the response is sent.
@@ -84,7 +84,7 @@ pub async fn put(
     uri: Uri,
     headers: HeaderMap,
     content: Body,
-) -> Result<Json<ArchiveUnpacked>, Failure> {
+) -> Result<Json<ArchiveUnpacked>, ErrorResponse> {
     let path = SandboxPath::from_query(&uri, None)?;
     check_disk_space(&server.authority)?;
     refuse_partial_content(&headers)?;
@@ -97,7 +97,7 @@ pub async fn put(
             let (path, writes, authority) = (path.clone(), server.files.writes.clone(), server.authority.clone());
             let recorder = server.files.recorder(&caller.claims);
             move |root: &Root| {
-                let is_full = || authority.view().disk_full;
+                let is_full = || authority.pushed_state().disk_full;
                 unpack::unpack(
                     root,
                     &path,
@@ -111,7 +111,7 @@ pub async fn put(
         let mut body_chunks = body::chunks(content);
         loop {
             let chunk = body_chunks.next().await.transpose()?;
-            if server.authority.view().disk_full {
+            if server.authority.pushed_state().disk_full {
                 return Err(disk_full());
             }
             let is_end = chunk.is_none();
@@ -123,7 +123,7 @@ pub async fn put(
         result.await.map_err(|_| operation_aborted())?
     };
     let unpacked = caller.stream.until_revoked(work).await?;
-    server.happenings.written_beneath(&caller.claims, &path, unpacked.entries);
+    server.activity_log.record_writes_beneath(&caller.claims, &path, unpacked.entries);
     let (shown, path_b64) = path.to_json();
     Ok(Json(ArchiveUnpacked { path: shown, path_b64, entries: unpacked.entries, bytes: unpacked.bytes }))
 }

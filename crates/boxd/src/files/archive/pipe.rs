@@ -7,7 +7,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use futures_util::{Stream, stream};
 use tokio::{runtime::Handle, sync::mpsc};
 
-use crate::body::STALL;
+use crate::body::STALL_TIMEOUT;
 
 /// Size of one piece.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -50,7 +50,7 @@ impl ResponsePipe {
     }
 
     fn send(&self, chunk: Chunk) -> io::Result<()> {
-        let sent = self.runtime.block_on(async { tokio::time::timeout(STALL, self.sender.send(chunk)).await });
+        let sent = self.runtime.block_on(async { tokio::time::timeout(STALL_TIMEOUT, self.sender.send(chunk)).await });
         match sent {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the client has gone")),

@@ -27,17 +27,17 @@ use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use percent_encoding::percent_decode_str;
 use serde_json::json;
 
-use crate::{audit::AuditTrail, body::UnwantedBody, server::Server};
+use crate::{audit::AuditTrail, body::UnexpectedBody, server::Server};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Status recorded if the client disconnected before the response; the gateway uses the same.
-const CLIENT_WENT_AWAY: u16 = 499;
+const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// An error response. Its body is rendered where the request's id and error format are known.
 #[derive(Debug)]
-pub struct Failure(pub ApiError);
+pub struct ErrorResponse(pub ApiError);
 
-impl From<ApiError> for Failure {
+impl From<ApiError> for ErrorResponse {
     fn from(error: ApiError) -> Self {
         Self(error)
     }
@@ -45,12 +45,12 @@ impl From<ApiError> for Failure {
 
 /// The error, stored in the response's extensions until then.
 #[derive(Clone)]
-struct Unrendered(ApiError);
+struct PendingError(ApiError);
 
-impl IntoResponse for Failure {
+impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
         let mut response = status_of(&self.0).into_response();
-        response.extensions_mut().insert(Unrendered(self.0));
+        response.extensions_mut().insert(PendingError(self.0));
         response
     }
 }
@@ -65,40 +65,40 @@ pub struct RequestRecord {
     capability: OnceLock<Capability>,
     claims: OnceLock<Arc<Claims>>,
     target: OnceLock<String>,
-    is_told: AtomicBool,
+    is_recorded: AtomicBool,
 }
 
 impl RequestRecord {
     fn new(request: &Request) -> Self {
-        let given = request.headers().get(&REQUEST_ID).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<RequestId>().ok());
+        let sent_id = request.headers().get(&REQUEST_ID).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<RequestId>().ok());
         Self {
-            request_id: given.unwrap_or_else(RequestId::new),
+            request_id: sent_id.unwrap_or_else(RequestId::new),
             started: Instant::now(),
             method: request.method().clone(),
             route: request.extensions().get::<MatchedPath>().map_or("-".to_owned(), |m| m.as_str().to_owned()),
             capability: OnceLock::new(),
             claims: OnceLock::new(),
             target: OnceLock::new(),
-            is_told: AtomicBool::new(false),
+            is_recorded: AtomicBool::new(false),
         }
     }
 
     // Only a stream that was authorized again sets a second value. The first one, from the start of the request, is
     // kept.
-    pub fn needs(&self, capability: Capability) {
+    pub fn set_capability(&self, capability: Capability) {
         let _ = self.capability.set(capability);
     }
-    pub fn came_from(&self, claims: Arc<Claims>) {
+    pub fn set_claims(&self, claims: Arc<Claims>) {
         let _ = self.claims.set(claims);
     }
     /// Sets the file, command, shell or process that the request is about.
-    pub fn aims_at(&self, target: &str) {
+    pub fn set_target(&self, target: &str) {
         let _ = self.target.set(claim_text(&redact(target)));
     }
 
     /// Adds the request's audit record on the first call.
-    pub fn tell(&self, trail: &AuditTrail, status: u16, error: Option<ErrorCode>) {
-        if self.is_told.swap(true, Ordering::Relaxed) {
+    pub fn record_once(&self, trail: &AuditTrail, status: u16, error: Option<ErrorCode>) {
+        if self.is_recorded.swap(true, Ordering::Relaxed) {
             return;
         }
         let claims = self.claims.get();
@@ -122,19 +122,19 @@ impl RequestRecord {
 }
 
 /// The outermost layer of the client routes: every request leaves an audit record.
-pub async fn wrap_client(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+pub async fn client_layer(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
     let record = Arc::new(RequestRecord::new(&request));
-    let mut underway = Underway { record, target: target_in(request.uri()), server, status: CLIENT_WENT_AWAY, error: None };
-    let (response, error) = wrap_any(request, next, &underway.record).await;
-    (underway.status, underway.error) = (response.status().as_u16(), error);
-    let server = underway.server.clone();
-    server.afterwards(move || drop(underway));
+    let mut audit = AuditOnDrop { record, target: target_from_uri(request.uri()), server, status: CLIENT_CLOSED_REQUEST, error: None };
+    let (response, error) = run_request(request, next, &audit.record).await;
+    (audit.status, audit.error) = (response.status().as_u16(), error);
+    let server = audit.server.clone();
+    server.run_after_response(move || drop(audit));
     response
 }
 
 /// A client request. Dropping it adds its audit record: after the response, or when its connection ends before there is
 /// one.
-struct Underway {
+struct AuditOnDrop {
     record: Arc<RequestRecord>,
     /// The target according to the URL.
     target: Option<String>,
@@ -143,7 +143,7 @@ struct Underway {
     error: Option<ErrorCode>,
 }
 
-impl Drop for Underway {
+impl Drop for AuditOnDrop {
     fn drop(&mut self) {
         // A health check has no caller. A stream adds its record when it is admitted or refused, which may be after its
         // first frame.
@@ -151,44 +151,44 @@ impl Drop for Underway {
             return;
         }
         if let Some(target) = &self.target {
-            self.record.aims_at(target);
+            self.record.set_target(target);
         }
-        self.record.tell(&self.server.audit, self.status, self.error);
+        self.record.record_once(&self.server.audit, self.status, self.error);
     }
 }
 
 /// The outermost layer of the control routes.
-pub async fn wrap(request: Request, next: Next) -> Response {
+pub async fn control_layer(request: Request, next: Next) -> Response {
     let record = Arc::new(RequestRecord::new(&request));
-    wrap_any(request, next, &record).await.0
+    run_request(request, next, &record).await.0
 }
 
-async fn wrap_any(mut request: Request, next: Next, record: &Arc<RequestRecord>) -> (Response, Option<ErrorCode>) {
+async fn run_request(mut request: Request, next: Next, record: &Arc<RequestRecord>) -> (Response, Option<ErrorCode>) {
     request.extensions_mut().insert(record.clone());
     let mut response = match check_query(&request) {
         Ok(()) => {
-            if takes_no_body(&request) && !request.body().is_end_stream() {
+            if expects_no_body(&request) && !request.body().is_end_stream() {
                 let body = std::mem::take(request.body_mut());
-                request.extensions_mut().insert(UnwantedBody::new(body));
+                request.extensions_mut().insert(UnexpectedBody::new(body));
             }
             next.run(request).await
         }
-        Err(error) => Failure(error).into_response(),
+        Err(error) => ErrorResponse(error).into_response(),
     };
-    let mut refused = None;
-    if let Some(Unrendered(error)) = response.extensions_mut().remove::<Unrendered>() {
+    let mut error_code = None;
+    if let Some(PendingError(error)) = response.extensions_mut().remove::<PendingError>() {
         let headers = std::mem::take(response.headers_mut());
         response = render(&error, &record.route, &record.request_id);
         response.headers_mut().extend(headers.into_iter().filter_map(|(name, value)| {
-            let is_of_the_empty_body = name.as_ref().is_some_and(|n| n == header::CONTENT_TYPE || n == header::CONTENT_LENGTH);
-            name.filter(|_| !is_of_the_empty_body).map(|n| (n, value))
+            let describes_empty_body = name.as_ref().is_some_and(|n| n == header::CONTENT_TYPE || n == header::CONTENT_LENGTH);
+            name.filter(|_| !describes_empty_body).map(|n| (n, value))
         }));
-        refused = Some(error.code);
+        error_code = Some(error.code);
     }
     if let Ok(value) = HeaderValue::from_str(record.request_id.as_str()) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
-    (response, refused)
+    (response, error_code)
 }
 
 /// Rejects unknown query parameters of the client routes. The control routes are not in that table: only the broker
@@ -202,9 +202,9 @@ fn check_query(request: &Request) -> Result<(), ApiError> {
 }
 
 /// The LangSmith routes take anything, because those SDKs send more than they document.
-fn takes_no_body(request: &Request) -> bool {
-    let is_own = route_of(request).is_some_and(|route| langsmith::operation(route.template).is_none());
-    is_own && [Method::GET, Method::HEAD, Method::DELETE].contains(request.method())
+fn expects_no_body(request: &Request) -> bool {
+    let is_boxd_route = route_of(request).is_some_and(|route| langsmith::operation(route.template).is_none());
+    is_boxd_route && [Method::GET, Method::HEAD, Method::DELETE].contains(request.method())
 }
 
 fn route_of(request: &Request) -> Option<&'static Route> {
@@ -214,7 +214,7 @@ fn route_of(request: &Request) -> Option<&'static Route> {
 }
 
 /// The target of a request according to its URL: the rest of a file's route, or `path` in the query.
-fn target_in(uri: &Uri) -> Option<String> {
+fn target_from_uri(uri: &Uri) -> Option<String> {
     let decoded = |raw: &str| percent_decode_str(raw).decode_utf8_lossy().into_owned();
     if let Some(id) = ["/v1/shells/", "/v1/processes/"].into_iter().find_map(|prefix| uri.path().strip_prefix(prefix)) {
         return Some(decoded(id));
@@ -251,10 +251,10 @@ fn status_of(error: &ApiError) -> StatusCode {
     StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-pub async fn no_such_route() -> Failure {
-    Failure(ApiError::new(ErrorCode::RouteNotFound, "there is no such route in a sandbox; see the protocol's dataplane section"))
+pub async fn route_not_found() -> ErrorResponse {
+    ErrorResponse(ApiError::new(ErrorCode::RouteNotFound, "there is no such route in a sandbox; see the protocol's dataplane section"))
 }
 
-pub async fn no_such_method(request: Request) -> Failure {
-    Failure(ApiError::new(ErrorCode::MethodNotAllowed, format!("this route doesn't take {}", request.method())))
+pub async fn method_not_allowed(request: Request) -> ErrorResponse {
+    ErrorResponse(ApiError::new(ErrorCode::MethodNotAllowed, format!("this route doesn't take {}", request.method())))
 }

@@ -11,7 +11,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
 
 /// Maximum time for a client to send a request's headers, and for a connection to stay idle.
-const HEADERS_WITHIN: Duration = Duration::from_secs(30);
+const HEADERS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Request line and headers together: tokens are below 4 KiB, paths below 4 KiB times three when percent-encoded.
 const MAX_HEADER_BYTES: usize = 32 * 1024;
 /// Buffer per connection for a body that is not read yet: enough for full speed on a local socket.
@@ -60,15 +60,15 @@ pub async fn accept_loop(listener: UnixListener, router: Router, max_connections
 
 async fn serve_connection(stream: LocalSocketStream, router: Router, shutdown: CancellationToken) {
     let end = CancellationToken::new();
-    let own = Connection { end: end.clone(), outgoing: stream.file_sender() };
+    let handle = Connection { end: end.clone(), outgoing: stream.file_sender() };
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let mut request = request.map(axum::body::Body::new);
-        request.extensions_mut().insert(own.clone());
+        request.extensions_mut().insert(handle.clone());
         router.clone().oneshot(request)
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADERS_WITHIN)
+        .header_read_timeout(HEADERS_TIMEOUT)
         .max_header_size(MAX_HEADER_BYTES)
         .max_buf_size(CONNECTION_BUFFER_BYTES)
         .serve_connection(TokioIo::new(stream), service)

@@ -13,13 +13,13 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{body::STALL, exec::MemoryReservation, listen::Connection};
+use crate::{body::STALL_TIMEOUT, exec::MemoryReservation, http_listener::Connection};
 
 /// Bytes of a text encoded at once: a multiple of three for base64, and six times this is still small.
 const PIECE_BYTES: usize = 48 * 1024;
 
 /// A text field of the response.
-pub enum Text {
+pub enum TextField {
     /// As text, with replacement characters for invalid UTF-8.
     Shown(Bytes),
     Base64(Bytes),
@@ -27,17 +27,17 @@ pub enum Text {
 
 /// Builds an object of the fields of `value`, in which these texts replace fields of the same names. `memory` is held
 /// until everything is sent. If the client doesn't read for too long, the connection is closed.
-pub fn answer(
+pub fn respond(
     value: &impl Serialize,
-    texts: Vec<(&'static str, Text)>,
+    texts: Vec<(&'static str, TextField)>,
     memory: MemoryReservation,
     connection: &Connection,
 ) -> Result<Response, serde_json::Error> {
-    let guard = guard(memory, connection.end.clone(), STALL);
-    let pieces = Pieces(parts(value, texts)?);
+    let guard = guard(memory, connection.end.clone(), STALL_TIMEOUT);
+    let pieces = JsonPieces(parts(value, texts)?);
     let body = stream::unfold((pieces, guard), async |(mut pieces, guard)| {
         let piece = pieces.next()?;
-        let sent = Bytes::from_owner(Sent { piece, guard: guard.clone() });
+        let sent = Bytes::from_owner(SentPiece { piece, guard: guard.clone() });
         Some((Ok::<_, Infallible>(sent), (pieces, guard)))
     });
     let mut response = Response::new(Body::from_stream(body));
@@ -47,10 +47,10 @@ pub fn answer(
 
 enum Part {
     Plain(String),
-    Text(Text),
+    Text(TextField),
 }
 
-fn parts(value: &impl Serialize, texts: Vec<(&'static str, Text)>) -> Result<VecDeque<Part>, serde_json::Error> {
+fn parts(value: &impl Serialize, texts: Vec<(&'static str, TextField)>) -> Result<VecDeque<Part>, serde_json::Error> {
     let mut fields = serde_json::to_value(value)?;
     if let Value::Object(fields) = &mut fields {
         fields.retain(|name, _| texts.iter().all(|(other, _)| other != name));
@@ -69,20 +69,20 @@ fn parts(value: &impl Serialize, texts: Vec<(&'static str, Text)>) -> Result<Vec
     Ok(parts)
 }
 
-struct Pieces(VecDeque<Part>);
+struct JsonPieces(VecDeque<Part>);
 
-impl Pieces {
+impl JsonPieces {
     fn next(&mut self) -> Option<Vec<u8>> {
         let mut out = Vec::new();
         while out.len() < PIECE_BYTES {
             match self.0.front_mut() {
                 None => break,
                 Some(Part::Plain(text)) => out.extend_from_slice(text.as_bytes()),
-                Some(Part::Text(Text::Shown(bytes))) if !bytes.is_empty() => {
-                    show(bytes, &mut out);
+                Some(Part::Text(TextField::Shown(bytes))) if !bytes.is_empty() => {
+                    encode_text(bytes, &mut out);
                     continue;
                 }
-                Some(Part::Text(Text::Base64(bytes))) if !bytes.is_empty() => {
+                Some(Part::Text(TextField::Base64(bytes))) if !bytes.is_empty() => {
                     let taken = bytes.split_to(bytes.len().min(PIECE_BYTES));
                     out.extend_from_slice(STANDARD.encode(taken).as_bytes());
                     continue;
@@ -96,8 +96,8 @@ impl Pieces {
 }
 
 /// Consumes a part of the text that ends at a character boundary.
-fn show(bytes: &mut Bytes, out: &mut Vec<u8>) {
-    let is_all = bytes.len() <= PIECE_BYTES;
+fn encode_text(bytes: &mut Bytes, out: &mut Vec<u8>) {
+    let is_whole_text = bytes.len() <= PIECE_BYTES;
     let window = &bytes[..bytes.len().min(PIECE_BYTES)];
     let mut taken = 0;
     for chunk in window.utf8_chunks() {
@@ -105,10 +105,10 @@ fn show(bytes: &mut Bytes, out: &mut Vec<u8>) {
         let quoted = serde_json::to_vec(chunk.valid()).unwrap_or_default();
         out.extend_from_slice(quoted.get(1..quoted.len().saturating_sub(1)).unwrap_or_default());
         taken += chunk.valid().len();
-        let has_more_behind = taken + chunk.invalid().len() < window.len() || is_all;
+        let has_more_after = taken + chunk.invalid().len() < window.len() || is_whole_text;
         if !chunk.invalid().is_empty() {
             // Invalid bytes at the end of a piece may be the start of a character, so the next piece starts with them.
-            if !has_more_behind && taken > 0 {
+            if !has_more_after && taken > 0 {
                 break;
             }
             out.extend_from_slice("\u{fffd}".as_bytes());
@@ -119,34 +119,34 @@ fn show(bytes: &mut Bytes, out: &mut Vec<u8>) {
 }
 
 /// Held by a response and by each of its pieces until they are sent.
-struct Guard {
+struct SendGuard {
     _memory: MemoryReservation,
-    went: watch::Sender<()>,
+    progress: watch::Sender<()>,
 }
 
 /// A piece; dropped when it was sent.
-struct Sent {
+struct SentPiece {
     piece: Vec<u8>,
-    guard: Arc<Guard>,
+    guard: Arc<SendGuard>,
 }
 
-impl AsRef<[u8]> for Sent {
+impl AsRef<[u8]> for SentPiece {
     fn as_ref(&self) -> &[u8] {
         &self.piece
     }
 }
 
-impl Drop for Sent {
+impl Drop for SentPiece {
     fn drop(&mut self) {
-        self.guard.went.send_replace(());
+        self.guard.progress.send_replace(());
     }
 }
 
-fn guard(memory: MemoryReservation, connection: CancellationToken, stall: Duration) -> Arc<Guard> {
-    let (went, mut seen) = watch::channel(());
+fn guard(memory: MemoryReservation, connection: CancellationToken, stall: Duration) -> Arc<SendGuard> {
+    let (progress, mut progress_seen) = watch::channel(());
     tokio::spawn(async move {
         loop {
-            match tokio::time::timeout(stall, seen.changed()).await {
+            match tokio::time::timeout(stall, progress_seen.changed()).await {
                 Ok(Ok(())) => {}
                 // Everything was sent, or the client has disconnected.
                 Ok(Err(_)) => return,
@@ -154,7 +154,7 @@ fn guard(memory: MemoryReservation, connection: CancellationToken, stall: Durati
             }
         }
     });
-    Arc::new(Guard { _memory: memory, went })
+    Arc::new(SendGuard { _memory: memory, progress })
 }
 
 #[cfg(test)]
@@ -164,8 +164,8 @@ mod tests {
     use super::*;
     use crate::exec::MemoryBudget;
 
-    fn encoded(texts: Vec<(&'static str, Text)>) -> Value {
-        let mut pieces = Pieces(parts(&json!({ "code": 1, "a": "not this" }), texts).unwrap());
+    fn encoded(texts: Vec<(&'static str, TextField)>) -> Value {
+        let mut pieces = JsonPieces(parts(&json!({ "code": 1, "a": "not this" }), texts).unwrap());
         let mut all = Vec::new();
         while let Some(piece) = pieces.next() {
             assert!(piece.len() <= 7 * PIECE_BYTES, "{}", piece.len());
@@ -175,42 +175,42 @@ mod tests {
     }
 
     #[test]
-    fn texts_come_as_if_they_had_been_encoded_at_once() {
+    fn texts_are_encoded_as_if_in_one_piece() {
         let long = "ab€\u{1F980}\u{1}\"\n".repeat(PIECE_BYTES / 4).into_bytes();
-        let mut broken = long.clone();
-        for at in (0..broken.len()).step_by(1009) {
-            broken[at] = 0xff;
+        let mut with_invalid_bytes = long.clone();
+        for at in (0..with_invalid_bytes.len()).step_by(1009) {
+            with_invalid_bytes[at] = 0xff;
         }
         let cases = [
             vec![],
             b"x".to_vec(),
             long[..PIECE_BYTES].to_vec(),
             long.clone(),
-            broken,
+            with_invalid_bytes,
             vec![0xe2; 3 * PIECE_BYTES],
             long[..100_001].to_vec(),
         ];
         for bytes in cases {
             let bytes = Bytes::from(bytes);
-            let answer = encoded(vec![("a", Text::Shown(bytes.clone())), ("b", Text::Base64(bytes.clone()))]);
-            assert_eq!(answer["code"], 1);
-            assert!(answer["a"].as_str().unwrap() == String::from_utf8_lossy(&bytes), "{} bytes", bytes.len());
-            assert!(STANDARD.decode(answer["b"].as_str().unwrap()).unwrap() == bytes);
+            let response = encoded(vec![("a", TextField::Shown(bytes.clone())), ("b", TextField::Base64(bytes.clone()))]);
+            assert_eq!(response["code"], 1);
+            assert!(response["a"].as_str().unwrap() == String::from_utf8_lossy(&bytes), "{} bytes", bytes.len());
+            assert!(STANDARD.decode(response["b"].as_str().unwrap()).unwrap() == bytes);
         }
     }
 
     #[tokio::test]
-    async fn an_answer_that_nobody_takes_ends_its_connection_and_one_that_went_gives_its_memory_back() {
+    async fn an_unread_response_ends_its_connection_and_a_sent_one_frees_its_memory() {
         let budget = MemoryBudget::default();
-        let all = || budget.reserve(200 << 20);
-        let stalled = CancellationToken::new();
-        let unread = guard(all().unwrap(), stalled.clone(), Duration::from_millis(1));
-        let piece = Sent { piece: Vec::new(), guard: unread };
-        stalled.cancelled().await;
-        assert!(all().is_err());
+        let reserve_most = || budget.reserve(200 << 20);
+        let stalled_connection = CancellationToken::new();
+        let send_guard = guard(reserve_most().unwrap(), stalled_connection.clone(), Duration::from_millis(1));
+        let piece = SentPiece { piece: Vec::new(), guard: send_guard };
+        stalled_connection.cancelled().await;
+        assert!(reserve_most().is_err());
         drop(piece);
-        let fine = CancellationToken::new();
-        drop(guard(all().unwrap(), fine.clone(), Duration::from_secs(600)));
-        assert!(!fine.is_cancelled() && all().is_ok());
+        let connection = CancellationToken::new();
+        drop(guard(reserve_most().unwrap(), connection.clone(), Duration::from_secs(600)));
+        assert!(!connection.is_cancelled() && reserve_most().is_ok());
     }
 }
