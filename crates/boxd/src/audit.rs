@@ -14,28 +14,28 @@ use serde::Deserialize;
 
 /// Some minutes of a busy sandbox whose broker is unreachable, at most 2 MiB. Beyond it the oldest records are dropped
 /// and counted.
-const MAX_WAITING: usize = 2048;
+const MAX_PENDING: usize = 2048;
 
 pub struct AuditTrail {
-    life: String,
-    lines: Mutex<Lines>,
+    run_id: String,
+    records: Mutex<PendingRecords>,
 }
 
 #[derive(Default)]
-struct Lines {
-    waiting: VecDeque<SandboxClaim>,
-    last: u64,
-    lost: u64,
+struct PendingRecords {
+    pending: VecDeque<SandboxClaim>,
+    last_seq: u64,
+    dropped: u64,
 }
 
 impl Default for AuditTrail {
     fn default() -> Self {
-        Self { life: RequestId::new().as_str().trim_start_matches("req_").to_owned(), lines: Mutex::default() }
+        Self { run_id: RequestId::new().as_str().trim_start_matches("req_").to_owned(), records: Mutex::default() }
     }
 }
 
 #[derive(Deserialize)]
-pub struct After {
+pub struct ClaimFetchParams {
     /// Records up to this number were stored and can be dropped.
     #[serde(default)]
     after: u64,
@@ -47,31 +47,31 @@ pub struct After {
 impl AuditTrail {
     /// Adds a record and fills in its number and time.
     pub fn add(&self, claim: SandboxClaim) {
-        let mut lines = self.lines();
-        lines.last += 1;
-        let claim = SandboxClaim { seq: lines.last, at: Timestamp::now(), ..claim };
-        lines.waiting.push_back(claim);
-        if lines.waiting.len() > MAX_WAITING {
-            lines.waiting.pop_front();
-            lines.lost += 1;
+        let mut records = self.records();
+        records.last_seq += 1;
+        let claim = SandboxClaim { seq: records.last_seq, at: Timestamp::now(), ..claim };
+        records.pending.push_back(claim);
+        if records.pending.len() > MAX_PENDING {
+            records.pending.pop_front();
+            records.dropped += 1;
         }
     }
 
     /// The oldest records after those acknowledged, which are dropped.
-    pub fn fetch(&self, Query(taken): Query<After>) -> ClaimBatch {
-        let mut lines = self.lines();
-        if taken.life == self.life {
-            while lines.waiting.front().is_some_and(|c| c.seq <= taken.after) {
-                lines.waiting.pop_front();
+    pub fn fetch(&self, Query(params): Query<ClaimFetchParams>) -> ClaimBatch {
+        let mut records = self.records();
+        if params.life == self.run_id {
+            while records.pending.front().is_some_and(|c| c.seq <= params.after) {
+                records.pending.pop_front();
             }
         }
-        let items: Vec<SandboxClaim> = lines.waiting.iter().take(MAX_CLAIM_BATCH).cloned().collect();
-        ClaimBatch { life: self.life.clone(), more: items.len() < lines.waiting.len(), items, lost: lines.lost }
+        let items: Vec<SandboxClaim> = records.pending.iter().take(MAX_CLAIM_BATCH).cloned().collect();
+        ClaimBatch { life: self.run_id.clone(), more: items.len() < records.pending.len(), items, lost: records.dropped }
     }
 
-    fn lines(&self) -> MutexGuard<'_, Lines> {
+    fn records(&self) -> MutexGuard<'_, PendingRecords> {
         // No change can panic halfway, so the state is consistent.
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -79,7 +79,7 @@ impl AuditTrail {
 mod tests {
     use super::*;
 
-    fn line(request_id: &str) -> SandboxClaim {
+    fn claim(request_id: &str) -> SandboxClaim {
         SandboxClaim {
             seq: 0,
             at: Timestamp::now(),
@@ -99,15 +99,15 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_kept_until_they_are_taken_and_what_nobody_takes_is_counted() {
+    fn records_are_kept_until_they_are_acknowledged_and_dropped_ones_are_counted() {
         let trail = AuditTrail::default();
-        let fetch = |after, life: &str| trail.fetch(Query(After { after, life: life.into() }));
-        (0..3).for_each(|i| trail.add(line(&i.to_string())));
+        let fetch = |after, life: &str| trail.fetch(Query(ClaimFetchParams { after, life: life.into() }));
+        (0..3).for_each(|i| trail.add(claim(&i.to_string())));
         let first = fetch(0, "");
         assert_eq!(first.items.iter().map(|c| c.seq).collect::<Vec<_>>(), [1, 2, 3]);
         assert_eq!(fetch(2, "of another life").items.len(), 3, "a stranger's count takes nothing");
         assert_eq!(fetch(2, &first.life).items.iter().map(|c| c.seq).collect::<Vec<_>>(), [3]);
-        (0..MAX_WAITING + 4).for_each(|i| trail.add(line(&i.to_string())));
+        (0..MAX_PENDING + 4).for_each(|i| trail.add(claim(&i.to_string())));
         let later = fetch(3, &first.life);
         assert_eq!((later.items.len(), later.more, later.lost), (MAX_CLAIM_BATCH, true, 5));
     }

@@ -23,15 +23,15 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    answer::{Failure, RequestRecord},
-    body::UnwantedBody,
-    clock::{Clock, until},
-    listen::Connection,
+    body::UnexpectedBody,
+    clock::{Clock, sleep_until},
+    http_listener::Connection,
+    request_layer::{ErrorResponse, RequestRecord},
     server::Server,
 };
 
 /// Contents of the last control push.
-pub struct View {
+pub struct PushedState {
     pub version: u64,
     pub lease_expires_at: Timestamp,
     pub disk_full: bool,
@@ -41,7 +41,7 @@ pub struct View {
     revoked: RevocationView,
 }
 
-impl View {
+impl PushedState {
     fn new(sandbox: &SandboxId, state: &ControlState) -> Result<Self, String> {
         Ok(Self {
             version: state.version,
@@ -61,24 +61,24 @@ impl View {
             return Some(ending.error());
         }
         let is_revoked = self.revoked.covers(claims) || !self.key_ids.contains(&key_id(&claims.aud, claims.generation));
-        is_revoked.then(revoked)
+        is_revoked.then(revoked_error)
     }
 }
 
 pub struct Authority {
     sandbox: SandboxId,
     pub clock: Arc<dyn Clock>,
-    view: watch::Sender<Arc<View>>,
+    pushed_state: watch::Sender<Arc<PushedState>>,
     requests: AtomicU64,
     /// When the broker last sent a request, or when boxd started. Monotonic, because the wall clock may jump.
     last_broker_request: Mutex<Instant>,
     /// One per running request or shell, so bounded by the limits on those.
-    streams: Mutex<HashMap<u64, Stream>>,
+    streams: Mutex<HashMap<u64, StreamEntry>>,
     next_stream: AtomicU64,
     stream_closed: Notify,
 }
 
-struct Stream {
+struct StreamEntry {
     claims: Arc<Claims>,
     ended: CancellationToken,
     connection: Option<CancellationToken>,
@@ -86,11 +86,11 @@ struct Stream {
 
 impl Authority {
     pub fn new(sandbox: SandboxId, state: &ControlState, clock: Arc<dyn Clock>) -> Result<Self, String> {
-        let view = View::new(&sandbox, state)?;
+        let pushed_state = PushedState::new(&sandbox, state)?;
         Ok(Self {
             sandbox,
             clock,
-            view: watch::Sender::new(Arc::new(view)),
+            pushed_state: watch::Sender::new(Arc::new(pushed_state)),
             requests: AtomicU64::new(0),
             last_broker_request: Mutex::new(Instant::now()),
             streams: Mutex::new(HashMap::new()),
@@ -100,29 +100,29 @@ impl Authority {
     }
 
     /// Applies a push unless a newer one was applied before, and ends the streams that it revokes.
-    pub fn replace(&self, state: &ControlState) -> Result<(), String> {
-        let view = Arc::new(View::new(&self.sandbox, state)?);
-        let is_taken = self.view.send_if_modified(|current| {
-            let is_newer = view.version >= current.version;
+    pub fn apply_push(&self, state: &ControlState) -> Result<(), String> {
+        let pushed_state = Arc::new(PushedState::new(&self.sandbox, state)?);
+        let is_applied = self.pushed_state.send_if_modified(|current| {
+            let is_newer = pushed_state.version >= current.version;
             if is_newer {
-                *current = view.clone();
+                *current = pushed_state.clone();
             }
             is_newer
         });
-        if is_taken {
-            for stream in self.streams().values().filter(|s| view.refusal(&s.claims).is_some()) {
+        if is_applied {
+            for stream in self.streams().values().filter(|s| pushed_state.refusal(&s.claims).is_some()) {
                 stream.end();
             }
         }
         Ok(())
     }
 
-    pub fn view(&self) -> Arc<View> {
-        self.view.borrow().clone()
+    pub fn pushed_state(&self) -> Arc<PushedState> {
+        self.pushed_state.borrow().clone()
     }
 
-    pub fn subscribe(&self) -> watch::Receiver<Arc<View>> {
-        self.view.subscribe()
+    pub fn subscribe(&self) -> watch::Receiver<Arc<PushedState>> {
+        self.pushed_state.subscribe()
     }
 
     /// Records that the broker sent a request.
@@ -137,7 +137,7 @@ impl Authority {
     pub fn status(&self) -> BoxdStatus {
         BoxdStatus {
             sandbox_id: self.sandbox.clone(),
-            state_version: self.view().version,
+            state_version: self.pushed_state().version,
             requests: self.requests.load(Ordering::Relaxed),
             open_streams: u32::try_from(self.streams().len()).unwrap_or(u32::MAX),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -145,7 +145,7 @@ impl Authority {
     }
 
     /// Resolves when no request and no shell is running.
-    pub async fn quiet(&self) {
+    pub async fn wait_until_idle(&self) {
         loop {
             // Before the check, so that a stream that closes in between is not missed.
             let closed = self.stream_closed.notified();
@@ -158,7 +158,7 @@ impl Authority {
 
     /// Verifies the token in the `Authorization` header and the capability the request needs.
     pub fn authorize(&self, headers: &HeaderMap, needed: Capability) -> Result<Claims, ApiError> {
-        let claims = self.verify(bearer(headers)?)?;
+        let claims = self.verify(bearer_token(headers)?)?;
         require(&claims, needed)?;
         self.requests.fetch_add(1, Ordering::Relaxed);
         Ok(claims)
@@ -173,8 +173,8 @@ impl Authority {
     }
 
     /// Resolves with the reason when a token expires.
-    pub async fn expired(&self, claims: &Claims) -> ApiError {
-        until(&*self.clock, Timestamp::from_unix(claims.exp)).await;
+    pub async fn wait_until_expired(&self, claims: &Claims) -> ApiError {
+        sleep_until(&*self.clock, Timestamp::from_unix(claims.exp)).await;
         ApiError::new(ErrorCode::TokenExpired, TokenError::Expired.to_string())
     }
 
@@ -187,33 +187,33 @@ impl Authority {
             let message = "an opaque token is read by the gateway alone; use the sandbox through it";
             return Err(ApiError::new(ErrorCode::Unauthenticated, message));
         }
-        let view = self.view();
-        let claims = view.keys.verify(token, self.clock.now()).map_err(|e| ApiError::new(e.code(), e.to_string()))?;
-        match view.refusal(&claims) {
+        let pushed_state = self.pushed_state();
+        let claims = pushed_state.keys.verify(token, self.clock.now()).map_err(|e| ApiError::new(e.code(), e.to_string()))?;
+        match pushed_state.refusal(&claims) {
             Some(refusal) => Err(refusal),
             None => Ok(claims),
         }
     }
 
     /// Registers a request or shell that ends when its token is revoked.
-    pub fn open(self: &Arc<Self>, claims: Arc<Claims>) -> OpenStream {
+    pub fn open_stream(self: &Arc<Self>, claims: Arc<Claims>) -> OpenStream {
         let id = self.next_stream.fetch_add(1, Ordering::Relaxed);
         let ended = CancellationToken::new();
-        self.streams().insert(id, Stream { claims: claims.clone(), ended: ended.clone(), connection: None });
+        self.streams().insert(id, StreamEntry { claims: claims.clone(), ended: ended.clone(), connection: None });
         // A push between the token check and the line above has already scanned the streams and missed this one.
-        if self.view().refusal(&claims).is_some() {
+        if self.pushed_state().refusal(&claims).is_some() {
             ended.cancel();
         }
         OpenStream { authority: self.clone(), id, ended }
     }
 
-    fn streams(&self) -> MutexGuard<'_, HashMap<u64, Stream>> {
+    fn streams(&self) -> MutexGuard<'_, HashMap<u64, StreamEntry>> {
         // Each change to the map is a single call, so a panic elsewhere can't leave it half done.
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Stream {
+impl StreamEntry {
     fn end(&self) {
         self.ended.cancel();
         if let Some(connection) = &self.connection {
@@ -234,7 +234,7 @@ impl OpenStream {
     pub async fn revoked(&self) -> ApiError {
         self.ended.cancelled().await;
         let claims = self.authority.streams().get(&self.id).map(|s| s.claims.clone());
-        claims.and_then(|c| self.authority.view().refusal(&c)).unwrap_or_else(revoked)
+        claims.and_then(|c| self.authority.pushed_state().refusal(&c)).unwrap_or_else(revoked_error)
     }
 
     /// Claims of the newest token.
@@ -243,22 +243,22 @@ impl OpenStream {
     }
 
     /// Checks a second capability, in addition to the one that admitted the request.
-    pub fn also_needs(&self, needed: Capability) -> Result<(), ApiError> {
-        self.claims().map_or_else(|| Err(revoked()), |claims| require(&claims, needed))
+    pub fn require_capability(&self, needed: Capability) -> Result<(), ApiError> {
+        self.claims().map_or_else(|| Err(revoked_error()), |claims| require(&claims, needed))
     }
 
     /// Runs a request's work until it is done or its token is revoked.
     pub async fn until_revoked<T>(&self, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
         tokio::select! {
             biased;
-            why = self.revoked() => Err(why),
-            done = work => done,
+            reason = self.revoked() => Err(reason),
+            result = work => result,
         }
     }
 
     /// Closes the connection too when the stream ends, because a client that doesn't read its response would not notice
     /// the end.
-    pub fn ends_connection(&self, connection: &Connection) {
+    pub fn close_with_stream(&self, connection: &Connection) {
         if let Some(stream) = self.authority.streams().get_mut(&self.id) {
             stream.connection = Some(connection.end.clone());
         }
@@ -272,7 +272,7 @@ impl OpenStream {
         if let Some(stream) = self.authority.streams().get_mut(&self.id) {
             stream.claims = claims.clone();
         }
-        if self.authority.view().refusal(&claims).is_some() {
+        if self.authority.pushed_state().refusal(&claims).is_some() {
             self.ended.cancel();
         }
     }
@@ -285,11 +285,11 @@ impl Drop for OpenStream {
     }
 }
 
-fn revoked() -> ApiError {
+fn revoked_error() -> ApiError {
     ApiError::new(ErrorCode::TokenRevoked, TokenError::Revoked.to_string())
 }
 
-fn bearer(headers: &HeaderMap) -> Result<&str, ApiError> {
+fn bearer_token(headers: &HeaderMap) -> Result<&str, ApiError> {
     let missing = || ApiError::new(ErrorCode::Unauthenticated, "send the sandbox's token as `Authorization: Bearer <token>`");
     let value = headers.get(header::AUTHORIZATION).ok_or_else(missing)?.to_str().map_err(|_| missing())?;
     match value.split_once(' ') {
@@ -307,50 +307,50 @@ fn require(claims: &Claims, needed: Capability) -> Result<(), ApiError> {
 }
 
 /// The capability a handler needs, part of its signature so that it can't be forgotten.
-pub trait Need: Send + Sync {
+pub trait RequiredCapability: Send + Sync {
     const CAPABILITY: Capability;
 }
 
-macro_rules! needs {
+macro_rules! declare_capabilities {
     ($($name:ident)*) => {$(
         pub struct $name;
-        impl Need for $name {
+        impl RequiredCapability for $name {
             const CAPABILITY: Capability = Capability::$name;
         }
     )*};
 }
-needs! { FsRead FsWrite Exec Shell ShellObserve }
+declare_capabilities! { FsRead FsWrite Exec Shell ShellObserve }
 
 /// An authorized request.
 pub struct Caller<N> {
     pub stream: OpenStream,
     pub claims: Arc<Claims>,
     record: Option<Arc<RequestRecord>>,
-    need: PhantomData<N>,
+    required: PhantomData<N>,
 }
 
 impl<N> Caller<N> {
     /// Sets the file, command, shell or process that the request is about, for the audit log.
-    pub fn aims_at(&self, target: &str) {
+    pub fn set_target(&self, target: &str) {
         if let Some(record) = &self.record {
-            record.aims_at(target);
+            record.set_target(target);
         }
     }
 }
 
-impl<N: Need> FromRequestParts<Arc<Server>> for Caller<N> {
-    type Rejection = Failure;
+impl<N: RequiredCapability> FromRequestParts<Arc<Server>> for Caller<N> {
+    type Rejection = ErrorResponse;
 
-    async fn from_request_parts(parts: &mut Parts, server: &Arc<Server>) -> Result<Self, Failure> {
+    async fn from_request_parts(parts: &mut Parts, server: &Arc<Server>) -> Result<Self, ErrorResponse> {
         let record = parts.extensions.get::<Arc<RequestRecord>>().cloned();
         if let Some(record) = &record {
-            record.needs(N::CAPABILITY);
+            record.set_capability(N::CAPABILITY);
         }
         let claims = Arc::new(server.authority.authorize(&parts.headers, N::CAPABILITY)?);
         if let Some(record) = &record {
-            record.came_from(claims.clone());
+            record.set_claims(claims.clone());
         }
-        UnwantedBody::must_be_empty(&parts.extensions).await?;
-        Ok(Self { stream: server.authority.open(claims.clone()), claims, record, need: PhantomData })
+        UnexpectedBody::must_be_empty(&parts.extensions).await?;
+        Ok(Self { stream: server.authority.open_stream(claims.clone()), claims, record, required: PhantomData })
     }
 }

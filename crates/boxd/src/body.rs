@@ -13,7 +13,7 @@ use http::Extensions;
 
 /// Maximum pause of a client within a body, or in reading an archive: covers a Wi-Fi reconnect, but not an abandoned
 /// client.
-pub const STALL: Duration = Duration::from_secs(60);
+pub const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum read from a body that is not expected, to describe it in the error.
 const MAX_UNWANTED_BYTES: usize = 64 * 1024;
@@ -21,11 +21,11 @@ const MAX_UNWANTED_BYTES: usize = 64 * 1024;
 /// The body as a stream. Ends with an error if the client sent less than it announced, or nothing for too long.
 pub fn chunks(body: Body) -> impl Stream<Item = Result<Bytes, ApiError>> + Send + Unpin + 'static {
     let next = |mut data: axum::body::BodyDataStream| async move {
-        let item = match tokio::time::timeout(STALL, data.next()).await {
+        let item = match tokio::time::timeout(STALL_TIMEOUT, data.next()).await {
             Ok(Some(Ok(bytes))) => Ok(bytes),
             Ok(Some(Err(error))) => Err(ApiError::invalid(format!("the request's body broke off: {error}"))),
             Ok(None) => return None,
-            Err(_) => Err(ApiError::invalid(format!("the request's body stalled for {} s", STALL.as_secs()))),
+            Err(_) => Err(ApiError::invalid(format!("the request's body stalled for {} s", STALL_TIMEOUT.as_secs()))),
         };
         Some((item, data))
     };
@@ -48,9 +48,9 @@ pub async fn collect(body: Body, limit: usize) -> Result<Bytes, ApiError> {
 
 /// The body of a request whose route takes none. It stays unread until the sender is authenticated.
 #[derive(Clone)]
-pub struct UnwantedBody(Arc<Mutex<Option<Body>>>);
+pub struct UnexpectedBody(Arc<Mutex<Option<Body>>>);
 
-impl UnwantedBody {
+impl UnexpectedBody {
     pub fn new(body: Body) -> Self {
         Self(Arc::new(Mutex::new(Some(body))))
     }

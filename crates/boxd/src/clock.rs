@@ -5,14 +5,14 @@ use std::time::Duration;
 use cobox_protocol::Timestamp;
 
 /// A clock may be set while something sleeps until a time on it, so the sleeper looks at it again at least this often.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> Timestamp;
 
     /// How long a sleeper may sleep before it looks again.
-    fn look_again(&self) -> Duration {
-        LOOK_AGAIN
+    fn recheck_interval(&self) -> Duration {
+        RECHECK_INTERVAL
     }
 }
 
@@ -25,12 +25,12 @@ impl Clock for SystemClock {
 }
 
 /// Resolves at a time, also where the clock is set meanwhile.
-pub async fn until(clock: &dyn Clock, time: Timestamp) {
+pub async fn sleep_until(clock: &dyn Clock, time: Timestamp) {
     loop {
         let left = time.saturating_since(clock.now());
         if left.is_zero() {
             return;
         }
-        tokio::time::sleep(left.min(clock.look_again())).await;
+        tokio::time::sleep(left.min(clock.recheck_interval())).await;
     }
 }

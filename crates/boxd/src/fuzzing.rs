@@ -19,25 +19,25 @@ use crate::{
         Conditions, Root, SandboxPath, WriteLog,
         archive::{
             Format,
-            links::Links,
+            links::LinkPolicy,
             pipe,
-            unpack::{self, Terms},
+            unpack::{self, UnpackOptions},
         },
         path, read,
     },
-    fs::{glob, grep, list, stop::Stop},
-    socket::frames::{Received, receive},
+    fs::{glob, grep, list, stop_signal::StopSignal},
+    socket::frames::{ReceivedFrame, receive},
     watch,
 };
 
 /// Parses a client's text frame; an error is the message sent for an unreadable one.
 pub fn frame<S: DeserializeOwned + Send>(text: &str) -> Result<Option<ClientFrame<S>>, String> {
     match receive::<ClientFrame<S>>(Some(Ok(Message::Text(Utf8Bytes::from(text))))) {
-        Ok(Received::Frame(frame)) => Ok(Some(frame)),
-        Ok(Received::Auth(token)) => Ok(Some(ClientFrame::Auth { token })),
-        Ok(Received::Ping(id)) => Ok(Some(ClientFrame::Ping { id })),
-        Ok(Received::Close) => Ok(Some(ClientFrame::Close)),
-        Ok(Received::Nothing) => Ok(None),
+        Ok(ReceivedFrame::Frame(frame)) => Ok(Some(frame)),
+        Ok(ReceivedFrame::Auth(token)) => Ok(Some(ClientFrame::Auth { token })),
+        Ok(ReceivedFrame::Ping(id)) => Ok(Some(ClientFrame::Ping { id })),
+        Ok(ReceivedFrame::Close) => Ok(Some(ClientFrame::Close)),
+        Ok(ReceivedFrame::KeepAlive) => Ok(None),
         Err(end) => Err(end.error.map(|e| e.message).unwrap_or_default()),
     }
 }
@@ -52,8 +52,8 @@ pub struct ReadPath {
 impl From<SandboxPath> for ReadPath {
     fn from(path: SandboxPath) -> Self {
         // The first step of most file operations.
-        let _ = path::split(path.bytes());
-        Self { bytes: path.bytes().to_vec(), shown: path.to_string(), json: path.in_json() }
+        let _ = path::split_parent(path.bytes());
+        Self { bytes: path.bytes().to_vec(), shown: path.to_string(), json: path.to_json() }
     }
 }
 
@@ -72,16 +72,16 @@ pub fn path_in_json(text: Option<&str>, b64: Option<&str>) -> Result<Option<Read
 
 /// The part of a file of this size that a request gets, as start and length; `None` if it gets none.
 pub fn range(headers: &HeaderMap, size: u64, etag: &str) -> Option<(u64, u64)> {
-    match read::wanted(headers, size, etag) {
-        read::Wanted::Whole => Some((0, size)),
-        read::Wanted::Part { from, length } => Some((from, length)),
-        read::Wanted::Nothing => None,
+    match read::requested_range(headers, size, etag) {
+        read::RequestedRange::Whole => Some((0, size)),
+        read::RequestedRange::Range { from, length } => Some((from, length)),
+        read::RequestedRange::Unsatisfiable => None,
     }
 }
 
 /// Whether a change and a read of a file with this ETag are allowed.
 pub fn conditions(headers: &HeaderMap, etag: Option<&str>) -> Result<(bool, bool), ApiError> {
-    let conditions = Conditions::of(headers)?;
+    let conditions = Conditions::from_headers(headers)?;
     let _ = files::mode(headers);
     let reads = etag.is_some_and(|etag| conditions.check_read(etag, "f").is_ok());
     Ok((conditions.check_change(etag, "f").is_ok(), reads))
@@ -91,7 +91,7 @@ pub fn conditions(headers: &HeaderMap, etag: Option<&str>) -> Result<(bool, bool
 /// stays small.
 pub fn unpack(root: OwnedFd, directory: &str, archive: &[u8], is_zstd: bool, claims: &Claims, steps: u32) -> Result<u64, ApiError> {
     let path = SandboxPath::new(directory.as_bytes().to_vec())?;
-    let (sender, incoming) = pipe::incoming();
+    let (sender, archive_reader) = pipe::request_pipe();
     // Both fit into the pipe.
     let _ = sender.try_send(Some(Bytes::copy_from_slice(archive)));
     let _ = sender.try_send(None);
@@ -100,33 +100,33 @@ pub fn unpack(root: OwnedFd, directory: &str, archive: &[u8], is_zstd: bool, cla
         left.set(left.get().saturating_sub(1));
         left.get() == 0
     };
-    let author = files::Author::new(Arc::default(), claims);
+    let recorder = files::ChangeRecorder::new(Arc::default(), claims);
     let format = if is_zstd { Format::TarZstd } else { Format::Tar };
     // Accepts all links: the test is that nothing is written through those that point outside.
-    let terms = Terms { links: Links::Any, writes: &WriteLog::default(), author: &author, is_full: &is_full };
-    unpack::unpack(&Root::new(root), &path, format, incoming, terms).map(|done| done.entries)
+    let options = UnpackOptions { links: LinkPolicy::Any, writes: &WriteLog::default(), recorder: &recorder, is_full: &is_full };
+    unpack::unpack(&Root::new(root), &path, format, archive_reader, options).map(|done| done.entries)
 }
 
 pub fn list_page(root: OwnedFd, request: &ListRequest) -> Result<ListResponse, ApiError> {
-    list::list(&Root::new(root), &SandboxPath::new(b"/".to_vec())?, request, &WriteLog::default(), &Stop::new(None))
+    list::list(&Root::new(root), &SandboxPath::new(b"/".to_vec())?, request, &WriteLog::default(), &StopSignal::new(None))
 }
 
 /// The paths that a pattern matches.
 pub fn find(root: OwnedFd, request: &GlobRequest) -> Result<Vec<String>, ApiError> {
-    let plan = glob::Plan::new(request, SandboxPath::new(b"/".to_vec())?)?;
-    let found = glob::search(&Root::new(root), &plan, request, 100, Stop::new(None), &WriteLog::default())?;
+    let plan = glob::GlobPlan::new(request, SandboxPath::new(b"/".to_vec())?)?;
+    let found = glob::search(&Root::new(root), &plan, request, 100, StopSignal::new(None), &WriteLog::default())?;
     Ok(found.matches.into_iter().map(|entry| entry.path).collect())
 }
 
 pub fn search(file: OwnedFd, request: &GrepRequest) -> Result<GrepResponse, ApiError> {
-    Ok(grep::Plan::new(request, SandboxPath::new(b"/f".to_vec())?, Stop::new(None))?.search_one(file))
+    Ok(grep::GrepSearch::new(request, SandboxPath::new(b"/f".to_vec())?, StopSignal::new(None))?.search_file(file))
 }
 
 /// Parses the `Last-Event-ID` of a command's event stream.
 pub fn exec_cursor(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ApiError> {
-    exec::events::last_event(headers)
+    exec::event_stream::parse_last_event_id(headers)
 }
 
 pub fn watch_cursor(cursor: &str, life: &str) -> Option<u64> {
-    watch::number_in(cursor, life)
+    watch::parse_cursor(cursor, life)
 }

@@ -1,7 +1,7 @@
 //! boxd, the daemon inside a sandbox: it verifies tokens offline, runs commands and shells, and serves files to
 //! authorized clients.
 
-pub mod answer;
+mod activity_log;
 mod audit;
 pub mod auth;
 mod body;
@@ -14,19 +14,19 @@ pub mod fs;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod happenings;
+mod http_listener;
+mod input_dedup;
 mod langsmith;
-mod listen;
 pub mod log;
-mod long_json;
 mod principal_slots;
 pub mod processes;
 pub mod programs;
+pub mod request_layer;
 pub mod server;
 pub mod shell;
 pub mod socket;
+mod streamed_json;
 mod sync;
-mod typists;
 pub mod watch;
 pub mod workload;
 

@@ -13,15 +13,15 @@ static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Logs warnings and panics to standard error, which the launcher has opened as the log file.
 pub fn start() {
-    tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false).with_writer(|| Bounded(io::stderr())).init();
+    tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false).with_writer(|| BoundedWriter(io::stderr())).init();
     // The default hook would bypass the limit.
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
 }
 
 /// Drops output beyond the limit: a lost warning is better than a full disk.
-struct Bounded<W>(W);
+struct BoundedWriter<W>(W);
 
-impl<W: Write> Write for Bounded<W> {
+impl<W: Write> Write for BoundedWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if WRITTEN.fetch_add(bytes.len(), Ordering::Relaxed) < MAX_LOG_BYTES {
             self.0.write_all(bytes)?;
@@ -39,8 +39,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn past_the_bound_nothing_more_is_written_and_nobody_notices() {
-        let mut log = Bounded(Vec::new());
+    fn output_beyond_the_limit_is_dropped_without_an_error() {
+        let mut log = BoundedWriter(Vec::new());
         let line = [b'x'; 1000];
         for _ in 0..MAX_LOG_BYTES / line.len() + 1000 {
             log.write_all(&line).unwrap();

@@ -15,7 +15,7 @@ use boxd::{
     FileWorkers,
     clock::SystemClock,
     serve,
-    workload::{Links, Workloads},
+    workload::{WorkloadSockets, Workloads},
 };
 use cobox_protocol::control::{BoxdConfig, Workload};
 use rustix::{
@@ -39,7 +39,7 @@ mod descriptor {
 
 /// Number of tasks that run between polls of the sockets. Small, so that a shell's controller is served before most of
 /// its observers.
-const TURNS_BETWEEN_LOOKS: u32 = 8;
+const TASKS_BETWEEN_POLLS: u32 = 8;
 /// Limit on boxd's own memory, so that no request can make it grow without bound. Twice the 512 MiB that its buffers
 /// stay well below, because the limit counts address space, and half of a growing buffer may be unused.
 const MAX_DATA_BYTES: u64 = 1 << 30;
@@ -83,8 +83,8 @@ fn run() -> anyhow::Result<()> {
     File::from(config?).take(MAX_CONFIG_BYTES).read_to_end(&mut text)?;
     let config: BoxdConfig = serde_json::from_slice(&text).context("reading the configuration")?;
 
-    let links = match prepare(&config) {
-        Ok(links) => links,
+    let sockets = match prepare(&config) {
+        Ok(sockets) => sockets,
         Err(e) => {
             // The launcher forwards it to the caller that requested the sandbox.
             let _ = write!(launcher, "!{e:#}");
@@ -92,18 +92,18 @@ fn run() -> anyhow::Result<()> {
         }
     };
     launcher.write_all(b"r")?;
-    let mut go = [0u8; 1];
-    if launcher.read(&mut go)? == 0 {
+    let mut proceed = [0u8; 1];
+    if launcher.read(&mut proceed)? == 0 {
         bail!("the launcher died before everything was in place");
     }
     drop(launcher);
 
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().event_interval(TURNS_BETWEEN_LOOKS).build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().event_interval(TASKS_BETWEEN_POLLS).build()?;
     let result = runtime.block_on(async {
-        let (workloads, init_ended) = Workloads::new(links, &config)?;
+        let (workloads, init_ended) = Workloads::new(sockets, &config)?;
         let ids = file_ids(&config.workload);
         let files = FileWorkers::start(root()?, move || cobox_kernel::set_fs_ids(ids.0, ids.1)).context("starting the file workers")?;
-        files.share_this_thread().context("taking on the workload's user")?;
+        files.allow_inline_steps().context("taking on the workload's user")?;
         tokio::spawn(cobox_kernel::keep_polling());
         let shutdown = CancellationToken::new();
         let stop = shutdown.clone();
@@ -113,8 +113,8 @@ fn run() -> anyhow::Result<()> {
             let _ = init_ended.await;
             stop.cancel();
         });
-        let doors = (listener(clients)?, listener(control)?);
-        serve(config, Arc::new(workloads), files, doors, Arc::new(SystemClock), shutdown).await
+        let listeners = (listener(clients)?, listener(control)?);
+        serve(config, Arc::new(workloads), files, listeners, Arc::new(SystemClock), shutdown).await
     });
     runtime.shutdown_background();
     // Init and everything below it end with this process. The kernel releases the lock last.
@@ -123,19 +123,19 @@ fn run() -> anyhow::Result<()> {
 }
 
 /// Does everything that needs privileges, then drops them. Returns the links to init and the spawner.
-fn prepare(config: &BoxdConfig) -> anyhow::Result<Links> {
+fn prepare(config: &BoxdConfig) -> anyhow::Result<WorkloadSockets> {
     boxd::log::start();
-    let links = boxd::workload::start(config)?;
+    let sockets = boxd::workload::start(config)?;
     // Files created for a client get the requested mode in one step.
     umask(Mode::empty());
-    take_all_descriptors()?;
-    bound_own_memory()?;
-    leave_the_workloads_groups(config.groups).context("moving to boxd's control groups")?;
+    raise_descriptor_limit()?;
+    limit_own_memory()?;
+    leave_workload_cgroups(config.groups).context("moving to boxd's control groups")?;
     // The files API resolves paths in this mount namespace, so this makes /proc unreachable through it. The tmpfs over
     // it accepts no files either.
     unmount("/proc", UnmountFlags::DETACH).context("taking /proc away")?;
-    let nothing = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount("none", "/proc", "tmpfs", nothing, Some(c"size=4k,mode=0555")).context("covering /proc")?;
+    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("none", "/proc", "tmpfs", flags, Some(c"size=4k,mode=0555")).context("covering /proc")?;
     set_no_new_privs(true)?;
     if config.workload.uid_count > 1 {
         // An id that no workload has, with only the capabilities to access files as a workload.
@@ -149,27 +149,27 @@ fn prepare(config: &BoxdConfig) -> anyhow::Result<Links> {
     }
     // Changing ids resets this in the kernel.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    Ok(links)
+    Ok(sockets)
 }
 
 /// Raises the usual limit of 1024 descriptors, which is below the number of admitted connections: a failing accept
 /// would leave clients waiting. Init has already set the workloads' own limit.
-fn take_all_descriptors() -> io::Result<()> {
+fn raise_descriptor_limit() -> io::Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
 /// A separate limit, because that of boxd's control group, if there is one, also counts the page cache of clients'
 /// files.
-fn bound_own_memory() -> io::Result<()> {
+fn limit_own_memory() -> io::Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Data);
-    let bound = Some(maximum.map_or(MAX_DATA_BYTES, |most| most.min(MAX_DATA_BYTES)));
-    Ok(setrlimit(Resource::Data, Rlimit { current: bound, maximum: bound })?)
+    let limit = Some(maximum.map_or(MAX_DATA_BYTES, |maximum_bytes| maximum_bytes.min(MAX_DATA_BYTES)));
+    Ok(setrlimit(Resource::Data, Rlimit { current: limit, maximum: limit })?)
 }
 
 /// Moves boxd to its own control groups, so that it is accounted separately; init remains with the workloads. Must run
 /// before there is a second thread, which would not be moved.
-fn leave_the_workloads_groups(count: u32) -> io::Result<()> {
+fn leave_workload_cgroups(count: u32) -> io::Result<()> {
     for number in (descriptor::FIRST_GROUP..).take(count as usize) {
         // SAFETY: the launcher put it there; nothing has taken it over yet.
         let group = unsafe { cobox_kernel::adopt(number) }?;

@@ -1,5 +1,5 @@
-//! Places for running commands or open streams: so many in the sandbox, and fewer for one principal, so that one who takes many leaves
-//! room for others.
+//! Slots for running commands or open streams: a limit for the sandbox and a lower one for each principal, so that one
+//! principal leaves slots for others.
 
 use std::{
     collections::HashMap,
@@ -8,61 +8,65 @@ use std::{
 
 use cobox_protocol::{ApiError, ErrorCode};
 
-/// What the places are for.
+/// What the slots are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SlotKind {
     Commands,
     Streams,
 }
 
 pub struct PrincipalSlots {
-    kind: Kind,
+    kind: SlotKind,
     limit: u32,
     limit_per_principal: u32,
-    taken: Mutex<Taken>,
+    counts: Mutex<SlotCounts>,
 }
 
 #[derive(Default)]
-struct Taken {
+struct SlotCounts {
     total: u32,
     by_principal: HashMap<String, u32>,
 }
 
 impl PrincipalSlots {
-    pub fn new(kind: Kind, limit: u32, limit_per_principal: u32) -> Arc<Self> {
-        Arc::new(Self { kind, limit, limit_per_principal: limit_per_principal.min(limit), taken: Mutex::default() })
+    pub fn new(kind: SlotKind, limit: u32, limit_per_principal: u32) -> Arc<Self> {
+        Arc::new(Self { kind, limit, limit_per_principal: limit_per_principal.min(limit), counts: Mutex::default() })
     }
 
-    /// The principal's own limit counts first: its message says whose to end.
+    /// Checks the principal's own limit first, because its message names whose commands or streams to end.
     pub fn take(self: &Arc<Self>, principal: &str) -> Result<PrincipalSlot, ApiError> {
         let refused = |message| Err(ApiError::new(ErrorCode::RateLimited, message));
-        let (principal, limit, mut taken) = (principal.to_owned(), self.limit, self.taken());
-        let own = taken.by_principal.get(&principal).copied().unwrap_or_default();
-        if own >= self.limit_per_principal {
+        let (principal, limit, mut counts) = (principal.to_owned(), self.limit, self.counts());
+        let in_use = counts.by_principal.get(&principal).copied().unwrap_or_default();
+        if in_use >= self.limit_per_principal {
             return refused(match self.kind {
-                Kind::Commands => format!("{principal} has {own} commands running here, the most for one principal; end one and try again"),
-                Kind::Streams => format!("{principal} has {own} streams open here, the most for one principal; close one and try again"),
+                SlotKind::Commands => {
+                    format!("{principal} has {in_use} commands running here, the most for one principal; end one and try again")
+                }
+                SlotKind::Streams => {
+                    format!("{principal} has {in_use} streams open here, the most for one principal; close one and try again")
+                }
             });
         }
-        if taken.total >= limit {
+        if counts.total >= limit {
             return refused(match self.kind {
-                Kind::Commands => format!("{limit} commands are already running here; try again when one has ended"),
-                Kind::Streams => format!("{limit} streams are already open in this sandbox; close one and try again"),
+                SlotKind::Commands => format!("{limit} commands are already running here; try again when one has ended"),
+                SlotKind::Streams => format!("{limit} streams are already open in this sandbox; close one and try again"),
             });
         }
-        taken.total += 1;
-        taken.by_principal.insert(principal.clone(), own + 1);
-        drop(taken);
+        counts.total += 1;
+        counts.by_principal.insert(principal.clone(), in_use + 1);
+        drop(counts);
         Ok(PrincipalSlot { slots: self.clone(), principal })
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
+    fn counts(&self) -> MutexGuard<'_, SlotCounts> {
         // Nothing in between can panic and leave one count without the other.
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A place, given back when dropped.
+/// A slot, released when dropped.
 pub struct PrincipalSlot {
     slots: Arc<PrincipalSlots>,
     principal: String,
@@ -70,12 +74,12 @@ pub struct PrincipalSlot {
 
 impl Drop for PrincipalSlot {
     fn drop(&mut self) {
-        let mut taken = self.slots.taken();
-        taken.total -= 1;
-        if let Some(own) = taken.by_principal.get_mut(&self.principal) {
-            *own -= 1;
-            if *own == 0 {
-                taken.by_principal.remove(&self.principal);
+        let mut counts = self.slots.counts();
+        counts.total -= 1;
+        if let Some(in_use) = counts.by_principal.get_mut(&self.principal) {
+            *in_use -= 1;
+            if *in_use == 0 {
+                counts.by_principal.remove(&self.principal);
             }
         }
     }

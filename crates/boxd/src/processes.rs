@@ -23,17 +23,17 @@ use http::StatusCode;
 use tokio::sync::watch;
 
 use crate::{
-    answer::Failure,
     auth::{Caller, Exec},
     body,
     programs::Program,
+    request_layer::ErrorResponse,
     server::Server,
     workload::Exit,
 };
 
 /// Maximum number of a command's arguments in the list: enough to identify it.
-const MAX_SHOWN_WORDS: usize = 32;
-const MAX_SHOWN_WORD_CHARS: usize = 256;
+const MAX_SHOWN_ARGS: usize = 32;
+const MAX_SHOWN_ARG_CHARS: usize = 256;
 /// A signal's name within a JSON object.
 const MAX_SIGNAL_REQUEST_BYTES: usize = 1024;
 /// Time for a cancelled program to clean up before it is killed.
@@ -43,7 +43,7 @@ const TERM: i32 = 15;
 
 /// How a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct JobExit {
     pub exit: Exit,
     pub timed_out: bool,
 }
@@ -55,11 +55,11 @@ pub struct Job {
     pub program: Arc<dyn Program>,
     argv: Vec<String>,
     started_at: Timestamp,
-    began: Instant,
-    took: OnceLock<Duration>,
+    started: Instant,
+    duration: OnceLock<Duration>,
     principal: String,
     actor: PrincipalKind,
-    ended: watch::Sender<Option<Ended>>,
+    ended: watch::Sender<Option<JobExit>>,
 }
 
 impl Job {
@@ -70,31 +70,31 @@ impl Job {
             program,
             argv,
             started_at: Timestamp::now(),
-            began: Instant::now(),
-            took: OnceLock::new(),
+            started: Instant::now(),
+            duration: OnceLock::new(),
             principal: claims.sub.clone(),
             actor: claims.act.kind,
             ended: watch::Sender::new(None),
         }
     }
 
-    pub fn end(&self, ended: Ended) {
+    pub fn end(&self, ended: JobExit) {
         // An error means that it was already set; a job ends only once.
-        let _ = self.took.set(self.began.elapsed());
+        let _ = self.duration.set(self.started.elapsed());
         self.ended.send_replace(Some(ended));
     }
 
     /// Run time: until its end, or so far.
-    pub fn took(&self) -> Duration {
-        self.took.get().copied().unwrap_or_else(|| self.began.elapsed())
+    pub fn duration(&self) -> Duration {
+        self.duration.get().copied().unwrap_or_else(|| self.started.elapsed())
     }
 
-    pub fn ended(&self) -> Option<Ended> {
+    pub fn ended(&self) -> Option<JobExit> {
         *self.ended.borrow()
     }
 
     /// Resolves when the job has ended. May be called repeatedly.
-    pub async fn wait(&self) -> Ended {
+    pub async fn wait(&self) -> JobExit {
         let mut ended = self.ended.subscribe();
         // Never an error, because `self` holds the sender.
         match ended.wait_for(Option::is_some).await.map(|ended| *ended) {
@@ -140,22 +140,21 @@ impl Job {
 }
 
 /// A command line in the form of the list.
-pub fn shown(argv: &[Vec<u8>]) -> Vec<String> {
-    let word = |word: &Vec<u8>| {
-        String::from_utf8_lossy(&word[..word.len().min(4 * MAX_SHOWN_WORD_CHARS)]).chars().take(MAX_SHOWN_WORD_CHARS).collect()
-    };
-    argv.iter().take(MAX_SHOWN_WORDS).map(word).collect()
+pub fn display_argv(argv: &[Vec<u8>]) -> Vec<String> {
+    let arg =
+        |arg: &Vec<u8>| String::from_utf8_lossy(&arg[..arg.len().min(4 * MAX_SHOWN_ARG_CHARS)]).chars().take(MAX_SHOWN_ARG_CHARS).collect();
+    argv.iter().take(MAX_SHOWN_ARGS).map(arg).collect()
 }
 
 /// All listed jobs. Bounded because commands and shells are.
 #[derive(Clone, Default)]
-pub struct Table(Arc<Mutex<HashMap<String, Arc<Job>>>>);
+pub struct JobTable(Arc<Mutex<HashMap<String, Arc<Job>>>>);
 
-impl Table {
+impl JobTable {
     /// Lists a job as long as the returned value lives.
-    pub fn list(&self, job: Arc<Job>) -> Listed {
+    pub fn list(&self, job: Arc<Job>) -> ListedJob {
         self.jobs().insert(job.id.clone(), job.clone());
-        Listed { table: self.clone(), job }
+        ListedJob { table: self.clone(), job }
     }
 
     pub fn find(&self, id: &str) -> Option<Arc<Job>> {
@@ -169,12 +168,12 @@ impl Table {
 }
 
 /// A job in the list.
-pub struct Listed {
-    table: Table,
+pub struct ListedJob {
+    table: JobTable,
     pub job: Arc<Job>,
 }
 
-impl Drop for Listed {
+impl Drop for ListedJob {
     fn drop(&mut self) {
         let mut jobs = self.table.jobs();
         // Keeps a later job of the same id in the list.
@@ -198,7 +197,7 @@ pub async fn signal(
     _caller: Caller<Exec>,
     Path(id): Path<String>,
     content: Body,
-) -> Result<StatusCode, Failure> {
+) -> Result<StatusCode, ErrorResponse> {
     let bytes = body::collect(content, MAX_SIGNAL_REQUEST_BYTES).await?;
     let signal = read_object::<SignalRequest>(&bytes)?.signal.number().map_err(ApiError::invalid)?;
     find(&server, &id)?.signal(signal).await;
@@ -206,7 +205,7 @@ pub async fn signal(
 }
 
 /// `DELETE /v1/processes/{id}`: answers when the process tree has ended.
-pub async fn cancel(State(server): State<Arc<Server>>, _caller: Caller<Exec>, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn cancel(State(server): State<Arc<Server>>, _caller: Caller<Exec>, Path(id): Path<String>) -> Result<StatusCode, ErrorResponse> {
     let job = find(&server, &id)?;
     // In a task of its own, so that it completes even if the client disconnects.
     let cancelled = server.tasks.spawn(async move { job.cancel().await });

@@ -6,16 +6,16 @@ use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
 
-use crate::workload::{Command, Exit, Process, Workloads};
+use crate::workload::{Exit, Process, ProgramSpec, Workloads};
 
 /// Starts programs.
 pub trait Spawn: Send + Sync + 'static {
     /// Starts a program and waits until it has been executed, or returns why it can't be.
-    fn spawn(&self, command: Command) -> BoxFuture<'_, io::Result<Started>>;
+    fn spawn(&self, spec: ProgramSpec) -> BoxFuture<'_, io::Result<StartedProgram>>;
     /// Starts a program without waiting for its execution. If that fails, the process ends at once and
     /// [`Program::start_failure`] returns the reason. If the future is dropped before it completes, nothing was
     /// started.
-    fn launch(&self, command: Command) -> BoxFuture<'_, io::Result<Started>>;
+    fn launch(&self, spec: ProgramSpec) -> BoxFuture<'_, io::Result<StartedProgram>>;
     /// Forbids all programs to enlarge files, or allows it again.
     fn stop_writers(&self, stop: bool) -> BoxFuture<'_, io::Result<()>>;
     /// The default working directory of programs.
@@ -25,19 +25,19 @@ pub trait Spawn: Send + Sync + 'static {
 }
 
 /// Starts a program for a caller that may be cancelled. In that case the program is ended again and not left running.
-pub async fn start(programs: &Arc<dyn Spawn>, tasks: &TaskTracker, command: Command) -> io::Result<Started> {
-    let (answer, answered) = oneshot::channel();
+pub async fn start(programs: &Arc<dyn Spawn>, tasks: &TaskTracker, spec: ProgramSpec) -> io::Result<StartedProgram> {
+    let (result_sender, result) = oneshot::channel();
     let programs = programs.clone();
     tasks.spawn(async move {
-        if let Err(Ok(unwanted)) = answer.send(programs.spawn(command).await) {
+        if let Err(Ok(unwanted)) = result_sender.send(programs.spawn(spec).await) {
             unwanted.program.kill_tree().await;
         }
     });
-    answered.await.map_err(io::Error::other)?
+    result.await.map_err(io::Error::other)?
 }
 
 /// A started program, and boxd's ends of its pipes or terminal, all non-blocking.
-pub struct Started {
+pub struct StartedProgram {
     pub program: Arc<dyn Program>,
     pub stdin: Option<OwnedFd>,
     pub stdout: Option<OwnedFd>,
@@ -51,7 +51,7 @@ pub trait Program: Send + Sync + 'static {
     /// The program's pid in the sandbox; `None` if it was never executed.
     fn pid(&self) -> Option<i32>;
     /// Continues a launched program if it was stopped before it was executed.
-    fn nudge(&self);
+    fn resume_if_stopped(&self);
     /// Why an ended program was never executed.
     fn start_failure(&self) -> Option<io::Error>;
     /// Signals the program's process group.
@@ -64,12 +64,12 @@ pub trait Program: Send + Sync + 'static {
 }
 
 impl Spawn for Workloads {
-    fn spawn(&self, command: Command) -> BoxFuture<'_, io::Result<Started>> {
-        Box::pin(async move { Ok(Workloads::spawn(self, command).await?.into()) })
+    fn spawn(&self, spec: ProgramSpec) -> BoxFuture<'_, io::Result<StartedProgram>> {
+        Box::pin(async move { Ok(Workloads::spawn(self, spec).await?.into()) })
     }
 
-    fn launch(&self, command: Command) -> BoxFuture<'_, io::Result<Started>> {
-        Box::pin(async move { Ok(Workloads::launch(self, command).await?.into()) })
+    fn launch(&self, spec: ProgramSpec) -> BoxFuture<'_, io::Result<StartedProgram>> {
+        Box::pin(async move { Ok(Workloads::launch(self, spec).await?.into()) })
     }
 
     fn stop_writers(&self, stop: bool) -> BoxFuture<'_, io::Result<()>> {
@@ -85,7 +85,7 @@ impl Spawn for Workloads {
     }
 }
 
-impl From<Process> for Started {
+impl From<Process> for StartedProgram {
     fn from(mut process: Process) -> Self {
         Self {
             stdin: process.stdin.take(),
@@ -98,8 +98,8 @@ impl From<Process> for Started {
 }
 
 impl Program for Process {
-    fn nudge(&self) {
-        Process::nudge(self);
+    fn resume_if_stopped(&self) {
+        Process::resume_if_stopped(self);
     }
     fn pid(&self) -> Option<i32> {
         Process::pid(self)

@@ -15,40 +15,39 @@ use tokio::net::UnixListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    FileWorkers, answer,
+    FileWorkers,
+    activity_log::ActivityLog,
     audit::AuditTrail,
     auth::Authority,
     clock::Clock,
     control, exec,
     files::{self, FileStore},
     fs,
-    happenings::HappeningLog,
-    langsmith,
-    listen::accept_loop,
-    processes,
+    http_listener::accept_loop,
+    langsmith, processes,
     programs::Spawn,
-    shell, socket, sync,
-    watch::{self, Watching},
+    request_layer, shell, socket, sync,
+    watch::{self, WatchService},
 };
 
 /// The broker, and a second one during a takeover.
 const MAX_CONTROL_CONNECTIONS: usize = 16;
 /// Time for running requests and shells to finish or notify their clients at shutdown.
-const DRAIN_WITHIN: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// State shared by all requests.
 pub struct Server {
     pub authority: Arc<Authority>,
     pub audit: AuditTrail,
-    pub happenings: HappeningLog,
+    pub activity_log: ActivityLog,
     pub programs: Arc<dyn Spawn>,
     pub files: FileStore,
-    pub watching: Watching,
+    pub watch_service: WatchService,
     pub commands: exec::Commands,
-    pub processes: processes::Table,
+    pub processes: processes::JobTable,
     pub shells: shell::Shells,
-    pub slots: socket::Slots,
-    pub syncs: sync::Places,
+    pub slots: socket::StreamSlots,
+    pub syncs: sync::SyncLimiter,
     pub limits: DataplaneLimits,
     pub tasks: TaskTracker,
     pub shutdown: CancellationToken,
@@ -57,7 +56,7 @@ pub struct Server {
 impl Server {
     /// Runs work that the response doesn't have to wait for: right after the response is written, in order of
     /// submission.
-    pub fn afterwards(&self, work: impl FnOnce() + Send + 'static) {
+    pub fn run_after_response(&self, work: impl FnOnce() + Send + 'static) {
         // Queued as the thread's next task: the caller writes its response within its current poll.
         self.tasks.spawn(async move { work() });
     }
@@ -78,15 +77,15 @@ pub async fn serve(
     let server = Arc::new(Server {
         authority: authority.clone(),
         audit: AuditTrail::default(),
-        happenings: HappeningLog::default(),
+        activity_log: ActivityLog::default(),
         programs,
         files: FileStore::new(files),
-        watching: Watching::new(config.dataplane.watches),
+        watch_service: WatchService::new(config.dataplane.watches),
         commands: exec::Commands::new(&config.dataplane),
-        processes: processes::Table::default(),
+        processes: processes::JobTable::default(),
         shells: shell::Shells::new(&config.dataplane),
-        slots: socket::Slots::new(&config.dataplane),
-        syncs: sync::Places::default(),
+        slots: socket::StreamSlots::new(&config.dataplane),
+        syncs: sync::SyncLimiter::default(),
         limits: config.dataplane.clone(),
         tasks: TaskTracker::new(),
         shutdown: shutdown.clone(),
@@ -97,15 +96,15 @@ pub async fn serve(
     tokio::join!(
         accept_loop(clients, client_router(server.clone()), config.dataplane.connections as usize, tasks.clone(), shutdown.clone()),
         accept_loop(control, control_router(server.clone()), MAX_CONTROL_CONNECTIONS, tasks.clone(), control_end.clone()),
-        control::end_with_the_lease(authority, Duration::from_secs(config.dataplane.lease_grace_seconds), shutdown.clone()),
-        control::hold_writers(server.clone()),
+        control::enforce_lease(authority, Duration::from_secs(config.dataplane.lease_grace_seconds), shutdown.clone()),
+        control::apply_disk_state(server.clone()),
         async {
             shutdown.cancelled().await;
             control_end.cancel();
         },
     );
     tasks.close();
-    if tokio::time::timeout(DRAIN_WITHIN, tasks.wait()).await.is_err() {
+    if tokio::time::timeout(DRAIN_TIMEOUT, tasks.wait()).await.is_err() {
         tracing::warn!(open = tasks.len(), "requests were still under way at the end");
     }
     Ok(())
@@ -114,9 +113,9 @@ pub async fn serve(
 fn client_router(server: Arc<Server>) -> Router {
     client_routes()
         .router
-        .fallback(answer::no_such_route)
-        .method_not_allowed_fallback(answer::no_such_method)
-        .layer(middleware::from_fn_with_state(server.clone(), answer::wrap_client))
+        .fallback(request_layer::route_not_found)
+        .method_not_allowed_fallback(request_layer::method_not_allowed)
+        .layer(middleware::from_fn_with_state(server.clone(), request_layer::client_layer))
         .with_state(server)
 }
 
@@ -156,8 +155,8 @@ fn client_routes() -> Routes {
         .route("/v1/processes/{id}/signal", post(processes::signal))
         .route("/v1/files", file())
         .route("/v1/files/", file())
-        .route("/v1/files/upload", file().post(files::many::upload))
-        .route("/v1/files/download", get(files::many::download).head(files::get).put(files::put).delete(files::delete))
+        .route("/v1/files/upload", file().post(files::multipart::upload))
+        .route("/v1/files/download", get(files::multipart::download).head(files::get).put(files::put).delete(files::delete))
         .route("/v1/files/{*path}", file())
         .route("/v1/watch", get(watch::watch))
         .route("/v1/sync/ws", get(sync::open))
@@ -174,7 +173,7 @@ fn client_routes() -> Routes {
         .route("/v1/shell/ws", get(shell::open))
         .route("/v1/ws", get(shell::open))
         .route("/v1/shells", get(shell::routes::list).post(shell::routes::create))
-        .route("/v1/shells/{shell}", get(shell::routes::look).delete(shell::routes::end))
+        .route("/v1/shells/{shell}", get(shell::routes::inspect).delete(shell::routes::end))
         .route("/v1/shells/{shell}/run", post(shell::routes::run))
         .route(EXECUTE, post(langsmith::command::execute))
         .route(EXECUTE_WS, get(langsmith::socket::open))
@@ -192,10 +191,10 @@ fn control_router(server: Arc<Server>) -> Router {
         .route("/control/state", put(control::put_state))
         .route("/control/status", get(control::get_status))
         .route("/control/claims", get(control::get_claims))
-        .route("/control/happenings", get(control::get_happenings))
+        .route("/control/happenings", get(control::get_activity))
         .route("/control/shutdown", post(control::shutdown))
-        .fallback(answer::no_such_route)
-        .method_not_allowed_fallback(answer::no_such_method)
-        .layer(middleware::from_fn(answer::wrap))
+        .fallback(request_layer::route_not_found)
+        .method_not_allowed_fallback(request_layer::method_not_allowed)
+        .layer(middleware::from_fn(request_layer::control_layer))
         .with_state(server)
 }

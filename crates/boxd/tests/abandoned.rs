@@ -34,7 +34,7 @@ async fn until_running(boxd: &TestBoxd, count: usize) {
 }
 
 #[tokio::test]
-async fn interactive_commands_whose_clients_left_end_and_leave_their_places() {
+async fn abandoned_interactive_commands_end_and_free_their_slots() {
     let boxd = TestBoxd::start_limited(|limits| (limits.execs, limits.exec_unattended_seconds) = (4, 1));
     let clients = [
         SdkClient::run(&boxd, "cat", json!({})).await,
@@ -49,9 +49,9 @@ async fn interactive_commands_whose_clients_left_end_and_leave_their_places() {
 }
 
 #[tokio::test]
-async fn a_command_with_a_client_or_with_a_timeout_of_its_own_is_not_ended() {
+async fn a_command_with_a_client_or_its_own_timeout_is_not_ended() {
     let boxd = TestBoxd::start_limited(|limits| limits.exec_unattended_seconds = 1);
-    let mut here = ExecClient::start(&boxd, named("here", ExecStart { pty: true, ..command("cat") })).await;
+    let mut attended = ExecClient::start(&boxd, named("here", ExecStart { pty: true, ..command("cat") })).await;
     let timed = ExecStart { stdin: Some(StdinStart::Open(true)), timeout_seconds: Some(600.0), ..command("cat") };
     drop(ExecClient::start(&boxd, named("timed", timed)).await);
     let build = ExecStart { timeout_seconds: Some(600.0), ..command("exec sleep 1000") };
@@ -62,8 +62,8 @@ async fn a_command_with_a_client_or_with_a_timeout_of_its_own_is_not_ended() {
     drop(ExecClient::start(&boxd, named("left", ExecStart { pty: true, ..command("cat") })).await);
     until_running(&boxd, 4).await;
     assert_eq!(running(&boxd).await, 4);
-    here.send(ClientFrame::stdin(b"still\n", None)).await;
-    here.read_until("still").await;
+    attended.send(ClientFrame::stdin(b"still\n", None)).await;
+    attended.read_until("still").await;
     terminal.send(json!({ "type": "input", "data": "exit 3\n" })).await;
     assert_eq!(terminal.end().await, Ended::Exit(3));
     for id in ["timed", "build"] {
@@ -72,7 +72,7 @@ async fn a_command_with_a_client_or_with_a_timeout_of_its_own_is_not_ended() {
 }
 
 #[tokio::test]
-async fn a_stream_without_a_timeout_ends_when_its_client_does_not_come_back() {
+async fn a_stream_without_a_timeout_ends_when_its_client_does_not_reconnect() {
     let boxd = TestBoxd::start_limited(|limits| limits.exec_unattended_seconds = 1);
     let events = |path: &'static str, body: Value| boxd.post(path, body.to_string()).header("accept", "text/event-stream").open();
     let streams = [
@@ -88,7 +88,7 @@ async fn a_stream_without_a_timeout_ends_when_its_client_does_not_come_back() {
 }
 
 #[tokio::test]
-async fn a_terminal_without_a_client_ends_with_its_timeout_whatever_else_it_asked_for() {
+async fn a_terminal_without_a_client_ends_with_its_timeout() {
     let boxd = TestBoxd::start();
     let clients = [
         SdkClient::run(&boxd, "/bin/sh", json!({ "timeout": 1 })).await,
@@ -101,7 +101,7 @@ async fn a_terminal_without_a_client_ends_with_its_timeout_whatever_else_it_aske
 }
 
 #[tokio::test]
-async fn a_command_that_asked_for_no_idle_limit_ends_after_the_sandboxs_own() {
+async fn a_command_without_an_idle_limit_ends_after_the_sandboxs_limit() {
     let boxd = TestBoxd::start_limited(|limits| limits.exec_unattended_seconds = 1);
     drop(SdkClient::run(&boxd, "cat", json!({ "idle_timeout_seconds": -1 })).await);
     drop(SdkClient::run(&boxd, "", json!({ "pty": true, "idle_timeout_seconds": -1 })).await);
@@ -109,7 +109,7 @@ async fn a_command_that_asked_for_no_idle_limit_ends_after_the_sandboxs_own() {
 }
 
 #[tokio::test]
-async fn the_streams_of_one_principal_leave_room_for_another() {
+async fn the_streams_of_one_principal_leave_slots_for_another() {
     let boxd = TestBoxd::start_limited(|limits| (limits.streams, limits.streams_per_principal) = (4, 3));
     let (ann, bob) = (token_of(&boxd, "ann"), token_of(&boxd, "bob"));
     let watch = |token| boxd.get("/v1/watch").token(token);
@@ -117,25 +117,25 @@ async fn the_streams_of_one_principal_leave_room_for_another() {
     for _ in 0..3 {
         held.push(watch(&ann).open().await);
     }
-    let told = watch(&ann).send().await.refused(429, "RATE_LIMITED");
-    assert!(told.contains("ann has 3 streams open here"), "{told}");
+    let message = watch(&ann).send().await.refused(429, "RATE_LIMITED");
+    assert!(message.contains("ann has 3 streams open here"), "{message}");
     held.push(watch(&bob).open().await);
-    let told = watch(&bob).send().await.refused(429, "RATE_LIMITED");
-    assert!(told.contains("4 streams are already open"), "{told}");
+    let message = watch(&bob).send().await.refused(429, "RATE_LIMITED");
+    assert!(message.contains("4 streams are already open"), "{message}");
 }
 
 #[tokio::test]
-async fn one_principal_leaves_room_for_another() {
+async fn the_commands_of_one_principal_leave_slots_for_another() {
     let boxd = TestBoxd::start_limited(|limits| (limits.execs, limits.execs_per_principal) = (4, 3));
     let (ann, bob) = (token_of(&boxd, "ann"), token_of(&boxd, "bob"));
     let mut held = Vec::new();
     for _ in 0..3 {
         held.push(ExecClient::start_as(&boxd, &ann, command("exec sleep 1000")).await);
     }
-    let told = boxd.post("/v1/exec", TRUE).token(&ann).send().await.refused(429, "RATE_LIMITED");
-    assert!(told.contains("ann has 3 commands running here"), "{told}");
+    let message = boxd.post("/v1/exec", TRUE).token(&ann).send().await.refused(429, "RATE_LIMITED");
+    assert!(message.contains("ann has 3 commands running here"), "{message}");
     boxd.post("/v1/exec", TRUE).token(&bob).send().await.ok(200);
     held.push(ExecClient::start_as(&boxd, &bob, command("exec sleep 1000")).await);
-    let told = boxd.post("/v1/exec", TRUE).token(&bob).send().await.refused(429, "RATE_LIMITED");
-    assert!(told.contains("4 commands are already running here"), "{told}");
+    let message = boxd.post("/v1/exec", TRUE).token(&bob).send().await.refused(429, "RATE_LIMITED");
+    assert!(message.contains("4 commands are already running here"), "{message}");
 }

@@ -18,24 +18,24 @@ use support::{Answer, TestBoxd};
 use tar::{EntryType, Header};
 
 #[derive(Debug, PartialEq, Eq)]
-enum Found {
+enum ArchivedEntry {
     File(Vec<u8>, u32),
     Directory,
     Link(String),
 }
 
-fn contents(tar: &[u8]) -> BTreeMap<String, Found> {
+fn contents(tar: &[u8]) -> BTreeMap<String, ArchivedEntry> {
     let mut archive = tar::Archive::new(tar);
     let read = archive.entries().unwrap().map(|entry| {
         let mut entry = entry.unwrap();
         let name = entry.path().unwrap().to_str().unwrap().trim_end_matches('/').to_owned();
         let found = match entry.header().entry_type() {
-            EntryType::Directory => Found::Directory,
-            EntryType::Symlink => Found::Link(entry.link_name().unwrap().unwrap().to_str().unwrap().to_owned()),
+            EntryType::Directory => ArchivedEntry::Directory,
+            EntryType::Symlink => ArchivedEntry::Link(entry.link_name().unwrap().unwrap().to_str().unwrap().to_owned()),
             EntryType::Regular => {
                 let mut bytes = Vec::new();
                 entry.read_to_end(&mut bytes).unwrap();
-                Found::File(bytes, entry.header().mode().unwrap())
+                ArchivedEntry::File(bytes, entry.header().mode().unwrap())
             }
             other => panic!("{other:?}"),
         };
@@ -69,7 +69,7 @@ async fn unpack(boxd: &TestBoxd, path: &str, tar: impl Into<Bytes>) -> Answer {
 }
 
 #[tokio::test]
-async fn a_directory_comes_out_as_it_is_plain_and_compressed() {
+async fn a_directory_is_archived_unchanged_plain_and_compressed() {
     let boxd = TestBoxd::start();
     let long = format!("{}/{}", "d".repeat(120), "f".repeat(200));
     boxd.put(&format!("/v1/files/workspace/p/{long}"), "long").send().await.ok(201);
@@ -79,12 +79,12 @@ async fn a_directory_comes_out_as_it_is_plain_and_compressed() {
     symlink("../outside/../a.sh", boxd.host("/workspace/p/link")).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(boxd.host("/workspace/p/socket")).unwrap();
     let expected = BTreeMap::from([
-        ("a.sh".to_owned(), Found::File(b"#!/bin/sh".to_vec(), 0o755)),
-        ("d".repeat(120), Found::Directory),
-        (long, Found::File(b"long".to_vec(), 0o644)),
-        ("link".to_owned(), Found::Link("../outside/../a.sh".to_owned())),
-        ("sub".to_owned(), Found::Directory),
-        ("sub/big".to_owned(), Found::File(big, 0o644)),
+        ("a.sh".to_owned(), ArchivedEntry::File(b"#!/bin/sh".to_vec(), 0o755)),
+        ("d".repeat(120), ArchivedEntry::Directory),
+        (long, ArchivedEntry::File(b"long".to_vec(), 0o644)),
+        ("link".to_owned(), ArchivedEntry::Link("../outside/../a.sh".to_owned())),
+        ("sub".to_owned(), ArchivedEntry::Directory),
+        ("sub/big".to_owned(), ArchivedEntry::File(big, 0o644)),
     ]);
     let plain = boxd.get("/v1/archive?path=/workspace/p").send().await.ok(200);
     assert_eq!(plain.header("content-type"), TAR);
@@ -96,18 +96,18 @@ async fn a_directory_comes_out_as_it_is_plain_and_compressed() {
 }
 
 #[tokio::test]
-async fn a_single_file_is_an_archive_of_one() {
+async fn a_single_file_is_archived_as_one_entry() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/a", "x").send().await.ok(201);
     let tar = boxd.get("/v1/archive?path=/workspace/a").send().await.ok(200);
-    assert_eq!(contents(&tar.body), BTreeMap::from([("a".to_owned(), Found::File(b"x".to_vec(), 0o644))]));
+    assert_eq!(contents(&tar.body), BTreeMap::from([("a".to_owned(), ArchivedEntry::File(b"x".to_vec(), 0o644))]));
     boxd.get("/v1/archive?path=/workspace/none").send().await.refused(404, "FILE_NOT_FOUND");
     boxd.get("/v1/archive?path=workspace").send().await.refused(400, "INVALID_REQUEST");
     boxd.get("/v1/archive").send().await.refused(400, "INVALID_REQUEST");
 }
 
 #[tokio::test]
-async fn a_directory_that_can_not_be_read_is_refused_before_the_first_byte() {
+async fn an_unreadable_directory_is_refused_before_the_first_byte() {
     use std::os::unix::fs::PermissionsExt;
     let boxd = TestBoxd::start_as_a_user();
     let closed = boxd.host("/workspace/closed");
@@ -120,7 +120,7 @@ async fn a_directory_that_can_not_be_read_is_refused_before_the_first_byte() {
 }
 
 #[tokio::test]
-async fn what_comes_out_goes_in_again() {
+async fn a_downloaded_archive_can_be_unpacked() {
     let boxd = TestBoxd::start();
     let name = "n".repeat(150);
     boxd.put(&format!("/v1/files/workspace/p/x/{name}"), "deep").header("x-file-mode", "600").send().await.ok(201);
@@ -141,25 +141,25 @@ async fn what_comes_out_goes_in_again() {
 }
 
 #[tokio::test]
-async fn an_archive_made_by_tar_itself_is_taken() {
+async fn an_archive_made_by_tar_is_unpacked() {
     let boxd = TestBoxd::start();
     let source = boxd.outside().join("source");
     std::fs::create_dir_all(source.join("dir")).unwrap();
     std::fs::write(source.join("dir/file"), "from tar").unwrap();
     std::fs::set_permissions(source.join("dir"), std::fs::Permissions::from_mode(0o555)).unwrap();
     for format in ["gnu", "pax", "ustar"] {
-        let made =
+        let created =
             std::process::Command::new("tar").args(["-c", &format!("--format={format}"), "-C"]).arg(&source).arg(".").output().unwrap();
-        assert!(made.status.success());
+        assert!(created.status.success());
         let into = format!("/workspace/{format}");
-        unpack(&boxd, &into, made.stdout).await.ok(200);
+        unpack(&boxd, &into, created.stdout).await.ok(200);
         assert_eq!(std::fs::read(boxd.host(format!("{into}/dir/file"))).unwrap(), b"from tar");
         assert_eq!(std::fs::metadata(boxd.host(format!("{into}/dir"))).unwrap().mode() & 0o777, 0o555);
     }
 }
 
 #[tokio::test]
-async fn files_that_are_there_are_replaced_and_the_rest_stays() {
+async fn unpacking_replaces_existing_files_and_keeps_others() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/a", "old").send().await.ok(201);
     let etag = boxd.put("/v1/files/workspace/keep", "kept").send().await.header("etag").to_owned();
@@ -172,7 +172,7 @@ async fn files_that_are_there_are_replaced_and_the_rest_stays() {
 }
 
 #[tokio::test]
-async fn no_entry_lands_outside_the_directory() {
+async fn no_entry_is_unpacked_outside_the_directory() {
     let boxd = TestBoxd::start();
     std::fs::create_dir(boxd.host("/workspace/in")).unwrap();
     symlink("/", boxd.host("/workspace/in/root")).unwrap();
@@ -201,8 +201,8 @@ async fn no_entry_lands_outside_the_directory() {
     ] {
         let answer = unpack(&boxd, "/workspace/in", tar_of(&slip)).await;
         answer.refused(400, "INVALID_REQUEST");
-        for place in ["/slip", "/workspace/slip", "/workspace/in/slip", "/workspace/in/d/slip"] {
-            assert!(std::fs::symlink_metadata(boxd.host(place)).is_err(), "{slip:?}");
+        for unpacked in ["/slip", "/workspace/slip", "/workspace/in/slip", "/workspace/in/d/slip"] {
+            assert!(std::fs::symlink_metadata(boxd.host(unpacked)).is_err(), "{slip:?}");
         }
         assert!(!boxd.outside().join("slip").exists(), "{slip:?}");
     }
@@ -216,25 +216,25 @@ async fn no_entry_lands_outside_the_directory() {
 }
 
 #[tokio::test]
-async fn a_link_out_of_the_directory_is_refused_unless_it_is_asked_for() {
+async fn a_link_out_of_the_directory_is_refused_unless_requested() {
     let boxd = TestBoxd::start();
     use EntryType::Symlink;
     let inside = tar_of(&[(Symlink, "bin/python", "python3", ""), (Symlink, "lib64", "lib", ""), (Symlink, "a/b/up", "../../bin", "")]);
     unpack(&boxd, "/workspace/in", inside).await.ok(200);
     for (name, target) in [("bin/python3", "/usr/bin/python3"), ("up", ".."), ("a/up", "../../x"), ("l", "bin/../../x")] {
         let tar = tar_of(&[(Symlink, name, target, "")]);
-        let told = unpack(&boxd, "/workspace/in", tar.clone()).await.refused(400, "INVALID_REQUEST");
-        assert!(told.contains(&format!("{name} is a link to {target}")) && told.contains("?links=any"), "{told}");
-        let place = boxd.host(format!("/workspace/in/{name}"));
-        assert!(std::fs::symlink_metadata(&place).is_err(), "{name}");
+        let message = unpack(&boxd, "/workspace/in", tar.clone()).await.refused(400, "INVALID_REQUEST");
+        assert!(message.contains(&format!("{name} is a link to {target}")) && message.contains("?links=any"), "{message}");
+        let unpacked = boxd.host(format!("/workspace/in/{name}"));
+        assert!(std::fs::symlink_metadata(&unpacked).is_err(), "{name}");
         unpack(&boxd, "/workspace/in&links=any", tar).await.ok(200);
-        assert_eq!(std::fs::read_link(&place).unwrap().to_str(), Some(target));
+        assert_eq!(std::fs::read_link(&unpacked).unwrap().to_str(), Some(target));
     }
     unpack(&boxd, "/workspace/in&links=some", tar_of(&[])).await.refused(400, "INVALID_REQUEST");
 }
 
 #[tokio::test]
-async fn what_is_no_archive_or_half_of_one_is_refused_and_leaves_no_half_file() {
+async fn an_invalid_or_truncated_archive_is_refused_and_leaves_no_partial_file() {
     let boxd = TestBoxd::start();
     unpack(&boxd, "/workspace", vec![b'x'; 4096]).await.refused(400, "INVALID_REQUEST");
     let whole = tar_of(&[(EntryType::Regular, "a", "", &"long ".repeat(1000))]);
@@ -255,7 +255,7 @@ async fn what_is_no_archive_or_half_of_one_is_refused_and_leaves_no_half_file() 
 }
 
 #[tokio::test]
-async fn archives_beyond_the_workers_are_told_to_come_again() {
+async fn archives_beyond_the_number_of_workers_are_rate_limited() {
     let boxd = TestBoxd::start();
     std::fs::File::create(boxd.host("/workspace/big")).unwrap().set_len(64 << 20).unwrap();
     let mut held = Vec::new();
@@ -277,7 +277,7 @@ async fn archives_beyond_the_workers_are_told_to_come_again() {
 }
 
 #[tokio::test]
-async fn an_archive_with_second_names_and_holes_comes_out_as_it_was() {
+async fn hard_links_and_sparse_files_are_unpacked() {
     let boxd = TestBoxd::start();
     let source = boxd.outside().join("source");
     std::fs::create_dir_all(source.join("a")).unwrap();
@@ -288,13 +288,13 @@ async fn an_archive_with_second_names_and_holes_comes_out_as_it_was() {
     std::os::unix::fs::FileExt::write_all_at(&holes, b"middle", 5_000_000).unwrap();
     holes.set_len(9_000_001).unwrap();
     let expected = std::fs::read(source.join("holes")).unwrap();
-    let made = |format: &str| {
-        let made =
+    let archive_by_tar = |format: &str| {
+        let created =
             std::process::Command::new("tar").args(["-cS", &format!("--format={format}"), "-C"]).arg(&source).arg(".").output().unwrap();
-        assert!(made.status.success());
-        made.stdout
+        assert!(created.status.success());
+        created.stdout
     };
-    let gnu = made("gnu");
+    let gnu = archive_by_tar("gnu");
     assert!(gnu.len() < 1_000_000, "the holes are left out");
     for _ in 0..2 {
         // The second time over the existing files.
@@ -307,13 +307,13 @@ async fn an_archive_with_second_names_and_holes_comes_out_as_it_was() {
     }
     // The PAX form puts a map of the holes into the data, under another name. Unpacking it as a plain file would be
     // wrong.
-    let told = unpack(&boxd, "/workspace/pax", made("pax")).await.refused(400, "INVALID_REQUEST");
-    assert!(told.contains("holes") && told.contains("--format=gnu"), "{told}");
+    let message = unpack(&boxd, "/workspace/pax", archive_by_tar("pax")).await.refused(400, "INVALID_REQUEST");
+    assert!(message.contains("holes") && message.contains("--format=gnu"), "{message}");
     assert!(!boxd.host("/workspace/pax/holes").exists() && !boxd.host("/workspace/pax/GNUSparseFile.0").exists());
 }
 
 #[tokio::test]
-async fn a_second_name_is_only_for_a_file_of_the_same_directory() {
+async fn a_hard_link_to_a_file_outside_the_directory_is_refused() {
     let boxd = TestBoxd::start();
     std::fs::create_dir_all(boxd.host("/workspace/in/dir")).unwrap();
     std::fs::write(boxd.host("/workspace/beside"), "not yours").unwrap();
@@ -321,21 +321,21 @@ async fn a_second_name_is_only_for_a_file_of_the_same_directory() {
     symlink("..", boxd.host("/workspace/in/up")).unwrap();
     rustix::fs::mknodat(rustix::fs::CWD, boxd.host("/workspace/in/pipe"), rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
     for target in ["none", "dir", "link", "pipe", "up/beside", "../beside", "/workspace/beside", "dir/../link", "", "."] {
-        let told = unpack(&boxd, "/workspace/in", tar_of(&[(EntryType::Link, "slip", target, "")])).await;
-        told.refused(400, "INVALID_REQUEST");
+        let message = unpack(&boxd, "/workspace/in", tar_of(&[(EntryType::Link, "slip", target, "")])).await;
+        message.refused(400, "INVALID_REQUEST");
         assert!(std::fs::symlink_metadata(boxd.host("/workspace/in/slip")).is_err(), "{target}");
     }
     assert_eq!(std::fs::read_dir(boxd.host("/workspace/in")).unwrap().count(), 4, "nothing is left over");
 }
 
 #[tokio::test]
-async fn an_archive_without_its_end_is_told_from_an_empty_one() {
+async fn a_truncated_archive_is_distinguished_from_an_empty_one() {
     let boxd = TestBoxd::start();
     let whole = tar_of(&[(EntryType::Regular, "a", "", "1"), (EntryType::Regular, "b", "", "2")]);
     let put = |kind: &'static str, body: Bytes| boxd.put("/v1/archive?path=/workspace", body).header("content-type", kind).send();
     // Truncated between two complete entries.
-    let told = put(TAR, whole.slice(..1024)).await.refused(400, "INVALID_REQUEST");
-    assert!(told.contains("after 1 entries") && told.contains("again"), "{told}");
+    let message = put(TAR, whole.slice(..1024)).await.refused(400, "INVALID_REQUEST");
+    assert!(message.contains("after 1 entries") && message.contains("again"), "{message}");
     put(TAR, whole.slice(..2048)).await.refused(400, "INVALID_REQUEST");
     put(TAR_ZSTD, zstd::encode_all(&whole[..2048], 1).unwrap().into()).await.refused(400, "INVALID_REQUEST");
     assert!(put(TAR, Bytes::new()).await.refused(400, "INVALID_REQUEST").contains("no archive"));
@@ -350,7 +350,7 @@ async fn an_archive_without_its_end_is_told_from_an_empty_one() {
 }
 
 #[tokio::test]
-async fn what_may_not_be_read_is_told_in_the_archive_and_the_rest_is_in_it() {
+async fn unreadable_entries_are_listed_in_the_archive_and_the_rest_is_packed() {
     let boxd = TestBoxd::start_as_a_user();
     for name in ["a", "closed %\n", "z"] {
         std::fs::write(boxd.host(format!("/workspace/{name}")), "x").unwrap();

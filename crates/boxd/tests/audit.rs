@@ -16,7 +16,7 @@ async fn claims(boxd: &TestBoxd) -> ClaimBatch {
 }
 
 #[tokio::test]
-async fn every_request_leaves_one_line_with_who_what_and_how_it_ended() {
+async fn every_request_leaves_one_record_with_principal_target_and_result() {
     let boxd = TestBoxd::start();
     boxd.post("/v1/exec", json!({ "command": "true" }).to_string()).send().await.ok(200);
     boxd.call(Method::GET, "/v1/files/workspace/a%20b%1b").send().await.refused(404, "FILE_NOT_FOUND");
@@ -38,12 +38,12 @@ async fn every_request_leaves_one_line_with_who_what_and_how_it_ended() {
     assert_eq!(rest.items.iter().map(|c| c.seq).collect::<Vec<_>>(), [3]);
 }
 
-async fn happenings(boxd: &TestBoxd, life: &str, after: u64, wait: u64) -> ActivityBatch {
+async fn fetch_activity(boxd: &TestBoxd, life: &str, after: u64, wait: u64) -> ActivityBatch {
     boxd.control(Method::GET, &format!("/control/happenings?life={life}&after={after}&wait={wait}")).send().await.ok(200).json()
 }
 
-fn told(happening: &Activity) -> (&str, &str) {
-    match &happening.action {
+fn summary(activity: &Activity) -> (&str, &str) {
+    match &activity.action {
         Action::FileWritten(file) => ("written", &file.path),
         Action::FileRemoved(file) => ("removed", &file.path),
         Action::Exec(end) => ("exec", &end.command),
@@ -51,7 +51,7 @@ fn told(happening: &Activity) -> (&str, &str) {
 }
 
 #[tokio::test]
-async fn files_that_were_written_and_commands_that_ended_are_told_once_with_who_did_it() {
+async fn written_files_and_ended_commands_are_reported_once_with_their_principal() {
     let boxd = TestBoxd::start();
     boxd.call(Method::PUT, "/v1/files/workspace/a.txt").body("hello").send().await.ok(201);
     boxd.post("/v1/exec", json!({ "command": "exit 3", "env": { "SECRET": "hidden" }, "stdin": "hidden" }).to_string())
@@ -67,8 +67,8 @@ async fn files_that_were_written_and_commands_that_ended_are_told_once_with_who_
     boxd.call(Method::GET, "/v1/files/workspace/b.txt").send().await.refused(404, "FILE_NOT_FOUND");
     boxd.call(Method::DELETE, "/v1/files/workspace/b.txt").send().await.refused(404, "FILE_NOT_FOUND");
 
-    let first = happenings(&boxd, "", 0, 0).await;
-    let all: Vec<_> = first.items.iter().map(told).collect();
+    let first = fetch_activity(&boxd, "", 0, 0).await;
+    let all: Vec<_> = first.items.iter().map(summary).collect();
     let long = &all[2].1;
     assert_eq!(long.len(), MAX_EVENT_TEXT_BYTES);
     let (a, b) = ("/workspace/a.txt", "/workspace/b.txt");
@@ -79,19 +79,19 @@ async fn files_that_were_written_and_commands_that_ended_are_told_once_with_who_
     assert_eq!((ran.principal.as_deref(), ran.session_id.as_deref(), ran.seq), (Some("ada"), Some("ssn_1"), 2));
     assert!(!serde_json::to_string(&first).unwrap().contains("hidden"));
     // Entries are kept until they are acknowledged; a number from another run acknowledges nothing.
-    assert_eq!(happenings(&boxd, "other", 7, 0).await.items.len(), 7);
-    assert_eq!(happenings(&boxd, &first.life, 6, 0).await.items.len(), 1);
+    assert_eq!(fetch_activity(&boxd, "other", 7, 0).await.items.len(), 7);
+    assert_eq!(fetch_activity(&boxd, &first.life, 6, 0).await.items.len(), 1);
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_its_answer_leaves_a_line_and_its_command_is_told() {
+async fn a_client_that_disconnects_early_leaves_a_record_and_its_command_is_reported() {
     let boxd = TestBoxd::start();
     let leaving = boxd.post("/v1/exec", json!({ "command": "touch begun; sleep 1000" }).to_string()).send();
     tokio::select! {
         _ = leaving => panic!("it takes longer"),
         () = support::wait_for(|| boxd.host("/workspace/begun").exists()) => {}
     }
-    let ended = happenings(&boxd, "", 0, 30).await;
+    let ended = fetch_activity(&boxd, "", 0, 30).await;
     let Action::Exec(end) = &ended.items[0].action else { panic!("{ended:?}") };
     assert_eq!((end.command.as_str(), end.exit_code), ("touch begun; sleep 1000", Some(137)));
     assert_eq!(ended.items[0].principal.as_deref(), Some("ada"));
@@ -102,10 +102,10 @@ async fn a_client_that_leaves_before_its_answer_leaves_a_line_and_its_command_is
 }
 
 #[tokio::test]
-async fn a_broker_that_waits_is_answered_when_something_happens() {
+async fn a_waiting_broker_is_answered_on_activity() {
     let boxd = TestBoxd::start();
-    let (waited, ()) = tokio::join!(happenings(&boxd, "", 0, 30), async {
+    let (waited, ()) = tokio::join!(fetch_activity(&boxd, "", 0, 30), async {
         boxd.call(Method::PUT, "/v1/files/workspace/a.txt").body("hello").send().await.ok(201);
     });
-    assert_eq!(waited.items.iter().map(told).collect::<Vec<_>>(), [("written", "/workspace/a.txt")]);
+    assert_eq!(waited.items.iter().map(summary).collect::<Vec<_>>(), [("written", "/workspace/a.txt")]);
 }

@@ -14,7 +14,7 @@ use http_body_util::BodyExt;
 use support::{SOON, TestBoxd};
 
 #[tokio::test]
-async fn health_needs_no_token_and_everything_else_does() {
+async fn every_route_but_health_requires_a_token() {
     let boxd = TestBoxd::start();
     for path in ["/healthz", "/v1/healthz"] {
         boxd.get(path).without("authorization").send().await.ok(200);
@@ -32,7 +32,7 @@ async fn health_needs_no_token_and_everything_else_does() {
 }
 
 #[tokio::test]
-async fn a_token_is_taken_from_the_bearer_header_and_from_nowhere_else() {
+async fn a_token_is_accepted_only_from_the_bearer_header() {
     let boxd = TestBoxd::start();
     let token = boxd.token("fs_read");
     let call = || boxd.get("/v1/archive?path=/workspace").without("authorization");
@@ -92,7 +92,7 @@ async fn a_missing_capability_is_denied_and_named() {
 }
 
 #[tokio::test]
-async fn each_way_to_revoke_a_token_counts_from_the_push_on() {
+async fn every_kind_of_revocation_applies_from_its_push_on() {
     let mut boxd = TestBoxd::start();
     let claims = boxd.claims("fs_read");
     let token = boxd.key.mint(&claims);
@@ -110,7 +110,7 @@ async fn each_way_to_revoke_a_token_counts_from_the_push_on() {
 }
 
 #[tokio::test]
-async fn a_revoked_token_loses_its_download_even_when_it_reads_nothing() {
+async fn a_revoked_token_ends_its_download_even_if_the_client_reads_nothing() {
     let mut boxd = TestBoxd::start();
     std::fs::File::create(boxd.host("/workspace/big")).unwrap().set_len(1 << 30).unwrap();
     let claims = boxd.claims("fs_read");
@@ -124,7 +124,7 @@ async fn a_revoked_token_loses_its_download_even_when_it_reads_nothing() {
 }
 
 #[tokio::test]
-async fn a_key_that_was_rotated_away_opens_nothing_and_keeps_nothing_open() {
+async fn a_replaced_key_opens_no_stream_and_its_open_streams_end() {
     let mut boxd = TestBoxd::start();
     std::fs::File::create(boxd.host("/workspace/big")).unwrap().set_len(1 << 30).unwrap();
     let token = boxd.token("fs_read");
@@ -136,7 +136,7 @@ async fn a_key_that_was_rotated_away_opens_nothing_and_keeps_nothing_open() {
 }
 
 #[tokio::test]
-async fn unknown_routes_and_methods_are_told_in_the_envelope_with_a_request_id() {
+async fn unknown_routes_and_methods_get_the_error_envelope_with_a_request_id() {
     let boxd = TestBoxd::start();
     boxd.get("/v1/nothing").send().await.refused(404, "ROUTE_NOT_FOUND");
     boxd.call(Method::PATCH, "/v1/exec").send().await.refused(405, "METHOD_NOT_ALLOWED");

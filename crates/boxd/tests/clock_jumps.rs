@@ -20,7 +20,7 @@ const DAY: i64 = 86_400;
 const TRUE: &str = r#"{"command": "true"}"#;
 
 #[tokio::test]
-async fn a_token_counts_by_the_clock_as_it_is_set_and_a_fresh_one_always_does() {
+async fn a_token_follows_the_clock_as_set_and_a_fresh_one_is_accepted() {
     for jump in [-DAY, -HOUR, HOUR, DAY] {
         let boxd = TestBoxd::start();
         let before = boxd.token(EVERYTHING);
@@ -39,7 +39,7 @@ async fn a_token_counts_by_the_clock_as_it_is_set_and_a_fresh_one_always_does() 
 }
 
 #[tokio::test]
-async fn open_streams_end_when_the_clock_passes_their_token_and_are_joined_with_a_fresh_one() {
+async fn open_streams_end_when_the_clock_passes_their_token_and_can_be_resumed_with_a_fresh_one() {
     for jump in [HOUR, DAY] {
         let boxd = TestBoxd::start();
         let mut client = ExecClient::start(&boxd, named("build", command("exec sleep 1000"))).await;
@@ -61,7 +61,7 @@ async fn open_streams_end_when_the_clock_passes_their_token_and_are_joined_with_
 }
 
 #[tokio::test]
-async fn an_open_stream_goes_on_after_a_jump_back_and_with_a_token_of_the_new_time() {
+async fn an_open_stream_continues_after_a_jump_back_and_accepts_a_new_token() {
     for jump in [-DAY, -HOUR] {
         let boxd = TestBoxd::start();
         let mut client = ExecClient::start(&boxd, command("exec sleep 1000")).await;
@@ -74,13 +74,13 @@ async fn an_open_stream_goes_on_after_a_jump_back_and_with_a_token_of_the_new_ti
 }
 
 #[tokio::test]
-async fn a_lease_that_a_jump_ends_is_left_to_a_broker_that_is_there() {
+async fn a_reachable_broker_decides_about_a_lease_that_a_clock_jump_ended() {
     for jump in [-DAY, -HOUR, HOUR, DAY] {
         let mut boxd = TestBoxd::start();
         boxd.clock.advance(jump);
         // Whoever waits for the lease has looked at the clock several times since.
-        let enough = boxd.clock.looks() + 10;
-        support::wait_for(|| boxd.clock.looks() >= enough).await;
+        let enough = boxd.clock.reads() + 10;
+        support::wait_for(|| boxd.clock.reads() >= enough).await;
         assert!(!boxd.served.as_ref().unwrap().is_finished(), "{jump}");
         // The broker's next push is by the new time.
         boxd.state.lease_expires_at = boxd.clock.now().plus(Duration::from_secs(3600));
@@ -90,7 +90,7 @@ async fn a_lease_that_a_jump_ends_is_left_to_a_broker_that_is_there() {
 }
 
 #[tokio::test]
-async fn a_lease_that_a_jump_ends_ends_boxd_when_no_broker_is_there() {
+async fn boxd_ends_when_a_clock_jump_ends_its_lease_and_no_broker_is_reachable() {
     for jump in [HOUR, DAY] {
         let mut boxd = TestBoxd::start_limited(|limits| limits.lease_grace_seconds = 1);
         boxd.clock.advance(jump + 1);

@@ -24,7 +24,7 @@ async fn an_older_push_is_answered_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_push_with_keys_that_can_not_be_read_is_refused_and_the_old_ones_hold() {
+async fn a_push_with_unreadable_keys_is_refused_and_the_old_keys_stay() {
     let mut boxd = TestBoxd::start();
     let mut broken = boxd.state.clone();
     broken.version = 9;
@@ -56,7 +56,7 @@ async fn a_shutdown_is_answered_and_then_boxd_ends() {
 }
 
 #[tokio::test]
-async fn past_its_lease_with_no_broker_boxd_ends_itself() {
+async fn boxd_ends_after_its_lease_without_a_broker() {
     let mut boxd = TestBoxd::start_with(|config| {
         config.state.lease_expires_at = Timestamp::from_unix(Timestamp::now().unix() - 3600);
         config.dataplane.lease_grace_seconds = 1;
@@ -66,7 +66,7 @@ async fn past_its_lease_with_no_broker_boxd_ends_itself() {
 }
 
 #[tokio::test]
-async fn a_lease_that_a_push_has_ended_is_given_its_grace() {
+async fn a_lease_that_a_push_ended_still_has_its_grace_period() {
     let mut boxd = TestBoxd::start();
     boxd.state.lease_expires_at = Timestamp::from_unix(Timestamp::now().unix() - 3600);
     assert_eq!(boxd.push().await.state_version, 2);
@@ -76,7 +76,7 @@ async fn a_lease_that_a_push_has_ended_is_given_its_grace() {
 }
 
 #[tokio::test]
-async fn a_full_disk_stops_writes_and_leaves_reads_and_deletes() {
+async fn a_full_disk_refuses_writes_and_allows_reads_and_deletes() {
     let mut boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/a", "x").send().await.ok(201);
     boxd.state.disk_full = true;

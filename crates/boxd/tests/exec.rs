@@ -18,7 +18,7 @@ async fn exec(boxd: &TestBoxd, request: Value) -> ExecResponse {
 }
 
 #[tokio::test]
-async fn a_command_gives_its_output_and_exit_code() {
+async fn a_command_returns_its_output_and_exit_code() {
     let boxd = TestBoxd::start();
     let done = exec(&boxd, json!({ "command": "printf out; printf err >&2; exit 3", "env": {"A": "b"} })).await;
     assert_eq!((done.stdout.as_str(), done.stderr.as_str(), done.exit_code), ("out", "err", 3));
@@ -34,7 +34,7 @@ async fn a_command_gives_its_output_and_exit_code() {
 }
 
 #[tokio::test]
-async fn a_program_that_is_not_there_answers_as_a_shell_would() {
+async fn a_missing_program_returns_the_exit_code_of_a_shell() {
     let boxd = TestBoxd::start();
     let done = exec(&boxd, json!({ "argv": ["/bin/no-such-program"] })).await;
     assert_eq!((done.exit_code, done.stderr.as_str()), (127, "/bin/no-such-program: not found\n"));
@@ -45,7 +45,7 @@ async fn a_program_that_is_not_there_answers_as_a_shell_would() {
 }
 
 #[tokio::test]
-async fn output_beyond_the_limit_is_dropped_and_the_program_goes_on() {
+async fn output_beyond_the_limit_is_dropped_and_the_program_continues() {
     let boxd = TestBoxd::start();
     let done = exec(&boxd, json!({ "command": "head -c 3000000 /dev/zero | tr '\\0' x; echo end >&2", "max_output_bytes": 1000 })).await;
     assert_eq!((done.stdout.len(), done.truncated, done.exit_code), (1000, true, 0));
@@ -53,7 +53,7 @@ async fn output_beyond_the_limit_is_dropped_and_the_program_goes_on() {
 }
 
 #[tokio::test]
-async fn all_that_a_short_command_prints_and_all_that_a_long_one_prints_comes() {
+async fn the_whole_output_of_short_and_long_commands_is_returned() {
     let boxd = TestBoxd::start();
     // Cases: ended before its pipes are read; output larger than the pipes; output at the end of a long run.
     for (command, stdout, stderr) in [
@@ -70,7 +70,7 @@ async fn all_that_a_short_command_prints_and_all_that_a_long_one_prints_comes() 
 }
 
 #[tokio::test]
-async fn a_command_past_its_time_is_killed_with_all_it_started() {
+async fn a_command_that_times_out_is_killed_with_its_process_tree() {
     let boxd = TestBoxd::start();
     let done = exec(&boxd, json!({ "command": "sleep 1000 & echo $!; wait", "timeout_seconds": 0.3 })).await;
     assert_eq!((done.exit_code, done.signal, done.timed_out), (137, Some(9), true));
@@ -82,7 +82,7 @@ async fn a_command_past_its_time_is_killed_with_all_it_started() {
 }
 
 #[tokio::test]
-async fn a_background_child_that_holds_the_pipes_does_not_hold_the_answer() {
+async fn a_background_child_that_holds_the_pipes_does_not_delay_the_response() {
     let boxd = TestBoxd::start();
     let started = Instant::now();
     let done = exec(&boxd, json!({ "command": "sleep 1000 & echo $!" })).await;
@@ -92,7 +92,7 @@ async fn a_background_child_that_holds_the_pipes_does_not_hold_the_answer() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_takes_its_command_with_it() {
+async fn a_command_is_killed_when_its_client_disconnects() {
     let boxd = TestBoxd::start();
     let body = json!({ "command": "echo $$ > pid.tmp; mv pid.tmp pid; sleep 1000" }).to_string();
     let mut stream = boxd.dial("clients").await;
@@ -110,7 +110,7 @@ async fn a_client_that_goes_takes_its_command_with_it() {
 }
 
 #[tokio::test]
-async fn a_revoked_token_loses_its_command() {
+async fn a_command_is_killed_when_its_token_is_revoked() {
     let boxd = TestBoxd::start();
     let claims = boxd.claims("exec");
     let call = boxd.post("/v1/exec", json!({ "command": "echo $$ > pid.tmp; mv pid.tmp pid; sleep 1000" }).to_string());
@@ -130,7 +130,7 @@ async fn a_revoked_token_loses_its_command() {
 }
 
 #[tokio::test]
-async fn a_command_under_way_learns_that_its_sandbox_ends() {
+async fn a_running_command_is_answered_when_the_sandbox_ends() {
     let boxd = TestBoxd::start();
     let waiting = boxd.post("/v1/exec", json!({ "command": "touch begun; sleep 1000" }).to_string()).send();
     let control = async {
@@ -144,7 +144,7 @@ async fn a_command_under_way_learns_that_its_sandbox_ends() {
 }
 
 #[tokio::test]
-async fn a_request_that_can_not_be_met_is_refused_in_words() {
+async fn an_invalid_request_is_refused_with_a_message() {
     let boxd = TestBoxd::start();
     for (body, words) in [("[]", "the body: must be a JSON object"), (r#"{"argv": "ls"}"#, "argv: must be a list, not a string")] {
         let message = boxd.post("/v1/exec", body).send().await.refused(400, "INVALID_REQUEST");
@@ -153,7 +153,7 @@ async fn a_request_that_can_not_be_met_is_refused_in_words() {
 }
 
 #[tokio::test]
-async fn the_langsmith_route_answers_in_that_sdks_shape() {
+async fn the_langsmith_route_answers_in_the_sdks_format() {
     let boxd = TestBoxd::start();
     let run = |body: Value| boxd.post("/execute", body.to_string()).send();
     let done: Value =
@@ -168,7 +168,7 @@ async fn the_langsmith_route_answers_in_that_sdks_shape() {
 }
 
 #[tokio::test]
-async fn more_commands_at_once_than_allowed_are_told_to_come_again() {
+async fn commands_beyond_the_limit_are_rate_limited() {
     let boxd = TestBoxd::start();
     let fifo = boxd.host("/workspace/gate");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR, 0).unwrap();
@@ -193,7 +193,7 @@ async fn more_commands_at_once_than_allowed_are_told_to_come_again() {
 }
 
 #[tokio::test]
-async fn input_that_is_no_text_comes_as_base64() {
+async fn input_that_is_not_text_is_sent_as_base64() {
     let boxd = TestBoxd::start();
     let done = exec(&boxd, json!({"argv": ["cat"], "stdin_b64": "/wBh"})).await;
     assert_eq!((done.stdout_b64.as_deref(), done.exit_code), (Some("/wBh"), 0));
@@ -206,12 +206,12 @@ async fn input_that_is_no_text_comes_as_base64() {
 }
 
 #[tokio::test]
-async fn a_field_that_means_nothing_is_refused_by_its_name() {
+async fn an_unknown_field_is_refused_by_name() {
     let boxd = TestBoxd::start();
-    let asked = json!({"command": "touch ran", "std_in": "a"}).to_string();
-    let why = boxd.post("/v1/exec", asked.clone()).send().await.refused(400, "INVALID_REQUEST");
+    let request = json!({"command": "touch ran", "std_in": "a"}).to_string();
+    let why = boxd.post("/v1/exec", request.clone()).send().await.refused(400, "INVALID_REQUEST");
     assert!(why.starts_with("std_in: is not a field"), "{why}");
-    let call = boxd.post("/v1/exec", asked).header("accept", "text/event-stream");
+    let call = boxd.post("/v1/exec", request).header("accept", "text/event-stream");
     call.send().await.refused(400, "INVALID_REQUEST");
     assert!(!boxd.host("/workspace/ran").exists());
     for name in ["timeout", "timeout_secs", "timeout_seconds"] {
@@ -220,7 +220,7 @@ async fn a_field_that_means_nothing_is_refused_by_its_name() {
 }
 
 #[tokio::test]
-async fn what_a_command_left_in_the_background_runs_on_though_it_prints() {
+async fn background_processes_of_a_command_continue_even_if_they_print() {
     let boxd = TestBoxd::start();
     // More than the pipes hold, after the command's end.
     let left = |name: &str| {
@@ -237,7 +237,7 @@ async fn what_a_command_left_in_the_background_runs_on_though_it_prints() {
 }
 
 #[tokio::test]
-async fn a_command_took_as_long_as_it_ran_whenever_it_is_asked_for() {
+async fn the_duration_of_an_ended_command_does_not_grow() {
     let boxd = TestBoxd::start();
     let request = json!({ "command": "sleep 0.3", "command_id": "slept" });
     let first = exec(&boxd, request.clone()).await;

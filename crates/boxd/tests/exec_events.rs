@@ -55,7 +55,7 @@ impl Events {
 }
 
 #[tokio::test]
-async fn no_more_is_told_than_was_asked_for_and_how_much_more_there_was() {
+async fn output_beyond_the_requested_limit_is_reported_as_a_gap() {
     let boxd = TestBoxd::start();
     let request = json!({"command": "seq 1 100000; echo err >&2", "command_id": "cut", "max_output_bytes": 7});
     let all = (1..=100_000).map(|n: u32| n.to_string().len() as u64 + 1).sum::<u64>();
@@ -81,14 +81,14 @@ async fn no_more_is_told_than_was_asked_for_and_how_much_more_there_was() {
 }
 
 #[tokio::test]
-async fn a_command_is_told_as_events_and_goes_on_where_a_stream_broke_off() {
+async fn a_command_is_streamed_as_events_and_resumed_after_the_last_event() {
     let boxd = TestBoxd::start();
-    let request = json!({"command": "seq 1 100000; echo err >&2", "command_id": "told"});
+    let request = json!({"command": "seq 1 100000; echo err >&2", "command_id": "sse"});
     let mut events = Events::open(&boxd, request.clone(), None).await;
     let ready = events.next().await.unwrap();
     assert_eq!(
         (ready.name.as_str(), ready.data["command_id"].as_str(), ready.data["type"].as_str()),
-        ("ready", Some("told"), Some("ready"))
+        ("ready", Some("sse"), Some("ready"))
     );
     let first = events.next().await.unwrap();
     assert_eq!((first.name.as_str(), first.data["offset"].as_u64()), ("stdout", Some(0)));
@@ -113,24 +113,24 @@ async fn a_command_is_told_as_events_and_goes_on_where_a_stream_broke_off() {
     assert_eq!(stdout, (1..=100_000).map(|i| format!("{i}\n")).collect::<String>());
     assert_eq!(stderr, "err\n");
     // Resuming by offsets in the request works equally. A client that has everything only gets the exit.
-    let request = json!({"command_id": "told", "stdout_from": stdout.len(), "stderr_from": 4});
+    let request = json!({"command_id": "sse", "stdout_from": stdout.len(), "stderr_from": 4});
     let mut events = Events::open(&boxd, request, None).await;
     assert_eq!(events.next().await.unwrap().name, "ready");
     assert_eq!(events.next().await.unwrap().name, "exit");
     assert!(events.next().await.is_none());
-    let odd = boxd.post("/v1/exec", json!({"command_id": "told"}).to_string()).header("accept", "text/event-stream");
+    let odd = boxd.post("/v1/exec", json!({"command_id": "sse"}).to_string()).header("accept", "text/event-stream");
     odd.header("last-event-id", "x").send().await.refused(400, "INVALID_REQUEST");
 }
 
 #[tokio::test]
-async fn who_takes_both_gets_the_whole_answer() {
+async fn a_client_that_accepts_events_and_json_gets_the_whole_answer() {
     let boxd = TestBoxd::start();
     let call = boxd.post("/v1/exec", json!({"command": "echo hi"}).to_string()).header("accept", "application/json, text/event-stream");
     assert_eq!(call.send().await.ok(200).json::<Value>()["stdout"], "hi\n");
 }
 
 #[tokio::test]
-async fn a_named_command_asked_for_again_gives_the_same_answer_and_runs_once() {
+async fn a_repeated_request_with_a_command_id_returns_the_same_answer_and_runs_once() {
     let boxd = TestBoxd::start();
     let request = json!({"command": "echo run >> runs; echo out; echo err >&2; exit 4", "command_id": "same"}).to_string();
     for _ in 0..3 {
@@ -145,7 +145,7 @@ async fn processes(boxd: &TestBoxd) -> ProcessList {
 }
 
 #[tokio::test]
-async fn what_runs_is_listed_with_who_started_it_and_how_it_ended() {
+async fn commands_are_listed_with_their_principal_and_exit() {
     let boxd = TestBoxd::start();
     assert!(processes(&boxd).await.items.is_empty());
     let mut client = ExecClient::start(&boxd, named("listed", command("echo on; sleep 1000"))).await;
@@ -164,7 +164,7 @@ async fn what_runs_is_listed_with_who_started_it_and_how_it_ended() {
 }
 
 #[tokio::test]
-async fn a_command_under_way_in_a_request_is_listed_and_can_be_cancelled() {
+async fn a_command_that_runs_in_a_request_is_listed_and_can_be_cancelled() {
     let boxd = TestBoxd::start();
     let waiting = boxd.post("/v1/exec", json!({"command": "touch begun; sleep 1000"}).to_string()).send();
     let cancel = async {
@@ -174,11 +174,11 @@ async fn a_command_under_way_in_a_request_is_listed_and_can_be_cancelled() {
     };
     let (answer, ()) = tokio::join!(waiting, cancel);
     assert_eq!(answer.ok(200).json::<Value>()["signal"], 15);
-    assert!(processes(&boxd).await.items.is_empty(), "nobody can come back to it");
+    assert!(processes(&boxd).await.items.is_empty(), "no client can resume it");
 }
 
 #[tokio::test]
-async fn a_cancelled_command_goes_with_all_it_started_though_it_ignores_being_asked() {
+async fn a_cancelled_command_that_ignores_term_is_killed_with_its_process_tree() {
     let boxd = TestBoxd::start();
     let mut client = ExecClient::start(&boxd, named("stubborn", command(support::DAEMONS))).await;
     let pids = support::daemons(&boxd).await;

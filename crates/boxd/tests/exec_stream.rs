@@ -17,7 +17,7 @@ fn numbers(n: u32) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn output_comes_as_frames_and_the_exit_after_the_last() {
+async fn output_is_sent_as_frames_followed_by_the_exit() {
     let boxd = TestBoxd::start();
     let mut client = ExecClient::start(&boxd, command("printf out; printf err >&2; printf '\\377'; exit 3")).await;
     assert!(client.ready.pid > 0 && client.ready.command_id.starts_with("cmd_"));
@@ -30,7 +30,7 @@ async fn output_comes_as_frames_and_the_exit_after_the_last() {
 }
 
 #[tokio::test]
-async fn text_is_cut_between_characters() {
+async fn text_is_split_between_characters() {
     let boxd = TestBoxd::start();
     // Three bytes per character, which no frame's size is a multiple of.
     let mut client = ExecClient::start(&boxd, command("yes € | tr -d '\\n' | head -c 3000000")).await;
@@ -47,7 +47,7 @@ async fn text_is_cut_between_characters() {
 }
 
 #[tokio::test]
-async fn a_program_that_is_not_there_answers_as_a_shell_would() {
+async fn a_missing_program_exits_with_the_code_of_a_shell() {
     let boxd = TestBoxd::start();
     let start = ExecStart { argv: Some(vec!["/bin/no-such-program".into()]), ..Default::default() };
     let mut client = ExecClient::start(&boxd, start).await;
@@ -58,7 +58,7 @@ async fn a_program_that_is_not_there_answers_as_a_shell_would() {
 }
 
 #[tokio::test]
-async fn what_is_typed_reaches_the_program_once_however_often_it_is_sent() {
+async fn resent_input_reaches_the_program_once() {
     let boxd = TestBoxd::start();
     let start = ExecStart { stdin: Some(StdinStart::Open(true)), client: Some("me".into()), ..command("cat") };
     let mut client = ExecClient::start(&boxd, start.clone()).await;
@@ -80,7 +80,7 @@ async fn what_is_typed_reaches_the_program_once_however_often_it_is_sent() {
 }
 
 #[tokio::test]
-async fn input_is_counted_for_one_client_of_one_principal_from_whatever_number_on() {
+async fn input_is_numbered_separately_for_each_client_and_principal() {
     let boxd = TestBoxd::start();
     let start = ExecStart { stdin: Some(StdinStart::Open(true)), ..named("typed", command("cat")) };
     let mut first = ExecClient::start(&boxd, start).await;
@@ -112,7 +112,7 @@ async fn input_is_counted_for_one_client_of_one_principal_from_whatever_number_o
 }
 
 #[tokio::test]
-async fn all_of_stdin_may_come_with_the_start_and_without_it_there_is_none() {
+async fn stdin_can_be_sent_with_the_start_frame_and_is_empty_without_it() {
     let boxd = TestBoxd::start();
     let start = ExecStart { stdin: Some(StdinStart::Text("all of it".into())), ..command("cat") };
     let mut client = ExecClient::start(&boxd, start).await;
@@ -127,7 +127,7 @@ async fn all_of_stdin_may_come_with_the_start_and_without_it_there_is_none() {
 }
 
 #[tokio::test]
-async fn a_terminal_has_a_size_that_can_be_changed_and_takes_what_is_typed() {
+async fn a_terminal_can_be_resized_and_receives_input() {
     let boxd = TestBoxd::start();
     let start = ExecStart { pty: true, cols: Some(100), rows: Some(30), ..command("stty size; read x; stty size; echo got $x >&2") };
     let mut client = ExecClient::start(&boxd, start).await;
@@ -144,7 +144,7 @@ async fn a_terminal_has_a_size_that_can_be_changed_and_takes_what_is_typed() {
 }
 
 #[tokio::test]
-async fn the_input_of_a_terminal_ends_also_in_the_middle_of_a_line() {
+async fn closing_the_input_of_a_terminal_works_in_the_middle_of_a_line() {
     let boxd = TestBoxd::start();
     // The second one continues to read: the end of input was not repeated for it.
     let twice = "cat; echo over; timeout --foreground 0.1 cat; echo $?";
@@ -158,7 +158,7 @@ async fn the_input_of_a_terminal_ends_also_in_the_middle_of_a_line() {
 }
 
 #[tokio::test]
-async fn every_ping_is_answered_however_much_output_is_in_the_way() {
+async fn every_ping_is_answered_while_output_is_queued() {
     const PINGS: u64 = 200;
     let boxd = TestBoxd::start();
     let start = ExecStart { stdin: Some(StdinStart::Open(true)), ..command("seq 1 300000; cat") };
@@ -194,7 +194,7 @@ async fn a_signal_reaches_the_program() {
 }
 
 #[tokio::test]
-async fn racing_starts_of_one_id_run_it_once_and_all_see_all_of_it() {
+async fn concurrent_starts_with_one_id_run_it_once_and_all_get_the_whole_output() {
     let boxd = TestBoxd::start();
     let start = || named("mine", command("echo run >> runs; seq 1 20000"));
     let clients = futures_util::future::join_all((0..16).map(|_| ExecClient::start(&boxd, start()))).await;
@@ -206,28 +206,28 @@ async fn racing_starts_of_one_id_run_it_once_and_all_see_all_of_it() {
     let mut again = ExecClient::start(&boxd, start()).await;
     assert_eq!(again.exit().await.0, 0);
     assert!(again.stdout == numbers(20_000));
-    let asked: Value = boxd.post("/v1/exec", json!({"command_id": "mine"}).to_string()).send().await.ok(200).json();
-    assert_eq!((asked["exit_code"].as_i64(), asked["command_id"].as_str()), (Some(0), Some("mine")));
+    let repeated: Value = boxd.post("/v1/exec", json!({"command_id": "mine"}).to_string()).send().await.ok(200).json();
+    assert_eq!((repeated["exit_code"].as_i64(), repeated["command_id"].as_str()), (Some(0), Some("mine")));
     assert_eq!(std::fs::read_to_string(boxd.host("/workspace/runs")).unwrap(), "run\n");
 }
 
 /// Pseudo-random numbers that are the same in every run.
-struct Dice(u64);
+struct PseudoRandom(u64);
 
-impl Dice {
-    fn roll(&mut self, below: u64) -> u64 {
+impl PseudoRandom {
+    fn next_below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % below
+        (self.0 >> 33) % limit
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_cut_again_and_again_loses_no_byte_and_doubles_none() {
+async fn a_repeatedly_broken_connection_loses_and_repeats_no_byte() {
     const CUTS: u64 = 30;
     const BYTES: u64 = 64 << 20;
     let boxd = TestBoxd::start();
     let print = format!("head -c {BYTES} /dev/urandom | tee printed; cat printed | head -c 100000 >&2");
-    let mut dice = Dice(7);
+    let mut random = PseudoRandom(7);
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let mut start = ExecStart { binary: true, ..named("cut", command(&print)) };
     for cut in 0..=CUTS {
@@ -235,15 +235,15 @@ async fn a_connection_cut_again_and_again_loses_no_byte_and_doubles_none() {
         start.stderr_from = Some(stderr.len() as u64);
         start.binary = cut % 4 != 3;
         let mut client = ExecClient::start(&boxd, start.clone()).await;
-        let until = if cut == CUTS { u64::MAX } else { stdout.len() as u64 + dice.roll(2 * BYTES / CUTS) };
-        let acks = dice.roll(3);
+        let until = if cut == CUTS { u64::MAX } else { stdout.len() as u64 + random.next_below(2 * BYTES / CUTS) };
+        let acks = random.next_below(3);
         let exit = loop {
             if client.stdout_at >= until {
                 break None;
             }
             match client.step().await {
                 Some(None) if acks > 0 => {
-                    if dice.roll(4) < acks {
+                    if random.next_below(4) < acks {
                         client.ack().await;
                     }
                 }
@@ -270,7 +270,7 @@ async fn a_connection_cut_again_and_again_loses_no_byte_and_doubles_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_nobody_is_there_for_is_kept_up_to_a_limit_and_the_rest_is_an_explicit_gap() {
+async fn output_without_a_client_is_kept_up_to_a_limit_and_the_rest_is_a_gap() {
     let boxd = TestBoxd::start_limited(|limits| limits.exec_spool_bytes = 1 << 20);
     let start = named("alone", command("seq 1 2000000; touch done"));
     let client = ExecClient::start(&boxd, start).await;
@@ -287,7 +287,7 @@ async fn what_nobody_is_there_for_is_kept_up_to_a_limit_and_the_rest_is_an_expli
 }
 
 #[tokio::test]
-async fn a_command_is_kept_for_its_time_and_then_known_to_have_been() {
+async fn a_command_is_retained_for_its_time_and_then_reported_as_expired() {
     let boxd = TestBoxd::start_limited(|limits| limits.exec_retention_seconds = 1);
     let mut client = ExecClient::start(&boxd, named("short", command("echo hi"))).await;
     assert_eq!(client.exit().await.0, 0);
@@ -307,7 +307,7 @@ async fn a_command_is_kept_for_its_time_and_then_known_to_have_been() {
 }
 
 #[tokio::test]
-async fn a_command_whose_output_went_into_its_answer_never_runs_again_by_its_id() {
+async fn the_id_of_an_answered_command_can_not_be_run_again() {
     let boxd = TestBoxd::start();
     let request = json!({"command": "echo ran >> runs; seq 1 3"});
     let done: Value = boxd.post("/v1/exec", request.to_string()).send().await.ok(200).json();
@@ -322,7 +322,7 @@ async fn a_command_whose_output_went_into_its_answer_never_runs_again_by_its_id(
 }
 
 #[tokio::test]
-async fn more_commands_than_allowed_are_refused_and_a_started_one_can_still_be_joined() {
+async fn commands_beyond_the_limit_are_refused_and_a_started_one_can_still_be_joined() {
     let boxd = TestBoxd::start_limited(|limits| limits.execs = 2);
     let wait = || ExecStart { stdin: Some(StdinStart::Open(true)), ..command("read x") };
     let _one = ExecClient::start(&boxd, named("one", wait())).await;
@@ -337,7 +337,7 @@ async fn more_commands_than_allowed_are_refused_and_a_started_one_can_still_be_j
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_never_reads_leaves_boxd_answering_and_the_program_waiting() {
+async fn a_client_that_never_reads_blocks_its_program_but_not_boxd() {
     let boxd = TestBoxd::start();
     let mut stuck = ExecClient::start(&boxd, ExecStart { binary: true, ..named("stuck", command("exec yes")) }).await;
     // The command prints as fast as it can and is blocked where this client stopped reading. Other commands are not
@@ -353,7 +353,7 @@ async fn a_client_that_never_reads_leaves_boxd_answering_and_the_program_waiting
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_viewer_that_never_reads_holds_up_neither_the_program_nor_the_first() {
+async fn a_second_viewer_that_never_reads_delays_neither_the_program_nor_the_first() {
     const BYTES: usize = 64 << 20;
     let boxd = TestBoxd::start();
     let print = format!("read go; head -c {BYTES} /dev/zero");
@@ -369,7 +369,7 @@ async fn a_second_viewer_that_never_reads_holds_up_neither_the_program_nor_the_f
 }
 
 #[tokio::test]
-async fn a_command_ends_with_its_last_connection_where_that_was_asked_for() {
+async fn a_command_with_kill_on_disconnect_ends_with_its_last_connection() {
     let boxd = TestBoxd::start();
     let start = ExecStart { kill_on_disconnect: true, ..named("held", command(support::DAEMONS)) };
     let one = ExecClient::start(&boxd, start).await;
@@ -383,7 +383,7 @@ async fn a_command_ends_with_its_last_connection_where_that_was_asked_for() {
 }
 
 #[tokio::test]
-async fn a_command_past_its_time_says_so() {
+async fn a_command_that_times_out_reports_it() {
     let boxd = TestBoxd::start();
     let mut client = ExecClient::start(&boxd, ExecStart { timeout_seconds: Some(0.5), ..command(support::DAEMONS) }).await;
     let pids = support::daemons(&boxd).await;
@@ -392,7 +392,7 @@ async fn a_command_past_its_time_says_so() {
 }
 
 #[tokio::test]
-async fn frames_that_mean_nothing_are_refused_and_the_command_goes_on() {
+async fn invalid_frames_are_refused_and_the_command_continues() {
     let boxd = TestBoxd::start();
     let mut client = ExecClient::start(&boxd, ExecStart { stdin: Some(StdinStart::Open(true)), ..command("cat") }).await;
     for frame in [
@@ -412,8 +412,8 @@ async fn frames_that_mean_nothing_are_refused_and_the_command_goes_on() {
     ] {
         let mut socket = ExecClient::dial(&boxd, &boxd.token("exec")).await;
         socket.send(tokio_tungstenite::tungstenite::Message::text(start)).await.unwrap();
-        let told = tokio::time::timeout(SOON, futures_util::StreamExt::next(&mut socket)).await.unwrap().unwrap().unwrap();
-        assert!(told.to_text().unwrap().contains(named), "{told}");
+        let reply = tokio::time::timeout(SOON, futures_util::StreamExt::next(&mut socket)).await.unwrap().unwrap().unwrap();
+        assert!(reply.to_text().unwrap().contains(named), "{reply}");
     }
     assert!(!boxd.host("/workspace/ran").exists());
 }

@@ -18,7 +18,7 @@ fn names(boxd: &TestBoxd, directory: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn what_was_put_comes_back_with_its_version_and_mode() {
+async fn a_written_file_is_read_back_with_its_version_and_mode() {
     let boxd = TestBoxd::start();
     let put = boxd.put("/v1/files/workspace/new/dir/a.txt", "hello").header("x-file-mode", "640").send().await.ok(201);
     let written: FileWritten = put.json();
@@ -42,7 +42,7 @@ async fn what_was_put_comes_back_with_its_version_and_mode() {
 }
 
 #[tokio::test]
-async fn an_empty_file_and_a_large_one_come_back_whole() {
+async fn an_empty_and_a_large_file_are_read_back_whole() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/empty", "").send().await.ok(201);
     assert_eq!(boxd.get("/v1/files/workspace/empty").send().await.ok(200).body, "");
@@ -79,7 +79,7 @@ async fn body_of_next(stream: &mut tokio::net::UnixStream, expected: usize) -> V
 }
 
 #[tokio::test]
-async fn files_that_are_asked_for_on_one_connection_come_in_that_order_and_whole() {
+async fn files_requested_on_one_connection_arrive_in_order_and_whole() {
     let boxd = TestBoxd::start();
     let files = [("/workspace/a", varied(3_000_001, 1)), ("/workspace/b", varied(17, 2)), ("/workspace/c", varied(2_500_000, 3))];
     for (path, content) in &files {
@@ -92,7 +92,7 @@ async fn files_that_are_asked_for_on_one_connection_come_in_that_order_and_whole
 }
 
 #[tokio::test]
-async fn a_file_that_is_cut_short_while_it_is_sent_is_not_taken_for_whole() {
+async fn a_file_truncated_while_it_is_sent_ends_with_an_error() {
     let boxd = TestBoxd::start();
     let (content, left) = (varied(16_000_000, 4), 8_000_000);
     std::fs::write(boxd.host("/workspace/a"), &content).unwrap();
@@ -108,7 +108,7 @@ async fn a_file_that_is_cut_short_while_it_is_sent_is_not_taken_for_whole() {
 }
 
 #[tokio::test]
-async fn ranges_and_conditions_are_answered_as_the_standard_says() {
+async fn ranges_and_conditions_follow_the_http_standard() {
     let boxd = TestBoxd::start();
     let etag = boxd.put("/v1/files/workspace/a", "0123456789").send().await.header("etag").to_owned();
     let get = || boxd.get("/v1/files/workspace/a");
@@ -128,7 +128,7 @@ async fn ranges_and_conditions_are_answered_as_the_standard_says() {
 }
 
 #[tokio::test]
-async fn a_write_or_delete_against_an_old_version_changes_nothing() {
+async fn a_write_or_delete_with_an_old_version_changes_nothing() {
     let boxd = TestBoxd::start();
     let path = "/v1/files/workspace/a";
     let first = boxd.put(path, "one").header("if-none-match", "*").send().await.ok(201).header("etag").to_owned();
@@ -145,7 +145,7 @@ async fn a_write_or_delete_against_an_old_version_changes_nothing() {
 }
 
 #[tokio::test]
-async fn of_many_writers_with_one_version_exactly_one_wins() {
+async fn exactly_one_of_many_writers_with_the_same_version_succeeds() {
     let boxd = TestBoxd::start();
     let etag = boxd.put("/v1/files/workspace/a", "start").send().await.header("etag").to_owned();
     let writers = (0..16).map(|i| boxd.put("/v1/files/workspace/a", format!("writer {i}")).header("if-match", &etag).send());
@@ -158,7 +158,7 @@ async fn of_many_writers_with_one_version_exactly_one_wins() {
 }
 
 #[tokio::test]
-async fn of_many_who_make_the_same_file_nobody_is_refused_and_one_of_them_stays_whole() {
+async fn concurrent_creations_of_a_file_all_succeed_and_one_remains_whole() {
     let boxd = TestBoxd::start();
     let content = |i: usize| format!("maker {i} ").repeat(500);
     let makers = (0..16).map(|i| boxd.put("/v1/files/workspace/a?sync=false", content(i)).send());
@@ -170,7 +170,7 @@ async fn of_many_who_make_the_same_file_nobody_is_refused_and_one_of_them_stays_
 }
 
 #[tokio::test]
-async fn programs_that_watch_a_directory_are_told_when_a_new_file_is_complete() {
+async fn programs_that_watch_a_directory_are_notified_when_a_new_file_is_complete() {
     use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
     let boxd = TestBoxd::start();
     let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
@@ -188,7 +188,7 @@ async fn programs_that_watch_a_directory_are_told_when_a_new_file_is_complete() 
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_off_leaves_the_old_file_and_nothing_else() {
+async fn a_truncated_body_leaves_the_old_file_and_nothing_else() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/a", "old").send().await.ok(201);
     let mut stream = boxd.dial("clients").await;
@@ -230,7 +230,7 @@ async fn files_and_empty_directories_can_be_deleted() {
 }
 
 #[tokio::test]
-async fn a_directory_is_not_a_file_and_the_answer_says_where_to_go() {
+async fn reading_a_directory_as_a_file_points_to_the_archive_route() {
     let boxd = TestBoxd::start();
     for path in ["/v1/files", "/v1/files/", "/v1/files/workspace", "/v1/files/workspace/"] {
         let message = boxd.get(path).send().await.refused(400, "INVALID_REQUEST");
@@ -249,7 +249,7 @@ async fn a_directory_is_not_a_file_and_the_answer_says_where_to_go() {
 }
 
 #[tokio::test]
-async fn names_that_are_not_utf8_work_and_nul_is_refused() {
+async fn names_that_are_not_utf8_are_accepted_and_nul_is_refused() {
     let boxd = TestBoxd::start();
     let written: FileWritten = boxd.put("/v1/files/workspace/%ff%fe%20name", "bytes").send().await.ok(201).json();
     assert_eq!(written.path_b64.as_deref(), Some("L3dvcmtzcGFjZS///iBuYW1l"));
@@ -277,7 +277,7 @@ async fn no_path_leads_out_of_the_root() {
     for inside in ["/v1/files//etc//passwd", "/v1/files/workspace/relative", "/v1/files/workspace/root/etc/passwd"] {
         assert_eq!(boxd.get(inside).send().await.ok(200).body, "the sandbox's own", "{inside}");
     }
-    for up in [
+    for path in [
         "/v1/files/../../../../etc/passwd",
         "/v1/files/workspace/../../../etc/passwd",
         "/v1/files/%2e%2e/%2e%2e/etc/passwd",
@@ -286,8 +286,8 @@ async fn no_path_leads_out_of_the_root() {
         "/v1/files/../secret",
     ] {
         for method in [Method::GET, Method::PUT, Method::DELETE] {
-            let told = boxd.call(method, up).send().await.refused(400, "INVALID_REQUEST");
-            assert!(told.contains("has `..` in it"), "{up}: {told}");
+            let message = boxd.call(method, path).send().await.refused(400, "INVALID_REQUEST");
+            assert!(message.contains("has `..` in it"), "{path}: {message}");
         }
     }
     for nowhere in ["/v1/files/workspace/absolute", "/v1/files/up"] {
@@ -304,7 +304,7 @@ async fn no_path_leads_out_of_the_root() {
 }
 
 #[tokio::test]
-async fn links_are_followed_to_write_and_taken_themselves_to_delete() {
+async fn links_are_followed_when_writing_and_removed_themselves_when_deleting() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/real/a", "old").send().await.ok(201);
     symlink("real/a", boxd.host("/workspace/link")).unwrap();
@@ -321,13 +321,13 @@ async fn links_are_followed_to_write_and_taken_themselves_to_delete() {
 }
 
 #[tokio::test]
-async fn fifos_and_sockets_are_refused_at_once_and_stay_what_they_are() {
+async fn fifos_and_sockets_are_refused_at_once_and_stay_unchanged() {
     let boxd = TestBoxd::start();
     let fifo = boxd.host("/workspace/fifo");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR, 0).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(boxd.host("/workspace/socket")).unwrap();
     for (path, word) in [("/v1/files/workspace/fifo", "fifo"), ("/v1/files/workspace/socket", "socket")] {
-        let got = tokio::time::timeout(SOON, boxd.get(path).send()).await.expect("a fifo blocks nobody");
+        let got = tokio::time::timeout(SOON, boxd.get(path).send()).await.expect("a fifo does not block");
         assert!(got.refused(400, "INVALID_REQUEST").contains(word));
         assert_eq!((got.json::<serde_json::Value>()["error"]["details"]["kind"].as_str(), got.header("x-file-kind")), (Some(word), word));
         let put = tokio::time::timeout(SOON, boxd.put(path, "x").send()).await.unwrap();
@@ -337,7 +337,7 @@ async fn fifos_and_sockets_are_refused_at_once_and_stay_what_they_are() {
 }
 
 #[tokio::test]
-async fn the_kernels_own_files_are_out_of_bounds() {
+async fn kernel_file_systems_are_refused() {
     let boxd = TestBoxd::start_over_the_host();
     for path in ["proc/self/mem", "proc/self/environ", "proc/1/cmdline", "proc/version", "proc/sys/kernel/hostname", "sys/kernel/notes"] {
         for method in [Method::GET, Method::HEAD, Method::PUT, Method::DELETE] {
@@ -358,7 +358,7 @@ async fn the_kernels_own_files_are_out_of_bounds() {
 }
 
 #[tokio::test]
-async fn the_langsmith_routes_write_and_read_in_that_sdks_shapes() {
+async fn the_langsmith_routes_write_and_read_in_the_sdks_format() {
     let boxd = TestBoxd::start();
     let body = "--B\r\nContent-Disposition: form-data; name=\"file\"; filename=\"file\"\r\nContent-Type: application/octet-stream\r\n\r\nup\r\nload\r\n--B--\r\n";
     let upload = |path: &str, body: &'static str| {
@@ -380,6 +380,6 @@ async fn the_langsmith_routes_write_and_read_in_that_sdks_shapes() {
     assert!(missing["detail"]["message"].as_str().unwrap().contains("/workspace/none"));
     let directory: serde_json::Value = boxd.get("/download?path=/workspace").send().await.ok(400).json();
     assert!(directory["detail"]["message"].as_str().unwrap().contains("is a directory"));
-    let nobody: serde_json::Value = boxd.get("/download?path=/workspace").without("authorization").send().await.ok(401).json();
-    assert_eq!(nobody["detail"]["error"], "Unauthorized");
+    let unauthorized: serde_json::Value = boxd.get("/download?path=/workspace").without("authorization").send().await.ok(401).json();
+    assert_eq!(unauthorized["detail"]["error"], "Unauthorized");
 }

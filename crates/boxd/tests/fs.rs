@@ -16,7 +16,7 @@ fn names(list: &Value) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_directory_is_listed_in_order_with_what_its_entries_are() {
+async fn a_directory_is_listed_in_order_with_metadata() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/b.txt", "hello").header("x-file-mode", "640").send().await.ok(201);
     std::fs::create_dir(boxd.host("/workspace/a")).unwrap();
@@ -44,7 +44,7 @@ async fn a_directory_is_listed_in_order_with_what_its_entries_are() {
 }
 
 #[tokio::test]
-async fn pages_add_up_to_the_whole_in_every_order_while_entries_come_and_go() {
+async fn pages_add_up_to_the_whole_in_every_order_while_entries_change() {
     let boxd = TestBoxd::start();
     for i in 0..250u64 {
         std::fs::write(boxd.host(format!("/workspace/f{i:03}")), "x".repeat((i * 7 % 50) as usize)).unwrap();
@@ -74,7 +74,7 @@ async fn pages_add_up_to_the_whole_in_every_order_while_entries_come_and_go() {
 }
 
 #[tokio::test]
-async fn a_tree_is_listed_below_with_pages_and_links_are_not_entered() {
+async fn a_recursive_list_has_pages_and_does_not_enter_links() {
     let boxd = TestBoxd::start();
     for path in ["a/1", "a/b/2", "a/b/c/3", "a.txt", "z"] {
         boxd.put(&format!("/v1/files/workspace/{path}"), "x").send().await.ok(201);
@@ -107,7 +107,7 @@ async fn a_tree_is_listed_below_with_pages_and_links_are_not_entered() {
 }
 
 #[tokio::test]
-async fn a_cursor_made_up_to_open_one_directory_many_times_is_refused() {
+async fn a_forged_cursor_that_opens_one_directory_many_times_is_refused() {
     use base64::Engine;
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/a/b", "x").send().await.ok(201);
@@ -121,7 +121,7 @@ async fn a_cursor_made_up_to_open_one_directory_many_times_is_refused() {
 }
 
 #[tokio::test]
-async fn directories_are_made_once_and_taken_names_are_told() {
+async fn directories_are_created_once_and_existing_names_are_reported() {
     let boxd = TestBoxd::start();
     let made: Value = fs(&boxd, "mkdir", json!({ "path": "/workspace/d", "mode": "750" })).await.ok(200).json();
     assert_eq!(made["changed"], true);
@@ -140,7 +140,7 @@ async fn directories_are_made_once_and_taken_names_are_told() {
 }
 
 #[tokio::test]
-async fn files_and_directories_are_moved_and_nothing_is_replaced_unasked() {
+async fn files_and_directories_are_moved_and_replace_nothing_unless_requested() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/a", "one").send().await.ok(201);
     boxd.put("/v1/files/workspace/b", "two").send().await.ok(201);
@@ -159,7 +159,7 @@ async fn files_and_directories_are_moved_and_nothing_is_replaced_unasked() {
 }
 
 #[tokio::test]
-async fn a_tree_is_copied_whole_with_links_as_links_and_pipes_left_out() {
+async fn a_tree_is_copied_with_links_as_links_and_without_fifos() {
     let boxd = TestBoxd::start();
     for path in ["t/a", "t/d/b"] {
         boxd.put(&format!("/v1/files/workspace/{path}"), "x".repeat(100_000)).header("x-file-mode", "600").send().await.ok(201);
@@ -186,7 +186,7 @@ async fn a_tree_is_copied_whole_with_links_as_links_and_pipes_left_out() {
 }
 
 #[tokio::test]
-async fn a_tree_of_any_depth_is_removed_and_what_its_links_lead_to_stays() {
+async fn a_tree_of_any_depth_is_removed_without_following_its_links() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/keep/a", "kept").send().await.ok(201);
     boxd.put("/v1/files/workspace/t/a", "x").send().await.ok(201);
@@ -215,7 +215,7 @@ async fn a_tree_of_any_depth_is_removed_and_what_its_links_lead_to_stays() {
 }
 
 #[tokio::test]
-async fn an_edit_is_exact_unique_and_against_a_version() {
+async fn an_edit_must_match_exactly_once_and_honours_a_version() {
     let boxd = TestBoxd::start();
     let put = boxd.put("/v1/files/workspace/a", "fn one() {}\nfn two() {}\n").header("x-file-mode", "755").send().await.ok(201);
     let old_tag = put.header("etag").to_owned();
@@ -244,7 +244,7 @@ async fn an_edit_is_exact_unique_and_against_a_version() {
 }
 
 #[tokio::test]
-async fn of_many_edits_of_one_file_none_is_lost() {
+async fn concurrent_edits_of_one_file_are_all_applied() {
     let boxd = TestBoxd::start();
     let text: String = (0..8).map(|i| format!("line {i};\n")).collect();
     boxd.put("/v1/files/workspace/a", text).send().await.ok(201);
@@ -253,12 +253,12 @@ async fn of_many_edits_of_one_file_none_is_lost() {
     let answers = futures_util::future::join_all(edits).await;
     let done = answers.iter().filter(|a| a.status == 200).count();
     let body = boxd.get("/v1/files/workspace/a").send().await.body;
-    assert_eq!(String::from_utf8_lossy(&body).matches("done").count(), done, "each one that was told done is there");
+    assert_eq!(String::from_utf8_lossy(&body).matches("done").count(), done, "every confirmed edit is there");
     assert!(answers.iter().all(|a| a.status == 200 || a.status == 412));
 }
 
 #[tokio::test]
-async fn writing_needs_the_capability_to_write() {
+async fn changes_require_the_write_capability() {
     let boxd = TestBoxd::start();
     let reader = boxd.token("fs_read");
     let writer = boxd.token("fs_write");

@@ -34,7 +34,7 @@ async fn a_command_starts_prints_and_exits_in_the_sdks_frames() {
 }
 
 #[tokio::test]
-async fn run_config_stands_for_cwd_and_env_and_promises_no_other_user() {
+async fn run_config_replaces_cwd_and_env_and_refuses_another_user() {
     let boxd = TestBoxd::start();
     let config = json!({ "run_config": { "user": "user", "work_dir": "/tmp", "env_vars": {"A": "b"} }, "close_stdin": true });
     let mut client = SdkClient::run(&boxd, "echo $A in $PWD", config).await;
@@ -52,7 +52,7 @@ async fn run_config_stands_for_cwd_and_env_and_promises_no_other_user() {
 }
 
 #[tokio::test]
-async fn a_known_command_is_joined_and_runs_once_however_often_it_is_asked_for() {
+async fn repeated_requests_with_a_command_id_join_it_and_run_it_once() {
     let boxd = TestBoxd::start();
     let more = || json!({ "command_id": "once" });
     let mut first = SdkClient::run(&boxd, "echo ran >> runs; echo begun; read line; echo $line", more()).await;
@@ -68,7 +68,7 @@ async fn a_known_command_is_joined_and_runs_once_however_often_it_is_asked_for()
 }
 
 #[tokio::test]
-async fn whoever_lost_its_connection_gets_every_byte_once_and_no_character_in_two() {
+async fn a_reconnecting_client_gets_every_byte_once_and_no_split_character() {
     let boxd = TestBoxd::start();
     // Characters of one, two, three and four bytes, and invalid bytes.
     let command = r"for i in $(seq 1 20000); do printf '%s a\303\244\342\202\254\360\237\230\200\377\342\202\n' $i; done";
@@ -98,7 +98,7 @@ async fn whoever_lost_its_connection_gets_every_byte_once_and_no_character_in_tw
 }
 
 #[tokio::test]
-async fn half_a_character_waits_for_the_other_half_and_is_shown_at_the_end() {
+async fn an_incomplete_character_waits_for_its_rest_and_is_sent_at_the_end() {
     let boxd = TestBoxd::start();
     let mut client = SdkClient::run(&boxd, r"printf 'a\342\202'; read x; printf '\254b\342'; exit 0", json!({})).await;
     client.read_until("a").await;
@@ -116,7 +116,7 @@ async fn frames_stay_below_a_mebibyte_even_if_every_byte_must_be_escaped() {
 }
 
 #[tokio::test]
-async fn a_killed_command_ends_with_all_it_started_even_if_its_client_leaves_at_once() {
+async fn a_killed_command_ends_with_its_process_tree_even_if_its_client_disconnects() {
     let boxd = TestBoxd::start();
     let mut client = SdkClient::run(&boxd, "sleep 1000 & echo $!; wait", json!({})).await;
     client.read_until("\n").await;
@@ -129,7 +129,7 @@ async fn a_killed_command_ends_with_all_it_started_even_if_its_client_leaves_at_
 }
 
 #[tokio::test]
-async fn a_terminal_runs_the_shell_where_there_is_no_command_and_takes_a_size() {
+async fn a_terminal_without_a_command_runs_the_shell_at_the_requested_size() {
     let boxd = TestBoxd::start();
     let mut client = SdkClient::dial(&boxd).await;
     client.begin(json!({ "type": "execute", "pty": true, "shell": "/bin/sh", "timeout": 1, "env": {"PS1": ""} })).await.unwrap();
@@ -140,7 +140,7 @@ async fn a_terminal_runs_the_shell_where_there_is_no_command_and_takes_a_size() 
 }
 
 #[tokio::test]
-async fn a_command_that_takes_too_long_is_a_timeout_and_a_bare_shell_of_an_old_client_is_not() {
+async fn a_command_times_out_and_a_bare_shell_of_an_old_client_does_not() {
     let boxd = TestBoxd::start();
     for spelled in ["timeout", "timeout_seconds"] {
         let mut client = SdkClient::run(&boxd, "echo begun; sleep 1000", json!({ spelled: 0.2 })).await;
@@ -154,7 +154,7 @@ async fn a_command_that_takes_too_long_is_a_timeout_and_a_bare_shell_of_an_old_c
 }
 
 #[tokio::test]
-async fn a_command_nobody_comes_back_to_is_ended_and_one_with_somebody_is_not() {
+async fn an_abandoned_command_is_ended_and_one_with_a_client_is_not() {
     let boxd = TestBoxd::start();
     let more = || json!({ "idle_timeout_seconds": 0.2, "close_stdin": true });
     let mut left = SdkClient::run(&boxd, "echo $$; exec sleep 1000", more()).await;
@@ -173,7 +173,7 @@ async fn a_command_nobody_comes_back_to_is_ended_and_one_with_somebody_is_not() 
 }
 
 #[tokio::test]
-async fn output_is_gone_when_its_time_is_over_and_unknown_commands_are_told_apart_from_that() {
+async fn expired_output_and_unknown_commands_are_reported_differently() {
     let boxd = TestBoxd::start();
     let mut brief = SdkClient::run(&boxd, "echo brief", json!({ "ttl_seconds": 0, "command_id": "brief" })).await;
     let mut kept = SdkClient::run(&boxd, "echo kept", json!({ "ttl_seconds": 600, "command_id": "kept" })).await;
@@ -192,7 +192,7 @@ async fn output_is_gone_when_its_time_is_over_and_unknown_commands_are_told_apar
 }
 
 #[tokio::test]
-async fn input_ends_where_it_is_closed_and_is_refused_where_there_is_none() {
+async fn input_ends_when_closed_and_is_refused_without_stdin() {
     let boxd = TestBoxd::start();
     let mut client = SdkClient::run(&boxd, "cat", json!({})).await;
     client.send(json!({ "type": "input", "data": "ä\n" })).await;
@@ -209,9 +209,9 @@ async fn input_ends_where_it_is_closed_and_is_refused_where_there_is_none() {
 }
 
 #[tokio::test]
-async fn a_frame_that_can_not_be_read_is_refused_in_the_sdks_own_words() {
+async fn an_unreadable_frame_is_refused_in_the_sdks_format() {
     let boxd = TestBoxd::start();
-    for (frame, said) in [
+    for (frame, expected) in [
         (r#"{"type":"resize","cols":1,"rows":1}"#, "there is no command yet"),
         (r#"{"type":"brew"}"#, "known are auth, execute, reconnect"),
         (r#"{"type":"execute"}"#, "command: is missing"),
@@ -221,13 +221,13 @@ async fn a_frame_that_can_not_be_read_is_refused_in_the_sdks_own_words() {
         let mut client = SdkClient::dial(&boxd).await;
         client.socket.send(Message::text(frame)).await.unwrap();
         let Ended::Error(_, message) = client.end().await else { panic!("{frame} was taken") };
-        assert!(message.contains(said) && message.contains("error_id=req_"), "{frame}: {message}");
+        assert!(message.contains(expected) && message.contains("error_id=req_"), "{frame}: {message}");
         assert_eq!(client.next().await, None);
     }
 }
 
 #[tokio::test]
-async fn a_revoked_token_ends_the_stream_with_an_error_and_a_daemon_that_stops_asks_to_come_back() {
+async fn a_revoked_token_ends_the_stream_with_an_error_and_a_shutdown_asks_to_reconnect() {
     let mut boxd = TestBoxd::start();
     let mut client = SdkClient::run(&boxd, "echo begun; sleep 1000", json!({})).await;
     client.read_until("begun").await;
@@ -260,18 +260,18 @@ async fn events(boxd: &TestBoxd, path: &str, body: Value) -> Vec<(String, Value)
 }
 
 #[tokio::test]
-async fn a_command_is_told_as_the_sdks_events_and_resumed_where_it_was() {
+async fn a_command_is_streamed_as_the_sdks_events_and_resumed_at_its_offsets() {
     let boxd = TestBoxd::start();
     let request = json!({ "command": "echo out; cat; exit 3", "command_id": "sse", "shell": "/bin/bash", "timeout_seconds": 60 });
-    let told = events(&boxd, "/execute/stream/start", request).await;
-    assert_eq!((told[0].0.as_str(), told[0].1["command_id"].as_str()), ("started", Some("sse")));
+    let started = events(&boxd, "/execute/stream/start", request).await;
+    assert_eq!((started[0].0.as_str(), started[0].1["command_id"].as_str()), ("started", Some("sse")));
     let rest = [
         ("stdout".to_owned(), json!({ "offset": 0, "data": "out\n" })),
         ("stream_end".to_owned(), json!({ "stream": "stdout", "offset": 4 })),
         ("stream_end".to_owned(), json!({ "stream": "stderr", "offset": 0 })),
         ("exit".to_owned(), json!({ "exit_code": 3 })),
     ];
-    assert_eq!(told[1..], rest);
+    assert_eq!(started[1..], rest);
     let resumed = events(&boxd, "/execute/stream/resume", json!({ "command_id": "sse", "stdout_offset": 2, "stderr_offset": 0 })).await;
     assert_eq!(resumed[1], ("stdout".to_owned(), json!({ "offset": 2, "data": "t\n" })));
     let late = events(&boxd, "/execute/stream/start", json!({ "command": "sleep 1000", "timeout_seconds": 0.2 })).await;
@@ -281,14 +281,14 @@ async fn a_command_is_told_as_the_sdks_events_and_resumed_where_it_was() {
 }
 
 #[tokio::test]
-async fn ports_are_not_reached_and_that_is_said_in_the_sdks_shape() {
+async fn tunnels_are_refused_in_the_sdks_format() {
     let boxd = TestBoxd::start();
     let answer: Value = boxd.get("/tunnel").send().await.ok(400).json();
     assert_eq!(answer["detail"]["error"], "NotImplemented");
 }
 
 #[tokio::test]
-async fn a_short_answer_tells_of_a_timeout_and_of_output_it_has_no_room_for() {
+async fn a_plain_answer_reports_a_timeout_and_truncated_output() {
     let boxd = TestBoxd::start();
     let run = |body: Value| boxd.post("/execute", body.to_string()).send();
     let late: Value = run(json!({ "command": "echo begun; sleep 1000", "timeout": 0.2 })).await.ok(200).json();

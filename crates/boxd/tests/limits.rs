@@ -89,7 +89,7 @@ async fn unread(boxd: &TestBoxd, method: &str, path: &str, headers: &str, body: 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_a_thousand_idle_sockets_those_over_the_limit_are_refused_and_the_others_stay() {
+async fn idle_sockets_beyond_the_limit_are_refused_and_the_others_stay_open() {
     take_all_descriptors();
     let limits = DataplaneLimits::default();
     let boxd = TestBoxd::start_limited(|limits| limits.streams_per_principal = limits.streams);
@@ -125,8 +125,8 @@ async fn of_a_thousand_idle_sockets_those_over_the_limit_are_refused_and_the_oth
 }
 
 #[tokio::test]
-async fn strangers_who_never_say_who_they_are_make_room_for_those_who_do() {
-    // A quarter of the connections may be strangers'.
+async fn unauthenticated_connections_are_displaced_by_newer_ones() {
+    // A quarter of the connections may be unauthenticated.
     let boxd = TestBoxd::start_limited(|limits| (limits.connections, limits.streams) = (256, 200));
     let mut silent = Vec::new();
     for _ in 0..64 {
@@ -137,15 +137,15 @@ async fn strangers_who_never_say_who_they_are_make_room_for_those_who_do() {
     late.send(Message::text(serde_json::to_string(&auth).unwrap())).await.unwrap();
     let admitted = tokio::time::timeout(SOON, late.next()).await.unwrap().unwrap().unwrap();
     assert!(admitted.to_text().unwrap().contains("auth_ok"), "{admitted}");
-    // The oldest of them was told why.
-    let told = tokio::time::timeout(SOON, silent[0].next()).await.unwrap().unwrap().unwrap();
-    assert!(told.to_text().unwrap().contains("RATE_LIMITED"), "{told}");
+    // The oldest of them gets the reason.
+    let reply = tokio::time::timeout(SOON, silent[0].next()).await.unwrap().unwrap().unwrap();
+    assert!(reply.to_text().unwrap().contains("RATE_LIMITED"), "{reply}");
     assert!(socket(&boxd, "/v1/shell/ws", Some(&boxd.token(EVERYTHING))).await.is_ok());
     still_answers(&boxd).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_clients_that_never_read_leave_it_answering() {
+async fn boxd_answers_while_a_hundred_clients_never_read() {
     let boxd = TestBoxd::start_limited(|limits| {
         limits.execs = 100;
         limits.exec_spool_bytes = MIB;
@@ -179,7 +179,7 @@ async fn a_hundred_clients_that_never_read_leave_it_answering() {
 }
 
 #[tokio::test]
-async fn a_head_or_a_body_over_its_limit_is_refused() {
+async fn a_head_or_body_beyond_its_limit_is_refused() {
     let boxd = TestBoxd::start_limited(|limits| limits.request_bytes = 64 * 1024);
     let large = "x".repeat(100 * 1024);
     // Only slightly above the limit: unread data at the close of the connection would reset it before the response is
@@ -190,8 +190,8 @@ async fn a_head_or_a_body_over_its_limit_is_refused() {
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
     let body = json!({ "command": "true", "stdin": large }).to_string();
-    let said = boxd.post("/v1/exec", body.clone()).send().await.refused(413, "TOO_LARGE");
-    assert!(said.contains("65536"), "{said}");
+    let message = boxd.post("/v1/exec", body.clone()).send().await.refused(413, "TOO_LARGE");
+    assert!(message.contains("65536"), "{message}");
     boxd.post("/v1/shells", body).send().await.refused(413, "TOO_LARGE");
     let list = json!({ "path": "x".repeat(300 * 1024) }).to_string();
     boxd.post("/v1/fs/list", list).send().await.refused(413, "TOO_LARGE");
@@ -223,7 +223,7 @@ async fn a_head_or_a_body_over_its_limit_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn endless_output_that_nobody_reads_takes_no_more_than_its_room() {
+async fn unread_endless_output_stays_within_its_memory_and_disk_limits() {
     const PRINTED: u64 = 64 * MIB;
     let boxd = TestBoxd::start_limited(|limits| limits.exec_spool_bytes = MIB);
     let shell: ShellInfo = boxd.post("/v1/shells", r#"{"name": "loud", "command": "yes"}"#).send().await.ok(201).json();
@@ -253,13 +253,13 @@ async fn endless_output_that_nobody_reads_takes_no_more_than_its_room() {
 }
 
 #[tokio::test]
-async fn each_limit_is_named_when_it_is_reached() {
+async fn each_limit_is_named_in_the_error_when_it_is_reached() {
     let boxd = TestBoxd::start_limited(|limits| {
         (limits.execs, limits.shells, limits.streams) = (2, 3, 4);
     });
     let refused = |answer: support::Answer, limit: &str| {
-        let said = answer.refused(429, "RATE_LIMITED");
-        assert!(said.contains(limit), "{said}");
+        let message = answer.refused(429, "RATE_LIMITED");
+        assert!(message.contains(limit), "{message}");
         assert_eq!(answer.header("retry-after"), "1");
     };
     // Commands.
@@ -287,15 +287,15 @@ async fn each_limit_is_named_when_it_is_reached() {
     let mut late = socket(&boxd, "/v1/shell/ws", None).await.unwrap();
     let auth = ClientFrame::Auth { token: boxd.token(EVERYTHING) };
     late.send(Message::text(serde_json::to_string(&auth).unwrap())).await.unwrap();
-    let mut told = Vec::new();
+    let mut reply = Vec::new();
     while let Some(Ok(message)) = late.next().await {
         match message {
-            Message::Text(text) => told.push(text.to_string()),
+            Message::Text(text) => reply.push(text.to_string()),
             Message::Close(frame) => assert_eq!(u16::from(frame.unwrap().code), TRY_AGAIN_LATER),
             _ => {}
         }
     }
-    assert!(told.iter().any(|frame| frame.contains("4 streams")), "{told:?}");
+    assert!(reply.iter().any(|frame| frame.contains("4 streams")), "{reply:?}");
     // Short requests don't count as streams.
     boxd.get("/healthz").send().await.ok(200);
     boxd.post("/v1/fs/list", "{}").send().await.ok(200);
@@ -306,7 +306,7 @@ async fn each_limit_is_named_when_it_is_reached() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commands_that_had_to_make_room_for_later_ones_take_no_memory() {
+async fn evicted_commands_free_their_memory() {
     let boxd = TestBoxd::start();
     let before = resident();
     for number in 0..80 {
@@ -323,7 +323,7 @@ async fn commands_that_had_to_make_room_for_later_ones_take_no_memory() {
 }
 
 #[tokio::test]
-async fn a_command_that_has_ended_holds_no_terminal() {
+async fn an_ended_command_frees_its_terminal() {
     let terminals = || {
         let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
         open.filter(|to| to.ends_with("ptmx")).count()
@@ -339,7 +339,7 @@ async fn a_command_that_has_ended_holds_no_terminal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_that_nobody_reads_take_no_more_than_what_was_printed() {
+async fn unread_responses_take_no_more_memory_than_the_output() {
     let boxd = TestBoxd::start();
     let before = resident();
     // As JSON each output is six times as long.
@@ -369,7 +369,7 @@ async fn answers_that_nobody_reads_take_no_more_than_what_was_printed() {
 }
 
 #[tokio::test]
-async fn input_that_no_program_reads_counts_for_as_long_as_it_waits() {
+async fn unread_input_counts_against_the_memory_limit() {
     let boxd = TestBoxd::start();
     let body = |number: u32| json!({ "argv": ["sleep", "1000"], "stdin": "x".repeat(15_000_000), "command_id": number.to_string() });
     let start = async |number| boxd.post("/v1/exec", body(number).to_string()).header("accept", "text/event-stream").open().await;
@@ -392,7 +392,7 @@ async fn input_that_no_program_reads_counts_for_as_long_as_it_waits() {
 }
 
 #[tokio::test]
-async fn ended_commands_are_kept_in_as_many_and_as_much_memory_as_is_set() {
+async fn ended_commands_are_retained_within_the_configured_count_and_memory() {
     let boxd = TestBoxd::start_limited(|limits| (limits.execs_kept, limits.exec_kept_memory_bytes) = (3, 300_000));
     let exec = async |request: serde_json::Value| boxd.post("/v1/exec", request.to_string()).send().await;
     let run = async |id: &str, command: &str| exec(json!({ "command": command, "command_id": id })).await.ok(200);

@@ -43,7 +43,7 @@ fn parts(answer: &support::Answer) -> Vec<(String, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn many_files_go_up_and_each_has_its_own_result() {
+async fn many_files_are_uploaded_each_with_its_own_result() {
     let boxd = TestBoxd::start();
     let large = vec![b'l'; 3 << 20];
     let answer = upload(
@@ -57,8 +57,8 @@ async fn many_files_go_up_and_each_has_its_own_result() {
     )
     .await
     .ok(200);
-    let told: Value = answer.json();
-    let files = told["files"].as_array().unwrap();
+    let response: Value = answer.json();
+    let files = response["files"].as_array().unwrap();
     assert_eq!((files[0]["path"].as_str(), files[0]["size"].as_u64()), (Some("/workspace/in/a/b.txt"), Some(3)));
     assert_eq!(files[0]["etag"], boxd.get("/v1/files/workspace/in/a/b.txt").send().await.ok(200).header("etag"));
     assert!(std::fs::read(boxd.host("/workspace/absolute")).unwrap() == large);
@@ -67,7 +67,7 @@ async fn many_files_go_up_and_each_has_its_own_result() {
 }
 
 #[tokio::test]
-async fn one_file_that_fails_does_not_stop_the_others() {
+async fn one_failing_file_does_not_stop_the_others() {
     let boxd = TestBoxd::start();
     std::fs::create_dir(boxd.host("/workspace/dir")).unwrap();
     let answer = upload(
@@ -83,11 +83,11 @@ async fn one_file_that_fails_does_not_stop_the_others() {
     )
     .await
     .ok(207);
-    let told: Value = answer.json();
-    let codes: Vec<_> = told["files"].as_array().unwrap().iter().map(|f| f["error"]["code"].as_str()).collect();
+    let response: Value = answer.json();
+    let codes: Vec<_> = response["files"].as_array().unwrap().iter().map(|f| f["error"]["code"].as_str()).collect();
     assert_eq!(codes, [Some("INVALID_REQUEST"), None, Some("INVALID_REQUEST"), Some("INVALID_REQUEST"), Some("INVALID_REQUEST")]);
-    assert!(told["files"][3]["error"]["message"].as_str().unwrap().contains("has `..` in it"), "{told}");
-    assert_eq!(told["files"][0]["error"]["request_id"], answer.header("x-request-id"));
+    assert!(response["files"][3]["error"]["message"].as_str().unwrap().contains("has `..` in it"), "{response}");
+    assert_eq!(response["files"][0]["error"]["request_id"], answer.header("x-request-id"));
     assert_eq!(std::fs::read(boxd.host("/workspace/ok")).unwrap(), b"fine");
     assert!(!boxd.host("/out").exists() && !boxd.outside().join("out").exists());
     upload(&boxd, "", &[]).await.refused(400, "INVALID_REQUEST");
@@ -95,11 +95,11 @@ async fn one_file_that_fails_does_not_stop_the_others() {
 }
 
 #[tokio::test]
-async fn a_part_is_not_taken_for_the_whole_file() {
+async fn a_partial_upload_is_refused() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/a", "the whole file").send().await.ok(201);
-    let told = boxd.put("/v1/files/workspace/a", "file").header("content-range", "bytes 10-13/14").send().await;
-    assert!(told.refused(400, "INVALID_REQUEST").contains("Content-Range"));
+    let response = boxd.put("/v1/files/workspace/a", "file").header("content-range", "bytes 10-13/14").send().await;
+    assert!(response.refused(400, "INVALID_REQUEST").contains("Content-Range"));
     assert_eq!(boxd.get("/v1/files/workspace/a").send().await.body, "the whole file");
     // Ranges apply only to GET (RFC 9110): HEAD describes the whole file.
     let head = boxd.call(Method::HEAD, "/v1/files/workspace/a").header("range", "bytes=0-2").send().await.ok(200);
@@ -114,7 +114,7 @@ async fn a_part_is_not_taken_for_the_whole_file() {
 }
 
 #[tokio::test]
-async fn many_files_come_down_in_one_answer_with_errors_in_their_places() {
+async fn many_files_are_downloaded_in_one_response_with_errors_in_their_positions() {
     let boxd = TestBoxd::start();
     let large: Vec<u8> = (0..2_000_000u32).map(|i| i as u8).collect();
     boxd.put("/v1/files/workspace/large", large.clone()).send().await.ok(201);
@@ -131,7 +131,7 @@ async fn many_files_come_down_in_one_answer_with_errors_in_their_places() {
 }
 
 #[tokio::test]
-async fn files_named_like_the_routes_are_still_files() {
+async fn files_named_like_routes_are_still_files() {
     let boxd = TestBoxd::start();
     for name in ["upload", "download"] {
         let path = format!("/v1/files/{name}");
@@ -143,7 +143,7 @@ async fn files_named_like_the_routes_are_still_files() {
 }
 
 #[tokio::test]
-async fn a_hash_of_the_whole_is_told_on_request() {
+async fn a_hash_of_the_whole_file_is_returned_on_request() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/a", "abc").send().await.ok(201);
     let sha = "sha-256=:ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0=:";
@@ -164,7 +164,7 @@ async fn a_hash_of_the_whole_is_told_on_request() {
 }
 
 #[tokio::test]
-async fn a_write_need_not_wait_for_the_disk() {
+async fn a_write_can_skip_waiting_for_the_disk() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/a?sync=false", "abc").send().await.ok(201);
     assert_eq!(boxd.get("/v1/files/workspace/a").send().await.body, "abc");

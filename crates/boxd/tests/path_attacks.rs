@@ -137,8 +137,8 @@ fn check(what: &str, answer: &Answer, gets: Gets) {
     match gets {
         Inside(text) => assert_eq!((answer.status.as_u16(), answer.body.as_ref()), (200, text.as_bytes()), "{what}"),
         NoStepUp => {
-            let told = answer.refused(400, "INVALID_REQUEST");
-            assert!(told.contains("has `..` in it; send it without"), "{what}: {told}");
+            let message = answer.refused(400, "INVALID_REQUEST");
+            assert!(message.contains("has `..` in it; send it without"), "{what}: {message}");
         }
         Status(status, code) => {
             assert_eq!(answer.status.as_u16(), status, "{what}: {answer:?}");
@@ -148,7 +148,7 @@ fn check(what: &str, answer: &Answer, gets: Gets) {
 }
 
 #[tokio::test]
-async fn every_way_to_name_a_file_for_reading_ends_inside_or_nowhere() {
+async fn every_path_to_read_resolves_inside_the_root_or_fails() {
     let boxd = a_trap();
     for (path, gets) in READS {
         let answer = tokio::time::timeout(SOON, boxd.get(path).send()).await.unwrap_or_else(|_| panic!("{path} blocks"));
@@ -164,7 +164,7 @@ async fn every_way_to_name_a_file_for_reading_ends_inside_or_nowhere() {
 }
 
 #[tokio::test]
-async fn the_same_names_in_json_and_queries_get_the_same_answers() {
+async fn paths_in_json_and_queries_get_the_same_answers() {
     let boxd = a_trap();
     for (path, gets) in READS {
         let name: Vec<u8> = percent_encoding::percent_decode_str(path.strip_prefix("/v1/files").unwrap()).collect();
@@ -210,7 +210,7 @@ async fn the_same_names_in_json_and_queries_get_the_same_answers() {
 }
 
 #[tokio::test]
-async fn no_write_move_or_removal_touches_what_is_outside() {
+async fn no_write_move_or_removal_changes_files_outside_the_root() {
     let boxd = a_trap();
     let fs = async |verb: &str, body: Value| boxd.post(&format!("/v1/fs/{verb}"), body.to_string()).send().await;
     for path in [
@@ -250,7 +250,7 @@ async fn no_write_move_or_removal_touches_what_is_outside() {
 }
 
 #[tokio::test]
-async fn pipes_and_sockets_block_nobody_and_stay_what_they_are() {
+async fn fifos_and_sockets_block_no_request_and_stay_unchanged() {
     let boxd = a_trap();
     let _socket = std::os::unix::net::UnixListener::bind(boxd.host("/workspace/socket")).unwrap();
     for name in ["pipe", "socket"] {
@@ -279,7 +279,7 @@ async fn pipes_and_sockets_block_nobody_and_stay_what_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_swapped_for_a_link_while_requests_run_never_leads_out() {
+async fn a_directory_replaced_by_a_link_during_requests_never_leads_outside() {
     let boxd = a_trap();
     let inside = boxd.host("/workspace/swap");
     std::fs::create_dir(&inside).unwrap();
@@ -328,7 +328,7 @@ async fn a_directory_swapped_for_a_link_while_requests_run_never_leads_out() {
 }
 
 #[tokio::test]
-async fn names_that_would_fool_a_reader_are_carried_whole() {
+async fn misleading_names_are_returned_unchanged() {
     let boxd = a_trap();
     let listed: Value = boxd.post("/v1/fs/list", "{}").send().await.ok(200).json();
     let names: Vec<&str> = listed["entries"].as_array().unwrap().iter().map(|e| e["name"].as_str().unwrap()).collect();
@@ -343,7 +343,7 @@ async fn names_that_would_fool_a_reader_are_carried_whole() {
 
 /// A request through a file link as boxd receives it: the gateway requires that no symbolic link is followed.
 #[tokio::test]
-async fn a_file_that_was_replaced_by_a_symbolic_link_is_neither_read_nor_written_through_a_file_link() {
+async fn a_file_replaced_by_a_symbolic_link_is_neither_read_nor_written_through_a_file_link() {
     let boxd = TestBoxd::start();
     let report = "/v1/files/workspace/report";
     std::fs::create_dir(boxd.host("/workspace/private")).unwrap();
@@ -369,7 +369,7 @@ async fn a_file_that_was_replaced_by_a_symbolic_link_is_neither_read_nor_written
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_that_keeps_swapping_a_file_for_a_link_gains_nothing_from_a_file_link() {
+async fn a_program_that_keeps_replacing_a_file_by_a_link_gains_no_access_through_a_file_link() {
     let boxd = TestBoxd::start();
     std::fs::write(boxd.host("/workspace/secret"), "SECRET").unwrap();
     std::fs::write(boxd.host("/workspace/plain"), "plain").unwrap();

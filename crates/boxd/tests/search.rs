@@ -37,7 +37,7 @@ async fn a_project() -> TestBoxd {
 }
 
 #[tokio::test]
-async fn globs_find_paths_and_stop_at_slashes_unless_doubled() {
+async fn globs_find_paths_and_cross_directories_only_with_double_stars() {
     let boxd = a_project().await;
     let find = async |body: Value| -> Vec<String> { paths(&fs(&boxd, "glob", body).await.ok(200).json(), "matches") };
     assert_eq!(find(json!({ "pattern": "*.md" })).await, ["README.md"]);
@@ -65,7 +65,7 @@ async fn globs_find_paths_and_stop_at_slashes_unless_doubled() {
 }
 
 #[tokio::test]
-async fn grep_finds_lines_with_what_is_around_them() {
+async fn grep_finds_lines_with_their_context() {
     let boxd = a_project().await;
     let grep = async |body: Value| -> Value { fs(&boxd, "grep", body).await.ok(200).json() };
     let found = grep(json!({ "pattern": "hello\\(", "path": "/workspace/src", "context": 1 })).await;
@@ -106,7 +106,7 @@ async fn grep_finds_lines_with_what_is_around_them() {
 }
 
 #[tokio::test]
-async fn grep_says_when_and_why_it_stopped_early() {
+async fn grep_reports_why_it_stopped_early() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/many", "match\n".repeat(500)).send().await.ok(201);
     boxd.put("/v1/files/workspace/more", "match\n".repeat(500)).send().await.ok(201);
@@ -124,7 +124,7 @@ async fn grep_says_when_and_why_it_stopped_early() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_not_utf8_are_found_and_carried() {
+async fn bytes_that_are_not_utf8_are_found_and_returned() {
     let boxd = TestBoxd::start();
     std::fs::write(boxd.host(b"/workspace/\xff name"), b"caf\xe9 ol\xc3\xa9\n").unwrap();
     let found: Value = fs(&boxd, "grep", json!({ "pattern": "caf" })).await.ok(200).json();
@@ -135,7 +135,7 @@ async fn bytes_that_are_not_utf8_are_found_and_carried() {
 }
 
 #[tokio::test]
-async fn a_hostile_tree_neither_blocks_nor_leads_a_search_astray() {
+async fn a_hostile_tree_neither_blocks_nor_misleads_a_search() {
     let boxd = TestBoxd::start();
     std::fs::write(boxd.outside().join("secret"), "needle outside").unwrap();
     symlink(boxd.outside(), boxd.host("/workspace/out")).unwrap();
@@ -155,9 +155,9 @@ async fn a_hostile_tree_neither_blocks_nor_leads_a_search_astray() {
     }
     for respect in [false, true] {
         let search = fs(&boxd, "grep", json!({ "pattern": "needle", "respect_ignore": respect }));
-        let found: Value = tokio::time::timeout(SOON, search).await.expect("a fifo blocks nobody").ok(200).json();
+        let found: Value = tokio::time::timeout(SOON, search).await.expect("a fifo does not block").ok(200).json();
         assert_eq!(paths(&found, "matches"), ["real"]);
-        assert_eq!(found["stopped_by"], "depth", "what is too deep is told");
+        assert_eq!(found["stopped_by"], "depth", "a limited depth is reported");
         let found: Value = fs(&boxd, "glob", json!({ "pattern": "**/secret", "respect_ignore": respect })).await.ok(200).json();
         assert_eq!(found["matches"].as_array().unwrap().len(), 0);
     }
@@ -165,7 +165,7 @@ async fn a_hostile_tree_neither_blocks_nor_leads_a_search_astray() {
 }
 
 #[tokio::test]
-async fn a_pattern_of_one_level_looks_at_one_level() {
+async fn a_pattern_of_one_level_searches_one_level() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/a.toml", "").send().await.ok(201);
     boxd.put("/v1/files/workspace/x/b.toml", "").send().await.ok(201);
@@ -184,21 +184,21 @@ async fn a_pattern_of_one_level_looks_at_one_level() {
         ("x[!a]b.toml", vec!["x/b.toml"], false),
         ("**/*.toml", vec!["a.toml", "x/b.toml"], true),
     ] {
-        let told: Value = fs(&boxd, "glob", json!({ "pattern": pattern })).await.ok(200).json();
+        let response: Value = fs(&boxd, "glob", json!({ "pattern": pattern })).await.ok(200).json();
         assert_eq!(
-            (paths(&told, "matches"), told["truncated"].as_bool()),
+            (paths(&response, "matches"), response["truncated"].as_bool()),
             (found.iter().map(|s| s.to_string()).collect(), Some(is_cut)),
             "{pattern}"
         );
     }
     let listed: Value = fs(&boxd, "list", json!({ "path": "/workspace", "recursive": true })).await.ok(200).json();
     assert_eq!(listed["stopped_by"], "depth");
-    let asked: Value = fs(&boxd, "list", json!({ "path": "/workspace", "recursive": true, "max_depth": 2 })).await.ok(200).json();
-    assert_eq!(asked["stopped_by"], Value::Null);
+    let limited: Value = fs(&boxd, "list", json!({ "path": "/workspace", "recursive": true, "max_depth": 2 })).await.ok(200).json();
+    assert_eq!(limited["stopped_by"], Value::Null);
 }
 
 #[tokio::test]
-async fn what_a_search_may_not_read_is_counted_and_binary_files_take_nobodys_place() {
+async fn unreadable_files_are_counted_and_binary_files_do_not_use_up_the_limit() {
     use std::os::unix::fs::PermissionsExt;
     let boxd = TestBoxd::start_as_a_user();
     // Text longer than the searcher's buffer, followed by a NUL.
@@ -216,7 +216,7 @@ async fn what_a_search_may_not_read_is_counted_and_binary_files_take_nobodys_pla
 }
 
 #[tokio::test]
-async fn many_searches_at_once_are_all_answered() {
+async fn many_concurrent_searches_are_all_answered() {
     let boxd = a_project().await;
     for i in 0..200 {
         std::fs::create_dir(boxd.host(format!("/workspace/d{i}"))).unwrap();
@@ -230,7 +230,7 @@ async fn many_searches_at_once_are_all_answered() {
 }
 
 #[tokio::test]
-async fn the_langsmith_sdk_searches_in_its_own_shapes() {
+async fn the_langsmith_routes_search_in_the_sdks_format() {
     let boxd = a_project().await;
     let found: Value = boxd.post("/glob", json!({ "pattern": "*.md", "path": "/workspace" }).to_string()).send().await.ok(200).json();
     assert_eq!(

@@ -92,15 +92,15 @@ impl Client {
 
     /// The code of an error frame, if any, and the close code.
     async fn end(&mut self) -> (Option<String>, u16) {
-        let mut told = None;
+        let mut error_code = None;
         loop {
             match self.message().await {
                 Message::Text(text) => {
                     if let ServerFrame::Error { error } = serde_json::from_str(&text).unwrap() {
-                        told = Some(error.code);
+                        error_code = Some(error.code);
                     }
                 }
-                Message::Close(frame) => return (told, frame.unwrap().code.into()),
+                Message::Close(frame) => return (error_code, frame.unwrap().code.into()),
                 _ => {}
             }
         }
@@ -122,7 +122,7 @@ async fn wait_until_gone(pid: &str) {
 }
 
 #[tokio::test]
-async fn a_shell_takes_what_is_typed_and_tells_its_exit_code() {
+async fn a_shell_receives_input_and_reports_its_exit_code() {
     let boxd = TestBoxd::start();
     let mut client = Client::started(&boxd, ShellStart { cols: Some(100), rows: Some(30), ..Default::default() }).await;
     client.type_in("stty size; echo héllo-$((40+2))\n").await;
@@ -137,7 +137,7 @@ async fn a_shell_takes_what_is_typed_and_tells_its_exit_code() {
 }
 
 #[tokio::test]
-async fn a_size_a_signal_and_bytes_that_are_no_text_reach_the_program() {
+async fn a_size_a_signal_and_binary_input_reach_the_program() {
     let boxd = TestBoxd::start();
     let script = "trap 'stty size' WINCH; trap 'echo got-usr1; exit 9' USR1; printf 'ready\\377\\n'; while :; do sleep 0.01; done";
     let mut client = Client::started(&boxd, running(script)).await;
@@ -153,7 +153,7 @@ async fn a_size_a_signal_and_bytes_that_are_no_text_reach_the_program() {
 }
 
 #[tokio::test]
-async fn the_first_frame_may_carry_the_token_and_typing_starts_the_defaults() {
+async fn the_first_frame_may_carry_the_token_and_input_starts_a_default_shell() {
     let boxd = TestBoxd::start();
     let mut client = Client::dial(&boxd, None).await.unwrap();
     client.send(ClientFrame::Auth { token: boxd.token(EVERYTHING) }).await;
@@ -171,7 +171,7 @@ async fn the_first_frame_may_carry_the_token_and_typing_starts_the_defaults() {
 }
 
 #[tokio::test]
-async fn without_a_good_token_there_is_no_shell() {
+async fn a_shell_requires_a_valid_token() {
     let boxd = TestBoxd::start();
     let refused = |error| match error {
         tungstenite::Error::Http(response) => response.status(),
@@ -181,14 +181,14 @@ async fn without_a_good_token_there_is_no_shell() {
     assert_eq!(refused(Client::dial(&boxd, Some(&boxd.token("exec fs_read"))).await.err().unwrap()), StatusCode::FORBIDDEN);
     boxd.get("/v1/shell/ws").send().await.refused(400, "INVALID_REQUEST");
 
-    for (frame, code, told) in [
+    for (frame, code, error_code) in [
         (ClientFrame::Auth { token: Secret::new("x.y.z") }, close::UNAUTHENTICATED, "UNAUTHENTICATED"),
         (ClientFrame::Auth { token: boxd.token("exec fs_read") }, close::CAPABILITY, "CAPABILITY_DENIED"),
         (ClientFrame::Start(ShellStart::default()), close::UNAUTHENTICATED, "UNAUTHENTICATED"),
     ] {
         let mut client = Client::dial(&boxd, None).await.unwrap();
         client.send(frame).await;
-        assert_eq!(client.end().await, (Some(told.to_owned()), code));
+        assert_eq!(client.end().await, (Some(error_code.to_owned()), code));
     }
     let mut client = Client::dial(&boxd, None).await.unwrap();
     client.socket.send(Message::text("not json")).await.unwrap();
@@ -196,7 +196,7 @@ async fn without_a_good_token_there_is_no_shell() {
 }
 
 #[tokio::test]
-async fn a_frame_that_can_not_be_read_is_told_what_is_wrong_and_never_repeated() {
+async fn an_unreadable_frame_is_described_in_the_error_without_its_content() {
     let boxd = TestBoxd::start();
     for (frame, words) in [
         (r#"{"type":"dance"}"#, "`dance` is not a type of frame; known are auth, start"),
@@ -217,22 +217,22 @@ async fn a_frame_that_can_not_be_read_is_told_what_is_wrong_and_never_repeated()
 }
 
 #[tokio::test]
-async fn a_sandbox_that_ends_says_why_before_the_broker_goes_on() {
-    for (ending, told, code) in
+async fn an_ending_sandbox_sends_the_reason_before_the_broker_proceeds() {
+    for (ending, error_code, code) in
         [(StopReason::Ended, "SESSION_EXPIRED", close::ENDED), (StopReason::Suspended, "PROVIDER_UNAVAILABLE", close::GOING_AWAY)]
     {
         let mut boxd = TestBoxd::start();
         let mut client = Client::started(&boxd, running("cat")).await;
         boxd.state.stop_reason = Some(ending);
-        assert_eq!(boxd.push().await.open_streams, 0, "answered when everybody has been told");
+        assert_eq!(boxd.push().await.open_streams, 0, "answered when all streams have been notified");
         // The frames were already sent: boxd may be killed now.
         boxd.served.take().unwrap().abort();
-        assert_eq!(client.end().await, (Some(told.to_owned()), code));
+        assert_eq!(client.end().await, (Some(error_code.to_owned()), code));
     }
 }
 
 #[tokio::test]
-async fn a_client_that_takes_no_goodbye_does_not_hold_up_the_end() {
+async fn a_client_that_does_not_read_its_close_frame_does_not_delay_the_end() {
     let mut boxd = TestBoxd::start();
     let mut client = Client::started(&boxd, running("echo ready; yes")).await;
     client.read_until("ready").await;
@@ -242,7 +242,7 @@ async fn a_client_that_takes_no_goodbye_does_not_hold_up_the_end() {
 }
 
 #[tokio::test]
-async fn a_connection_that_says_nothing_is_closed_after_five_seconds() {
+async fn a_connection_without_an_auth_frame_is_closed_after_five_seconds() {
     let boxd = TestBoxd::start();
     let mut client = Client::dial(&boxd, None).await.unwrap();
     let since = Instant::now();
@@ -251,7 +251,7 @@ async fn a_connection_that_says_nothing_is_closed_after_five_seconds() {
 }
 
 #[tokio::test]
-async fn a_stream_ends_with_its_token_unless_a_fresh_one_came() {
+async fn a_stream_ends_with_its_token_unless_it_is_renewed() {
     let boxd = TestBoxd::start();
     let mut short = boxd.claims("shell");
     short.exp = Timestamp::now().unix() + 2;
@@ -277,7 +277,7 @@ async fn a_stream_ends_with_its_token_unless_a_fresh_one_came() {
 }
 
 #[tokio::test]
-async fn a_revoked_token_loses_its_open_shell_within_a_second() {
+async fn a_revoked_token_ends_its_open_shell_within_a_second() {
     let mut boxd = TestBoxd::start();
     let mut client = Client::started(&boxd, running("echo pid=$$.; cat")).await;
     client.read_until(".").await;
@@ -288,7 +288,7 @@ async fn a_revoked_token_loses_its_open_shell_within_a_second() {
 }
 
 #[tokio::test]
-async fn a_client_that_reads_nothing_is_cut_off_by_revocation_too() {
+async fn revocation_also_disconnects_a_client_that_reads_nothing() {
     let mut boxd = TestBoxd::start();
     let mut client = Client::started(&boxd, running("echo pid=$$.; yes")).await;
     client.read_until(".").await;
@@ -297,7 +297,7 @@ async fn a_client_that_reads_nothing_is_cut_off_by_revocation_too() {
 }
 
 #[tokio::test]
-async fn a_shell_outlives_its_client_and_ends_when_it_is_told_to() {
+async fn a_shell_outlives_its_client_and_ends_on_request() {
     let boxd = TestBoxd::start();
     let mut client = Client::started(&boxd, running("trap '' HUP; echo pid=$$.; while :; do sleep 1; done")).await;
     client.read_until(".").await;
@@ -312,7 +312,7 @@ async fn a_shell_outlives_its_client_and_ends_when_it_is_told_to() {
 }
 
 #[tokio::test]
-async fn a_large_paste_comes_through_whole() {
+async fn a_large_paste_arrives_whole() {
     let boxd = TestBoxd::start();
     let mut client = Client::started(&boxd, running("stty raw -echo; echo go; head -c 2000000 | cksum")).await;
     client.read_until("go").await;
@@ -326,7 +326,7 @@ async fn a_large_paste_comes_through_whole() {
 }
 
 #[tokio::test]
-async fn a_frame_too_large_is_refused() {
+async fn an_oversized_frame_is_refused() {
     let boxd = TestBoxd::start();
     let mut client = Client::started(&boxd, running("cat")).await;
     let frame = format!("{{\"type\":\"stdin\",\"data\":\"{}\"}}", "x".repeat(1024 * 1024));
@@ -338,7 +338,7 @@ async fn a_frame_too_large_is_refused() {
 }
 
 #[tokio::test]
-async fn a_boxd_that_ends_tells_its_shells_to_reconnect() {
+async fn boxd_closes_its_shells_with_a_reconnect_code_at_shutdown() {
     let mut boxd = TestBoxd::start();
     let mut client = Client::started(&boxd, running("cat")).await;
     boxd.shutdown.cancel();

@@ -50,13 +50,13 @@ async fn busy(boxd: &TestBoxd) -> String {
 }
 
 #[tokio::test]
-async fn a_command_is_seen_by_everybody_and_its_output_and_status_come_back() {
+async fn a_command_is_visible_to_all_participants_and_returns_its_output_and_status() {
     let boxd = boxd_with_bash();
     let mut ada = at_a_prompt(&boxd).await;
     let result = run(&boxd, "echo one; echo \"$user_ran_rc\"; (exit 7)").await;
     assert_eq!((result.output.as_str(), result.exit_code, result.timed_out, result.truncated), ("one\nyes\n", Some(7), false, false));
     ada.shows("box> echo one; echo \"$user_ran_rc\"; (exit 7)\none\nyes\nbox>").await;
-    assert!(!String::from_utf8_lossy(&ada.output).contains("7717"), "the marks are nobody's business");
+    assert!(!String::from_utf8_lossy(&ada.output).contains("7717"), "the marks are hidden from participants");
 
     let result = run(&boxd, "for i in 1 2 3; do\n\techo line $i\ndone\n").await;
     assert_eq!((result.output.as_str(), result.exit_code), ("line 1\nline 2\nline 3\n", Some(0)));
@@ -70,7 +70,7 @@ async fn a_command_is_seen_by_everybody_and_its_output_and_status_come_back() {
 }
 
 #[tokio::test]
-async fn the_output_of_several_lines_begins_with_the_first() {
+async fn the_output_of_a_multi_line_command_begins_with_the_first_line() {
     let boxd = boxd_with_bash();
     let _ada = at_a_prompt(&boxd).await;
     for _ in 0..20 {
@@ -80,7 +80,7 @@ async fn the_output_of_several_lines_begins_with_the_first() {
 }
 
 #[tokio::test]
-async fn what_a_shell_says_of_a_line_it_can_not_read_is_the_output() {
+async fn a_syntax_error_of_the_shell_is_the_output() {
     let boxd = boxd_with_bash();
     let _ada = at_a_prompt(&boxd).await;
     for command in ["if then", "for i in 1 2; do\n\techo $i\ndone; if then"] {
@@ -93,7 +93,7 @@ async fn what_a_shell_says_of_a_line_it_can_not_read_is_the_output() {
 }
 
 #[tokio::test]
-async fn an_exclamation_mark_means_an_earlier_line_to_a_human_and_never_to_who_runs_a_command() {
+async fn history_expansion_applies_to_typed_lines_and_not_to_api_commands() {
     let boxd = boxd_with_bash();
     let mut ada = at_a_prompt(&boxd).await;
     let result = run(&boxd, "printf \"#!/bin/sh\\n\"; (exit 3)").await;
@@ -111,7 +111,7 @@ async fn an_exclamation_mark_means_an_earlier_line_to_a_human_and_never_to_who_r
 }
 
 #[tokio::test]
-async fn a_window_made_larger_while_a_command_runs_changes_nothing_of_its_output() {
+async fn resizing_while_a_command_runs_does_not_change_its_output() {
     let boxd = boxd_with_bash();
     let mut ada = at_a_prompt(&boxd).await;
     let resize = async {
@@ -124,7 +124,7 @@ async fn a_window_made_larger_while_a_command_runs_changes_nothing_of_its_output
 }
 
 #[tokio::test]
-async fn more_than_was_asked_for_is_cut_and_more_than_the_ring_is_no_trouble() {
+async fn output_is_cut_at_the_requested_limit_and_may_exceed_the_ring_buffer() {
     let boxd = boxd_with_bash();
     let _ada = at_a_prompt(&boxd).await;
     let result = run(&boxd, "seq 1 100000").await;
@@ -136,7 +136,7 @@ async fn more_than_was_asked_for_is_cut_and_more_than_the_ring_is_no_trouble() {
 }
 
 #[tokio::test]
-async fn a_busy_shell_says_what_it_is_busy_with() {
+async fn a_busy_shell_reports_why_it_is_busy() {
     let boxd = boxd_with_bash();
     let mut ada = at_a_prompt(&boxd).await;
     ada.type_in("echo half").await;
@@ -189,7 +189,7 @@ async fn a_busy_shell_says_what_it_is_busy_with() {
 }
 
 #[tokio::test]
-async fn a_command_that_takes_too_long_is_interrupted_as_by_its_key() {
+async fn a_command_that_times_out_is_interrupted_like_ctrl_c() {
     let boxd = boxd_with_bash();
     let mut ada = at_a_prompt(&boxd).await;
     let result: ShellRunResult =
@@ -201,7 +201,7 @@ async fn a_command_that_takes_too_long_is_interrupted_as_by_its_key() {
 }
 
 #[tokio::test]
-async fn a_command_can_be_run_in_a_shell_that_was_just_made() {
+async fn a_command_can_be_run_in_a_new_shell() {
     let boxd = boxd_with_bash();
     std::fs::write(boxd.host("/home/.bashrc"), "sleep 0.5; slow_to_start=yes\n").unwrap();
     let create = serde_json::json!({ "name": "main", "env": { "HOME": boxd.host("/home") } });
@@ -211,7 +211,7 @@ async fn a_command_can_be_run_in_a_shell_that_was_just_made() {
 }
 
 #[tokio::test]
-async fn a_command_that_ends_the_shell_has_the_shells_own_status() {
+async fn a_command_that_ends_the_shell_returns_the_shells_status() {
     let boxd = boxd_with_bash();
     let _ada = at_a_prompt(&boxd).await;
     let result = run(&boxd, "exit 3").await;
@@ -229,7 +229,7 @@ async fn a_plain_sh_marks_its_prompts_too() {
 }
 
 #[tokio::test]
-async fn running_needs_exec_and_sight_of_the_shell_and_a_command_that_can_be_typed() {
+async fn running_requires_exec_and_shell_observe_and_a_command_that_can_be_typed() {
     let boxd = boxd_with_bash();
     let _ada = at_a_prompt(&boxd).await;
     for scope in ["exec", "shell", "shell_observe fs_read"] {
@@ -245,7 +245,7 @@ async fn running_needs_exec_and_sight_of_the_shell_and_a_command_that_can_be_typ
 }
 
 #[tokio::test]
-async fn an_agent_that_comes_first_makes_the_shell_where_everybody_meets() {
+async fn an_agents_first_command_creates_the_default_shell() {
     let boxd = boxd_with_bash();
     let agent = boxd.token("exec shell_observe");
     let call = boxd.post("/v1/shells/main/run", r#"{"command": "echo first"}"#).token(&agent);

@@ -44,7 +44,7 @@ fn sized(cols: u16, rows: u16) -> ShellStart {
 }
 
 #[tokio::test]
-async fn two_terminals_and_a_watcher_see_one_shell_and_control_passes_between_them() {
+async fn two_terminals_and_an_observer_share_a_shell_and_control_passes_between_them() {
     let boxd = TestBoxd::start();
     let mut ada = Viewer::attach(&boxd, &human(&boxd, "ada"), ShellStart { command: Some("cat".into()), ..sized(100, 30) }).await;
     let mut bot = Viewer::attach(&boxd, &agent(&boxd), sized(60, 20)).await;
@@ -88,7 +88,7 @@ async fn two_terminals_and_a_watcher_see_one_shell_and_control_passes_between_th
 }
 
 #[tokio::test]
-async fn who_may_only_look_can_do_nothing_else() {
+async fn an_observer_can_only_watch() {
     let boxd = TestBoxd::start();
     let absent = Viewer::refused(&boxd, &watcher(&boxd), ShellStart::default()).await;
     assert_eq!(absent.0.as_deref(), Some("SHELL_NOT_FOUND"));
@@ -121,23 +121,23 @@ async fn who_may_only_look_can_do_nothing_else() {
 }
 
 #[tokio::test]
-async fn who_sits_at_two_terminals_is_told_which_of_them_has_control() {
+async fn a_user_with_two_terminals_sees_which_one_has_control() {
     let boxd = TestBoxd::start();
     let ada = human(&boxd, "ada");
-    let mut desk = Viewer::attach(&boxd, &ada, ShellStart { command: Some("cat".into()), ..sized(100, 30) }).await;
+    let mut desktop = Viewer::attach(&boxd, &ada, ShellStart { command: Some("cat".into()), ..sized(100, 30) }).await;
     let mut laptop = Viewer::attach(&boxd, &ada, sized(60, 20)).await;
-    assert_eq!((desk.ready.yours, laptop.ready.yours), (Some(true), Some(false)));
+    assert_eq!((desktop.ready.yours, laptop.ready.yours), (Some(true), Some(false)));
     laptop.control(ControlAction::Take).await;
     let yours = |frame: &ServerFrame| match frame {
         ServerFrame::Control { controller: Some(c), yours } if c.principal == "ada" => *yours,
         _ => None,
     };
     assert!(laptop.frame(yours).await);
-    assert!(!desk.frame(yours).await);
+    assert!(!desktop.frame(yours).await);
 }
 
 #[tokio::test]
-async fn a_token_renewed_with_less_loses_control() {
+async fn a_token_renewed_with_fewer_capabilities_loses_control() {
     let boxd = TestBoxd::start();
     let mut ada = Viewer::attach(&boxd, &human(&boxd, "ada"), running("cat")).await;
     let narrower = token(&boxd, "ada", PrincipalKind::Human, "shell_observe");
@@ -148,7 +148,7 @@ async fn a_token_renewed_with_less_loses_control() {
 }
 
 #[tokio::test]
-async fn a_key_sent_again_after_a_broken_connection_is_typed_once() {
+async fn input_resent_after_a_broken_connection_is_typed_once() {
     let boxd = TestBoxd::start();
     let ada = human(&boxd, "ada");
     let start = || ShellStart { client: Some("tab-7".into()), ..running("stty -echo; echo go; cat") };
@@ -172,7 +172,7 @@ async fn a_key_sent_again_after_a_broken_connection_is_typed_once() {
 }
 
 #[tokio::test]
-async fn a_connection_cut_at_random_loses_and_repeats_nothing() {
+async fn a_randomly_broken_connection_loses_and_repeats_nothing() {
     let boxd = TestBoxd::start();
     let ada = human(&boxd, "ada");
     // Paced by its input, so that the output of each outage fits into the ring buffer.
@@ -260,7 +260,7 @@ async fn after_a_longer_outage_the_screen_is_the_same() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_does_not_read_slows_nobody_and_gets_the_screen_when_it_does() {
+async fn an_observer_that_does_not_read_delays_no_other_and_gets_a_keyframe_later() {
     let boxd = TestBoxd::start();
     let mut ada =
         Viewer::attach(&boxd, &human(&boxd, "ada"), running("stty -echo; echo go; read x; seq 1 300000; echo all-done; cat")).await;
@@ -276,7 +276,7 @@ async fn a_watcher_that_does_not_read_slows_nobody_and_gets_the_screen_when_it_d
 }
 
 #[tokio::test]
-async fn a_watcher_that_does_not_read_keeps_nobody_from_watching_another_shell() {
+async fn an_observer_that_does_not_read_does_not_block_observers_of_another_shell() {
     let boxd = TestBoxd::start();
     let named = |name: &str, command: &str| ShellStart { shell: Some(name.into()), ..running(command) };
     let flood = "stty -echo; echo go; read x; seq 1 600000; echo all-done; cat";
@@ -292,7 +292,7 @@ async fn a_watcher_that_does_not_read_keeps_nobody_from_watching_another_shell()
 }
 
 #[tokio::test]
-async fn ended_shells_are_let_go_of_beyond_those_that_are_kept() {
+async fn ended_shells_beyond_the_limit_are_freed() {
     let boxd = TestBoxd::start();
     let ada = human(&boxd, "ada");
     let terminals = || {
@@ -312,7 +312,7 @@ async fn ended_shells_are_let_go_of_beyond_those_that_are_kept() {
 }
 
 #[tokio::test]
-async fn a_controller_that_does_not_read_holds_the_program_for_a_moment_only() {
+async fn a_controller_that_does_not_read_delays_the_program_only_briefly() {
     let boxd = TestBoxd::start();
     let path = boxd.host("/workspace/done");
     let command = format!("stty -echo; echo go; read x; seq 1 300000; touch {}; cat", path.display());
@@ -330,7 +330,7 @@ async fn a_controller_that_does_not_read_holds_the_program_for_a_moment_only() {
 }
 
 #[tokio::test]
-async fn only_the_controllers_terminal_is_asked_and_only_by_leave_is_its_clipboard_touched() {
+async fn only_the_controllers_terminal_is_queried_and_its_clipboard_needs_permission() {
     let boxd = TestBoxd::start();
     let command = "stty -echo; echo go; read x; printf 'a\\033[6nb\\033]52;c;aGk=\\007c\\033]0;title\\007d\\033]11;?\\033\\\\e\\n'; cat";
     let ada = human(&boxd, "ada");
@@ -356,7 +356,7 @@ async fn only_the_controllers_terminal_is_asked_and_only_by_leave_is_its_clipboa
 }
 
 #[tokio::test]
-async fn a_shell_nobody_uses_is_hung_up_and_the_limits_hold() {
+async fn an_unused_shell_is_hung_up_and_the_limits_apply() {
     let boxd = TestBoxd::start_limited(|limits| {
         limits.shell_idle_seconds = 1;
         limits.shells = 2;

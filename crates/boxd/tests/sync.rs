@@ -32,17 +32,17 @@ impl Client {
 
     async fn hello(boxd: &TestBoxd, token: &Secret, query: &str, read_only: bool) -> Self {
         let mut client = Self::dial(boxd, token, query).await.unwrap();
-        client.say(&Message::Hello { version: 1, read_only }).await;
-        assert!(matches!(client.hear().await, Ok(Message::Welcome { .. })));
+        client.send(&Message::Hello { version: 1, read_only }).await;
+        assert!(matches!(client.receive().await, Ok(Message::Welcome { .. })));
         client
     }
 
-    async fn say(&mut self, message: &Message) {
+    async fn send(&mut self, message: &Message) {
         self.socket.send(Frame::Binary(message.encode().into())).await.unwrap();
     }
 
     /// The next message except change notifications. An error is the close code.
-    async fn hear(&mut self) -> Result<Message, u16> {
+    async fn receive(&mut self) -> Result<Message, u16> {
         loop {
             let mut rest = self.bytes.as_slice();
             if let Ok(message) = Message::read(&mut rest) {
@@ -63,10 +63,10 @@ impl Client {
 
     /// The existing paths according to a scan.
     async fn scan(&mut self) -> Vec<String> {
-        self.say(&Message::Scan { all: true }).await;
+        self.send(&Message::Scan { all: true }).await;
         let mut paths = Vec::new();
         loop {
-            match self.hear().await.unwrap() {
+            match self.receive().await.unwrap() {
                 Message::Updates(updates) => paths.extend(updates.into_iter().map(|(path, _)| path.to_string())),
                 Message::Scanned { .. } => return paths,
                 Message::Problems(_) | Message::Rules(_) => {}
@@ -76,14 +76,14 @@ impl Client {
     }
 
     async fn apply(&mut self, change: Change) -> Result<Outcome, u16> {
-        self.say(&Message::Changes(vec![change])).await;
-        self.say(&Message::ChangesEnd).await;
-        match self.hear().await? {
+        self.send(&Message::Changes(vec![change])).await;
+        self.send(&Message::ChangesEnd).await;
+        match self.receive().await? {
             Message::Outcomes(outcomes) => {
-                assert_eq!(self.hear().await?, Message::OutcomesEnd);
+                assert_eq!(self.receive().await?, Message::OutcomesEnd);
                 Ok(outcomes[0])
             }
-            Message::Fault { .. } => Err(self.hear().await.err().unwrap_or(0)),
+            Message::Fault { .. } => Err(self.receive().await.err().unwrap_or(0)),
             other => panic!("{other:?}"),
         }
     }
@@ -94,7 +94,7 @@ fn path(text: &str) -> RelPath {
 }
 
 #[tokio::test]
-async fn reading_needs_one_capability_and_writing_both() {
+async fn reading_requires_one_capability_and_writing_both() {
     let boxd = TestBoxd::start();
     for (scope, query, refused) in [
         ("fs_read", "", Some(403)),
@@ -109,7 +109,7 @@ async fn reading_needs_one_capability_and_writing_both() {
 }
 
 #[tokio::test]
-async fn a_client_that_said_it_only_reads_can_not_write() {
+async fn a_read_only_client_can_not_write() {
     let boxd = TestBoxd::start();
     fs::write(boxd.host("/workspace/x"), "1").unwrap();
     let mut client = Client::hello(&boxd, &boxd.token("fs_read fs_write"), "?pull=true", true).await;
@@ -138,19 +138,19 @@ async fn a_hostile_client_stays_within_the_folder() {
     assert_eq!(client.apply(Change { path: path("good"), old: None, new: Some(Entry::Dir) }).await, Ok(Outcome::Done));
     let claimed = Change { path: path("good"), old: None, new: Some(Entry::Dir) };
     assert_eq!(client.apply(claimed).await, Ok(Outcome::Changed), "what is there is not what it says");
-    client.say(&Message::Needs(vec![Need { path: path("big"), digest: Digest::of(b"x"), size: 1 }])).await;
-    client.say(&Message::Scan { all: true }).await;
-    assert!(matches!(client.hear().await, Ok(Message::Fault { .. })), "out of turn");
+    client.send(&Message::Needs(vec![Need { path: path("big"), digest: Digest::of(b"x"), size: 1 }])).await;
+    client.send(&Message::Scan { all: true }).await;
+    assert!(matches!(client.receive().await, Ok(Message::Fault { .. })), "out of turn");
 }
 
 #[tokio::test]
-async fn a_revoked_token_ends_it() {
+async fn a_revoked_token_ends_its_sync() {
     let mut boxd = TestBoxd::start();
     let claims = boxd.claims("fs_read fs_write");
     let token = boxd.token("fs_read fs_write");
     let mut client = Client::hello(&boxd, &token, "", false).await;
     client.scan().await;
     boxd.revoke(vec![Revocation::Principal(claims.sub)]).await;
-    assert_eq!(client.hear().await, Err(4410));
+    assert_eq!(client.receive().await, Err(4410));
     boxd.idle().await;
 }

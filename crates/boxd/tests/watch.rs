@@ -28,7 +28,7 @@ impl Event {
     fn path(&self) -> &str {
         self.data["path"].as_str().unwrap_or_default()
     }
-    fn told(&self) -> (&str, &str) {
+    fn summary(&self) -> (&str, &str) {
         (&self.name, self.path())
     }
 }
@@ -101,7 +101,7 @@ async fn mark(boxd: &TestBoxd, watch: &mut Watch, name: &str) -> Vec<Event> {
 }
 
 #[tokio::test]
-async fn what_programs_do_is_told_once_and_in_order() {
+async fn changes_by_programs_are_reported_once_and_in_order() {
     let boxd = TestBoxd::start();
     std::fs::write(boxd.host("/workspace/old"), "x").unwrap();
     std::fs::write(boxd.host("/workspace/moved"), "x").unwrap();
@@ -115,10 +115,10 @@ async fn what_programs_do_is_told_once_and_in_order() {
     std::fs::write(boxd.host("/workspace/short"), "x").unwrap();
     std::fs::remove_file(boxd.host("/workspace/short")).unwrap();
     let all = mark(&boxd, &mut watch, "mark").await;
-    let told: Vec<_> = all.iter().map(Event::told).collect();
-    let writes = told.iter().filter(|t| t.0 == "modified").count();
+    let reported: Vec<_> = all.iter().map(Event::summary).collect();
+    let writes = reported.iter().filter(|t| t.0 == "modified").count();
     assert!((1..50).contains(&writes), "a hundred writes are told as {writes}");
-    let mut in_order: Vec<_> = told.iter().filter(|t| t.1 != "/workspace/short").collect();
+    let mut in_order: Vec<_> = reported.iter().filter(|t| t.1 != "/workspace/short").collect();
     in_order.dedup();
     assert_eq!(
         in_order,
@@ -130,28 +130,28 @@ async fn what_programs_do_is_told_once_and_in_order() {
     assert_eq!((here["from"].as_str(), here["to"].as_str()), (Some("/workspace/moved"), Some("/workspace/here")));
     assert_eq!((of("/workspace/old")["kind"].as_str(), of("/workspace/link")["kind"].as_str()), (Some("file"), Some("symlink")));
     std::fs::remove_file(boxd.host("/workspace/old")).unwrap();
-    assert_eq!(watch.next().await.told(), ("removed", "/workspace/old"));
+    assert_eq!(watch.next().await.summary(), ("removed", "/workspace/old"));
 }
 
 #[tokio::test]
-async fn changes_made_through_boxd_say_whose_they_are() {
+async fn changes_through_boxd_are_reported_with_their_author() {
     let boxd = TestBoxd::start();
     let mut watch = Watch::open(&boxd, "?path=/workspace", None).await;
     let ada = json!({ "principal": "ada", "actor": "human" });
     let fs = async |verb: &str, body: Value| drop(boxd.post(&format!("/v1/fs/{verb}"), body.to_string()).send().await.ok(200));
     boxd.put("/v1/files/workspace/a", "one").send().await.ok(201);
     let first = watch.next().await;
-    assert_eq!((first.told(), &first.data["by"], &first.data["kind"]), (("created", "/workspace/a"), &ada, &json!("file")));
+    assert_eq!((first.summary(), &first.data["by"], &first.data["kind"]), (("created", "/workspace/a"), &ada, &json!("file")));
     boxd.put("/v1/files/workspace/a", "two").send().await.ok(200);
     let second = watch.next().await;
-    assert_eq!((second.told(), &second.data["by"]), (("modified", "/workspace/a"), &ada));
+    assert_eq!((second.summary(), &second.data["by"]), (("modified", "/workspace/a"), &ada));
     std::fs::write(boxd.host("/workspace/a"), "by hand").unwrap();
     assert_eq!(watch.next().await.data["by"], "process");
     fs("edit", json!({ "path": "/workspace/a", "old": "hand", "new": "ada" })).await;
     assert_eq!(watch.next().await.data["by"], ada);
     fs("move", json!({ "from": "/workspace/a", "to": "/workspace/b" })).await;
     let moved = watch.next().await;
-    assert_eq!((moved.told(), &moved.data["from"], &moved.data["by"]), (("renamed", "/workspace/b"), &json!("/workspace/a"), &ada));
+    assert_eq!((moved.summary(), &moved.data["from"], &moved.data["by"]), (("renamed", "/workspace/b"), &json!("/workspace/a"), &ada));
     fs("mkdir", json!({ "path": "/workspace/d/e", "parents": true })).await;
     for event in watch.until("/workspace/d/e").await {
         assert_eq!((event.name.as_str(), &event.data["by"]), ("created", &ada), "{event:?}");
@@ -182,7 +182,7 @@ async fn changes_made_through_boxd_say_whose_they_are() {
 }
 
 #[tokio::test]
-async fn a_removal_through_boxd_is_told_once_to_each_who_watches() {
+async fn a_removal_through_boxd_is_reported_once_to_each_watcher() {
     let boxd = TestBoxd::start();
     let ada = json!({ "principal": "ada", "actor": "human" });
     std::fs::write(boxd.host("/workspace/a"), "").unwrap();
@@ -191,18 +191,18 @@ async fn a_removal_through_boxd_is_told_once_to_each_who_watches() {
     boxd.call(http::Method::DELETE, "/v1/files/workspace/a").send().await.ok(204);
     for watch in &mut watches {
         let gone = watch.next().await;
-        assert_eq!((gone.told(), &gone.data["by"]), (("removed", "/workspace/a"), &ada));
+        assert_eq!((gone.summary(), &gone.data["by"]), (("removed", "/workspace/a"), &ada));
     }
     // The same name again, created and removed by a program.
     std::fs::write(boxd.host("/workspace/a"), "").unwrap();
     for watch in &mut watches {
-        assert_eq!(watch.next().await.told(), ("created", "/workspace/a"));
+        assert_eq!(watch.next().await.summary(), ("created", "/workspace/a"));
     }
     let mut late = Watch::open(&boxd, "?path=/", None).await;
     std::fs::remove_file(boxd.host("/workspace/a")).unwrap();
     for watch in watches.iter_mut().chain([&mut late]) {
         let gone = watch.next().await;
-        assert_eq!((gone.told(), &gone.data["by"]), (("removed", "/workspace/a"), &json!("process")));
+        assert_eq!((gone.summary(), &gone.data["by"]), (("removed", "/workspace/a"), &json!("process")));
     }
     // A removal and a creation within one window are reported as one change. What follows is the program's.
     let [watch, _] = &mut watches;
@@ -217,7 +217,7 @@ async fn a_removal_through_boxd_is_told_once_to_each_who_watches() {
 }
 
 #[tokio::test]
-async fn a_removal_that_failed_is_nobodys() {
+async fn a_failed_removal_is_not_attributed() {
     let boxd = TestBoxd::start();
     let fs = async |verb: &str, body: Value| boxd.post(&format!("/v1/fs/{verb}"), body.to_string()).send().await;
     let mut watch = Watch::open(&boxd, "?path=/workspace", None).await;
@@ -236,25 +236,25 @@ async fn a_removal_that_failed_is_nobodys() {
 }
 
 #[tokio::test]
-async fn new_directories_are_watched_with_what_was_in_them_first() {
+async fn new_directories_are_watched_and_their_existing_content_is_reported() {
     let boxd = TestBoxd::start();
     let mut watch = Watch::open(&boxd, "?path=/workspace", None).await;
     // Created elsewhere and moved in complete: there are no events for its content.
     std::fs::create_dir_all(boxd.host("/elsewhere/x/y")).unwrap();
     std::fs::write(boxd.host("/elsewhere/x/y/z"), "").unwrap();
     std::fs::rename(boxd.host("/elsewhere"), boxd.host("/workspace/in")).unwrap();
-    let told: HashSet<String> = watch.until("/workspace/in/x/y/z").await.iter().map(|e| e.path().to_owned()).collect();
-    assert!(["/workspace/in", "/workspace/in/x", "/workspace/in/x/y"].iter().all(|p| told.contains(*p)), "{told:?}");
+    let reported: HashSet<String> = watch.until("/workspace/in/x/y/z").await.iter().map(|e| e.path().to_owned()).collect();
+    assert!(["/workspace/in", "/workspace/in/x", "/workspace/in/x/y"].iter().all(|p| reported.contains(*p)), "{reported:?}");
     // Later changes are reported too.
     std::fs::write(boxd.host("/workspace/in/x/y/later"), "").unwrap();
-    assert_eq!(watch.next().await.told(), ("created", "/workspace/in/x/y/later"));
+    assert_eq!(watch.next().await.summary(), ("created", "/workspace/in/x/y/later"));
     std::fs::rename(boxd.host("/workspace/in/x"), boxd.host("/workspace/up")).unwrap();
-    assert_eq!(watch.next().await.told(), ("renamed", "/workspace/up"));
+    assert_eq!(watch.next().await.summary(), ("renamed", "/workspace/up"));
     std::fs::write(boxd.host("/workspace/up/y/again"), "").unwrap();
-    assert_eq!(watch.next().await.told(), ("created", "/workspace/up/y/again"), "under its new name");
+    assert_eq!(watch.next().await.summary(), ("created", "/workspace/up/y/again"), "under its new name");
     std::fs::rename(boxd.host("/workspace/up"), boxd.host("/out")).unwrap();
     let out = watch.next().await;
-    assert_eq!((out.told(), out.data["kind"].as_str()), (("removed", "/workspace/up"), Some("directory")));
+    assert_eq!((out.summary(), out.data["kind"].as_str()), (("removed", "/workspace/up"), Some("directory")));
     std::fs::write(boxd.host("/out/y/unseen"), "").unwrap();
     assert!(mark(&boxd, &mut watch, "mark").await.is_empty());
     for depth in 1..20 {
@@ -269,7 +269,7 @@ async fn new_directories_are_watched_with_what_was_in_them_first() {
 }
 
 #[tokio::test]
-async fn one_directory_alone_and_names_of_any_bytes() {
+async fn a_single_directory_can_be_watched_and_names_may_have_any_bytes() {
     let boxd = TestBoxd::start();
     std::fs::create_dir(boxd.host("/workspace/d")).unwrap();
     let mut watch = Watch::open(&boxd, "?path=/workspace&recursive=false", None).await;
@@ -292,7 +292,7 @@ async fn one_directory_alone_and_names_of_any_bytes() {
 }
 
 #[tokio::test]
-async fn who_comes_back_with_a_cursor_has_missed_nothing() {
+async fn a_reader_that_resumes_with_a_cursor_misses_nothing() {
     let boxd = TestBoxd::start();
     let mut watch = Watch::open(&boxd, "?path=/workspace", None).await;
     std::fs::write(boxd.host("/workspace/seen"), "").unwrap();
@@ -303,20 +303,20 @@ async fn who_comes_back_with_a_cursor_has_missed_nothing() {
     std::fs::write(boxd.host("/workspace/missed"), "").unwrap();
     let mut again = Watch::open(&boxd, "?path=/workspace", Some(&cursor)).await;
     assert_eq!(again.last_id, cursor, "ready repeats where it goes on");
-    assert_eq!(again.next().await.told(), ("created", "/workspace/missed"));
+    assert_eq!(again.next().await.summary(), ("created", "/workspace/missed"));
     let mut by_query = Watch::open(&boxd, &format!("?path=/workspace&cursor={cursor}"), None).await;
-    assert_eq!(by_query.next().await.told(), ("created", "/workspace/missed"));
+    assert_eq!(by_query.next().await.summary(), ("created", "/workspace/missed"));
     for old in ["another-life-1", "nonsense", &format!("{}0", cursor.rsplit_once('-').unwrap().0)] {
         let mut lost = Watch::open(&boxd, "?path=/workspace", Some(old)).await;
-        let told = lost.next().await;
-        assert_eq!((told.name.as_str(), told.data["reason"].as_str()), ("overflow", Some("cursor_expired")), "{old}");
+        let reported = lost.next().await;
+        assert_eq!((reported.name.as_str(), reported.data["reason"].as_str()), ("overflow", Some("cursor_expired")), "{old}");
         std::fs::write(boxd.host("/workspace/after"), old).unwrap();
         lost.until("/workspace/after").await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_is_told_whole_or_its_loss_is() {
+async fn a_burst_of_changes_is_reported_completely_or_its_loss_is() {
     const FILES: usize = 20_000;
     let boxd = TestBoxd::start();
     let mut watch = Watch::open(&boxd, "?path=/workspace", None).await;
@@ -342,7 +342,7 @@ async fn a_storm_is_told_whole_or_its_loss_is() {
 }
 
 #[tokio::test]
-async fn a_limit_of_watches_is_told_and_the_rest_still_works() {
+async fn reaching_the_watch_limit_is_reported_and_the_rest_still_works() {
     let boxd = TestBoxd::start_limited(|limits| limits.watches = 4);
     for i in 0..10 {
         std::fs::create_dir(boxd.host(format!("/workspace/d{i}"))).unwrap();
@@ -358,13 +358,13 @@ async fn a_limit_of_watches_is_told_and_the_rest_still_works() {
     std::fs::create_dir(fresh.host("/workspace/a")).unwrap();
     watch.until("/workspace/a").await;
     std::fs::create_dir(fresh.host("/workspace/b")).unwrap();
-    let told = watch.next().await;
-    assert_eq!((told.name.as_str(), told.data["reason"].as_str()), ("overflow", Some("watch_limit")));
+    let reported = watch.next().await;
+    assert_eq!((reported.name.as_str(), reported.data["reason"].as_str()), ("overflow", Some("watch_limit")));
     fresh.get("/v1/watch?path=/").send().await.refused(429, "RATE_LIMITED");
 }
 
 #[tokio::test]
-async fn a_stream_ends_with_its_token_and_with_what_it_watches() {
+async fn a_stream_ends_with_its_token_or_its_directory() {
     let mut boxd = TestBoxd::start();
     std::fs::create_dir(boxd.host("/workspace/d")).unwrap();
     let mut watch = Watch::open(&boxd, "?path=/workspace/d", None).await;

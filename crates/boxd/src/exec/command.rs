@@ -23,16 +23,16 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    input::Input,
+    input::InputQueue,
     internal,
-    outcome::end_within,
-    plan::StreamPlan,
-    spool::{Budget, SpoolFile, SpoolPlace},
+    run_spec::StreamSpec,
+    spool::{DiskBudget, LazySpoolFile, SpoolFile},
+    termination::wait_with_timeout,
 };
 use crate::{
     descriptor::Descriptor,
-    processes::{Job, Listed},
-    programs::Started,
+    processes::{Job, ListedJob},
+    programs::StartedProgram,
     server::Server,
 };
 
@@ -51,33 +51,33 @@ const LINGER: Duration = Duration::from_millis(100);
 const DRAIN_BYTES: usize = 1024 * 1024;
 
 pub struct Command {
-    pub listed: Listed,
+    pub listed: ListedJob,
     pub stdout: Log,
     /// `None` on a terminal, which has a single output stream.
     pub stderr: Option<Log>,
-    pub input: Input,
+    pub input: InputQueue,
     pub has_input: bool,
     /// Closed when the command has ended, because the number of ptys is limited.
     pty: Mutex<Option<Arc<Descriptor>>>,
     kill_on_disconnect: bool,
-    /// See [`Terms`](super::Terms).
-    pub kept_for: Option<Duration>,
-    attached: AtomicUsize,
+    /// See [`LifetimePolicy`](super::LifetimePolicy).
+    pub retention: Option<Duration>,
+    attachments: AtomicUsize,
     /// Notified when the first client attaches or the last one detaches.
-    attendance: Notify,
+    attachment_changed: Notify,
 }
 
 impl Command {
-    /// The second return value reads and writes the pipes; see [`Running::run`]. `said` replaces the program's output
+    /// The second return value reads and writes the pipes; see [`CommandTask::run`]. `error_output` replaces the program's output
     /// where the program could not be started.
     pub fn new(
-        listed: Listed,
-        started: Started,
-        plan: StreamPlan,
-        said: Option<String>,
+        listed: ListedJob,
+        started: StartedProgram,
+        spec: StreamSpec,
+        error_output: Option<String>,
         server: &Server,
-        budget: &Arc<Budget>,
-    ) -> Result<(Arc<Self>, Running), ApiError> {
+        budget: &Arc<DiskBudget>,
+    ) -> Result<(Arc<Self>, CommandTask), ApiError> {
         let open = |fd: Option<OwnedFd>, interest| fd.map(|fd| Descriptor::new(fd, interest)).transpose().map_err(internal);
         let pty = open(started.pty, Interest::READABLE | Interest::WRITABLE)?.map(Arc::new);
         let stdin = match &pty {
@@ -90,31 +90,31 @@ impl Command {
         };
         let stderr = open(started.stderr, Interest::READABLE)?.map(Arc::new);
         let is_terminal = pty.is_some();
-        let (out, err) = (Stream::new(server, stdout, budget), Stream::new(server, stderr, budget));
+        let (out, err) = (OutputPump::new(server, stdout, budget), OutputPump::new(server, stderr, budget));
         let command = Arc::new(Self {
             listed,
             stdout: out.log.clone(),
             stderr: (!is_terminal).then(|| err.log.clone()),
-            input: Input::default(),
+            input: InputQueue::default(),
             has_input: stdin.is_some(),
             pty: Mutex::new(pty),
-            kill_on_disconnect: plan.kill_on_disconnect,
-            kept_for: plan.kept_for,
-            attached: AtomicUsize::new(0),
-            attendance: Notify::new(),
+            kill_on_disconnect: spec.kill_on_disconnect,
+            retention: spec.retention,
+            attachments: AtomicUsize::new(0),
+            attachment_changed: Notify::new(),
         });
-        if let Some(text) = plan.stdin {
+        if let Some(text) = spec.stdin {
             command.input.push(None, text);
         }
-        if !plan.stdin_stays_open {
+        if !spec.stdin_stays_open {
             command.input.close();
         }
-        if let Some(said) = said {
-            command.stderr.as_ref().unwrap_or(&command.stdout).append(said.as_bytes());
+        if let Some(error_output) = error_output {
+            command.stderr.as_ref().unwrap_or(&command.stdout).append(error_output.as_bytes());
         }
-        let running =
-            Running { command: command.clone(), stdin, is_terminal, out, err, timeout: plan.timeout, unattended: plan.unattended };
-        Ok((command, running))
+        let task =
+            CommandTask { command: command.clone(), stdin, is_terminal, out, err, timeout: spec.timeout, unattended: spec.unattended };
+        Ok((command, task))
     }
 
     pub fn job(&self) -> &Arc<Job> {
@@ -141,18 +141,18 @@ impl Command {
     }
 
     /// Registers a client connection.
-    pub fn attach(self: &Arc<Self>) -> Attached {
-        self.attached.fetch_add(1, Ordering::SeqCst);
-        self.attendance.notify_waiters();
-        Attached(self.clone())
+    pub fn attach(self: &Arc<Self>) -> Attachment {
+        self.attachments.fetch_add(1, Ordering::SeqCst);
+        self.attachment_changed.notify_waiters();
+        Attachment(self.clone())
     }
 
     /// Resolves when no client has been connected for `limit`.
-    async fn unattended_for(&self, limit: Duration) {
+    async fn wait_unattended(&self, limit: Duration) {
         loop {
             // Before the check, so that a client that attaches or detaches in between is not missed.
-            let changed = self.attendance.notified();
-            if self.attached.load(Ordering::SeqCst) > 0 {
+            let changed = self.attachment_changed.notified();
+            if self.attachments.load(Ordering::SeqCst) > 0 {
                 changed.await;
             } else if tokio::time::timeout(limit, changed).await.is_err() {
                 return;
@@ -161,19 +161,19 @@ impl Command {
     }
 
     /// Memory held by its buffered output, in bytes.
-    pub fn memory(&self) -> usize {
+    pub fn buffered_bytes(&self) -> usize {
         self.stdout.memory() + self.stderr.as_ref().map_or(0, Log::memory)
     }
 }
 
 /// One client connection to a command; dropping it detaches.
-pub struct Attached(pub Arc<Command>);
+pub struct Attachment(pub Arc<Command>);
 
-impl Drop for Attached {
+impl Drop for Attachment {
     fn drop(&mut self) {
-        let is_last = self.0.attached.fetch_sub(1, Ordering::SeqCst) == 1;
+        let is_last = self.0.attachments.fetch_sub(1, Ordering::SeqCst) == 1;
         if is_last {
-            self.0.attendance.notify_waiters();
+            self.0.attachment_changed.notify_waiters();
         }
         if is_last && self.0.kill_on_disconnect && self.0.job().ended().is_none() {
             let command = self.0.clone();
@@ -183,36 +183,36 @@ impl Drop for Attached {
 }
 
 /// One output stream of a program and the log it is copied to.
-struct Stream {
-    from: Option<Arc<Descriptor>>,
+struct OutputPump {
+    source: Option<Arc<Descriptor>>,
     log: Log,
-    place: SpoolPlace,
+    lazy_file: LazySpoolFile,
 }
 
 /// The task that runs a command, independently of its viewers.
-pub struct Running {
+pub struct CommandTask {
     command: Arc<Command>,
     stdin: Option<Arc<Descriptor>>,
     is_terminal: bool,
-    out: Stream,
-    err: Stream,
+    out: OutputPump,
+    err: OutputPump,
     timeout: Duration,
     unattended: Option<Duration>,
 }
 
-impl Running {
+impl CommandTask {
     /// Runs until the program has exited and all its output is in the logs.
     pub async fn run(self, server: &Server) {
-        let Running { command, stdin, is_terminal, out, err, timeout, unattended } = self;
+        let CommandTask { command, stdin, is_terminal, out, err, timeout, unattended } = self;
         let exited = CancellationToken::new();
         let ended = async {
             let program = &*command.job().program;
-            let mut ended = pin!(end_within(program, timeout));
+            let mut ended = pin!(wait_with_timeout(program, timeout));
             let ended = match unattended {
                 None => ended.await,
                 Some(limit) => tokio::select! {
                     ended = &mut ended => ended,
-                    () = command.unattended_for(limit) => {
+                    () = command.wait_unattended(limit) => {
                         program.kill_tree().await;
                         ended.await
                     }
@@ -225,13 +225,13 @@ impl Running {
             // Ends with the program: no other process will read the input.
             tokio::select! {
                 () = command.input.feed(stdin, is_terminal) => {}
-                () = exited.cancelled() => command.input.refuse(),
+                () = exited.cancelled() => command.input.close_and_discard(),
             }
         };
-        let (ended, (), out, err) = tokio::join!(ended, feed, out.pump(server, &exited), err.pump(server, &exited));
+        let (ended, (), out, err) = tokio::join!(ended, feed, out.copy_to_log(server, &exited), err.copy_to_log(server, &exited));
         // A terminal needs no reader: processes that still hold it get a hangup when it closes.
         for pipe in [out, err].into_iter().flatten().filter(|_| !is_terminal) {
-            server.commands.leftovers.read_to_nowhere(server, pipe);
+            server.commands.pipe_drainer.drain(server, pipe);
         }
         *command.pty() = None;
         command.job().end(ended);
@@ -241,27 +241,29 @@ impl Running {
     }
 }
 
-impl Stream {
-    fn new(server: &Server, from: Option<Arc<Descriptor>>, budget: &Arc<Budget>) -> Self {
+impl OutputPump {
+    fn new(server: &Server, source: Option<Arc<Descriptor>>, budget: &Arc<DiskBudget>) -> Self {
         let limits = Limits { ring_bytes: RING_BYTES, writer_waits: true };
-        let (place, limit) = (SpoolPlace::default(), server.limits.exec_spool_bytes);
+        let (lazy_file, limit) = (LazySpoolFile::default(), server.limits.exec_spool_bytes);
         let log = match limit {
             0 => Log::new(limits),
-            limit => Log::with_spool(limits, Box::new(SpoolFile { place: place.clone(), limit, budget: budget.clone(), used: 0 }), limit),
+            limit => {
+                Log::with_spool(limits, Box::new(SpoolFile { lazy_file: lazy_file.clone(), limit, budget: budget.clone(), used: 0 }), limit)
+            }
         };
-        Self { from, log, place }
+        Self { source, log, lazy_file }
     }
 
     /// Copies the program's output to the log until end of file. Returns the pipe if another process still holds it
     /// open after the program has exited.
-    async fn pump(self, server: &Server, exited: &CancellationToken) -> Option<Arc<Descriptor>> {
-        let from = self.from.as_ref()?;
+    async fn copy_to_log(self, server: &Server, exited: &CancellationToken) -> Option<Arc<Descriptor>> {
+        let source = self.source.as_ref()?;
         let mut buf = vec![0; SMALL_READ_BYTES];
         let mut deadline = None;
         loop {
             let read = tokio::select! {
                 biased;
-                read = from.read(&mut buf) => read,
+                read = source.read(&mut buf) => read,
                 () = exited.cancelled(), if deadline.is_none() => {
                     deadline = Some(Instant::now() + LINGER);
                     continue;
@@ -269,12 +271,12 @@ impl Stream {
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => break,
             };
             let Ok(n @ 1..) = read else { return None };
-            self.take(server, &buf[..n]).await;
+            self.append_all(server, &buf[..n]).await;
             if n == buf.len() && buf.len() < LARGE_READ_BYTES {
                 buf = vec![0; LARGE_READ_BYTES];
                 // Fails on a terminal, which has no pipe size, or when the user's pipe quota is used up: the pipe then
                 // keeps its size.
-                let _ = rustix::pipe::fcntl_setpipe_size(&**from, LARGE_PIPE_BYTES);
+                let _ = rustix::pipe::fcntl_setpipe_size(&**source, LARGE_PIPE_BYTES);
             }
             // Also bounds the wait for a background child that prints without pause.
             if deadline.is_some_and(|deadline| Instant::now() > deadline) {
@@ -283,19 +285,19 @@ impl Stream {
         }
         let mut drained = 0;
         while drained < DRAIN_BYTES
-            && let Ok(n @ 1..) = from.try_read(&mut buf)
+            && let Ok(n @ 1..) = source.try_read(&mut buf)
         {
             drained += n;
-            self.take(server, &buf[..n]).await;
+            self.append_all(server, &buf[..n]).await;
         }
-        self.from
+        self.source
     }
 
-    async fn take(&self, server: &Server, bytes: &[u8]) {
+    async fn append_all(&self, server: &Server, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
-            let taken = if self.log.would_spool(rest.len()) { self.spool(server, rest).await } else { self.log.append(rest) };
-            rest = &rest[taken..];
+            let appended = if self.log.would_spool(rest.len()) { self.spool(server, rest).await } else { self.log.append(rest) };
+            rest = &rest[appended..];
             if !rest.is_empty() {
                 self.log.writable().await;
             }
@@ -304,25 +306,25 @@ impl Stream {
 
     /// Appends bytes to the log on a blocking thread, because this may wait for the disk.
     async fn spool(&self, server: &Server, bytes: &[u8]) -> usize {
-        if self.place.get().is_none() {
-            let file = match server.authority.view().disk_full {
+        if self.lazy_file.get().is_none() {
+            let file = match server.authority.pushed_state().disk_full {
                 true => None,
                 false => server
                     .files
-                    .unnamed(server.programs.work_dir())
+                    .create_unnamed(server.programs.work_dir())
                     .await
                     .map_err(|error| tracing::warn!(%error, "no file for a command's output"))
                     .ok(),
             };
             // Only this task sets it.
-            let _ = self.place.set(file.map(File::from));
+            let _ = self.lazy_file.set(file.map(File::from));
         }
         let (log, length, bytes) = (self.log.clone(), bytes.len(), bytes.to_vec());
-        let taken = tokio::task::spawn_blocking(move || log.append(&bytes)).await;
+        let appended = tokio::task::spawn_blocking(move || log.append(&bytes)).await;
         if let Some(error) = self.log.take_spool_failure() {
             tracing::warn!(%error, "a command's output is kept in memory only from here on");
         }
         // `None` only after a panic in that thread; these bytes are then lost together with the spool.
-        taken.unwrap_or(length)
+        appended.unwrap_or(length)
     }
 }

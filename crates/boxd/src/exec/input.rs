@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use crate::{
     descriptor::Descriptor,
-    typists::{Typist, Typists},
+    input_dedup::{InputDeduplicator, InputSource},
 };
 
 /// Maximum input queued for the program; beyond it the clients' sockets aren't read.
@@ -22,12 +22,12 @@ const FRAME_COST_BYTES: usize = 128;
 const END_OF_TRANSMISSION: u8 = 4;
 
 #[derive(Default)]
-pub struct Input {
+pub struct InputQueue {
     state: Mutex<State>,
     /// Notified when input arrives or the queue closes.
-    came: Notify,
+    arrived: Notify,
     /// Notified when the program has read some input.
-    taken: Notify,
+    consumed: Notify,
 }
 
 #[derive(Default)]
@@ -35,28 +35,28 @@ struct State {
     pending: VecDeque<Bytes>,
     pending_bytes: usize,
     is_closed: bool,
-    typists: Typists,
+    dedup: InputDeduplicator,
     connections: u64,
 }
 
-impl Input {
+impl InputQueue {
     /// Registers a new connection that sends input frames.
-    pub fn typist(&self, principal: &str, client: Option<&str>) -> Typist {
+    pub fn register_source(&self, principal: &str, client: Option<&str>) -> InputSource {
         let mut state = self.state();
         state.connections += 1;
-        Typist::new(principal, client, state.connections)
+        InputSource::new(principal, client, state.connections)
     }
 
     /// Queues a frame, unless the frame with this client and number was queued before. Returns `false` if the queue is
     /// closed.
-    pub fn push(&self, numbered: Option<(&Typist, u64)>, bytes: Bytes) -> bool {
+    pub fn push(&self, numbered: Option<(&InputSource, u64)>, bytes: Bytes) -> bool {
         let mut state = self.state();
-        let is_new = numbered.is_none_or(|(typist, seq)| state.typists.is_new(typist, seq));
+        let is_new = numbered.is_none_or(|(source, seq)| state.dedup.is_new(source, seq));
         if is_new && state.is_closed {
             return false;
         }
-        if let Some((typist, seq)) = numbered {
-            state.typists.took(typist, seq);
+        if let Some((source, seq)) = numbered {
+            state.dedup.record(source, seq);
         }
         if !is_new {
             return true;
@@ -64,14 +64,14 @@ impl Input {
         state.pending_bytes += bytes.len() + FRAME_COST_BYTES;
         state.pending.push_back(bytes);
         drop(state);
-        self.came.notify_one();
+        self.arrived.notify_one();
         true
     }
 
     /// No more input will come.
     pub fn close(&self) {
         self.state().is_closed = true;
-        self.came.notify_one();
+        self.arrived.notify_one();
     }
 
     pub fn has_room(&self) -> bool {
@@ -79,49 +79,49 @@ impl Input {
     }
 
     /// Resolves when the queue has capacity for another frame.
-    pub async fn room(&self) {
+    pub async fn wait_for_room(&self) {
         loop {
             // Before the check, so that a read in between is not missed.
-            let taken = self.taken.notified();
+            let consumed = self.consumed.notified();
             if self.has_room() {
                 return;
             }
-            taken.await;
+            consumed.await;
         }
     }
 
     /// Writes input to the program until the program stops reading or the queue closes; then closes the program's
     /// input.
-    pub async fn feed(&self, to: Option<Arc<Descriptor>>, is_terminal: bool) {
-        if let Some(to) = &to {
+    pub async fn feed(&self, program_input: Option<Arc<Descriptor>>, is_terminal: bool) {
+        if let Some(program_input) = &program_input {
             let mut last = b'\n';
             while let Some(bytes) = self.next().await {
                 let mut rest = &bytes[..];
                 while !rest.is_empty() {
-                    match to.write(rest).await {
+                    match program_input.write(rest).await {
                         Ok(n) => rest = &rest[n..],
                         // The program has closed its input, which is legitimate.
-                        Err(_) => return self.refuse(),
+                        Err(_) => return self.close_and_discard(),
                     }
                 }
                 last = bytes.last().copied().unwrap_or(last);
-                self.took(bytes.len() + FRAME_COST_BYTES);
+                self.note_consumed(bytes.len() + FRAME_COST_BYTES);
             }
             if is_terminal {
                 let is_within_a_line = !matches!(last, b'\n' | b'\r' | END_OF_TRANSMISSION);
                 for _ in 0..=u8::from(is_within_a_line) {
                     // A terminal has no write side to close. A failed write means the terminal is gone, which needs no
                     // EOT.
-                    let _ = to.write(&[END_OF_TRANSMISSION]).await;
+                    let _ = program_input.write(&[END_OF_TRANSMISSION]).await;
                 }
             }
         }
-        self.refuse();
+        self.close_and_discard();
     }
 
     async fn next(&self) -> Option<Bytes> {
         loop {
-            let came = self.came.notified();
+            let arrived = self.arrived.notified();
             {
                 let mut state = self.state();
                 if let Some(bytes) = state.pending.pop_front() {
@@ -131,23 +131,23 @@ impl Input {
                     return None;
                 }
             }
-            came.await;
+            arrived.await;
         }
     }
 
-    fn took(&self, count: usize) {
+    fn note_consumed(&self, count: usize) {
         self.state().pending_bytes -= count;
-        self.taken.notify_waiters();
+        self.consumed.notify_waiters();
     }
 
     /// Closes the queue and discards what it holds.
-    pub fn refuse(&self) {
+    pub fn close_and_discard(&self) {
         let mut state = self.state();
         state.is_closed = true;
         state.pending.clear();
         state.pending_bytes = 0;
         drop(state);
-        self.taken.notify_waiters();
+        self.consumed.notify_waiters();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -161,15 +161,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_sent_again_is_taken_once_and_each_client_counts_for_itself() {
-        let input = Input::default();
-        let (a, b) = (input.typist("ada", Some("a")), input.typist("ada", None));
-        for (name, typist, seq) in [("a", &a, 0), ("a", &a, 1), ("a", &a, 0), ("b", &b, 0), ("a", &a, 1), ("b", &b, 1)] {
-            assert!(input.push(Some((typist, seq)), Bytes::from(format!("{name}{seq} "))));
+    fn a_resent_frame_is_queued_once_and_each_client_has_its_own_numbering() {
+        let input = InputQueue::default();
+        let (a, b) = (input.register_source("ada", Some("a")), input.register_source("ada", None));
+        for (name, source, seq) in [("a", &a, 0), ("a", &a, 1), ("a", &a, 0), ("b", &b, 0), ("a", &a, 1), ("b", &b, 1)] {
+            assert!(input.push(Some((source, seq)), Bytes::from(format!("{name}{seq} "))));
         }
         assert!(input.push(None, Bytes::from_static(b"uncounted")));
-        let taken: Vec<u8> = input.state().pending.iter().flatten().copied().collect();
-        assert_eq!(String::from_utf8(taken).unwrap(), "a0 a1 b0 b1 uncounted");
+        let consumed: Vec<u8> = input.state().pending.iter().flatten().copied().collect();
+        assert_eq!(String::from_utf8(consumed).unwrap(), "a0 a1 b0 b1 uncounted");
         input.close();
         assert!(input.push(Some((&a, 1)), Bytes::new()), "what was taken is acknowledged again");
         for _ in 0..2 {
@@ -178,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn frames_without_a_byte_fill_the_room_too() {
-        let input = Input::default();
+    fn empty_frames_count_against_the_limit() {
+        let input = InputQueue::default();
         for _ in 0..MAX_PENDING_BYTES / FRAME_COST_BYTES {
             assert!(input.has_room() && input.push(None, Bytes::new()));
         }

@@ -17,101 +17,101 @@ use tokio::{
 };
 
 use super::{
-    command::{Attached, Command},
+    command::{Attachment, Command, CommandTask},
     internal,
-    leftovers::Leftovers,
-    memory::{Memory, MemoryBudget},
-    outcome::{NeverRan, not_started},
-    plan::{StreamPlan, Terms},
-    spool::Budget,
+    memory_budget::{MemoryBudget, MemoryReservation},
+    pipe_drainer::PipeDrainer,
+    run_spec::{LifetimePolicy, StreamSpec},
+    spool::DiskBudget,
+    termination::{FailedProgram, describe_start_failure},
 };
 use crate::{
-    principal_slots::{Kind, PrincipalSlot, PrincipalSlots},
-    processes::{Job, shown},
-    programs::Started,
+    principal_slots::{PrincipalSlot, PrincipalSlots, SlotKind},
+    processes::{Job, display_argv},
+    programs::StartedProgram,
     server::Server,
 };
 
 /// Number of full spools that all commands together may use on the sandbox's disk.
-const SPOOLS: u64 = 4;
+const SPOOL_COUNT: u64 = 4;
 /// Remembered ids of commands that are no longer retained. An id that falls out of this list could be run a second
 /// time.
-const MAX_FORGOTTEN: usize = 4096;
+const MAX_REMEMBERED_IDS: usize = 4096;
 
 /// State shared by all commands of the sandbox.
 pub struct Commands {
     slots: Arc<PrincipalSlots>,
     unattended: Duration,
-    memory: MemoryBudget,
-    spools: Arc<Budget>,
-    pub(super) leftovers: Leftovers,
+    memory_budget: MemoryBudget,
+    spools: Arc<DiskBudget>,
+    pub(super) pipe_drainer: PipeDrainer,
     retention: Duration,
     /// Maximum number of ended commands that are retained.
-    most_kept: usize,
-    most_kept_memory: usize,
-    known: Mutex<Known>,
+    max_retained: usize,
+    max_retained_memory: usize,
+    table: Mutex<CommandTable>,
     /// Notified when a command expires before the one whose expiry is being awaited.
-    sooner: Notify,
+    earlier_expiry: Notify,
 }
 
 #[derive(Default)]
-struct Known {
+struct CommandTable {
     commands: HashMap<String, Entry>,
     /// Ended commands with their expiry, earliest first. No task holds a reference to them, so forgetting one frees
     /// everything it held.
     ended: VecDeque<(Instant, Arc<Command>)>,
     /// Whether a task is waiting for the first of them to expire.
-    is_forgetting: bool,
-    forgotten: Ids,
+    is_expiring: bool,
+    expired_ids: RecentIds,
     /// Ids of commands whose output went straight into an answer and was never retained. Separate from the others
     /// because they are many, and only the client that got the answer knows the id.
-    answered: Ids,
+    answered_ids: RecentIds,
 }
 
 /// A bounded set of ids that evicts the oldest.
 #[derive(Default)]
-struct Ids {
-    known: HashSet<String>,
+struct RecentIds {
+    members: HashSet<String>,
     in_order: VecDeque<String>,
 }
 
-impl Ids {
+impl RecentIds {
     fn add(&mut self, id: String) {
-        if self.in_order.len() == MAX_FORGOTTEN
+        if self.in_order.len() == MAX_REMEMBERED_IDS
             && let Some(oldest) = self.in_order.pop_front()
         {
-            self.known.remove(&oldest);
+            self.members.remove(&oldest);
         }
-        self.known.insert(id.clone());
+        self.members.insert(id.clone());
         self.in_order.push_back(id);
     }
 
     fn contains(&self, id: &str) -> bool {
-        self.known.contains(id)
+        self.members.contains(id)
     }
 }
 
 enum Entry {
-    Starting(Begun),
-    Known(Arc<Command>),
+    Starting(PendingStart),
+    Started(Arc<Command>),
 }
 
 /// A command that is being started, for all clients that request it in the meantime.
-type Begun = watch::Receiver<Option<Result<Arc<Command>, ApiError>>>;
+type PendingStart = watch::Receiver<Option<Result<Arc<Command>, ApiError>>>;
 
 impl Commands {
     pub fn new(limits: &DataplaneLimits) -> Self {
         Self {
-            slots: PrincipalSlots::new(Kind::Commands, limits.execs, limits.execs_per_principal),
+            slots: PrincipalSlots::new(SlotKind::Commands, limits.execs, limits.execs_per_principal),
             unattended: Duration::from_secs(limits.exec_unattended_seconds),
-            memory: MemoryBudget::default(),
-            spools: Budget::new(limits.exec_spool_bytes.saturating_mul(SPOOLS)),
-            leftovers: Leftovers::default(),
+            memory_budget: MemoryBudget::default(),
+            spools: DiskBudget::new(limits.exec_spool_bytes.saturating_mul(SPOOL_COUNT)),
+            pipe_drainer: PipeDrainer::default(),
             retention: Duration::from_secs(limits.exec_retention_seconds),
-            most_kept: limits.execs_kept as usize,
-            most_kept_memory: usize::try_from(limits.exec_kept_memory_bytes).unwrap_or(usize::MAX),
-            known: Mutex::default(),
-            sooner: Notify::new(),
+            max_retained: limits.execs_kept as usize,
+            max_retained_memory: usize::try_from(limits.exec_kept_memory_bytes).unwrap_or(usize::MAX),
+            table: Mutex::default(),
+            earlier_expiry: Notify::new(),
         }
     }
 
@@ -120,16 +120,21 @@ impl Commands {
         self.slots.take(&claims.sub)
     }
 
-    pub(crate) fn memory(&self, bytes: usize) -> Result<Memory, ApiError> {
-        self.memory.take(bytes)
+    pub(crate) fn reserve_memory(&self, bytes: usize) -> Result<MemoryReservation, ApiError> {
+        self.memory_budget.reserve(bytes)
     }
 
-    pub(super) fn budget(&self) -> &MemoryBudget {
-        &self.memory
+    pub(super) fn memory_budget(&self) -> &MemoryBudget {
+        &self.memory_budget
     }
 
     /// Starts a command, or joins the one with this id.
-    pub async fn start(server: &Arc<Server>, start: ExecStart, terms: Terms, claims: &Arc<Claims>) -> Result<Attached, ApiError> {
+    pub async fn start(
+        server: &Arc<Server>,
+        start: ExecStart,
+        policy: LifetimePolicy,
+        claims: &Arc<Claims>,
+    ) -> Result<Attachment, ApiError> {
         let id = match &start.command_id {
             Some(id) if !is_external_id(id) => {
                 return Err(ApiError::invalid("command_id must be 1 to 256 characters, none of them a control character"));
@@ -137,202 +142,205 @@ impl Commands {
             Some(id) => id.clone(),
             None => CommandId::new().to_string(),
         };
-        let mut plan = StreamPlan::new(start, terms, server.commands.unattended)?;
-        if let Some(stdin) = plan.as_mut().and_then(|plan| plan.stdin.as_mut()) {
+        let mut spec = StreamSpec::new(start, policy, server.commands.unattended)?;
+        if let Some(stdin) = spec.as_mut().and_then(|spec| spec.stdin.as_mut()) {
             // A reservation of its own, apart from its request's: the input may wait for the program for as long as
             // that runs.
-            *stdin = server.commands.memory(stdin.len())?.owned_by(std::mem::take(stdin));
+            *stdin = server.commands.reserve_memory(stdin.len())?.attach_to(std::mem::take(stdin));
         }
         // Dropped when this function returns: by then the client is attached, or has disconnected.
-        let (_here, left) = oneshot::channel();
-        let mut begun = match server.commands.find_or_begin(server, id, plan, claims, left)? {
-            Entry::Known(command) => return Ok(command.attach()),
-            Entry::Starting(begun) => begun,
+        let (_requester, requester_gone) = oneshot::channel();
+        let mut pending = match server.commands.find_or_start(server, id, spec, claims, requester_gone)? {
+            Entry::Started(command) => return Ok(command.attach()),
+            Entry::Starting(pending) => pending,
         };
-        match begun.wait_for(Option::is_some).await.map(|outcome| outcome.clone()) {
+        match pending.wait_for(Option::is_some).await.map(|outcome| outcome.clone()) {
             Ok(Some(Ok(command))) => Ok(command.attach()),
             Ok(Some(Err(error))) => Err(error),
             _ => Err(internal("the command was given up while it started")),
         }
     }
 
-    fn find_or_begin(
+    fn find_or_start(
         &self,
         server: &Arc<Server>,
         id: String,
-        plan: Option<StreamPlan>,
+        spec: Option<StreamSpec>,
         claims: &Arc<Claims>,
-        left: oneshot::Receiver<()>,
+        requester_gone: oneshot::Receiver<()>,
     ) -> Result<Entry, ApiError> {
-        let mut known = self.known();
-        match known.commands.get(&id) {
-            Some(Entry::Known(command)) => return Ok(Entry::Known(command.clone())),
-            Some(Entry::Starting(begun)) => return Ok(Entry::Starting(begun.clone())),
+        let mut table = self.table();
+        match table.commands.get(&id) {
+            Some(Entry::Started(command)) => return Ok(Entry::Started(command.clone())),
+            Some(Entry::Starting(pending)) => return Ok(Entry::Starting(pending.clone())),
             None => {}
         }
-        if known.forgotten.contains(&id) {
+        if table.expired_ids.contains(&id) {
             let message = "this command has run, and what it printed is no longer kept; use another command_id to run it again";
             return Err(ApiError::new(ErrorCode::CommandExpired, message));
         }
         if server.processes.find(&id).is_some() {
             return Err(ApiError::new(ErrorCode::CommandNotFound, "this command's output goes only to whoever started it"));
         }
-        if known.answered.contains(&id) {
+        if table.answered_ids.contains(&id) {
             let message = "this command has run, and its output went to whoever started it; use another command_id to run it again";
             return Err(ApiError::new(ErrorCode::CommandExpired, message));
         }
-        let Some(plan) = plan else {
+        let Some(spec) = spec else {
             return Err(ApiError::new(
                 ErrorCode::CommandNotFound,
                 "there is no command of that id here; give a command or argv to start it",
             ));
         };
         let slot = self.slot(claims)?;
-        let (tell, begun) = watch::channel(None);
-        known.commands.insert(id.clone(), Entry::Starting(begun.clone()));
+        let (started_sender, pending) = watch::channel(None);
+        table.commands.insert(id.clone(), Entry::Starting(pending.clone()));
         // Runs in its own task, because the request's task may be dropped while other clients wait for the same
         // command.
         let (server, claims) = (server.clone(), claims.clone());
         let tasks = server.tasks.clone();
-        tasks.spawn(async move { run(&server, id, plan, &claims, (slot, left), tell).await });
-        Ok(Entry::Starting(begun))
+        tasks.spawn(async move { run_command(&server, id, spec, &claims, (slot, requester_gone), started_sender).await });
+        Ok(Entry::Starting(pending))
     }
 
     /// A new id for a command whose output is not retained.
-    pub fn answered_id(&self) -> String {
+    pub fn new_answered_id(&self) -> String {
         let id = CommandId::new().to_string();
-        self.known().answered.add(id.clone());
+        self.table().answered_ids.add(id.clone());
         id
     }
 
     /// Retains a command that has ended, evicting those that expire first where a limit is exceeded.
-    fn keep(server: &Arc<Server>, command: Arc<Command>) {
+    fn retain(server: &Arc<Server>, command: Arc<Command>) {
         let commands = &server.commands;
-        let mut known = commands.known();
-        let until = Instant::now() + command.kept_for.map_or(commands.retention, |asked| asked.min(commands.retention));
-        let place = known.ended.partition_point(|(at, _)| *at <= until);
-        known.ended.insert(place, (until, command));
-        if place == 0 {
-            commands.sooner.notify_one();
+        let mut table = commands.table();
+        let expires_at = Instant::now() + command.retention.map_or(commands.retention, |requested| requested.min(commands.retention));
+        let index = table.ended.partition_point(|(at, _)| *at <= expires_at);
+        table.ended.insert(index, (expires_at, command));
+        if index == 0 {
+            commands.earlier_expiry.notify_one();
         }
-        let mut memory: usize = known.ended.iter().map(|(_, c)| c.memory()).sum();
-        while known.ended.len() > commands.most_kept || memory > commands.most_kept_memory && known.ended.len() > 1 {
-            let Some((_, oldest)) = known.ended.pop_front() else { break };
-            memory -= oldest.memory();
-            known.forget(&oldest);
+        let mut memory: usize = table.ended.iter().map(|(_, c)| c.buffered_bytes()).sum();
+        while table.ended.len() > commands.max_retained || memory > commands.max_retained_memory && table.ended.len() > 1 {
+            let Some((_, oldest)) = table.ended.pop_front() else { break };
+            memory -= oldest.buffered_bytes();
+            table.remove(&oldest);
         }
-        if !std::mem::replace(&mut known.is_forgetting, true) {
-            server.tasks.spawn(forget_in_time(server.clone()));
+        if !std::mem::replace(&mut table.is_expiring, true) {
+            server.tasks.spawn(expire_commands(server.clone()));
         }
     }
 
     /// Removes the expired commands and returns the expiry of the next one.
-    fn forget_expired(&self) -> Option<Instant> {
-        let mut known = self.known();
+    fn remove_expired(&self) -> Option<Instant> {
+        let mut table = self.table();
         let now = Instant::now();
-        while let Some((at, _)) = known.ended.front() {
+        while let Some((at, _)) = table.ended.front() {
             if *at > now {
                 return Some(*at);
             }
-            if let Some((_, expired)) = known.ended.pop_front() {
-                known.forget(&expired);
+            if let Some((_, expired)) = table.ended.pop_front() {
+                table.remove(&expired);
             }
         }
-        known.is_forgetting = false;
+        table.is_expiring = false;
         None
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn table(&self) -> MutexGuard<'_, CommandTable> {
         // A panic half-way can at worst leave a command that is retained too long.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
-    fn forget(&mut self, command: &Arc<Command>) {
+impl CommandTable {
+    fn remove(&mut self, command: &Arc<Command>) {
         let id = &command.job().id;
-        if !matches!(self.commands.get(id), Some(Entry::Known(known)) if Arc::ptr_eq(known, command)) {
+        if !matches!(self.commands.get(id), Some(Entry::Started(started)) if Arc::ptr_eq(started, command)) {
             return;
         }
         self.commands.remove(id);
-        self.forgotten.add(id.clone());
+        self.expired_ids.add(id.clone());
     }
 }
 
 /// The whole life of a command, from start to retention.
-async fn run(
+async fn run_command(
     server: &Arc<Server>,
     id: String,
-    mut plan: StreamPlan,
+    mut spec: StreamSpec,
     claims: &Claims,
-    (slot, left): (PrincipalSlot, oneshot::Receiver<()>),
-    tell: watch::Sender<Option<Result<Arc<Command>, ApiError>>>,
+    (slot, requester_gone): (PrincipalSlot, oneshot::Receiver<()>),
+    started_sender: watch::Sender<Option<Result<Arc<Command>, ApiError>>>,
 ) {
     let commands = &server.commands;
-    let told = std::mem::take(&mut plan.told);
-    let (command, running) = match begin(server, id.clone(), plan, claims).await {
-        Ok(begun) => begun,
+    let activity_text = std::mem::take(&mut spec.activity_text);
+    let (command, task) = match spawn_command(server, id.clone(), spec, claims).await {
+        Ok(spawned) => spawned,
         Err(error) => {
             // Nothing ran, so the id may be used again.
-            commands.known().commands.remove(&id);
-            tell.send_replace(Some(Err(error)));
+            commands.table().commands.remove(&id);
+            started_sender.send_replace(Some(Err(error)));
             return;
         }
     };
-    let first = command.attach();
-    commands.known().commands.insert(id, Entry::Known(command.clone()));
-    tell.send_replace(Some(Ok(command.clone())));
-    drop(tell);
-    let to_the_end = async {
-        let hold_first = async {
+    let attachment = command.attach();
+    commands.table().commands.insert(id, Entry::Started(command.clone()));
+    started_sender.send_replace(Some(Ok(command.clone())));
+    drop(started_sender);
+    let run_to_end = async {
+        let hold_attachment = async {
             // Until the requesting client is attached, or has disconnected before that.
-            let _ = left.await;
-            drop(first);
+            let _ = requester_gone.await;
+            drop(attachment);
         };
-        tokio::join!(running.run(server), hold_first);
+        tokio::join!(task.run(server), hold_attachment);
     };
     tokio::select! {
-        () = to_the_end => {
+        () = run_to_end => {
             drop(slot);
             if let Some(ended) = command.job().ended() {
-                server.happenings.ran(claims, told, ended, command.job().took());
+                server.activity_log.record_command(claims, activity_text, ended, command.job().duration());
             }
-            Commands::keep(server, command);
+            Commands::retain(server, command);
         }
         () = server.shutdown.cancelled() => {}
     }
 }
 
-async fn forget_in_time(server: Arc<Server>) {
-    while let Some(next) = server.commands.forget_expired() {
+async fn expire_commands(server: Arc<Server>) {
+    while let Some(next) = server.commands.remove_expired() {
         tokio::select! {
             () = tokio::time::sleep_until(next) => {}
-            () = server.commands.sooner.notified() => {}
+            () = server.commands.earlier_expiry.notified() => {}
             () = server.shutdown.cancelled() => return,
         }
     }
 }
 
-async fn begin(
+async fn spawn_command(
     server: &Arc<Server>,
     id: String,
-    plan: StreamPlan,
+    spec: StreamSpec,
     claims: &Claims,
-) -> Result<(Arc<Command>, super::command::Running), ApiError> {
-    let argv = shown(&plan.command.argv);
-    let (started, said) = match server.programs.spawn(plan.command.clone()).await {
+) -> Result<(Arc<Command>, CommandTask), ApiError> {
+    let argv = display_argv(&spec.program.argv);
+    let (started, error_output) = match server.programs.spawn(spec.program.clone()).await {
         Ok(started) => (started, None),
         Err(error) => {
-            let (exit, said) = not_started(argv.first().map_or("", String::as_str), &error)?;
-            (Started { program: Arc::new(NeverRan(exit)), stdin: None, stdout: None, stderr: None, pty: None }, Some(said))
+            let (exit, error_output) = describe_start_failure(argv.first().map_or("", String::as_str), &error)?;
+            (
+                StartedProgram { program: Arc::new(FailedProgram(exit)), stdin: None, stdout: None, stderr: None, pty: None },
+                Some(error_output),
+            )
         }
     };
     let program = started.program.clone();
     let job = Job::new(id, ProcessKind::Command, argv, claims, program.clone());
     let listed = server.processes.list(Arc::new(job));
-    let made = Command::new(listed, started, plan, said, server, &server.commands.spools);
-    if made.is_err() {
+    let created = Command::new(listed, started, spec, error_output, server, &server.commands.spools);
+    if created.is_err() {
         program.kill_tree().await;
     }
-    made
+    created
 }

@@ -13,59 +13,59 @@ use std::{
 use cobox_stream::Spool;
 
 /// Disk space that all spools together may use.
-pub struct Budget {
-    left: AtomicU64,
+pub struct DiskBudget {
+    available: AtomicU64,
 }
 
-impl Budget {
+impl DiskBudget {
     pub fn new(bytes: u64) -> Arc<Self> {
-        Arc::new(Self { left: AtomicU64::new(bytes) })
+        Arc::new(Self { available: AtomicU64::new(bytes) })
     }
 
-    fn take(&self, bytes: u64) -> bool {
-        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
+    fn reserve(&self, bytes: u64) -> bool {
+        self.available.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |available| available.checked_sub(bytes)).is_ok()
     }
 
-    fn give_back(&self, bytes: u64) {
-        self.left.fetch_add(bytes, Ordering::Relaxed);
+    fn release(&self, bytes: u64) {
+        self.available.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
 /// The spool's file, created on first use; `None` if it could not be created.
-pub type SpoolPlace = Arc<OnceLock<Option<File>>>;
+pub type LazySpoolFile = Arc<OnceLock<Option<File>>>;
 
 /// A ring buffer in a file: the byte of an offset is stored at that offset modulo the limit.
 pub struct SpoolFile {
-    pub place: SpoolPlace,
+    pub lazy_file: LazySpoolFile,
     pub limit: u64,
-    pub budget: Arc<Budget>,
+    pub budget: Arc<DiskBudget>,
     /// High-water mark of the file, which is its disk usage.
     pub used: u64,
 }
 
 impl SpoolFile {
     fn file(&self) -> io::Result<&File> {
-        self.place.get().and_then(Option::as_ref).ok_or_else(|| io::Error::other("there is no file for it"))
+        self.lazy_file.get().and_then(Option::as_ref).ok_or_else(|| io::Error::other("there is no file for it"))
     }
 
     /// The file ranges that hold `length` bytes from an offset on: one, or two where it wraps around.
-    fn stretches(&self, offset: u64, length: usize) -> [(u64, usize); 2] {
+    fn segments(&self, offset: u64, length: usize) -> [(u64, usize); 2] {
         let at = offset % self.limit;
-        let before_the_end = usize::try_from(self.limit - at).unwrap_or(usize::MAX).min(length);
-        [(at, before_the_end), (0, length - before_the_end)]
+        let until_end = usize::try_from(self.limit - at).unwrap_or(usize::MAX).min(length);
+        [(at, until_end), (0, length - until_end)]
     }
 }
 
 impl Spool for SpoolFile {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut rest = bytes;
-        for (at, length) in self.stretches(offset, bytes.len()) {
-            let grown = (at + length as u64).saturating_sub(self.used);
-            if grown > 0 {
-                if !self.budget.take(grown) {
+        for (at, length) in self.segments(offset, bytes.len()) {
+            let growth = (at + length as u64).saturating_sub(self.used);
+            if growth > 0 {
+                if !self.budget.reserve(growth) {
                     return Err(io::ErrorKind::StorageFull.into());
                 }
-                self.used += grown;
+                self.used += growth;
             }
             self.file()?.write_all_at(&rest[..length], at)?;
             rest = &rest[length..];
@@ -75,7 +75,7 @@ impl Spool for SpoolFile {
 
     fn read_at(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
-        for (at, length) in self.stretches(offset, into.len()) {
+        for (at, length) in self.segments(offset, into.len()) {
             self.file()?.read_exact_at(&mut into[done..done + length], at)?;
             done += length;
         }
@@ -88,7 +88,7 @@ impl Spool for SpoolFile {
 
 impl Drop for SpoolFile {
     fn drop(&mut self) {
-        self.budget.give_back(self.used);
+        self.budget.release(self.used);
     }
 }
 
@@ -96,15 +96,15 @@ impl Drop for SpoolFile {
 mod tests {
     use super::*;
 
-    fn spool(limit: u64, budget: &Arc<Budget>) -> SpoolFile {
-        let place = SpoolPlace::default();
-        place.set(Some(tempfile::tempfile().unwrap())).unwrap();
-        SpoolFile { place, limit, budget: budget.clone(), used: 0 }
+    fn spool(limit: u64, budget: &Arc<DiskBudget>) -> SpoolFile {
+        let lazy_file = LazySpoolFile::default();
+        lazy_file.set(Some(tempfile::tempfile().unwrap())).unwrap();
+        SpoolFile { lazy_file, limit, budget: budget.clone(), used: 0 }
     }
 
     #[test]
-    fn what_was_written_is_read_around_the_end_of_the_file_too() {
-        let budget = Budget::new(10);
+    fn reads_wrap_around_the_end_of_the_file() {
+        let budget = DiskBudget::new(10);
         let mut spool = spool(10, &budget);
         let text = b"abcdefghijklmnopqrstuvwxyz";
         for (i, piece) in text.chunks(7).enumerate() {
@@ -116,8 +116,8 @@ mod tests {
     }
 
     #[test]
-    fn a_spool_beyond_the_budget_of_all_is_refused_and_gives_its_share_back_when_it_goes() {
-        let budget = Budget::new(10);
+    fn a_spool_beyond_the_shared_budget_is_refused_and_a_dropped_spool_frees_its_share() {
+        let budget = DiskBudget::new(10);
         let mut one = spool(8, &budget);
         one.write_at(0, &[1; 8]).unwrap();
         let mut other = spool(8, &budget);

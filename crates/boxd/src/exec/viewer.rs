@@ -8,8 +8,8 @@ use cobox_protocol::frame::{BINARY_HEAD_BYTES, BinaryFrame, BinaryKind, OutputSt
 use cobox_stream::{Log, Read, Reader};
 use tokio::{task::JoinHandle, time::Instant};
 
-use super::command::{Attached, Command};
-use crate::processes::Ended;
+use super::command::{Attachment, Command};
+use crate::processes::JobExit;
 
 /// Output per frame: large enough to make the overhead of a frame negligible, and small enough to stay in the core's
 /// cache each time it is copied on its way out.
@@ -22,14 +22,14 @@ const TEXT_FRAME_BYTES: usize = 128 * 1024;
 /// A viewer that neither takes nor acknowledges output for this long no longer blocks the program; it gets the rest
 /// from the spool, or a gap. Of several viewers only the one furthest ahead can block the program; the others read from
 /// the spool immediately.
-const STALL: Duration = Duration::from_secs(30);
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long the program waits for acknowledgements of output that was already sent. A client that acknowledges
 /// continuously keeps its output in memory; one that waits for more output before it acknowledges gets more.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(50);
 
 /// Resolves at that time; never, if there is none.
-pub async fn at(time: Option<Instant>) {
+pub async fn sleep_until_some(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,
@@ -37,20 +37,20 @@ pub async fn at(time: Option<Instant>) {
 }
 
 /// What a viewer receives next.
-pub enum Event {
-    Output(Output),
+pub enum OutputEvent {
+    Output(OutputChunk),
     Gap { stream: OutputStream, from: u64, to: u64 },
-    Exit(Ended),
+    Exit(JobExit),
 }
 
-pub struct Output {
+pub struct OutputChunk {
     pub stream: OutputStream,
     pub offset: u64,
     /// As a binary frame: the header, then the bytes.
     pub frame: BytesMut,
 }
 
-impl Output {
+impl OutputChunk {
     pub fn bytes(&self) -> &[u8] {
         self.frame.get(BINARY_HEAD_BYTES..).unwrap_or_default()
     }
@@ -60,34 +60,34 @@ pub struct Viewer {
     stdout: Source,
     stderr: Option<Source>,
     /// Whether stderr is next when both streams have output.
-    is_stderrs_turn: bool,
-    is_holding: bool,
+    is_stderr_next: bool,
+    has_backpressure: bool,
     last_progress: Instant,
-    attached: Attached,
+    attachment: Attachment,
 }
 
 impl Viewer {
-    pub fn new(attached: Attached, stdout_from: u64, stderr_from: u64, form: Form) -> Self {
-        let command = &attached.0;
+    pub fn new(attachment: Attachment, stdout_from: u64, stderr_from: u64, encoding: OutputEncoding) -> Self {
+        let command = &attachment.0;
         Self {
-            stdout: Source::new(OutputStream::Stdout, &command.stdout, stdout_from, form),
-            stderr: command.stderr.as_ref().map(|log| Source::new(OutputStream::Stderr, log, stderr_from, form)),
-            is_stderrs_turn: false,
-            is_holding: true,
+            stdout: Source::new(OutputStream::Stdout, &command.stdout, stdout_from, encoding),
+            stderr: command.stderr.as_ref().map(|log| Source::new(OutputStream::Stderr, log, stderr_from, encoding)),
+            is_stderr_next: false,
+            has_backpressure: true,
             last_progress: Instant::now(),
-            attached,
+            attachment,
         }
     }
 
     /// Limits each stream to this offset: output beyond it is skipped, and reported as a gap at the end of the stream.
-    pub fn cut_at(&mut self, offset: u64) {
+    pub fn limit_to(&mut self, offset: u64) {
         for source in std::iter::once(&mut self.stdout).chain(&mut self.stderr) {
-            source.cut_at = offset;
+            source.limit = offset;
         }
     }
 
     pub fn command(&self) -> &Arc<Command> {
-        &self.attached.0
+        &self.attachment.0
     }
 
     /// The offset at which each stream continues.
@@ -96,14 +96,14 @@ impl Viewer {
     }
 
     /// The next event; there is none after the exit. Cancel safe.
-    pub async fn next(&mut self) -> Event {
+    pub async fn next(&mut self) -> OutputEvent {
         loop {
             if let Some(event) = self.read_now() {
-                self.progress();
+                self.note_progress();
                 return event;
             }
-            if self.stdout.is_over && self.stderr.as_ref().is_none_or(|s| s.is_over) {
-                return Event::Exit(self.attached.0.job().wait().await);
+            if self.stdout.has_ended && self.stderr.as_ref().is_none_or(|s| s.has_ended) {
+                return OutputEvent::Exit(self.attachment.0.job().wait().await);
             }
             let (stdout, stderr) = (&mut self.stdout, &mut self.stderr);
             tokio::select! {
@@ -125,7 +125,7 @@ impl Viewer {
             (OutputStream::Stderr, Some(stderr)) => stderr.acknowledge(offset),
             (OutputStream::Stderr, None) => {}
         }
-        self.progress();
+        self.note_progress();
     }
 
     /// When this viewer stops blocking the program unless it makes progress: first the limit for its acknowledgements,
@@ -134,53 +134,53 @@ impl Viewer {
         let awaits_acknowledgements = std::iter::once(&self.stdout).chain(&self.stderr).any(Source::awaits_acknowledgements);
         match awaits_acknowledgements {
             true => Some(self.last_progress + ACKNOWLEDGED_WITHIN),
-            false => self.is_holding.then(|| self.last_progress + STALL),
+            false => self.has_backpressure.then(|| self.last_progress + STALL_TIMEOUT),
         }
     }
 
-    pub fn let_go(&mut self) {
-        let mut has_awaited = false;
+    pub fn release_backpressure(&mut self) {
+        let mut has_released = false;
         for source in std::iter::once(&mut self.stdout).chain(&mut self.stderr).filter(|source| source.awaits_acknowledgements()) {
             source.has_acknowledged = false;
-            has_awaited = true;
+            has_released = true;
             if let Some(reader) = &mut source.reader {
                 reader.stop_expecting_acknowledgements();
             }
         }
-        if !has_awaited {
-            self.hold(false);
+        if !has_released {
+            self.set_backpressure(false);
         }
     }
 
-    fn progress(&mut self) {
+    fn note_progress(&mut self) {
         self.last_progress = Instant::now();
-        if !self.is_holding {
-            self.hold(true);
+        if !self.has_backpressure {
+            self.set_backpressure(true);
         }
     }
 
-    fn hold(&mut self, is_holding: bool) {
-        self.is_holding = is_holding;
+    fn set_backpressure(&mut self, has_backpressure: bool) {
+        self.has_backpressure = has_backpressure;
         for source in std::iter::once(&mut self.stdout).chain(&mut self.stderr) {
-            source.is_holding = is_holding;
+            source.has_backpressure = has_backpressure;
             if let Some(reader) = &mut source.reader {
-                reader.set_backpressure(is_holding);
+                reader.set_backpressure(has_backpressure);
             }
         }
     }
 
-    fn read_now(&mut self) -> Option<Event> {
+    fn read_now(&mut self) -> Option<OutputEvent> {
         let Some(stderr) = &mut self.stderr else { return self.stdout.read_now() };
-        let (first, second) = if self.is_stderrs_turn { (stderr, &mut self.stdout) } else { (&mut self.stdout, stderr) };
+        let (first, second) = if self.is_stderr_next { (stderr, &mut self.stdout) } else { (&mut self.stdout, stderr) };
         let event = first.read_now().or_else(|| second.read_now())?;
-        self.is_stderrs_turn = !self.is_stderrs_turn;
+        self.is_stderr_next = !self.is_stderr_next;
         Some(event)
     }
 }
 
 /// Encoding of the output, which determines where it may be split.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum OutputEncoding {
     Bytes,
     /// Text is not split within a character where that can be avoided.
     Text,
@@ -189,19 +189,19 @@ pub enum Form {
 /// One stream of a command.
 struct Source {
     stream: OutputStream,
-    form: Form,
+    encoding: OutputEncoding,
     position: u64,
     /// Output from this offset on is skipped.
-    cut_at: u64,
+    limit: u64,
     /// Start of the skipped range.
-    passed_over: Option<u64>,
+    skipped_from: Option<u64>,
     /// Bytes sent on this connection.
     sent_bytes: usize,
-    is_holding: bool,
+    has_backpressure: bool,
     acknowledged: u64,
     /// Whether the client acknowledges promptly: see [`ACKNOWLEDGED_WITHIN`].
     has_acknowledged: bool,
-    is_over: bool,
+    has_ended: bool,
     /// `None` while a blocking thread reads from the disk with it, see `reading`.
     reader: Option<Reader>,
     reading: Option<JoinHandle<(Reader, Read, BytesMut)>>,
@@ -209,21 +209,21 @@ struct Source {
 }
 
 impl Source {
-    fn new(stream: OutputStream, log: &Log, from: u64, form: Form) -> Self {
+    fn new(stream: OutputStream, log: &Log, from: u64, encoding: OutputEncoding) -> Self {
         let reader = log.reader(from);
         let position = reader.position();
         let reader = Some(reader);
         Self {
             stream,
-            form,
+            encoding,
             position,
-            cut_at: u64::MAX,
-            passed_over: None,
+            limit: u64::MAX,
+            skipped_from: None,
             sent_bytes: 0,
-            is_holding: true,
+            has_backpressure: true,
             acknowledged: 0,
             has_acknowledged: false,
-            is_over: false,
+            has_ended: false,
             reader,
             reading: None,
             read: None,
@@ -231,49 +231,49 @@ impl Source {
     }
 
     /// The next event that is available without waiting.
-    fn read_now(&mut self) -> Option<Event> {
-        if self.is_over {
+    fn read_now(&mut self) -> Option<OutputEvent> {
+        if self.has_ended {
             return None;
         }
         let (read, mut frame) = match self.read.take() {
             Some(read) => read,
             None => {
                 let reader = self.reader.as_mut().filter(|reader| !reader.reads_from_spool())?;
-                read_frame(reader, self.stream, self.form, self.sent_bytes)
+                read_frame(reader, self.stream, self.encoding, self.sent_bytes)
             }
         };
         match read {
             Read::Chunk(chunk) => {
-                if self.form == Form::Text {
-                    self.cut_at_a_character(&mut frame);
+                if self.encoding == OutputEncoding::Text {
+                    self.trim_partial_character(&mut frame);
                 }
                 let bytes = frame.len() - BINARY_HEAD_BYTES;
                 self.position = chunk.offset + bytes as u64;
                 self.sent_bytes = self.sent_bytes.saturating_add(bytes);
-                if self.position > self.cut_at {
-                    let wanted = usize::try_from(self.cut_at.saturating_sub(chunk.offset)).unwrap_or(usize::MAX);
-                    self.passed_over.get_or_insert(self.cut_at.max(chunk.offset));
-                    if wanted == 0 {
+                if self.position > self.limit {
+                    let kept = usize::try_from(self.limit.saturating_sub(chunk.offset)).unwrap_or(usize::MAX);
+                    self.skipped_from.get_or_insert(self.limit.max(chunk.offset));
+                    if kept == 0 {
                         return None;
                     }
-                    frame.truncate(BINARY_HEAD_BYTES + wanted);
+                    frame.truncate(BINARY_HEAD_BYTES + kept);
                 }
-                Some(Event::Output(Output { stream: self.stream, offset: chunk.offset, frame }))
+                Some(OutputEvent::Output(OutputChunk { stream: self.stream, offset: chunk.offset, frame }))
             }
-            Read::Gap { to, .. } if self.passed_over.is_some() => {
+            Read::Gap { to, .. } if self.skipped_from.is_some() => {
                 self.position = to;
                 None
             }
             Read::Gap { from, to } => {
                 self.position = to;
-                Some(Event::Gap { stream: self.stream, from, to })
+                Some(OutputEvent::Gap { stream: self.stream, from, to })
             }
             // The next call returns the end itself.
-            Read::End if self.passed_over.is_some() => {
-                self.passed_over.take().map(|from| Event::Gap { stream: self.stream, from, to: self.position })
+            Read::End if self.skipped_from.is_some() => {
+                self.skipped_from.take().map(|from| OutputEvent::Gap { stream: self.stream, from, to: self.position })
             }
             Read::End => {
-                self.is_over = true;
+                self.has_ended = true;
                 None
             }
             Read::Pending => None,
@@ -281,7 +281,7 @@ impl Source {
     }
 
     /// Removes an incomplete character at the end of a full frame: more output follows, so the next frame sends it.
-    fn cut_at_a_character(&mut self, frame: &mut BytesMut) {
+    fn trim_partial_character(&mut self, frame: &mut BytesMut) {
         let bytes = &frame[BINARY_HEAD_BYTES..];
         let Some(reader) = self.reader.as_mut().filter(|_| bytes.len() == TEXT_FRAME_BYTES) else { return };
         // A character has at most four bytes.
@@ -295,13 +295,13 @@ impl Source {
 
     /// Resolves when there may be something to read. Cancel safe.
     async fn ready(&mut self) {
-        if self.is_over {
+        if self.has_ended {
             return std::future::pending().await;
         }
         if let Some(reader) = self.reader.take_if(|reader| reader.reads_from_spool()) {
-            let (mut reader, stream, form, sent_bytes) = (reader, self.stream, self.form, self.sent_bytes);
+            let (mut reader, stream, encoding, sent_bytes) = (reader, self.stream, self.encoding, self.sent_bytes);
             self.reading = Some(tokio::task::spawn_blocking(move || {
-                let (read, frame) = read_frame(&mut reader, stream, form, sent_bytes);
+                let (read, frame) = read_frame(&mut reader, stream, encoding, sent_bytes);
                 (reader, read, frame)
             }));
         }
@@ -310,7 +310,7 @@ impl Source {
             self.reading = None;
             match done {
                 Ok((mut reader, read, frame)) => {
-                    reader.set_backpressure(self.is_holding);
+                    reader.set_backpressure(self.has_backpressure);
                     if self.has_acknowledged {
                         reader.acknowledge(self.acknowledged);
                     }
@@ -318,7 +318,7 @@ impl Source {
                     self.read = Some((read, frame));
                 }
                 // The thread panicked or the runtime is shutting down: no more output will come from here.
-                Err(_) => self.is_over = true,
+                Err(_) => self.has_ended = true,
             }
         } else if let Some(reader) = &mut self.reader {
             reader.wait().await;
@@ -326,7 +326,7 @@ impl Source {
     }
 
     fn awaits_acknowledgements(&self) -> bool {
-        self.has_acknowledged && self.acknowledged < self.position && !self.is_over
+        self.has_acknowledged && self.acknowledged < self.position && !self.has_ended
     }
 
     fn acknowledge(&mut self, offset: u64) {
@@ -338,14 +338,14 @@ impl Source {
     }
 }
 
-fn read_frame(reader: &mut Reader, stream: OutputStream, form: Form, sent_bytes: usize) -> (Read, BytesMut) {
+fn read_frame(reader: &mut Reader, stream: OutputStream, encoding: OutputEncoding, sent_bytes: usize) -> (Read, BytesMut) {
     let mut frame = BytesMut::new();
     let kind = match stream {
         OutputStream::Stdout => BinaryKind::Stdout,
         OutputStream::Stderr => BinaryKind::Stderr,
     };
     frame.extend_from_slice(&BinaryFrame::head(kind, reader.position()));
-    let most = if form == Form::Text { TEXT_FRAME_BYTES } else { sent_bytes.clamp(FIRST_FRAME_BYTES, FRAME_BYTES) };
-    let read = reader.read_into(&mut frame, most);
+    let limit = if encoding == OutputEncoding::Text { TEXT_FRAME_BYTES } else { sent_bytes.clamp(FIRST_FRAME_BYTES, FRAME_BYTES) };
+    let read = reader.read_into(&mut frame, limit);
     (read, frame)
 }

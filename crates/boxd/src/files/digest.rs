@@ -7,28 +7,28 @@ use cobox_protocol::ApiError;
 use http::{HeaderMap, HeaderName, Uri};
 use sha2::{Digest, Sha256};
 
-use super::{path::query_values, read::read_piece};
+use super::{path::query_values, read::read_chunk};
 
 pub const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");
 const WANT_REPR_DIGEST: HeaderName = HeaderName::from_static("want-repr-digest");
 /// Bytes hashed at once: large enough that the overhead of a read is negligible.
-const PIECE_BYTES: usize = 1024 * 1024;
+const CHUNK_BYTES: usize = 1024 * 1024;
 
 /// The hashes that a request asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RequestedDigests {
     sha256: bool,
     blake3: bool,
 }
 
-impl Wanted {
-    pub fn of(uri: &Uri, headers: &HeaderMap) -> Result<Self, ApiError> {
-        let mut wanted = Self::default();
+impl RequestedDigests {
+    pub fn from_request(uri: &Uri, headers: &HeaderMap) -> Result<Self, ApiError> {
+        let mut requested = Self::default();
         for value in query_values(uri, "hash") {
-            for word in value.split(|b| *b == b',') {
-                match word {
-                    b"sha256" | b"sha-256" => wanted.sha256 = true,
-                    b"blake3" => wanted.blake3 = true,
+            for name in value.split(|b| *b == b',') {
+                match name {
+                    b"sha256" | b"sha-256" => requested.sha256 = true,
+                    b"blake3" => requested.blake3 = true,
                     _ => return Err(ApiError::invalid("hash: must be sha256 or blake3, or both with a comma")),
                 }
             }
@@ -38,13 +38,13 @@ impl Wanted {
             for item in value.split(',') {
                 let (name, weight) = item.split_once('=').unwrap_or((item, "1"));
                 match name.trim() {
-                    "sha-256" if weight.trim() != "0" => wanted.sha256 = true,
-                    "blake3" if weight.trim() != "0" => wanted.blake3 = true,
+                    "sha-256" if weight.trim() != "0" => requested.sha256 = true,
+                    "blake3" if weight.trim() != "0" => requested.blake3 = true,
                     _ => {}
                 }
             }
         }
-        Ok(wanted)
+        Ok(requested)
     }
 
     pub fn is_any(self) -> bool {
@@ -53,37 +53,37 @@ impl Wanted {
 }
 
 /// The header's value for bytes in memory.
-pub fn of_bytes(bytes: &[u8], wanted: Wanted) -> String {
-    let mut hashes = Hashes::new(wanted);
-    hashes.update(bytes);
-    hashes.finish()
+pub fn digest_bytes(bytes: &[u8], requested: RequestedDigests) -> String {
+    let mut hashers = Hashers::new(requested);
+    hashers.update(bytes);
+    hashers.finish()
 }
 
-/// The header's value for a file, in constant memory. `go_on` is checked between pieces; `None` if it returned false.
-pub fn of_file(file: &OwnedFd, wanted: Wanted, go_on: impl Fn() -> bool) -> io::Result<Option<String>> {
-    let mut hashes = Hashes::new(wanted);
-    let (mut at, mut piece) = (0, Vec::with_capacity(PIECE_BYTES));
+/// The header's value for a file, in constant memory. `should_continue` is checked between pieces; `None` if it returned false.
+pub fn digest_file(file: &OwnedFd, requested: RequestedDigests, should_continue: impl Fn() -> bool) -> io::Result<Option<String>> {
+    let mut hashers = Hashers::new(requested);
+    let (mut offset, mut chunk) = (0, Vec::with_capacity(CHUNK_BYTES));
     loop {
-        piece = read_piece(file, at, piece)?;
-        if piece.is_empty() {
-            return Ok(Some(hashes.finish()));
+        chunk = read_chunk(file, offset, chunk)?;
+        if chunk.is_empty() {
+            return Ok(Some(hashers.finish()));
         }
-        if !go_on() {
+        if !should_continue() {
             return Ok(None);
         }
-        at += piece.len() as u64;
-        hashes.update(&piece);
+        offset += chunk.len() as u64;
+        hashers.update(&chunk);
     }
 }
 
-struct Hashes {
+struct Hashers {
     sha256: Option<Sha256>,
     blake3: Option<Box<blake3::Hasher>>,
 }
 
-impl Hashes {
-    fn new(wanted: Wanted) -> Self {
-        Self { sha256: wanted.sha256.then(Sha256::new), blake3: wanted.blake3.then(|| Box::new(blake3::Hasher::new())) }
+impl Hashers {
+    fn new(requested: RequestedDigests) -> Self {
+        Self { sha256: requested.sha256.then(Sha256::new), blake3: requested.blake3.then(|| Box::new(blake3::Hasher::new())) }
     }
 
     fn update(&mut self, bytes: &[u8]) {

@@ -76,7 +76,7 @@ pub struct Conditions {
 }
 
 impl Conditions {
-    pub fn of(headers: &HeaderMap) -> Result<Self, ApiError> {
+    pub fn from_headers(headers: &HeaderMap) -> Result<Self, ApiError> {
         Ok(Self { if_match: tags(headers, header::IF_MATCH)?, if_none_match: tags(headers, header::IF_NONE_MATCH)? })
     }
 
@@ -89,7 +89,9 @@ impl Conditions {
     pub fn check_change(&self, current: Option<&str>, shown: impl std::fmt::Display) -> Result<(), ApiError> {
         self.check_match(current, &shown)?;
         match &self.if_none_match {
-            Some(tags) if current.is_some_and(|c| holds_weakly(tags, c)) => Err(changed(current, format!("{shown} is there already"))),
+            Some(tags) if current.is_some_and(|c| matches_weakly(tags, c)) => {
+                Err(file_changed(current, format!("{shown} is there already")))
+            }
             _ => Ok(()),
         }
     }
@@ -97,7 +99,7 @@ impl Conditions {
     /// Checks a read: whether to answer "not modified".
     pub fn check_read(&self, current: &str, shown: impl std::fmt::Display) -> Result<bool, ApiError> {
         self.check_match(Some(current), shown)?;
-        Ok(self.if_none_match.as_ref().is_some_and(|tags| holds_weakly(tags, current)))
+        Ok(self.if_none_match.as_ref().is_some_and(|tags| matches_weakly(tags, current)))
     }
 
     /// Whether the file must not exist. The kernel can then enforce it, even against the sandbox's own programs.
@@ -108,36 +110,36 @@ impl Conditions {
     fn check_match(&self, current: Option<&str>, shown: impl std::fmt::Display) -> Result<(), ApiError> {
         match (&self.if_match, current) {
             (None, _) => Ok(()),
-            (Some(tags), Some(c)) if holds(tags, c) => Ok(()),
-            (Some(_), Some(_)) => Err(changed(current, format!("{shown} is no longer the version of If-Match; read it again"))),
-            (Some(_), None) => Err(changed(None, format!("{shown} is not there, so no version of If-Match can be"))),
+            (Some(tags), Some(c)) if matches_strongly(tags, c) => Ok(()),
+            (Some(_), Some(_)) => Err(file_changed(current, format!("{shown} is no longer the version of If-Match; read it again"))),
+            (Some(_), None) => Err(file_changed(None, format!("{shown} is not there, so no version of If-Match can be"))),
         }
     }
 }
 
-fn changed(current: Option<&str>, message: String) -> ApiError {
+fn file_changed(current: Option<&str>, message: String) -> ApiError {
     ApiError::new(ErrorCode::FileChanged, message).with_details(serde_json::json!({ "etag": current }))
 }
 
 /// RFC 9110's strong comparison, for changes that must not overwrite another version: a weak tag matches nothing.
-fn holds(tags: &[String], current: &str) -> bool {
+fn matches_strongly(tags: &[String], current: &str) -> bool {
     tags.iter().any(|t| t == "*" || t == current)
 }
 
 /// RFC 9110's weak comparison, for skipping a write or a response body: a tag that a proxy made weak still matches.
-fn holds_weakly(tags: &[String], current: &str) -> bool {
+fn matches_weakly(tags: &[String], current: &str) -> bool {
     tags.iter().any(|t| t == "*" || t.trim_start_matches("W/") == current)
 }
 
 /// The entity tags in a header.
 fn tags(headers: &HeaderMap, name: HeaderName) -> Result<Option<Vec<String>>, ApiError> {
-    let mut found = None;
+    let mut all_tags = None;
     for value in headers.get_all(&name) {
         let text = value.to_str().map_err(|_| ApiError::invalid(format!("{name} is not a list of entity tags")))?;
-        let list: &mut Vec<String> = found.get_or_insert_default();
+        let list: &mut Vec<String> = all_tags.get_or_insert_default();
         list.extend(text.split(',').map(|tag| tag.trim().to_owned()));
     }
-    Ok(found)
+    Ok(all_tags)
 }
 
 #[cfg(test)]
@@ -145,11 +147,11 @@ mod tests {
     use super::*;
 
     fn conditions(name: HeaderName, value: &'static str) -> Conditions {
-        Conditions::of(&HeaderMap::from_iter([(name, value.parse().unwrap())])).unwrap()
+        Conditions::from_headers(&HeaderMap::from_iter([(name, value.parse().unwrap())])).unwrap()
     }
 
     #[test]
-    fn if_match_wants_one_of_its_tags_and_a_file() {
+    fn if_match_requires_a_file_with_one_of_its_tags() {
         let c = conditions(header::IF_MATCH, "\"a\", \"b\", W/\"d\"");
         assert!(c.check_change(Some("\"b\""), "f").is_ok());
         assert_eq!(c.check_change(Some("\"d\""), "f").unwrap_err().code, ErrorCode::FileChanged, "a weak tag is no version");
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn if_none_match_wants_none_of_its_tags() {
+    fn if_none_match_requires_that_no_tag_matches() {
         let absent = conditions(header::IF_NONE_MATCH, "*");
         assert!(absent.only_if_absent());
         assert!(absent.check_change(None, "f").is_ok());
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn two_writes_within_one_tick_of_the_clock_have_different_tags_and_memory_stays_bounded() {
+    fn writes_within_one_clock_tick_get_different_tags_and_the_log_is_bounded() {
         let file = tempfile::tempfile().unwrap();
         let stat = rustix::fs::fstat(&file).unwrap();
         let log = WriteLog::default();

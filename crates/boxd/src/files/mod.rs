@@ -1,15 +1,15 @@
 //! The sandbox's files over HTTP: thin handlers, and the store that they share.
 
 pub mod archive;
-mod author;
+mod change_log;
 mod digest;
+mod entry_location;
+mod errors;
 mod etag;
-pub mod many;
+mod job_queue;
+pub mod multipart;
 pub(crate) mod path;
-mod place;
-mod queue;
 pub(crate) mod read;
-mod refusal;
 mod root;
 pub mod workers;
 pub(crate) mod write;
@@ -34,26 +34,26 @@ use rustix::{
 };
 
 pub(crate) use self::{
-    author::{Author, Change, ChangeLog, Listener, version},
+    change_log::{ChangeLog, ChangeRecorder, ChangeSubscription, RecordedChange, version},
+    entry_location::{EntryLocation, create_directories, locate_entry},
+    errors::{file_error, not_a_regular_file},
     etag::{Conditions, WriteLog},
-    path::{SandboxPath, query_values, split},
-    place::{Place, locate_name, make_directory},
-    read::{Asked, answer as answer_read},
-    refusal::{not_a_file, refusal},
+    path::{SandboxPath, query_values, split_parent},
+    read::{ReadRequest, respond as respond_with_file},
     root::{Root, SymbolicLinks, kind, open_beneath, refuse_kernel_files},
-    workers::gone,
-    write::{Temp, WriteOptions, current, is_temp_name, put as put_whole, sync_directory, temp_name, write_all},
+    workers::operation_aborted,
+    write::{TempFile, WriteOptions, is_temp_file_name, stat_entry, sync_directory, temp_file_name, write_all, write_bytes as write_file},
 };
 use self::{
-    refusal::disk_full,
-    write::{MAX_FILE_BYTES, receive},
+    errors::disk_full,
+    write::{MAX_FILE_BYTES, write_stream},
 };
 use crate::{
     FileWorkers,
-    answer::Failure,
     auth::{Authority, Caller, FsRead, FsWrite},
     body,
-    listen::Connection,
+    http_listener::Connection,
+    request_layer::ErrorResponse,
     server::Server,
 };
 
@@ -85,16 +85,16 @@ impl FileStore {
     }
 
     /// The author for a request's changes.
-    pub(crate) fn author(&self, claims: &Claims) -> Author {
-        Author::new(self.changes.clone(), claims)
+    pub(crate) fn recorder(&self, claims: &Claims) -> ChangeRecorder {
+        ChangeRecorder::new(self.changes.clone(), claims)
     }
 
     /// Creates an unnamed file for boxd's own use, on the file system of the directory and charged to the workload's
     /// user.
-    pub async fn unnamed(&self, directory: &str) -> Result<OwnedFd, ApiError> {
+    pub async fn create_unnamed(&self, directory: &str) -> Result<OwnedFd, ApiError> {
         let path = directory.as_bytes().to_vec();
-        let made = self.workers.run(move |root| unnamed(root, &path)).await?;
-        made.map_err(|e| ApiError::new(cobox_protocol::ErrorCode::Internal, format!("making a file without a name in the sandbox: {e}")))
+        let created = self.workers.run(move |root| create_unnamed(root, &path)).await?;
+        created.map_err(|e| ApiError::new(cobox_protocol::ErrorCode::Internal, format!("making a file without a name in the sandbox: {e}")))
     }
 
     pub async fn is_file(&self, path: &'static str) -> Result<bool, ApiError> {
@@ -102,13 +102,13 @@ impl FileStore {
     }
 }
 
-fn unnamed(root: &Root, path: &[u8]) -> Result<OwnedFd, Errno> {
-    let directory = root.directory(path)?;
+fn create_unnamed(root: &Root, path: &[u8]) -> Result<OwnedFd, Errno> {
+    let directory = root.open_directory(path)?;
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::openat(&directory, ".", flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR) {
         // For file systems without unnamed files: the file gets a name, which is removed at once.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {
-            let name = write::temp_name()?;
+            let name = write::temp_file_name()?;
             let created = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
             let file = rustix::fs::openat(&directory, name.as_str(), created, Mode::empty())?;
             rustix::fs::unlinkat(&directory, name.as_str(), AtFlags::empty())?;
@@ -126,10 +126,10 @@ pub async fn get(
     method: Method,
     uri: Uri,
     headers: HeaderMap,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorResponse> {
     let path = SandboxPath::from_uri(&uri, PREFIX)?;
-    let asked = Asked { method: &method, uri: &uri, headers: &headers, path: &path };
-    Ok(read::answer(&server.files, asked, caller.stream, &connection).await?)
+    let request = ReadRequest { method: &method, uri: &uri, headers: &headers, path: &path };
+    Ok(read::respond(&server.files, request, caller.stream, &connection).await?)
 }
 
 /// `PUT /v1/files/{path}`: the body is the content.
@@ -139,26 +139,26 @@ pub async fn put(
     uri: Uri,
     headers: HeaderMap,
     content: Body,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorResponse> {
     let path = SandboxPath::from_uri(&uri, PREFIX)?;
-    refuse_when_full(&server.authority)?;
-    refuse_announced(&headers, MAX_FILE_BYTES)?;
-    refuse_part(&headers)?;
+    check_disk_space(&server.authority)?;
+    check_announced_length(&headers, MAX_FILE_BYTES)?;
+    refuse_partial_content(&headers)?;
     let options = WriteOptions {
-        conditions: Conditions::of(&headers)?,
+        conditions: Conditions::from_headers(&headers)?,
         mode: mode(&headers)?,
         is_durable: is_durable(&uri)?,
-        author: server.files.author(&caller.claims),
+        recorder: server.files.recorder(&caller.claims),
         links: symbolic_links(&headers)?,
     };
-    let write = receive(&server.files, &server.authority, &path, options, body::chunks(content));
+    let write = write_stream(&server.files, &server.authority, &path, options, body::chunks(content));
     let written = caller.stream.until_revoked(write).await?;
-    server.happenings.written(&caller.claims, &path, written.size);
+    server.activity_log.record_write(&caller.claims, &path, written.size);
     let status = if written.is_new { StatusCode::CREATED } else { StatusCode::OK };
     let etag = HeaderValue::try_from(&written.etag).map_err(|e| ApiError::invalid(e.to_string()))?;
-    let (shown, path_b64) = path.in_json();
-    let told = FileWritten { path: shown, path_b64, size: written.size, etag: written.etag };
-    Ok((status, [(header::ETAG, etag)], Json(told)).into_response())
+    let (shown, path_b64) = path.to_json();
+    let response = FileWritten { path: shown, path_b64, size: written.size, etag: written.etag };
+    Ok((status, [(header::ETAG, etag)], Json(response)).into_response())
 }
 
 /// `DELETE /v1/files/{path}`: removes a file, a link itself, or an empty directory.
@@ -167,46 +167,46 @@ pub async fn delete(
     caller: Caller<FsWrite>,
     uri: Uri,
     headers: HeaderMap,
-) -> Result<StatusCode, Failure> {
+) -> Result<StatusCode, ErrorResponse> {
     let path = SandboxPath::from_uri(&uri, PREFIX)?;
-    let conditions = Conditions::of(&headers)?;
+    let conditions = Conditions::from_headers(&headers)?;
     let writes = server.files.writes.clone();
-    let author = server.files.author(&caller.claims);
+    let recorder = server.files.recorder(&caller.claims);
     let work = {
         let path = path.clone();
-        move |root: &Root| remove(root, &path, &conditions, &writes, &author)
+        move |root: &Root| remove(root, &path, &conditions, &writes, &recorder)
     };
     server.files.workers.run(work).await??;
-    server.happenings.removed(&caller.claims, &path, None);
+    server.activity_log.record_removal(&caller.claims, &path, None);
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn remove(root: &Root, path: &SandboxPath, conditions: &Conditions, writes: &WriteLog, author: &Author) -> Result<(), ApiError> {
-    let refused = |e| refusal(e, path);
+fn remove(root: &Root, path: &SandboxPath, conditions: &Conditions, writes: &WriteLog, recorder: &ChangeRecorder) -> Result<(), ApiError> {
+    let to_api_error = |e| file_error(e, path);
     let writes = writes.lock();
-    let place = locate_name(root, path.bytes()).map_err(refused)?;
-    conditions.check_change(place.existing.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
-    let existing = place.existing.ok_or(Errno::NOENT).map_err(refused)?;
+    let location = locate_entry(root, path.bytes()).map_err(to_api_error)?;
+    conditions.check_change(location.existing.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
+    let existing = location.existing.ok_or(Errno::NOENT).map_err(to_api_error)?;
     let flags = if kind(&existing) == FileType::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-    let removal = author.removes(&place.parent, &place.name);
-    rustix::fs::unlinkat(&place.parent, place.name.as_slice(), flags).map_err(refused)?;
-    removal.done();
+    let removal = recorder.begin_removal(&location.parent, &location.name);
+    rustix::fs::unlinkat(&location.parent, location.name.as_slice(), flags).map_err(to_api_error)?;
+    removal.commit();
     drop(writes);
-    write::sync_directory(&place.parent).map_err(refused)
+    write::sync_directory(&location.parent).map_err(to_api_error)
 }
 
 /// Refuses a request before its body is sent if the broker has reported that the disk quota is used up.
-pub(crate) fn refuse_when_full(authority: &Authority) -> Result<(), ApiError> {
-    if authority.view().disk_full { Err(disk_full()) } else { Ok(()) }
+pub(crate) fn check_disk_space(authority: &Authority) -> Result<(), ApiError> {
+    if authority.pushed_state().disk_full { Err(disk_full()) } else { Ok(()) }
 }
 
-fn refuse_announced(headers: &HeaderMap, limit: u64) -> Result<(), ApiError> {
-    let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    if announced.is_some_and(|n| n > limit) { Err(body::too_large("the body", limit)) } else { Ok(()) }
+fn check_announced_length(headers: &HeaderMap, limit: u64) -> Result<(), ApiError> {
+    let announced_length = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+    if announced_length.is_some_and(|n| n > limit) { Err(body::too_large("the body", limit)) } else { Ok(()) }
 }
 
 /// A PUT replaces the whole file. Treating a part as the whole would lose the rest.
-fn refuse_part(headers: &HeaderMap) -> Result<(), ApiError> {
+fn refuse_partial_content(headers: &HeaderMap) -> Result<(), ApiError> {
     match headers.contains_key(header::CONTENT_RANGE) {
         true => Err(ApiError::invalid("Content-Range: a part of a file can't be put; send the whole file without it")),
         false => Ok(()),

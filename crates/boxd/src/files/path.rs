@@ -29,7 +29,7 @@ impl SandboxPath {
         }
         // The kernel would keep it inside the root too. The error points out a likely mistake to the client.
         if path.split(|b| *b == b'/').any(|part| part == b"..") {
-            return Err(ApiError::invalid(format!("path {} has `..` in it; send it without", show(&path))));
+            return Err(ApiError::invalid(format!("path {} has `..` in it; send it without", display_name(&path))));
         }
         Ok(Self(path))
     }
@@ -46,8 +46,8 @@ impl SandboxPath {
 
     /// The `path` of a query string. A relative one starts at `base`, if the route has one.
     pub fn from_query(uri: &Uri, base: Option<&str>) -> Result<Self, ApiError> {
-        let given = query_values(uri, "path").next();
-        let path = given.ok_or_else(|| ApiError::invalid("the query needs a path, such as ?path=/workspace"))?;
+        let value = query_values(uri, "path").next();
+        let path = value.ok_or_else(|| ApiError::invalid("the query needs a path, such as ?path=/workspace"))?;
         Self::beneath(base.map(str::as_bytes), path)
     }
 
@@ -78,7 +78,7 @@ impl SandboxPath {
     }
 
     /// The form in JSON: text, and the exact bytes beside it if the text is lossy.
-    pub fn in_json(&self) -> (String, Option<String>) {
+    pub fn to_json(&self) -> (String, Option<String>) {
         let exact = std::str::from_utf8(&self.0).is_err().then(|| STANDARD.encode(&self.0));
         (String::from_utf8_lossy(&self.0).into_owned(), exact)
     }
@@ -86,7 +86,7 @@ impl SandboxPath {
 
 impl fmt::Display for SandboxPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        show(&self.0).fmt(f)
+        display_name(&self.0).fmt(f)
     }
 }
 
@@ -100,7 +100,7 @@ pub fn query_values<'a>(uri: &'a Uri, field: &'a str) -> impl Iterator<Item = Ve
 }
 
 /// Formats a name for a message: bounded, and without control characters that a terminal would interpret.
-pub fn show(name: &[u8]) -> String {
+pub fn display_name(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
     let mut shown: String = text.chars().take(MAX_SHOWN_CHARS).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
     if text.chars().nth(MAX_SHOWN_CHARS).is_some() {
@@ -110,7 +110,7 @@ pub fn show(name: &[u8]) -> String {
 }
 
 /// The directory part and the last name; `None` if the path ends in `/`, `.` or `..`.
-pub fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
+pub fn split_parent(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = path.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
     let (directory, name) = path.split_at(at);
     (!matches!(name, b"" | b"." | b"..")).then_some((directory, name))
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uri_is_decoded_to_bytes_and_nothing_else() {
+    fn a_uri_path_is_only_percent_decoded() {
         assert_eq!(uri("/v1/files/a/b.txt").unwrap(), b"/a/b.txt");
         assert_eq!(uri("/v1/files").unwrap(), b"/");
         assert_eq!(uri("/v1/files/").unwrap(), b"/");
@@ -135,10 +135,10 @@ mod tests {
     }
 
     #[test]
-    fn a_step_up_is_refused_in_every_form() {
-        for up in ["/..", "/../etc", "/a/..", "/a/../b", "/a//..//b", "/%2e%2e/etc", "/a%2f..%2Fb", "/.%2e/x"] {
-            let told = uri(&format!("/v1/files{up}")).unwrap_err().message;
-            assert!(told.contains("..") && told.contains("without"), "{up}: {told}");
+    fn parent_components_are_refused_in_every_encoding() {
+        for path in ["/..", "/../etc", "/a/..", "/a/../b", "/a//..//b", "/%2e%2e/etc", "/a%2f..%2Fb", "/.%2e/x"] {
+            let message = uri(&format!("/v1/files{path}")).unwrap_err().message;
+            assert!(message.contains("..") && message.contains("without"), "{path}: {message}");
         }
         assert!(SandboxPath::beneath(Some(b"/workspace"), b"a/../b".to_vec()).is_err());
         assert!(SandboxPath::from_query(&"/x?path=..".parse().unwrap(), Some("/workspace")).is_err());
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_may_be_relative_only_where_there_is_a_base() {
+    fn a_relative_query_path_requires_a_base() {
         let at = |s: &str, base| SandboxPath::from_query(&s.parse().unwrap(), base).map(|p| p.0);
         assert_eq!(at("/download?x=1&path=%2Fa+b", None).unwrap(), b"/a b");
         assert_eq!(at("/download?path=a", Some("/workspace")).unwrap(), b"/workspace/a");
@@ -157,17 +157,17 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_names_no_entry_has_no_last_name() {
-        assert_eq!(split(b"/a/b"), Some((b"/a/".as_slice(), b"b".as_slice())));
-        assert_eq!(split(b"b"), Some((b"".as_slice(), b"b".as_slice())));
-        for none in [b"/".as_slice(), b"/a/", b"/a/.", b"/a/.."] {
-            assert_eq!(split(none), None);
+    fn a_path_without_a_last_name_is_not_split() {
+        assert_eq!(split_parent(b"/a/b"), Some((b"/a/".as_slice(), b"b".as_slice())));
+        assert_eq!(split_parent(b"b"), Some((b"".as_slice(), b"b".as_slice())));
+        for path in [b"/".as_slice(), b"/a/", b"/a/.", b"/a/.."] {
+            assert_eq!(split_parent(path), None);
         }
     }
 
     #[test]
-    fn a_shown_name_is_bounded_and_harmless() {
-        assert_eq!(show(b"a\x1b[31m\xff"), "a\u{fffd}[31m\u{fffd}");
-        assert_eq!(show(&[b'x'; 1000]).chars().count(), MAX_SHOWN_CHARS + 1);
+    fn a_displayed_name_is_bounded_and_has_no_control_characters() {
+        assert_eq!(display_name(b"a\x1b[31m\xff"), "a\u{fffd}[31m\u{fffd}");
+        assert_eq!(display_name(&[b'x'; 1000]).chars().count(), MAX_SHOWN_CHARS + 1);
     }
 }

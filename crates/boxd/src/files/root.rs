@@ -66,7 +66,7 @@ impl Root {
     }
 
     /// Opens a directory for operations on names in it.
-    pub fn directory(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+    pub fn open_directory(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         let fd = self.open(path, OFlags::PATH | OFlags::DIRECTORY)?;
         refuse_kernel_files(&fd)?;
         Ok(fd)
@@ -81,7 +81,7 @@ impl Root {
 
     /// Opens a regular file for reading. Its type is checked before opening, because opening can have side effects, and
     /// again after.
-    pub fn regular(&self, path: &[u8]) -> Result<Result<(OwnedFd, Stat), FileType>, Errno> {
+    pub fn open_regular(&self, path: &[u8]) -> Result<Result<(OwnedFd, Stat), FileType>, Errno> {
         let before = self.stat(path)?;
         if kind(&before) != FileType::RegularFile {
             return Ok(Err(kind(&before)));
@@ -99,14 +99,14 @@ impl Root {
 
 /// Opens a path beneath a directory. A path that leaves the directory or goes through any link is refused.
 pub fn open_beneath(directory: impl AsFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
-    let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    resolve(directory, path, flags, how)
+    let resolve_flags = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    resolve(directory, path, flags, resolve_flags)
 }
 
-fn resolve(directory: impl AsFd, path: &[u8], flags: OFlags, how: ResolveFlags) -> Result<OwnedFd, Errno> {
+fn resolve(directory: impl AsFd, path: &[u8], flags: OFlags, resolve_flags: ResolveFlags) -> Result<OwnedFd, Errno> {
     let path = if path.is_empty() { b"." } else { path };
     for _ in 0..RESOLVE_TRIES {
-        match rustix::fs::openat2(&directory, path, flags | OFlags::CLOEXEC, Mode::empty(), how) {
+        match rustix::fs::openat2(&directory, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve_flags) {
             Err(Errno::AGAIN | Errno::INTR) => {}
             other => return other,
         }

@@ -18,7 +18,7 @@ use std::{
 use cobox_protocol::{ApiError, ErrorCode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::{queue::Queue, root::Root};
+use super::{job_queue::JobQueue, root::Root};
 
 /// For steps that take micro- to milliseconds, such as opening a file or reading or writing a piece. Enough to keep a
 /// disk busy.
@@ -33,9 +33,9 @@ const LONG_WORKERS: usize = 4;
 /// Maximum time that a search waits for other long operations before it is refused as rate limited.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 /// A quick step that took longer indicates a slow disk. Preemption on a busy machine takes less.
-const QUICK: Duration = Duration::from_millis(10);
+const MAX_QUICK_STEP: Duration = Duration::from_millis(10);
 /// For how long quick steps then run on workers too. Thus at most one such delay in this time affects all requests.
-const DISTRUST: Duration = Duration::from_secs(2);
+const INLINE_PAUSE: Duration = Duration::from_secs(2);
 /// The deepest call is the tar reader, whose buffers of 32 KiB are on the heap.
 const STACK_BYTES: usize = 512 * 1024;
 
@@ -50,12 +50,12 @@ pub struct FileWorkers {
     archive_slots: Arc<Semaphore>,
     long: Arc<Pool>,
     long_slots: Arc<Semaphore>,
-    patience: Arc<Patience>,
+    inline_policy: Arc<InlinePolicy>,
 }
 
 thread_local! {
     /// True on a thread that serves requests and has switched to the workload's user.
-    static IS_SHARED: Cell<bool> = const { Cell::new(false) };
+    static MAY_RUN_INLINE: Cell<bool> = const { Cell::new(false) };
 }
 
 impl FileWorkers {
@@ -77,7 +77,7 @@ impl FileWorkers {
             archive_slots: slots(ARCHIVE_WORKERS),
             long,
             long_slots: slots(LONG_WORKERS),
-            patience: Arc::default(),
+            inline_policy: Arc::default(),
         })
     }
 
@@ -88,40 +88,40 @@ impl FileWorkers {
 
     /// Switches the calling thread to the workload's user, so that it runs the steps of [`FileWorkers::run_quick`]
     /// itself. Waking a worker and being woken takes longer than opening and reading a small file.
-    pub fn share_this_thread(&self) -> io::Result<()> {
+    pub fn allow_inline_steps(&self) -> io::Result<()> {
         (self.steps.setup)()?;
-        IS_SHARED.set(true);
+        MAY_RUN_INLINE.set(true);
         Ok(())
     }
 
     /// Runs a step that should not block on the disk: on the calling thread as long as such steps are quick, otherwise
     /// on a worker.
     pub async fn run_quick<T: Send + 'static>(&self, step: impl FnOnce(&Root) -> T + Send + 'static) -> Result<T, ApiError> {
-        if !IS_SHARED.get() || !self.patience.is_left() {
+        if !MAY_RUN_INLINE.get() || !self.inline_policy.allows_inline() {
             return self.run(step).await;
         }
-        let began = Instant::now();
+        let started = Instant::now();
         let done = catch_unwind(AssertUnwindSafe(|| step(&self.root)));
-        self.patience.took(began.elapsed());
+        self.inline_policy.record(started.elapsed());
         done.map_err(|panic| {
             tracing::error!(message = panic_message(&panic), "a file operation panicked");
-            gone()
+            operation_aborted()
         })
     }
 
     /// Whether steps that should not block on the disk may run on the thread that serves all requests.
-    pub(super) fn has_patience(&self) -> bool {
-        self.patience.is_left()
+    pub(super) fn may_run_inline(&self) -> bool {
+        self.inline_policy.allows_inline()
     }
 
     /// Records how long such a step took.
-    pub(super) fn waited(&self, time: Duration) {
-        self.patience.took(time);
+    pub(super) fn record_inline_duration(&self, time: Duration) {
+        self.inline_policy.record(time);
     }
 
     /// Runs one short step on a worker and waits for its result.
     pub async fn run<T: Send + 'static>(&self, step: impl FnOnce(&Root) -> T + Send + 'static) -> Result<T, ApiError> {
-        self.submit(step).await?.await.map_err(|_| gone())
+        self.submit(step).await?.await.map_err(|_| operation_aborted())
     }
 
     /// Queues a step for the workers and returns a receiver for its result.
@@ -129,13 +129,13 @@ impl FileWorkers {
         &self,
         step: impl FnOnce(&Root) -> T + Send + 'static,
     ) -> Result<oneshot::Receiver<T>, ApiError> {
-        let (answer, answered) = oneshot::channel();
+        let (result_sender, result) = oneshot::channel();
         let job: Job = Box::new(move |root| {
             // An error means that the request has gone.
-            let _ = answer.send(step(root));
+            let _ = result_sender.send(step(root));
         });
         self.steps.queue().push(job).await;
-        Ok(answered)
+        Ok(result)
     }
 
     /// Starts a thread of its own, with the workload's user, for long-running work.
@@ -176,7 +176,7 @@ impl FileWorkers {
     /// Reserves workers for a search or a whole tree, at most [`LONG_WORKERS`]. Waits until they are free.
     pub async fn long_slots(&self, count: u32) -> Result<OwnedSemaphorePermit, ApiError> {
         match tokio::time::timeout(LONG_WAIT, self.long_slots.clone().acquire_many_owned(count)).await {
-            Ok(slots) => slots.map_err(|_| gone()),
+            Ok(slots) => slots.map_err(|_| operation_aborted()),
             Err(_) => {
                 Err(ApiError::new(ErrorCode::RateLimited, "too many searches and copies are under way here; try again when one is done"))
             }
@@ -189,7 +189,7 @@ impl FileWorkers {
         slot: OwnedSemaphorePermit,
         work: impl FnOnce(&Root) -> T + Send + 'static,
     ) -> Result<oneshot::Receiver<T>, ApiError> {
-        keep_busy(&self.long, slot, work).await
+        run_on_pool(&self.long, slot, work).await
     }
 
     /// Runs an archive. The permit guarantees a free worker.
@@ -198,31 +198,31 @@ impl FileWorkers {
         slot: OwnedSemaphorePermit,
         work: impl FnOnce(&Root) -> T + Send + 'static,
     ) -> Result<oneshot::Receiver<T>, ApiError> {
-        keep_busy(&self.archives, slot, work).await
+        run_on_pool(&self.archives, slot, work).await
     }
 }
 
 /// Decides whether the thread that serves all requests may run quick steps itself.
-struct Patience {
+struct InlinePolicy {
     since: Instant,
     /// Milliseconds after `since` from which quick steps are allowed again.
-    again_at: AtomicU64,
+    allowed_from_ms: AtomicU64,
 }
 
-impl Default for Patience {
+impl Default for InlinePolicy {
     fn default() -> Self {
-        Self { since: Instant::now(), again_at: AtomicU64::new(0) }
+        Self { since: Instant::now(), allowed_from_ms: AtomicU64::new(0) }
     }
 }
 
-impl Patience {
-    fn is_left(&self) -> bool {
-        self.now() >= self.again_at.load(Ordering::Relaxed)
+impl InlinePolicy {
+    fn allows_inline(&self) -> bool {
+        self.now() >= self.allowed_from_ms.load(Ordering::Relaxed)
     }
 
-    fn took(&self, time: Duration) {
-        if time > QUICK {
-            self.again_at.store(self.now() + DISTRUST.as_millis() as u64, Ordering::Relaxed);
+    fn record(&self, time: Duration) {
+        if time > MAX_QUICK_STEP {
+            self.allowed_from_ms.store(self.now() + INLINE_PAUSE.as_millis() as u64, Ordering::Relaxed);
         }
     }
 
@@ -231,23 +231,23 @@ impl Patience {
     }
 }
 
-async fn keep_busy<T: Send + 'static>(
+async fn run_on_pool<T: Send + 'static>(
     pool: &Pool,
     slot: OwnedSemaphorePermit,
     work: impl FnOnce(&Root) -> T + Send + 'static,
 ) -> Result<oneshot::Receiver<T>, ApiError> {
-    let (answer, answered) = oneshot::channel();
+    let (result_sender, result) = oneshot::channel();
     let job: Job = Box::new(move |root| {
         let result = work(root);
         drop(slot);
         // An error means that the request has gone.
-        let _ = answer.send(result);
+        let _ = result_sender.send(result);
     });
     pool.queue().push(job).await;
-    Ok(answered)
+    Ok(result)
 }
 
-pub fn gone() -> ApiError {
+pub fn operation_aborted() -> ApiError {
     ApiError::new(ErrorCode::Internal, "the file operation was given up half-way")
 }
 
@@ -257,7 +257,7 @@ type Setup = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 struct Pool {
     name: &'static str,
     count: usize,
-    jobs: Arc<Queue<Job>>,
+    jobs: Arc<JobQueue<Job>>,
     root: Arc<Root>,
     setup: Setup,
     started: Once,
@@ -271,10 +271,10 @@ impl Drop for Pool {
 
 impl Pool {
     fn new(name: &'static str, count: usize, queue: usize, root: Arc<Root>, setup: Setup) -> Self {
-        Self { name, count, jobs: Arc::new(Queue::new(queue)), root, setup, started: Once::new() }
+        Self { name, count, jobs: Arc::new(JobQueue::new(queue)), root, setup, started: Once::new() }
     }
 
-    fn queue(&self) -> &Queue<Job> {
+    fn queue(&self) -> &JobQueue<Job> {
         self.started.call_once(|| (0..self.count).for_each(|i| self.start_thread(i)));
         &self.jobs
     }
@@ -293,7 +293,7 @@ impl Pool {
     }
 }
 
-fn work(jobs: &Queue<Job>, root: &Root) {
+fn work(jobs: &JobQueue<Job>, root: &Root) {
     while let Some(job) = jobs.take() {
         // A bug in one request must not end the worker for all others. That request gets an error because its answer
         // channel is dropped.
@@ -313,29 +313,29 @@ mod tests {
 
     use super::*;
 
-    async fn where_quick_steps_run(workers: &FileWorkers) -> ThreadId {
+    async fn thread_of_quick_steps(workers: &FileWorkers) -> ThreadId {
         workers.run_quick(|_| thread::current().id()).await.unwrap()
     }
 
     #[tokio::test]
-    async fn quick_steps_run_where_they_are_asked_for_until_one_was_slow() {
+    async fn quick_steps_run_on_the_calling_thread_until_one_was_slow() {
         let root = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
         let workers = FileWorkers::start(root, || Ok(())).unwrap();
-        let here = thread::current().id();
-        assert_ne!(where_quick_steps_run(&workers).await, here, "this thread hasn't the workload's user yet");
-        workers.share_this_thread().unwrap();
-        assert_eq!(where_quick_steps_run(&workers).await, here);
-        workers.patience.took(QUICK + Duration::from_micros(1));
-        assert_ne!(where_quick_steps_run(&workers).await, here);
+        let this_thread = thread::current().id();
+        assert_ne!(thread_of_quick_steps(&workers).await, this_thread, "this thread hasn't the workload's user yet");
+        workers.allow_inline_steps().unwrap();
+        assert_eq!(thread_of_quick_steps(&workers).await, this_thread);
+        workers.inline_policy.record(MAX_QUICK_STEP + Duration::from_micros(1));
+        assert_ne!(thread_of_quick_steps(&workers).await, this_thread);
     }
 
     #[tokio::test]
-    async fn a_quick_step_that_panics_costs_its_own_request_only() {
+    async fn a_panicking_quick_step_fails_only_its_own_request() {
         let root = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
         let workers = FileWorkers::start(root, || Ok(())).unwrap();
-        workers.share_this_thread().unwrap();
+        workers.allow_inline_steps().unwrap();
         let broken: Result<(), ApiError> = workers.run_quick(|_| panic!("a bug")).await;
         broken.unwrap_err();
-        where_quick_steps_run(&workers).await;
+        thread_of_quick_steps(&workers).await;
     }
 }

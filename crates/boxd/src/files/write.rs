@@ -20,13 +20,13 @@ use tokio::sync::oneshot;
 
 use super::{
     FileStore,
-    author::Author,
+    change_log::ChangeRecorder,
+    entry_location::{EntryLocation, locate_for_write},
+    errors::{disk_full, file_error, link_error, not_a_regular_file},
     etag::{Conditions, WriteLog},
     path::SandboxPath,
-    place::{Place, locate},
-    refusal::{disk_full, link_refusal, not_a_file, refusal},
     root::{Root, SymbolicLinks, kind},
-    workers::{FileWorkers, gone},
+    workers::{FileWorkers, operation_aborted},
 };
 use crate::{auth::Authority, body::too_large};
 
@@ -49,44 +49,44 @@ pub struct WriteOptions {
     /// Whether the response waits until the data is on disk. Otherwise a write survives a crash of boxd, but perhaps
     /// not one of the machine.
     pub is_durable: bool,
-    pub author: Author,
+    pub recorder: ChangeRecorder,
     pub links: SymbolicLinks,
 }
 
-pub struct Written {
+pub struct WrittenFile {
     pub size: u64,
     pub etag: String,
     pub is_new: bool,
 }
 
 /// Writes a whole file from a stream. The existing file stays unchanged until the stream has ended without error.
-pub async fn receive(
+pub async fn write_stream(
     store: &FileStore,
     authority: &Authority,
     path: &SandboxPath,
     options: WriteOptions,
     mut chunks: impl Stream<Item = Result<Bytes, ApiError>> + Unpin,
-) -> Result<Written, ApiError> {
+) -> Result<WrittenFile, ApiError> {
     let writes = store.writes.clone();
     let mut batch = next_batch(&mut chunks).await?;
     let mut size = batch.bytes;
     if batch.is_last {
         let path = path.clone();
         let is_quick = !options.is_durable && size <= QUICK_BYTES;
-        let put = move |root: &Root| put(root, &path, options, &batch.chunks, &writes);
+        let put = move |root: &Root| write_bytes(root, &path, options, &batch.chunks, &writes);
         return if is_quick { store.workers.run_quick(put).await? } else { store.workers.run(put).await? };
     }
     let begin = {
         let (path, writes, workers, chunks) = (path.clone(), writes.clone(), store.workers.clone(), batch.chunks);
         move |root: &Root| {
-            let incoming = Incoming::begin(root, &path, options, &writes, Origin::Stream(workers))?;
-            incoming.append(&chunks).map_err(|e| refusal(e, &path))?;
-            Ok(incoming)
+            let pending = PendingWrite::begin(root, &path, options, &writes, ContentSource::Stream(workers))?;
+            pending.append(&chunks).map_err(|e| file_error(e, &path))?;
+            Ok(pending)
         }
     };
-    let incoming = Arc::new(store.workers.run(begin).await??);
+    let pending = Arc::new(store.workers.run(begin).await??);
     // One batch is written while the next is received.
-    let (mut under_way, mut flushing): (Option<Step>, Option<Step>) = (None, None);
+    let (mut writing, mut flushing): (Option<Step>, Option<Step>) = (None, None);
     let mut flushed = 0;
     while !batch.is_last {
         batch = next_batch(&mut chunks).await?;
@@ -94,39 +94,45 @@ pub async fn receive(
         if size > MAX_FILE_BYTES {
             return Err(too_large("the file", MAX_FILE_BYTES));
         }
-        if authority.view().disk_full {
+        if authority.pushed_state().disk_full {
             return Err(disk_full());
         }
-        finish(under_way.take(), path).await?;
-        let (incoming, chunks) = (incoming.clone(), std::mem::take(&mut batch.chunks));
-        if incoming.options.is_durable && size - flushed >= FLUSH_BYTES {
-            finish(flushing.take(), path).await?;
-            let incoming = incoming.clone();
-            flushing = Some(store.workers.submit(move |_| rustix::fs::fdatasync(&incoming.temp.file)).await?);
+        finish_step(writing.take(), path).await?;
+        let (pending, chunks) = (pending.clone(), std::mem::take(&mut batch.chunks));
+        if pending.options.is_durable && size - flushed >= FLUSH_BYTES {
+            finish_step(flushing.take(), path).await?;
+            let pending = pending.clone();
+            flushing = Some(store.workers.submit(move |_| rustix::fs::fdatasync(&pending.temp.file)).await?);
             flushed = size;
         }
-        under_way = Some(store.workers.submit(move |_| incoming.append(&chunks)).await?);
+        writing = Some(store.workers.submit(move |_| pending.append(&chunks)).await?);
     }
-    finish(under_way, path).await?;
+    finish_step(writing, path).await?;
     // The kernel reports a write-back error only once, to this flush, so its result must be checked.
-    finish(flushing, path).await?;
+    finish_step(flushing, path).await?;
     let path = path.clone();
-    store.workers.run(move |_| incoming.commit(&path, &writes, size)?.ok_or_else(gone)).await?
+    store.workers.run(move |_| pending.commit(&path, &writes, size)?.ok_or_else(operation_aborted)).await?
 }
 
 /// Writes a whole file from memory, on the calling worker.
-pub fn put(root: &Root, path: &SandboxPath, options: WriteOptions, content: &[Bytes], writes: &WriteLog) -> Result<Written, ApiError> {
+pub fn write_bytes(
+    root: &Root,
+    path: &SandboxPath,
+    options: WriteOptions,
+    content: &[Bytes],
+    writes: &WriteLog,
+) -> Result<WrittenFile, ApiError> {
     let size = content.iter().map(|c| c.len() as u64).sum();
-    let mut incoming = Incoming::begin(root, path, options, writes, Origin::Here)?;
-    incoming.append(content).map_err(|e| refusal(e, path))?;
+    let mut pending = PendingWrite::begin(root, path, options, writes, ContentSource::Memory)?;
+    pending.append(content).map_err(|e| file_error(e, path))?;
     loop {
-        match incoming.commit(path, writes, size)? {
+        match pending.commit(path, writes, size)? {
             Some(written) => return Ok(written),
             // The unnamed file could not be linked, or the name was created concurrently. A file with a temporary name
             // can replace the existing one.
             None => {
-                incoming.temp = Temp::create(incoming.temp.directory.clone(), incoming.mode, None).map_err(|e| refusal(e, path))?;
-                incoming.append(content).map_err(|e| refusal(e, path))?;
+                pending.temp = TempFile::create(pending.temp.directory.clone(), pending.mode, None).map_err(|e| file_error(e, path))?;
+                pending.append(content).map_err(|e| file_error(e, path))?;
             }
         }
     }
@@ -156,55 +162,56 @@ async fn next_batch(chunks: &mut (impl Stream<Item = Result<Bytes, ApiError>> + 
 
 type Step = oneshot::Receiver<Result<(), Errno>>;
 
-async fn finish(step: Option<Step>, path: &SandboxPath) -> Result<(), ApiError> {
+async fn finish_step(step: Option<Step>, path: &SandboxPath) -> Result<(), ApiError> {
     match step {
-        Some(step) => step.await.map_err(|_| gone())?.map_err(|e| refusal(e, path)),
+        Some(step) => step.await.map_err(|_| operation_aborted())?.map_err(|e| file_error(e, path)),
         None => Ok(()),
     }
 }
 
 /// A file that is being written.
-struct Incoming {
-    temp: Temp,
+struct PendingWrite {
+    temp: TempFile,
     name: Vec<u8>,
     mode: Mode,
     options: WriteOptions,
 }
 
 /// The source of the content.
-enum Origin {
+enum ContentSource {
     /// The complete content is in memory, and one thread does all the work.
-    Here,
+    Memory,
     /// The content arrives in pieces, each written by any free worker.
     Stream(FileWorkers),
 }
 
-impl Incoming {
-    fn begin(root: &Root, path: &SandboxPath, options: WriteOptions, writes: &WriteLog, origin: Origin) -> Result<Self, ApiError> {
-        let refused = |e| link_refusal(e, options.links, path);
-        let refusing = match options.links {
+impl PendingWrite {
+    fn begin(root: &Root, path: &SandboxPath, options: WriteOptions, writes: &WriteLog, source: ContentSource) -> Result<Self, ApiError> {
+        let to_api_error = |e| link_error(e, options.links, path);
+        let strict_root = match options.links {
             SymbolicLinks::Follow => None,
-            SymbolicLinks::Refuse => Some(root.refusing_links().map_err(refused)?),
+            SymbolicLinks::Refuse => Some(root.refusing_links().map_err(to_api_error)?),
         };
-        let root = refusing.as_ref().unwrap_or(root);
-        let Place { parent, name, existing } = locate(root, path.bytes(), options.is_durable, &options.author).map_err(refused)?;
+        let root = strict_root.as_ref().unwrap_or(root);
+        let EntryLocation { parent, name, existing } =
+            locate_for_write(root, path.bytes(), options.is_durable, &options.recorder).map_err(to_api_error)?;
         // Checked before the body is read, to save the client from sending it. The check at the end is decisive.
         options.conditions.check_change(existing.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
         if let Some(existing) = &existing {
             if kind(existing) != FileType::RegularFile {
-                return Err(not_a_file(kind(existing), path));
+                return Err(not_a_regular_file(kind(existing), path));
             }
             // Renaming would also replace a file that was deliberately made read-only.
-            rustix::fs::accessat(&parent, name.as_slice(), Access::WRITE_OK, AtFlags::EACCESS).map_err(refused)?;
+            rustix::fs::accessat(&parent, name.as_slice(), Access::WRITE_OK, AtFlags::EACCESS).map_err(to_api_error)?;
         }
         let mode = options.mode.or(existing.as_ref().map(|s| s.st_mode & 0o777)).unwrap_or(DEFAULT_MODE);
         let mode = Mode::from_raw_mode(mode);
-        let temp = match origin {
-            Origin::Here if existing.is_none() => Temp::create_unnamed(parent, mode),
-            Origin::Here => Temp::create(parent, mode, None),
-            Origin::Stream(workers) => Temp::create(parent, mode, Some(workers)),
+        let temp = match source {
+            ContentSource::Memory if existing.is_none() => TempFile::create_unnamed(parent, mode),
+            ContentSource::Memory => TempFile::create(parent, mode, None),
+            ContentSource::Stream(workers) => TempFile::create(parent, mode, Some(workers)),
         };
-        Ok(Self { temp: temp.map_err(refused)?, name, mode, options })
+        Ok(Self { temp: temp.map_err(to_api_error)?, name, mode, options })
     }
 
     fn append(&self, batch: &[Bytes]) -> Result<(), Errno> {
@@ -212,51 +219,51 @@ impl Incoming {
     }
 
     /// `None` if an unnamed file could not be linked to its name.
-    fn commit(&self, path: &SandboxPath, writes: &WriteLog, size: u64) -> Result<Option<Written>, ApiError> {
-        let refused = |e| refusal(e, path);
+    fn commit(&self, path: &SandboxPath, writes: &WriteLog, size: u64) -> Result<Option<WrittenFile>, ApiError> {
+        let to_api_error = |e| file_error(e, path);
         if self.options.is_durable {
-            rustix::fs::fsync(&self.temp.file).map_err(refused)?;
+            rustix::fs::fsync(&self.temp.file).map_err(to_api_error)?;
         }
         let (etag, is_new) = {
             let mut writes = writes.lock();
-            let current = current(&self.temp.directory, &self.name).map_err(refused)?;
+            let existing = stat_entry(&self.temp.directory, &self.name).map_err(to_api_error)?;
             let conditions = &self.options.conditions;
-            conditions.check_change(current.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
+            conditions.check_change(existing.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
             match self.temp.rename_to(&self.name, conditions.only_if_absent()) {
                 Err(Errno::EXIST) if conditions.only_if_absent() => {
                     return Err(ApiError::new(ErrorCode::FileChanged, format!("{path} is there already")));
                 }
                 Err(_) if self.temp.name.is_none() => return Ok(None),
-                other => other.map_err(refused)?,
+                other => other.map_err(to_api_error)?,
             }
-            let stat = rustix::fs::fstat(&self.temp.file).map_err(refused)?;
+            let stat = rustix::fs::fstat(&self.temp.file).map_err(to_api_error)?;
             writes.record(&stat);
-            self.options.author.placed(&self.temp.directory, &self.name, &stat, current.is_none());
-            (writes.etag(&stat), current.is_none())
+            self.options.recorder.record_placed(&self.temp.directory, &self.name, &stat, existing.is_none());
+            (writes.etag(&stat), existing.is_none())
         };
         if self.options.is_durable {
-            sync_directory(&self.temp.directory).map_err(refused)?;
+            sync_directory(&self.temp.directory).map_err(to_api_error)?;
         }
-        Ok(Some(Written { size, etag, is_new }))
+        Ok(Some(WrittenFile { size, etag, is_new }))
     }
 }
 
 /// A temporary file beside the final one, or an unnamed file that is linked to the final name. Dropping it removes it.
-pub struct Temp {
+pub struct TempFile {
     pub file: OwnedFd,
     pub directory: Arc<OwnedFd>,
     name: Option<String>,
-    is_placed: AtomicBool,
+    is_renamed: AtomicBool,
     /// `None` if the file is created and dropped on a worker.
     workers: Option<FileWorkers>,
 }
 
-impl Temp {
+impl TempFile {
     pub fn create(directory: impl Into<Arc<OwnedFd>>, mode: Mode, workers: Option<FileWorkers>) -> Result<Self, Errno> {
-        let (directory, name) = (directory.into(), temp_name()?);
+        let (directory, name) = (directory.into(), temp_file_name()?);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&directory, name.as_str(), flags, mode)?;
-        Ok(Self { file: Self::with_mode(file, mode)?, directory, name: Some(name), is_placed: AtomicBool::new(false), workers })
+        Ok(Self { file: Self::with_mode(file, mode)?, directory, name: Some(name), is_renamed: AtomicBool::new(false), workers })
     }
 
     /// Creates an unnamed file. On an overlay its system calls take 50 µs, compared with 69 µs for a temporary name,
@@ -264,14 +271,14 @@ impl Temp {
     /// without a capability.
     fn create_unnamed(directory: impl Into<Arc<OwnedFd>>, mode: Mode) -> Result<Self, Errno> {
         let directory = directory.into();
-        if !CAN_BE_NAMED.load(Ordering::Relaxed) {
+        if !CAN_LINK_UNNAMED.load(Ordering::Relaxed) {
             return Self::create(directory, mode, None);
         }
         match rustix::fs::openat(&directory, ".", OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC, mode) {
             // For file systems without unnamed files.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => Self::create(directory, mode, None),
             file => {
-                Ok(Self { file: Self::with_mode(file?, mode)?, directory, name: None, is_placed: AtomicBool::new(false), workers: None })
+                Ok(Self { file: Self::with_mode(file?, mode)?, directory, name: None, is_renamed: AtomicBool::new(false), workers: None })
             }
         }
     }
@@ -291,7 +298,7 @@ impl Temp {
             Some(own) => rustix::fs::renameat_with(&self.directory, own.as_str(), &self.directory, name, flags)?,
             None => self.link_to(name)?,
         }
-        self.is_placed.store(true, Ordering::Relaxed);
+        self.is_renamed.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -299,7 +306,7 @@ impl Temp {
         match rustix::fs::linkat(&self.file, "", &self.directory, name, AtFlags::EMPTY_PATH) {
             Err(Errno::NOENT | Errno::PERM) => {
                 // A kernel before 6.10 requires a capability for this.
-                CAN_BE_NAMED.store(false, Ordering::Relaxed);
+                CAN_LINK_UNNAMED.store(false, Ordering::Relaxed);
                 return Err(Errno::NOENT);
             }
             other => other?,
@@ -314,11 +321,11 @@ impl Temp {
 }
 
 /// Whether an unnamed file can be linked to a name.
-static CAN_BE_NAMED: AtomicBool = AtomicBool::new(true);
+static CAN_LINK_UNNAMED: AtomicBool = AtomicBool::new(true);
 
-impl Drop for Temp {
+impl Drop for TempFile {
     fn drop(&mut self) {
-        let Some(name) = self.name.take().filter(|_| !self.is_placed.load(Ordering::Relaxed)) else { return };
+        let Some(name) = self.name.take().filter(|_| !self.is_renamed.load(Ordering::Relaxed)) else { return };
         let directory = self.directory.clone();
         // An error means that a program of the sandbox has already moved or deleted the file.
         let remove = move || {
@@ -332,14 +339,14 @@ impl Drop for Temp {
 }
 
 /// A unique name. The leading dot excludes it from listings and most globs.
-pub fn temp_name() -> Result<String, Errno> {
+pub fn temp_file_name() -> Result<String, Errno> {
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(|_| Errno::IO)?;
     Ok(format!("{TEMP_PREFIX}{:016x}{TEMP_SUFFIX}", u64::from_ne_bytes(random)))
 }
 
 /// Whether this is the name of a file that is still being written.
-pub fn is_temp_name(name: &[u8]) -> bool {
+pub fn is_temp_file_name(name: &[u8]) -> bool {
     name.len() == TEMP_PREFIX.len() + 16 + TEMP_SUFFIX.len()
         && name.starts_with(TEMP_PREFIX.as_bytes())
         && name.ends_with(TEMP_SUFFIX.as_bytes())
@@ -354,7 +361,7 @@ pub fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), Errno> {
 }
 
 /// Metadata of what a name currently refers to, without following links.
-pub fn current(directory: &OwnedFd, name: &[u8]) -> Result<Option<Stat>, Errno> {
+pub fn stat_entry(directory: &OwnedFd, name: &[u8]) -> Result<Option<Stat>, Errno> {
     match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),
         Err(Errno::NOENT) => Ok(None),

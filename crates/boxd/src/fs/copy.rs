@@ -8,8 +8,8 @@ use rustix::{
     io::Errno,
 };
 
-use super::stop::Stop;
-use crate::files::{is_temp_name, kind, refuse_kernel_files, write_all};
+use super::stop_signal::StopSignal;
+use crate::files::{is_temp_file_name, kind, refuse_kernel_files, write_all};
 
 /// Maximum depth of directories. Each level holds two descriptors.
 const MAX_DEPTH: usize = 100;
@@ -21,19 +21,19 @@ const STEP_BYTES: usize = 8 * 1024 * 1024;
 const BUFFER_BYTES: usize = 256 * 1024;
 
 #[derive(Default)]
-pub struct Copied {
+pub struct CopyStats {
     pub entries: u64,
     pub bytes: u64,
     pub skipped: u64,
 }
 
 /// Reasons to abort a copy, checked while it runs.
-pub struct Watch<'a> {
-    pub stop: &'a Stop,
+pub struct AbortCheck<'a> {
+    pub stop: &'a StopSignal,
     pub is_full: &'a dyn Fn() -> bool,
 }
 
-impl Watch<'_> {
+impl AbortCheck<'_> {
     fn check(&self) -> Result<(), Errno> {
         if self.stop.is_stopped() {
             return Err(Errno::INTR);
@@ -43,11 +43,11 @@ impl Watch<'_> {
 }
 
 /// Copies a file's content, mode and modification time.
-pub fn copy_file(from: &OwnedFd, to: &OwnedFd, stat: &Stat, watch: &Watch<'_>) -> Result<u64, Errno> {
+pub fn copy_file(from: &OwnedFd, to: &OwnedFd, stat: &Stat, abort_check: &AbortCheck<'_>) -> Result<u64, Errno> {
     let mut total = 0u64;
     let mut buffer = Vec::new();
     loop {
-        watch.check()?;
+        abort_check.check()?;
         let n = if buffer.is_empty() {
             match rustix::fs::copy_file_range(from, None, to, None, STEP_BYTES) {
                 // The file systems are of different kinds, or one doesn't support this call.
@@ -85,12 +85,12 @@ struct Level {
 }
 
 /// Copies the content of a directory into an empty one.
-pub fn copy_tree(from: OwnedFd, to: OwnedFd, watch: &Watch<'_>) -> Result<Copied, Errno> {
-    let mut done = Copied { entries: 1, ..Copied::default() };
+pub fn copy_tree(from: OwnedFd, to: OwnedFd, abort_check: &AbortCheck<'_>) -> Result<CopyStats, Errno> {
+    let mut stats = CopyStats { entries: 1, ..CopyStats::default() };
     let stat = rustix::fs::fstat(&from)?;
     let mut levels = vec![Level { entries: Dir::new(from)?, to, stat }];
     while let Some(level) = levels.last_mut() {
-        watch.check()?;
+        abort_check.check()?;
         let Some(entry) = level.entries.read() else {
             // Last, because creating an entry changes the directory's time, and its mode may forbid it.
             rustix::fs::fchmod(&level.to, Mode::from_raw_mode(level.stat.st_mode & 0o777))?;
@@ -100,28 +100,28 @@ pub fn copy_tree(from: OwnedFd, to: OwnedFd, watch: &Watch<'_>) -> Result<Copied
         };
         let entry = entry?;
         let name = entry.file_name().to_bytes();
-        if matches!(name, b"." | b"..") || is_temp_name(name) {
+        if matches!(name, b"." | b"..") || is_temp_file_name(name) {
             continue;
         }
-        done.entries += 1;
-        if done.entries > MAX_ENTRIES {
+        stats.entries += 1;
+        if stats.entries > MAX_ENTRIES {
             return Err(Errno::TOOBIG);
         }
-        let is_full_depth = levels.len() >= MAX_DEPTH;
+        let is_at_max_depth = levels.len() >= MAX_DEPTH;
         let Some(level) = levels.last() else { break };
-        match copy_entry(level, name, &mut done, watch) {
-            Ok(Some(_)) if is_full_depth => return Err(Errno::TOOBIG),
-            Ok(Some(below)) => levels.push(below),
+        match copy_entry(level, name, &mut stats, abort_check) {
+            Ok(Some(_)) if is_at_max_depth => return Err(Errno::TOOBIG),
+            Ok(Some(child)) => levels.push(child),
             Ok(None) => {}
             // Deleted since it was listed.
-            Err(Errno::NOENT) => done.entries -= 1,
+            Err(Errno::NOENT) => stats.entries -= 1,
             Err(e) => return Err(e),
         }
     }
-    Ok(done)
+    Ok(stats)
 }
 
-fn copy_entry(level: &Level, name: &[u8], done: &mut Copied, watch: &Watch<'_>) -> Result<Option<Level>, Errno> {
+fn copy_entry(level: &Level, name: &[u8], stats: &mut CopyStats, abort_check: &AbortCheck<'_>) -> Result<Option<Level>, Errno> {
     let parent = level.entries.fd()?;
     let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     let open = |flags| rustix::fs::openat(parent, name, flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
@@ -129,8 +129,8 @@ fn copy_entry(level: &Level, name: &[u8], done: &mut Copied, watch: &Watch<'_>) 
         FileType::Directory => {
             let from = open(OFlags::DIRECTORY)?;
             if refuse_kernel_files(&from).is_err() {
-                done.skipped += 1;
-                done.entries -= 1;
+                stats.skipped += 1;
+                stats.entries -= 1;
                 return Ok(None);
             }
             rustix::fs::mkdirat(&level.to, name, Mode::RWXU)?;
@@ -150,13 +150,13 @@ fn copy_entry(level: &Level, name: &[u8], done: &mut Copied, watch: &Watch<'_>) 
             if kind(&stat) == FileType::RegularFile && refuse_kernel_files(&from).is_ok() {
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let to = rustix::fs::openat(&level.to, name, flags, Mode::RUSR | Mode::WUSR)?;
-                done.bytes += copy_file(&from, &to, &stat, watch)?;
+                stats.bytes += copy_file(&from, &to, &stat, abort_check)?;
             }
             Ok(None)
         }
         _ => {
-            done.skipped += 1;
-            done.entries -= 1;
+            stats.skipped += 1;
+            stats.entries -= 1;
             Ok(None)
         }
     }

@@ -11,24 +11,33 @@ use cobox_protocol::{
 
 use crate::{
     body::too_large,
-    files::{Author, Conditions, Root, SandboxPath, SymbolicLinks, WriteLog, WriteOptions, not_a_file, put_whole, refusal},
+    files::{
+        ChangeRecorder, Conditions, Root, SandboxPath, SymbolicLinks, WriteLog, WriteOptions, file_error, not_a_regular_file, write_file,
+    },
 };
 
 /// The file is in memory twice during an edit. Text that people and agents edit is far smaller.
 const MAX_FILE_BYTES: u64 = 32 * 1024 * 1024;
 const MAX_EDITS: usize = 1000;
 /// How often an edit without a version condition is attempted if the file is written concurrently.
-const TRIES: usize = 5;
+const MAX_ATTEMPTS: usize = 5;
 
-pub fn edit(root: &Root, path: &SandboxPath, request: EditRequest, writes: &WriteLog, author: &Author) -> Result<EditResponse, ApiError> {
-    let wanted = request.if_match.clone();
+pub fn edit(
+    root: &Root,
+    path: &SandboxPath,
+    request: EditRequest,
+    writes: &WriteLog,
+    recorder: &ChangeRecorder,
+) -> Result<EditResponse, ApiError> {
+    let if_match = request.if_match.clone();
     let edits = replacements(request)?;
-    let mut tries = 0;
+    let mut attempts = 0;
     loop {
-        tries += 1;
-        let (file, stat) = root.regular(path.bytes()).map_err(|e| refusal(e, path))?.map_err(|kind| not_a_file(kind, path))?;
+        attempts += 1;
+        let (file, stat) =
+            root.open_regular(path.bytes()).map_err(|e| file_error(e, path))?.map_err(|kind| not_a_regular_file(kind, path))?;
         let etag = writes.etag(&stat);
-        Conditions::matching(wanted.as_deref()).check_change(Some(&etag), path)?;
+        Conditions::matching(if_match.as_deref()).check_change(Some(&etag), path)?;
         let mut text = Vec::new();
         let read = File::from(file).take(MAX_FILE_BYTES + 1).read_to_end(&mut text);
         read.map_err(|e| ApiError::new(ErrorCode::Internal, format!("{path}: {e}")))?;
@@ -46,12 +55,12 @@ pub fn edit(root: &Root, path: &SandboxPath, request: EditRequest, writes: &Writ
         }
         // Conditional on the version that was read, so that no concurrent change is lost.
         let conditions = Conditions::matching(Some(&etag));
-        let options = WriteOptions { conditions, mode: None, is_durable: true, author: author.clone(), links: SymbolicLinks::Follow };
-        match put_whole(root, path, options, &[Bytes::from(text)], writes) {
-            Err(e) if e.code == ErrorCode::FileChanged && wanted.is_none() && tries < TRIES => {}
+        let options = WriteOptions { conditions, mode: None, is_durable: true, recorder: recorder.clone(), links: SymbolicLinks::Follow };
+        match write_file(root, path, options, &[Bytes::from(text)], writes) {
+            Err(e) if e.code == ErrorCode::FileChanged && if_match.is_none() && attempts < MAX_ATTEMPTS => {}
             other => {
                 let written = other?;
-                let (shown, path_b64) = path.in_json();
+                let (shown, path_b64) = path.to_json();
                 return Ok(EditResponse { path: shown, path_b64, size: written.size, etag: written.etag, replacements: count });
             }
         }
@@ -74,21 +83,19 @@ fn replacements(request: EditRequest) -> Result<Vec<Replacement>, ApiError> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum NotReplaced {
+enum MatchError {
     Absent,
     Ambiguous { count: usize },
 }
 
-impl NotReplaced {
+impl MatchError {
     fn into_api(self, path: &SandboxPath, number: usize, of: usize) -> ApiError {
-        let which = if of == 1 { "old".to_owned() } else { format!("edits[{number}].old") };
+        let field = if of == 1 { "old".to_owned() } else { format!("edits[{number}].old") };
         match self {
-            NotReplaced::Absent => {
-                ApiError::invalid(format!("{which}: is not in {path}; read the file again, the text must match exactly"))
-                    .with_details(serde_json::json!({ "reason": "no_match", "edit": number, "count": 0 }))
-            }
-            NotReplaced::Ambiguous { count } => {
-                ApiError::invalid(format!("{which}: is in {path} {count} times; give more of the text around it, or set `replace_all`"))
+            MatchError::Absent => ApiError::invalid(format!("{field}: is not in {path}; read the file again, the text must match exactly"))
+                .with_details(serde_json::json!({ "reason": "no_match", "edit": number, "count": 0 })),
+            MatchError::Ambiguous { count } => {
+                ApiError::invalid(format!("{field}: is in {path} {count} times; give more of the text around it, or set `replace_all`"))
                     .with_details(serde_json::json!({ "reason": "not_unique", "edit": number, "count": count }))
             }
         }
@@ -97,20 +104,20 @@ impl NotReplaced {
 
 /// Replaces one text. A file with CRLF is searched as if it had LF, unless `old` itself contains CR, and inserted text
 /// gets the file's line endings.
-fn replace(text: &[u8], edit: &Replacement) -> Result<(Vec<u8>, u64), NotReplaced> {
+fn replace(text: &[u8], edit: &Replacement) -> Result<(Vec<u8>, u64), MatchError> {
     let (old, new) = (edit.old.as_bytes(), edit.new.as_bytes());
     let has_crlf = find(text, b"\r\n").is_some();
     let spans: Vec<(usize, usize)> = if has_crlf && old.contains(&b'\n') && !old.contains(&b'\r') {
-        let plain = Plain::of(text);
-        matches(&plain.text, old).map(|at| (plain.original(at), plain.original(at + old.len()))).collect()
+        let lf_text = LfText::from_crlf(text);
+        matches(&lf_text.text, old).map(|at| (lf_text.original_position(at), lf_text.original_position(at + old.len()))).collect()
     } else {
         matches(text, old).map(|at| (at, at + old.len())).collect()
     };
     match spans.len() {
-        0 => return Err(NotReplaced::Absent),
+        0 => return Err(MatchError::Absent),
         1 => {}
         _ if edit.replace_all => {}
-        count => return Err(NotReplaced::Ambiguous { count }),
+        count => return Err(MatchError::Ambiguous { count }),
     }
     let is_mostly_crlf = has_crlf && {
         let all = text.iter().filter(|b| **b == b'\n').count();
@@ -146,28 +153,28 @@ fn with_crlf(text: &[u8]) -> Cow<'_, [u8]> {
 }
 
 /// A text without the CR of its CRLFs, and where they were.
-struct Plain {
+struct LfText {
     text: Vec<u8>,
     /// Ascending positions in `text` before which a CR was removed.
-    left_out: Vec<usize>,
+    removed_crs: Vec<usize>,
 }
 
-impl Plain {
-    fn of(text: &[u8]) -> Self {
-        let mut plain = Self { text: Vec::with_capacity(text.len()), left_out: Vec::new() };
+impl LfText {
+    fn from_crlf(text: &[u8]) -> Self {
+        let mut lf_text = Self { text: Vec::with_capacity(text.len()), removed_crs: Vec::new() };
         for (i, b) in text.iter().enumerate() {
             if *b == b'\r' && text.get(i + 1) == Some(&b'\n') {
-                plain.left_out.push(plain.text.len());
+                lf_text.removed_crs.push(lf_text.text.len());
             } else {
-                plain.text.push(*b);
+                lf_text.text.push(*b);
             }
         }
-        plain
+        lf_text
     }
 
     /// The position in the original for one in the plain text. At a line's end this is before the CR.
-    fn original(&self, at: usize) -> usize {
-        at + self.left_out.partition_point(|cr| *cr < at)
+    fn original_position(&self, at: usize) -> usize {
+        at + self.removed_crs.partition_point(|cr| *cr < at)
     }
 }
 
@@ -184,17 +191,17 @@ fn matches<'a>(text: &'a [u8], what: &'a [u8]) -> impl Iterator<Item = usize> + 
 mod tests {
     use super::*;
 
-    fn run(text: &str, old: &str, new: &str, replace_all: bool) -> Result<(String, u64), NotReplaced> {
+    fn run(text: &str, old: &str, new: &str, replace_all: bool) -> Result<(String, u64), MatchError> {
         let edit = Replacement { old: old.into(), new: new.into(), replace_all };
         replace(text.as_bytes(), &edit).map(|(out, n)| (String::from_utf8(out).unwrap(), n))
     }
 
     #[test]
-    fn old_must_be_there_once_unless_all_are_wanted() {
+    fn old_must_match_exactly_once_unless_replace_all_is_set() {
         assert_eq!(run("a b c", "b", "x", false).unwrap(), ("a x c".into(), 1));
-        assert_eq!(run("a b b", "b", "x", false), Err(NotReplaced::Ambiguous { count: 2 }));
+        assert_eq!(run("a b b", "b", "x", false), Err(MatchError::Ambiguous { count: 2 }));
         assert_eq!(run("a b b", "b", "x", true).unwrap(), ("a x x".into(), 2));
-        assert_eq!(run("a", "b", "x", true), Err(NotReplaced::Absent));
+        assert_eq!(run("a", "b", "x", true), Err(MatchError::Absent));
         assert_eq!(run("aaa", "aa", "b", true).unwrap(), ("ba".into(), 1));
     }
 

@@ -27,50 +27,50 @@ const RULE_FILES: [&str; 2] = [".ignore", ".gitignore"];
 /// A larger file is a mistake or an attack. The rest is not read.
 const MAX_RULE_FILE_BYTES: u64 = 256 * 1024;
 /// Maximum number of directories above the searched one.
-const MAX_ABOVE: usize = 64;
+const MAX_PARENTS: usize = 64;
 
 /// The rules of a directory and its parents.
-pub struct Rules {
-    above: Option<Arc<Rules>>,
+pub struct IgnoreRules {
+    parent: Option<Arc<IgnoreRules>>,
     /// Length of the path's part that leads to this directory.
     prefix: usize,
     /// For a directory above the walk's start: the path from it to the start.
-    lead: Vec<u8>,
+    path_to_start: Vec<u8>,
     matchers: Vec<Gitignore>,
 }
 
-impl Rules {
+impl IgnoreRules {
     /// The rules that apply where a walk starts: those of the repository that contains it, if any.
-    pub fn above(root: &Root, path: &SandboxPath) -> Arc<Self> {
-        let mut found = Vec::new();
-        let mut at = path.bytes();
-        let trimmed = at.iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
-        at = &at[..trimmed];
-        let whole = at;
-        let mut is_in_a_repository = root.directory(whole).is_ok_and(|d| has_git(&d));
-        for _ in 0..MAX_ABOVE {
-            if is_in_a_repository || at.is_empty() {
+    pub fn at_walk_start(root: &Root, path: &SandboxPath) -> Arc<Self> {
+        let mut parent_rules = Vec::new();
+        let mut path_above = path.bytes();
+        let trimmed_length = path_above.iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
+        path_above = &path_above[..trimmed_length];
+        let start_path = path_above;
+        let mut is_in_repository = root.open_directory(start_path).is_ok_and(|d| has_git(&d));
+        for _ in 0..MAX_PARENTS {
+            if is_in_repository || path_above.is_empty() {
                 break;
             }
-            at = &at[..at.iter().rposition(|b| *b == b'/').unwrap_or(0)];
-            let Ok(directory) = root.directory(at) else { break };
-            is_in_a_repository = has_git(&directory);
-            let lead = [&whole[at.len() + 1..], b"/"].concat();
-            found.push((lead, read_rules(&directory)));
+            path_above = &path_above[..path_above.iter().rposition(|b| *b == b'/').unwrap_or(0)];
+            let Ok(directory) = root.open_directory(path_above) else { break };
+            is_in_repository = has_git(&directory);
+            let path_to_start = [&start_path[path_above.len() + 1..], b"/"].concat();
+            parent_rules.push((path_to_start, read_rules(&directory)));
         }
-        let mut rules = Arc::new(Self { above: None, prefix: 0, lead: Vec::new(), matchers: Vec::new() });
-        if is_in_a_repository {
-            for (lead, matchers) in found.into_iter().rev() {
-                rules = Arc::new(Self { above: Some(rules), prefix: 0, lead, matchers });
+        let mut rules = Arc::new(Self { parent: None, prefix: 0, path_to_start: Vec::new(), matchers: Vec::new() });
+        if is_in_repository {
+            for (path_to_start, matchers) in parent_rules.into_iter().rev() {
+                rules = Arc::new(Self { parent: Some(rules), prefix: 0, path_to_start, matchers });
             }
         }
         rules
     }
 
     /// Adds the rules of a directory below.
-    pub fn below(above: Arc<Self>, directory: &OwnedFd, prefix: usize) -> Arc<Self> {
+    pub fn with_directory(parent: Arc<Self>, directory: &OwnedFd, prefix: usize) -> Arc<Self> {
         let matchers = read_rules(directory);
-        if matchers.is_empty() { above } else { Arc::new(Self { above: Some(above), prefix, lead: Vec::new(), matchers }) }
+        if matchers.is_empty() { parent } else { Arc::new(Self { parent: Some(parent), prefix, path_to_start: Vec::new(), matchers }) }
     }
 
     /// Patterns in the same syntax, from a request.
@@ -82,17 +82,17 @@ impl Rules {
         builder.build().map_err(|e| ApiError::invalid(format!("ignore: {e}")))
     }
 
-    pub fn leave_out(&self, path: &[u8], is_directory: bool) -> bool {
+    pub fn ignores(&self, path: &[u8], is_directory: bool) -> bool {
         if is_directory && (path == b".git" || path.ends_with(b"/.git")) {
             return true;
         }
-        let mut at = Some(self);
-        while let Some(rules) = at {
+        let mut current = Some(self);
+        while let Some(rules) = current {
             for matcher in &rules.matchers {
-                let matched = if rules.lead.is_empty() {
+                let matched = if rules.path_to_start.is_empty() {
                     matcher.matched(as_path(&path[rules.prefix..]), is_directory)
                 } else {
-                    matcher.matched(as_path(&[rules.lead.as_slice(), path].concat()), is_directory)
+                    matcher.matched(as_path(&[rules.path_to_start.as_slice(), path].concat()), is_directory)
                 };
                 match matched {
                     Match::Ignore(_) => return true,
@@ -100,7 +100,7 @@ impl Rules {
                     Match::None => {}
                 }
             }
-            at = rules.above.as_deref();
+            current = rules.parent.as_deref();
         }
         false
     }

@@ -13,11 +13,11 @@ use rustix::{
 };
 
 use super::{
-    describe::entry,
-    names::{Smallest, SortedNames, each_name, kind_of},
-    stop::Stop,
+    directory_names::{SmallestKeys, SortedNames, entry_type, for_each_name},
+    metadata::file_entry,
+    stop_signal::StopSignal,
 };
-use crate::files::{Root, SandboxPath, WriteLog, kind, open_beneath, refusal, refuse_kernel_files};
+use crate::files::{Root, SandboxPath, WriteLog, file_error, kind, open_beneath, refuse_kernel_files};
 
 const DEFAULT_LIMIT: u32 = 1000;
 /// About 3 MiB of response.
@@ -25,7 +25,13 @@ const MAX_LIMIT: u32 = 10_000;
 /// Maximum depth of a recursive list. Each level holds one descriptor and a few hundred names.
 const MAX_DEPTH: u32 = 128;
 
-pub fn list(root: &Root, path: &SandboxPath, request: &ListRequest, writes: &WriteLog, stop: &Stop) -> Result<ListResponse, ApiError> {
+pub fn list(
+    root: &Root,
+    path: &SandboxPath,
+    request: &ListRequest,
+    writes: &WriteLog,
+    stop: &StopSignal,
+) -> Result<ListResponse, ApiError> {
     let limit = request.limit.unwrap_or(DEFAULT_LIMIT);
     if !(1..=MAX_LIMIT).contains(&limit) {
         return Err(ApiError::invalid(format!("limit: must be between 1 and {MAX_LIMIT}")));
@@ -33,27 +39,27 @@ pub fn list(root: &Root, path: &SandboxPath, request: &ListRequest, writes: &Wri
     if request.recursive && (request.sort != SortBy::Name || request.descending) {
         return Err(ApiError::invalid("sort: a recursive list is by name, ascending"));
     }
-    let place = request.cursor.as_deref().map(|c| decode(c, request)).transpose()?;
+    let position = request.cursor.as_deref().map(|c| decode_cursor(c, request)).transpose()?;
     let directory = root.open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY).and_then(|fd| refuse_kernel_files(&fd).map(|()| fd));
-    let page = Page { directory: directory.map_err(|e| refusal(e, path))?, base: base_of(path), limit: limit as usize, writes };
+    let page = Page { directory: directory.map_err(|e| file_error(e, path))?, base: path_prefix(path), limit: limit as usize, writes };
     let listed = if request.recursive {
-        page.below(place.map(|p| p.name), request.max_depth.unwrap_or(MAX_DEPTH).min(MAX_DEPTH), stop)
+        page.list_recursive(position.map(|p| p.name), request.max_depth.unwrap_or(MAX_DEPTH).min(MAX_DEPTH), stop)
     } else {
-        page.flat(place, request)
+        page.list_flat(position, request)
     };
-    let Listed { entries, next, is_too_deep } = listed.map_err(|e| refusal(e, path))?;
-    let (shown, path_b64) = path.in_json();
+    let ListedPage { entries, next, is_too_deep } = listed.map_err(|e| file_error(e, path))?;
+    let (shown, path_b64) = path.to_json();
     Ok(ListResponse {
         path: shown,
         path_b64,
         entries,
-        next_cursor: next.map(|p| encode(&p, request)),
+        next_cursor: next.map(|p| encode_cursor(&p, request)),
         stopped_by: is_too_deep.then_some(StoppedBy::Depth),
     })
 }
 
 /// The prefix of all entries' paths.
-pub fn base_of(path: &SandboxPath) -> Vec<u8> {
+pub fn path_prefix(path: &SandboxPath) -> Vec<u8> {
     let mut base = path.bytes().to_vec();
     while base.last() == Some(&b'/') {
         base.pop();
@@ -64,26 +70,26 @@ pub fn base_of(path: &SandboxPath) -> Vec<u8> {
 
 /// A position in the order. In a recursive list the name is the path relative to the directory.
 #[derive(Clone, PartialEq, Eq)]
-struct Place {
+struct ListPosition {
     /// For sorting by time or size: nanoseconds or bytes, negative if descending.
     rank: i128,
     name: Vec<u8>,
     is_descending: bool,
 }
 
-impl Ord for Place {
+impl Ord for ListPosition {
     fn cmp(&self, other: &Self) -> Ordering {
         let by_name = self.name.cmp(&other.name);
         self.rank.cmp(&other.rank).then(if self.is_descending { by_name.reverse() } else { by_name })
     }
 }
-impl PartialOrd for Place {
+impl PartialOrd for ListPosition {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-fn tag(request: &ListRequest) -> u8 {
+fn order_tag(request: &ListRequest) -> u8 {
     let sort = match request.sort {
         SortBy::Name => 0,
         SortBy::Mtime => 1,
@@ -92,16 +98,16 @@ fn tag(request: &ListRequest) -> u8 {
     sort | u8::from(request.descending) << 2 | u8::from(request.recursive) << 3
 }
 
-fn encode(place: &Place, request: &ListRequest) -> String {
-    let mut bytes = vec![tag(request)];
-    bytes.extend_from_slice(&place.rank.to_be_bytes());
-    bytes.extend_from_slice(&place.name);
+fn encode_cursor(position: &ListPosition, request: &ListRequest) -> String {
+    let mut bytes = vec![order_tag(request)];
+    bytes.extend_from_slice(&position.rank.to_be_bytes());
+    bytes.extend_from_slice(&position.name);
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-fn decode(cursor: &str, request: &ListRequest) -> Result<Place, ApiError> {
-    let bytes = URL_SAFE_NO_PAD.decode(cursor).ok().filter(|b| b.first() == Some(&tag(request)));
-    let place = bytes.as_deref().and_then(|b| {
+fn decode_cursor(cursor: &str, request: &ListRequest) -> Result<ListPosition, ApiError> {
+    let bytes = URL_SAFE_NO_PAD.decode(cursor).ok().filter(|b| b.first() == Some(&order_tag(request)));
+    let position = bytes.as_deref().and_then(|b| {
         let (rank, name) = b[1..].split_first_chunk::<16>()?;
         // Each component of the path is a directory that is opened and kept open.
         let is_path =
@@ -109,9 +115,9 @@ fn decode(cursor: &str, request: &ListRequest) -> Result<Place, ApiError> {
         if request.recursive && !is_path(name) {
             return None;
         }
-        Some(Place { rank: i128::from_be_bytes(*rank), name: name.to_vec(), is_descending: request.descending })
+        Some(ListPosition { rank: i128::from_be_bytes(*rank), name: name.to_vec(), is_descending: request.descending })
     });
-    place.ok_or_else(|| ApiError::invalid("cursor: must be the next_cursor of a list in the same order"))
+    position.ok_or_else(|| ApiError::invalid("cursor: must be the next_cursor of a list in the same order"))
 }
 
 fn rank(stat: &Stat, request: &ListRequest) -> i128 {
@@ -125,9 +131,9 @@ fn rank(stat: &Stat, request: &ListRequest) -> i128 {
 }
 
 #[derive(Default)]
-struct Listed {
+struct ListedPage {
     entries: Vec<FileEntry>,
-    next: Option<Place>,
+    next: Option<ListPosition>,
     /// Whether there were directories below the maximum depth.
     is_too_deep: bool,
 }
@@ -140,49 +146,49 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    fn flat(&self, after: Option<Place>, request: &ListRequest) -> Result<Listed, Errno> {
-        let look = |name: &[u8]| rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW);
+    fn list_flat(&self, after: Option<ListPosition>, request: &ListRequest) -> Result<ListedPage, Errno> {
+        let stat_name = |name: &[u8]| rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW);
         // One extra entry shows whether there is another page.
-        let mut smallest = Smallest::new(self.limit + 1);
-        each_name(&self.directory, |name, _| {
-            let rank = if request.sort == SortBy::Name { Some(0) } else { look(name).ok().map(|s| rank(&s, request)) };
+        let mut smallest = SmallestKeys::new(self.limit + 1);
+        for_each_name(&self.directory, |name, _| {
+            let rank = if request.sort == SortBy::Name { Some(0) } else { stat_name(name).ok().map(|s| rank(&s, request)) };
             if let Some(rank) = rank {
-                let place = Place { rank, name: name.to_vec(), is_descending: request.descending };
-                if after.as_ref().is_none_or(|a| place > *a) {
-                    smallest.push(place);
+                let position = ListPosition { rank, name: name.to_vec(), is_descending: request.descending };
+                if after.as_ref().is_none_or(|a| position > *a) {
+                    smallest.push(position);
                 }
             }
             true
         })?;
-        let mut places = smallest.into_sorted();
-        let has_more = places.len() > self.limit;
-        places.truncate(self.limit);
-        let mut entries = Vec::with_capacity(places.len());
-        for place in &places {
+        let mut positions = smallest.into_sorted();
+        let has_more = positions.len() > self.limit;
+        positions.truncate(self.limit);
+        let mut entries = Vec::with_capacity(positions.len());
+        for position in &positions {
             // Deleted since it was listed.
-            let Ok(stat) = look(&place.name) else { continue };
-            entries.push(entry(&self.directory, &place.name, [self.base.as_slice(), &place.name].concat(), &stat, self.writes));
+            let Ok(stat) = stat_name(&position.name) else { continue };
+            entries.push(file_entry(&self.directory, &position.name, [self.base.as_slice(), &position.name].concat(), &stat, self.writes));
         }
-        Ok(Listed { entries, next: places.pop().filter(|_| has_more), is_too_deep: false })
+        Ok(ListedPage { entries, next: positions.pop().filter(|_| has_more), is_too_deep: false })
     }
 
-    fn below(&self, after: Option<Vec<u8>>, max_depth: u32, stop: &Stop) -> Result<Listed, Errno> {
+    fn list_recursive(&self, after: Option<Vec<u8>>, max_depth: u32, stop: &StopSignal) -> Result<ListedPage, Errno> {
         let mut relative: Vec<u8> = Vec::new();
         let mut levels: Vec<(SortedNames, usize)> = Vec::new();
         let mut open = Some(open_beneath(&self.directory, b".", OFlags::RDONLY | OFlags::DIRECTORY)?);
         // Returns to the end of the last page: each directory on the path continues after the name that was reached.
         for part in after.iter().flat_map(|a| a.split(|b| *b == b'/')) {
             let Some(directory) = open.take() else { break };
-            let below = enter(&directory, part);
+            let child = open_child(&directory, part);
             levels.push((SortedNames::new(directory, Some(part.to_vec())), relative.len()));
             relative.extend_from_slice(part);
             relative.push(b'/');
-            open = below.ok();
+            open = child.ok();
         }
         if let Some(directory) = open.filter(|_| (levels.len() as u32) < max_depth) {
             levels.push((SortedNames::new(directory, None), relative.len()));
         }
-        let mut listed = Listed::default();
+        let mut listed = ListedPage::default();
         let mut last = None;
         loop {
             let may_descend = (levels.len() as u32) < max_depth;
@@ -191,19 +197,19 @@ impl Page<'_> {
                 return Err(Errno::INTR);
             }
             relative.truncate(*prefix);
-            let Some((name, told)) = names.next()? else {
+            let Some((name, listed_type)) = names.next()? else {
                 levels.pop();
                 continue;
             };
             if listed.entries.len() == self.limit {
-                listed.next = last.map(|name| Place { rank: 0, name, is_descending: false });
+                listed.next = last.map(|name| ListPosition { rank: 0, name, is_descending: false });
                 return Ok(listed);
             }
             let Ok(stat) = rustix::fs::statat(&names.directory, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             relative.extend_from_slice(&name);
-            listed.entries.push(entry(&names.directory, &name, [self.base.as_slice(), &relative].concat(), &stat, self.writes));
+            listed.entries.push(file_entry(&names.directory, &name, [self.base.as_slice(), &relative].concat(), &stat, self.writes));
             last = Some(relative.clone());
-            if kind_of(&names.directory, &name, told) != FileType::Directory || kind(&stat) != FileType::Directory {
+            if entry_type(&names.directory, &name, listed_type) != FileType::Directory || kind(&stat) != FileType::Directory {
                 continue;
             }
             if !may_descend {
@@ -212,7 +218,7 @@ impl Page<'_> {
                 continue;
             }
             // An unreadable directory is listed but not entered.
-            if let Ok(directory) = enter(&names.directory, &name) {
+            if let Ok(directory) = open_child(&names.directory, &name) {
                 relative.push(b'/');
                 levels.push((SortedNames::new(directory, None), relative.len()));
             }
@@ -221,8 +227,8 @@ impl Page<'_> {
     }
 }
 
-fn enter(directory: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
-    let below = open_beneath(directory, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
-    refuse_kernel_files(&below)?;
-    Ok(below)
+fn open_child(directory: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
+    let child = open_beneath(directory, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    refuse_kernel_files(&child)?;
+    Ok(child)
 }

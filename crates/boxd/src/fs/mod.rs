@@ -2,16 +2,16 @@
 //! file.
 
 mod copy;
-mod describe;
+mod directory_names;
 mod edit;
 pub(crate) mod glob;
 pub(crate) mod grep;
 mod ignore_rules;
 pub(crate) mod list;
-mod make;
-mod names;
+mod metadata;
+mod mkdir;
 mod remove;
-pub(crate) mod stop;
+pub(crate) mod stop_signal;
 mod transfer;
 mod walk;
 
@@ -28,19 +28,19 @@ use cobox_protocol::{
 };
 use serde::de::DeserializeOwned;
 
-use self::stop::Stop;
+use self::stop_signal::StopSignal;
 pub(crate) use self::{
-    describe::file_kind,
+    directory_names::{entry_type, for_each_name},
     glob::glob as glob_files,
     grep::grep as grep_files,
-    list::base_of,
-    names::{each_name, kind_of},
+    list::path_prefix,
+    metadata::file_kind,
 };
 use crate::{
-    answer::Failure,
     auth::{Caller, FsRead, FsWrite},
     body,
-    files::{Root, SandboxPath, refuse_when_full},
+    files::{Root, SandboxPath, check_disk_space},
+    request_layer::ErrorResponse,
     server::Server,
 };
 
@@ -49,21 +49,21 @@ const MAX_REQUEST_BYTES: usize = 256 * 1024;
 /// An edit contains text: many times twice what fits into one response of an agent.
 const MAX_EDIT_REQUEST_BYTES: usize = 16 * 1024 * 1024;
 
-type Told<T> = Result<Json<T>, Failure>;
+type JsonResult<T> = Result<Json<T>, ErrorResponse>;
 
-async fn read<T: DeserializeOwned>(content: Body, limit: usize) -> Result<T, ApiError> {
+async fn read_request<T: DeserializeOwned>(content: Body, limit: usize) -> Result<T, ApiError> {
     read_object(&body::collect(content, limit).await?)
 }
 
 /// A path of a request, or the default if it was omitted.
-fn path_or(server: &Server, text: Option<&str>, b64: Option<&str>) -> Result<SandboxPath, ApiError> {
+fn path_or_work_dir(server: &Server, text: Option<&str>, b64: Option<&str>) -> Result<SandboxPath, ApiError> {
     match SandboxPath::from_json("path", text, b64)? {
         Some(path) => Ok(path),
         None => SandboxPath::new(server.programs.work_dir().as_bytes().to_vec()),
     }
 }
 
-fn required(field: &str, text: Option<&str>, b64: Option<&str>) -> Result<SandboxPath, ApiError> {
+fn required_path(field: &str, text: Option<&str>, b64: Option<&str>) -> Result<SandboxPath, ApiError> {
     SandboxPath::from_json(field, text, b64)?.ok_or_else(|| ApiError::invalid(format!("{field}: is missing")))
 }
 
@@ -71,52 +71,52 @@ fn required(field: &str, text: Option<&str>, b64: Option<&str>) -> Result<Sandbo
 /// disconnected or its token has ended.
 async fn run_long<T: Send + 'static>(
     server: &Server,
-    work: impl FnOnce(&Root, &Stop) -> Result<T, ApiError> + Send + 'static,
+    work: impl FnOnce(&Root, &StopSignal) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let slot = server.files.workers().long_slots(1).await?;
-    let stop = Stop::new(None);
-    let _stopped_when_dropped = stop.when_dropped();
-    let done = server.files.workers().run_long(slot, move |root| work(root, &stop)).await?;
-    done.await.map_err(|_| crate::files::gone())?
+    let stop = StopSignal::new(None);
+    let _stopped_when_dropped = stop.stop_on_drop();
+    let result = server.files.workers().run_long(slot, move |root| work(root, &stop)).await?;
+    result.await.map_err(|_| crate::files::operation_aborted())?
 }
 
-pub async fn list(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<ListResponse> {
-    let request: ListRequest = read(content, MAX_REQUEST_BYTES).await?;
-    let path = path_or(&server, request.path.as_deref(), request.path_b64.as_deref())?;
-    caller.aims_at(&path.to_string());
+pub async fn list(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> JsonResult<ListResponse> {
+    let request: ListRequest = read_request(content, MAX_REQUEST_BYTES).await?;
+    let path = path_or_work_dir(&server, request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.set_target(&path.to_string());
     let writes = server.files.writes();
     if !request.recursive {
-        let listed = move |root: &Root| list::list(root, &path, &request, &writes, &Stop::new(None));
+        let listed = move |root: &Root| list::list(root, &path, &request, &writes, &StopSignal::new(None));
         return Ok(Json(server.files.workers().run(listed).await??));
     }
     let work = run_long(&server, move |root, stop| list::list(root, &path, &request, &writes, stop));
     Ok(Json(caller.stream.until_revoked(work).await?))
 }
 
-pub async fn stat(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<FileEntry> {
-    let request: StatRequest = read(content, MAX_REQUEST_BYTES).await?;
-    let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
-    caller.aims_at(&path.to_string());
+pub async fn stat(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> JsonResult<FileEntry> {
+    let request: StatRequest = read_request(content, MAX_REQUEST_BYTES).await?;
+    let path = required_path("path", request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.set_target(&path.to_string());
     let writes = server.files.writes();
-    Ok(Json(server.files.workers().run_quick(move |root| describe::stat(root, &path, request.follow, &writes)).await??))
+    Ok(Json(server.files.workers().run_quick(move |root| metadata::stat(root, &path, request.follow, &writes)).await??))
 }
 
-pub async fn mkdir(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<ChangeResponse> {
-    let request: MkdirRequest = read(content, MAX_REQUEST_BYTES).await?;
-    let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
-    caller.aims_at(&path.to_string());
-    refuse_when_full(&server.authority)?;
-    let author = server.files.author(&caller.claims);
-    Ok(Json(server.files.workers().run(move |root| make::mkdir(root, &path, &request, &author)).await??))
+pub async fn mkdir(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> JsonResult<ChangeResponse> {
+    let request: MkdirRequest = read_request(content, MAX_REQUEST_BYTES).await?;
+    let path = required_path("path", request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.set_target(&path.to_string());
+    check_disk_space(&server.authority)?;
+    let recorder = server.files.recorder(&caller.claims);
+    Ok(Json(server.files.workers().run(move |root| mkdir::mkdir(root, &path, &request, &recorder)).await??))
 }
 
-pub async fn move_(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<ChangeResponse> {
+pub async fn move_(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> JsonResult<ChangeResponse> {
     transfer(server, caller, content, transfer::move_, true).await
 }
 
-pub async fn copy(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<ChangeResponse> {
+pub async fn copy(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> JsonResult<ChangeResponse> {
     // A copy reveals the amount of data and puts the content where other tokens may read it.
-    caller.stream.also_needs(Capability::FsRead)?;
+    caller.stream.require_capability(Capability::FsRead)?;
     transfer(server, caller, content, transfer::copy, false).await
 }
 
@@ -125,71 +125,71 @@ async fn transfer(
     caller: Caller<FsWrite>,
     content: Body,
     work: fn(&transfer::Transfer<'_>) -> Result<ChangeResponse, ApiError>,
-    takes_away: bool,
-) -> Told<ChangeResponse> {
-    let request: TransferRequest = read(content, MAX_REQUEST_BYTES).await?;
-    let from = required("from", request.from.as_deref(), request.from_b64.as_deref())?;
-    let to = required("to", request.to.as_deref(), request.to_b64.as_deref())?;
-    caller.aims_at(&format!("{from} -> {to}"));
-    refuse_when_full(&server.authority)?;
-    let (author, writes, authority) = (server.files.author(&caller.claims), server.files.writes(), server.authority.clone());
+    removes_source: bool,
+) -> JsonResult<ChangeResponse> {
+    let request: TransferRequest = read_request(content, MAX_REQUEST_BYTES).await?;
+    let from = required_path("from", request.from.as_deref(), request.from_b64.as_deref())?;
+    let to = required_path("to", request.to.as_deref(), request.to_b64.as_deref())?;
+    caller.set_target(&format!("{from} -> {to}"));
+    check_disk_space(&server.authority)?;
+    let (recorder, writes, authority) = (server.files.recorder(&caller.claims), server.files.writes(), server.authority.clone());
     let (source, target) = (from.clone(), to.clone());
     let run = run_long(&server, move |root, stop| {
-        let is_full = || authority.view().disk_full;
+        let is_full = || authority.pushed_state().disk_full;
         let (overwrite, recursive) = (request.overwrite, request.recursive);
-        let (from, to, author, writes, is_full) = (&from, &to, &author, &*writes, &is_full);
-        work(&transfer::Transfer { root, from, to, overwrite, recursive, author, writes, stop, is_full })
+        let (from, to, recorder, writes, is_full) = (&from, &to, &recorder, &*writes, &is_full);
+        work(&transfer::Transfer { root, from, to, overwrite, recursive, recorder, writes, stop, is_full })
     });
-    let done = caller.stream.until_revoked(run).await?;
-    if done.changed {
-        if takes_away {
-            server.happenings.removed(&caller.claims, &source, Some(done.entries));
+    let response = caller.stream.until_revoked(run).await?;
+    if response.changed {
+        if removes_source {
+            server.activity_log.record_removal(&caller.claims, &source, Some(response.entries));
         }
-        server.happenings.written_beneath(&caller.claims, &target, done.entries);
+        server.activity_log.record_writes_beneath(&caller.claims, &target, response.entries);
     }
-    Ok(Json(done))
+    Ok(Json(response))
 }
 
-pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<ChangeResponse> {
-    let request: RemoveRequest = read(content, MAX_REQUEST_BYTES).await?;
-    let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
-    caller.aims_at(&path.to_string());
-    let author = server.files.author(&caller.claims);
+pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> JsonResult<ChangeResponse> {
+    let request: RemoveRequest = read_request(content, MAX_REQUEST_BYTES).await?;
+    let path = required_path("path", request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.set_target(&path.to_string());
+    let recorder = server.files.recorder(&caller.claims);
     let removed = path.clone();
-    let work = run_long(&server, move |root, stop| remove::remove(root, &path, &request, &author, stop));
-    let done = caller.stream.until_revoked(work).await?;
-    if done.changed {
-        server.happenings.removed(&caller.claims, &removed, Some(done.entries));
+    let work = run_long(&server, move |root, stop| remove::remove(root, &path, &request, &recorder, stop));
+    let response = caller.stream.until_revoked(work).await?;
+    if response.changed {
+        server.activity_log.record_removal(&caller.claims, &removed, Some(response.entries));
     }
-    Ok(Json(done))
+    Ok(Json(response))
 }
 
-pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<EditResponse> {
+pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> JsonResult<EditResponse> {
     // The response reveals whether `old` is in the file, and how often. A token that may only write could otherwise
     // guess the content piece by piece.
-    caller.stream.also_needs(Capability::FsRead)?;
-    let request: EditRequest = read(content, MAX_EDIT_REQUEST_BYTES).await?;
-    let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
-    caller.aims_at(&path.to_string());
-    refuse_when_full(&server.authority)?;
-    let (author, writes) = (server.files.author(&caller.claims), server.files.writes());
+    caller.stream.require_capability(Capability::FsRead)?;
+    let request: EditRequest = read_request(content, MAX_EDIT_REQUEST_BYTES).await?;
+    let path = required_path("path", request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.set_target(&path.to_string());
+    check_disk_space(&server.authority)?;
+    let (recorder, writes) = (server.files.recorder(&caller.claims), server.files.writes());
     let work = {
         let path = path.clone();
-        move |root: &Root| edit::edit(root, &path, request, &writes, &author)
+        move |root: &Root| edit::edit(root, &path, request, &writes, &recorder)
     };
     let edited = server.files.workers().run(work).await??;
-    server.happenings.written(&caller.claims, &path, edited.size);
+    server.activity_log.record_write(&caller.claims, &path, edited.size);
     Ok(Json(edited))
 }
 
-pub async fn glob(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<GlobResponse> {
-    let request: GlobRequest = read(content, MAX_REQUEST_BYTES).await?;
-    caller.aims_at(request.path.as_deref().unwrap_or_else(|| server.programs.work_dir()));
+pub async fn glob(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> JsonResult<GlobResponse> {
+    let request: GlobRequest = read_request(content, MAX_REQUEST_BYTES).await?;
+    caller.set_target(request.path.as_deref().unwrap_or_else(|| server.programs.work_dir()));
     Ok(Json(caller.stream.until_revoked(glob::glob(&server, request)).await?))
 }
 
-pub async fn grep(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<GrepResponse> {
-    let request: GrepRequest = read(content, MAX_REQUEST_BYTES).await?;
-    caller.aims_at(request.path.as_deref().unwrap_or_else(|| server.programs.work_dir()));
+pub async fn grep(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> JsonResult<GrepResponse> {
+    let request: GrepRequest = read_request(content, MAX_REQUEST_BYTES).await?;
+    caller.set_target(request.path.as_deref().unwrap_or_else(|| server.programs.work_dir()));
     Ok(Json(caller.stream.until_revoked(grep::grep(&server, request)).await?))
 }

@@ -15,8 +15,8 @@ use rustix::{
     io::Errno,
 };
 
-use super::{ignore_rules::Rules, names::kind_of, stop::Stop};
-use crate::files::{is_temp_name, kind, open_beneath, refuse_kernel_files};
+use super::{directory_names::entry_type, ignore_rules::IgnoreRules, stop_signal::StopSignal};
+use crate::files::{is_temp_file_name, kind, open_beneath, refuse_kernel_files};
 
 /// Maximum depth of directories. Each level holds one descriptor. Deeper directories are reported as omitted.
 const MAX_DEPTH: usize = 128;
@@ -25,7 +25,7 @@ const BATCH_FILES: usize = 32;
 
 /// The state of a walk, shared by its threads.
 pub struct Walk {
-    queue: Mutex<Queue>,
+    queue: Mutex<WalkQueue>,
     ready: Condvar,
     /// Number of idle threads.
     idle: AtomicUsize,
@@ -33,43 +33,43 @@ pub struct Walk {
     /// Number of unreadable directories.
     unreadable: AtomicU64,
     hidden: bool,
-    stop: Stop,
+    stop: StopSignal,
 }
 
 #[derive(Default)]
-struct Queue {
-    jobs: Vec<Job>,
+struct WalkQueue {
+    jobs: Vec<WalkJob>,
     busy: usize,
 }
 
-enum Job {
-    Directory(Start),
-    Files(Batch),
+enum WalkJob {
+    Directory(DirectoryJob),
+    Files(FileBatch),
 }
 
-struct Start {
+struct DirectoryJob {
     directory: OwnedFd,
     /// Path of the directory with a trailing slash; empty for the start.
     path: Vec<u8>,
     depth: usize,
-    rules: Option<Arc<Rules>>,
+    rules: Option<Arc<IgnoreRules>>,
 }
 
-struct Batch {
+struct FileBatch {
     directory: OwnedFd,
     path: Vec<u8>,
     names: Vec<Vec<u8>>,
 }
 
 /// An entry. `path` is relative to the start of the walk.
-pub struct Found<'a> {
+pub struct WalkEntry<'a> {
     pub directory: BorrowedFd<'a>,
     pub name: &'a [u8],
     pub path: &'a [u8],
     pub kind: FileType,
 }
 
-impl Found<'_> {
+impl WalkEntry<'_> {
     /// Opens the file if it is still a readable regular file. Never blocks, even if it was replaced by a fifo.
     pub fn open(&self) -> Result<(OwnedFd, Stat), Errno> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -80,19 +80,19 @@ impl Found<'_> {
 }
 
 /// Receives the entries found, and decides whether to enter a directory.
-pub trait Visit {
-    fn enter(&mut self, _directory: &Found<'_>) -> bool {
+pub trait WalkVisitor {
+    fn should_enter(&mut self, _directory: &WalkEntry<'_>) -> bool {
         true
     }
-    fn see(&mut self, found: &Found<'_>);
+    fn visit(&mut self, entry: &WalkEntry<'_>);
 }
 
 impl Walk {
-    pub fn new(directory: OwnedFd, rules: Option<Arc<Rules>>, hidden: bool, stop: Stop) -> Self {
-        let rules = rules.map(|above| Rules::below(above, &directory, 0));
-        let top = Job::Directory(Start { directory, path: Vec::new(), depth: 1, rules });
+    pub fn new(directory: OwnedFd, rules: Option<Arc<IgnoreRules>>, hidden: bool, stop: StopSignal) -> Self {
+        let rules = rules.map(|parent| IgnoreRules::with_directory(parent, &directory, 0));
+        let root_job = WalkJob::Directory(DirectoryJob { directory, path: Vec::new(), depth: 1, rules });
         Self {
-            queue: Mutex::new(Queue { jobs: vec![top], busy: 0 }),
+            queue: Mutex::new(WalkQueue { jobs: vec![root_job], busy: 0 }),
             ready: Condvar::new(),
             idle: AtomicUsize::new(0),
             is_too_deep: AtomicBool::new(false),
@@ -111,22 +111,22 @@ impl Walk {
     }
 
     /// Participates in the walk until it ends. Called by each of its threads.
-    pub fn take_part(&self, visit: &mut dyn Visit) {
+    pub fn run(&self, visitor: &mut dyn WalkVisitor) {
         while let Some(job) = self.next_job() {
             match job {
-                Job::Directory(start) => self.descend(start, visit),
-                Job::Files(batch) => self.see_all(batch.directory.as_fd(), &batch.path, &batch.names, visit),
+                WalkJob::Directory(directory_job) => self.descend(directory_job, visitor),
+                WalkJob::Files(batch) => self.visit_files(batch.directory.as_fd(), &batch.path, &batch.names, visitor),
             }
             self.lock().busy -= 1;
             self.ready.notify_all();
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Queue> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, WalkQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next_job(&self) -> Option<Job> {
+    fn next_job(&self) -> Option<WalkJob> {
         let mut queue = self.lock();
         loop {
             if self.stop.is_stopped() {
@@ -145,53 +145,53 @@ impl Walk {
         }
     }
 
-    fn hand_over(&self, job: Job) {
+    fn enqueue(&self, job: WalkJob) {
         self.lock().jobs.push(job);
         self.ready.notify_one();
     }
 
-    fn somebody_is_idle(&self) -> bool {
+    fn has_idle_thread(&self) -> bool {
         self.idle.load(Ordering::Relaxed) > 0
     }
 
-    fn descend(&self, start: Start, visit: &mut dyn Visit) {
-        let mut path = start.path;
-        let Ok(entries) = Dir::new(start.directory) else { return };
-        let mut levels = vec![Level { entries, prefix: path.len(), rules: start.rules, batch: Vec::new() }];
+    fn descend(&self, directory_job: DirectoryJob, visitor: &mut dyn WalkVisitor) {
+        let mut path = directory_job.path;
+        let Ok(entries) = Dir::new(directory_job.directory) else { return };
+        let mut levels = vec![Level { entries, prefix: path.len(), rules: directory_job.rules, batch: Vec::new() }];
         loop {
-            let depth = start.depth + levels.len();
+            let depth = directory_job.depth + levels.len();
             let Some(level) = levels.last_mut() else { break };
             path.truncate(level.prefix);
             if self.stop.is_stopped() {
                 return;
             }
-            let Some(Ok(entry)) = level.entries.read() else {
-                self.flush(level, &path, visit);
+            let Some(Ok(listed)) = level.entries.read() else {
+                self.flush(level, &path, visitor);
                 levels.pop();
                 continue;
             };
-            let name = entry.file_name().to_bytes();
-            if matches!(name, b"." | b"..") || is_temp_name(name) || (!self.hidden && name[0] == b'.') {
+            let name = listed.file_name().to_bytes();
+            if matches!(name, b"." | b"..") || is_temp_file_name(name) || (!self.hidden && name[0] == b'.') {
                 continue;
             }
             let Ok(directory) = level.entries.fd() else { return };
-            let kind = kind_of(directory, name, entry.file_type());
+            let kind = entry_type(directory, name, listed.file_type());
             path.extend_from_slice(name);
             let is_directory = kind == FileType::Directory;
-            if level.rules.as_ref().is_some_and(|r| r.leave_out(&path, is_directory)) {
+            if level.rules.as_ref().is_some_and(|r| r.ignores(&path, is_directory)) {
                 continue;
             }
-            if kind == FileType::RegularFile && self.somebody_is_idle() {
+            if kind == FileType::RegularFile && self.has_idle_thread() {
                 level.batch.push(name.to_vec());
                 if level.batch.len() == BATCH_FILES {
                     let prefix = level.prefix;
-                    self.flush(level, &path[..prefix], visit);
+                    self.flush(level, &path[..prefix], visitor);
                 }
                 continue;
             }
-            let found = Found { directory, name, path: &path, kind };
-            visit.see(&found);
-            if !is_directory || !visit.enter(&found) {
+            let entry = WalkEntry { directory, name, path: &path, kind };
+            visitor.visit(&entry);
+            if !is_directory || !visitor.should_enter(&entry) {
                 continue;
             }
             if depth > MAX_DEPTH {
@@ -199,42 +199,42 @@ impl Walk {
                 continue;
             }
             // A directory that was deleted, or is on a kernel file system, is skipped.
-            let below = open_beneath(directory, name, OFlags::RDONLY | OFlags::DIRECTORY);
-            if matches!(below, Err(Errno::ACCESS)) {
+            let child = open_beneath(directory, name, OFlags::RDONLY | OFlags::DIRECTORY);
+            if matches!(child, Err(Errno::ACCESS)) {
                 self.unreadable.fetch_add(1, Ordering::Relaxed);
             }
-            let below = below.and_then(|fd| refuse_kernel_files(&fd).map(|()| fd));
-            let (Ok(below), Some(level)) = (below, levels.last()) else { continue };
+            let child = child.and_then(|fd| refuse_kernel_files(&fd).map(|()| fd));
+            let (Ok(child), Some(level)) = (child, levels.last()) else { continue };
             path.push(b'/');
-            let rules = level.rules.clone().map(|above| Rules::below(above, &below, path.len()));
-            if self.somebody_is_idle() {
-                self.hand_over(Job::Directory(Start { directory: below, path: path.clone(), depth, rules }));
-            } else if let Ok(entries) = Dir::new(below) {
+            let rules = level.rules.clone().map(|parent| IgnoreRules::with_directory(parent, &child, path.len()));
+            if self.has_idle_thread() {
+                self.enqueue(WalkJob::Directory(DirectoryJob { directory: child, path: path.clone(), depth, rules }));
+            } else if let Ok(entries) = Dir::new(child) {
                 levels.push(Level { entries, prefix: path.len(), rules, batch: Vec::new() });
             }
         }
     }
 
-    fn flush(&self, level: &mut Level, path: &[u8], visit: &mut dyn Visit) {
+    fn flush(&self, level: &mut Level, path: &[u8], visitor: &mut dyn WalkVisitor) {
         if level.batch.is_empty() {
             return;
         }
         let names = std::mem::take(&mut level.batch);
         let Ok(directory) = level.entries.fd() else { return };
-        if self.somebody_is_idle()
+        if self.has_idle_thread()
             && let Ok(directory) = directory.try_clone_to_owned()
         {
-            return self.hand_over(Job::Files(Batch { directory, path: path.to_vec(), names }));
+            return self.enqueue(WalkJob::Files(FileBatch { directory, path: path.to_vec(), names }));
         }
-        self.see_all(directory, path, &names, visit);
+        self.visit_files(directory, path, &names, visitor);
     }
 
-    fn see_all(&self, directory: BorrowedFd<'_>, path: &[u8], names: &[Vec<u8>], visit: &mut dyn Visit) {
+    fn visit_files(&self, directory: BorrowedFd<'_>, path: &[u8], names: &[Vec<u8>], visitor: &mut dyn WalkVisitor) {
         for name in names {
             if self.stop.is_stopped() {
                 return;
             }
-            visit.see(&Found { directory, name, path: &[path, name].concat(), kind: FileType::RegularFile });
+            visitor.visit(&WalkEntry { directory, name, path: &[path, name].concat(), kind: FileType::RegularFile });
         }
     }
 }
@@ -242,7 +242,7 @@ impl Walk {
 struct Level {
     entries: Dir,
     prefix: usize,
-    rules: Option<Arc<Rules>>,
+    rules: Option<Arc<IgnoreRules>>,
     /// Files reserved for a thread that was idle when they were found.
     batch: Vec<Vec<u8>>,
 }

@@ -13,10 +13,10 @@ use cobox_protocol::{
 use http::HeaderMap;
 
 use crate::{
-    answer::Failure,
     auth::{Caller, Exec},
-    exec::{self, MAX_TIMEOUT, Terms, Unattended},
-    listen::Connection,
+    exec::{self, LifetimePolicy, MAX_TIMEOUT, UnattendedPolicy},
+    http_listener::Connection,
+    request_layer::ErrorResponse,
     server::Server,
 };
 
@@ -34,11 +34,11 @@ pub async fn execute(
     Extension(connection): Extension<Connection>,
     headers: HeaderMap,
     content: Body,
-) -> Result<Response, Failure> {
-    let shells = Shells::of(&server).await?;
-    let adapt = |asked: Execute| {
-        let Execute { timeout_seconds, timeout, .. } = asked;
-        let start = started(asked, &server, shells)?;
+) -> Result<Response, ErrorResponse> {
+    let shells = AvailableShells::find(&server).await?;
+    let adapt = |request: Execute| {
+        let Execute { timeout_seconds, timeout, .. } = request;
+        let start = exec_start(request, &server, shells)?;
         Ok(ExecRequest {
             command: start.command,
             shell: start.shell,
@@ -49,23 +49,23 @@ pub async fn execute(
             ..Default::default()
         })
     };
-    Ok(exec::run_as(&server, &caller, &headers, content, adapt).await?.brief_answer(&connection)?)
+    Ok(exec::run_as(&server, &caller, &headers, content, adapt).await?.respond_langsmith(&connection)?)
 }
 
 /// The shells that are installed in the sandbox.
 #[derive(Clone, Copy)]
-pub struct Shells {
+pub struct AvailableShells {
     has_default: bool,
 }
 
-impl Shells {
-    pub async fn of(server: &Server) -> Result<Self, ApiError> {
+impl AvailableShells {
+    pub async fn find(server: &Server) -> Result<Self, ApiError> {
         Ok(Self { has_default: server.files.is_file(SDK_DEFAULT_SHELL).await? })
     }
 
     /// Picks the shell. The SDK's default is not a choice of its user, so the fallback replaces it where it is missing.
-    fn choose(self, asked: Option<String>) -> String {
-        match asked.unwrap_or_else(|| SDK_DEFAULT_SHELL.to_owned()) {
+    fn choose(self, requested: Option<String>) -> String {
+        match requested.unwrap_or_else(|| SDK_DEFAULT_SHELL.to_owned()) {
             shell if shell == SDK_DEFAULT_SHELL && !self.has_default => PLAIN_SHELL.to_owned(),
             shell => shell,
         }
@@ -73,39 +73,40 @@ impl Shells {
 }
 
 /// Plans a streamed command: the program, and the terms of its retention.
-pub fn plan(asked: Execute, server: &Server, shells: Shells) -> Result<(ExecStart, Terms), ApiError> {
-    let unattended = match (asked.idle_timeout_seconds, span("idle_timeout_seconds", asked.idle_timeout_seconds)?) {
-        (None, _) => Unattended::Usual,
-        (Some(_), Some(limit)) => Unattended::EndsAfter(limit),
-        (Some(_), None) => Unattended::EndsWithTimeout,
+pub fn stream_start(request: Execute, server: &Server, shells: AvailableShells) -> Result<(ExecStart, LifetimePolicy), ApiError> {
+    let unattended = match (request.idle_timeout_seconds, parse_duration("idle_timeout_seconds", request.idle_timeout_seconds)?) {
+        (None, _) => UnattendedPolicy::Default,
+        (Some(_), Some(limit)) => UnattendedPolicy::EndsAfter(limit),
+        (Some(_), None) => UnattendedPolicy::EndsWithTimeout,
     };
-    let kept_for = span("ttl_seconds", asked.ttl_seconds)?;
-    let is_terminal = asked.pty == Some(true) || asked.close_stdin != Some(true) && asked.command.as_deref().is_some_and(is_bare_shell);
-    let timeout_seconds = asked.timeout_seconds.or(asked.timeout.filter(|_| !is_terminal));
+    let retention = parse_duration("ttl_seconds", request.ttl_seconds)?;
+    let is_terminal =
+        request.pty == Some(true) || request.close_stdin != Some(true) && request.command.as_deref().is_some_and(is_bare_shell);
+    let timeout_seconds = request.timeout_seconds.or(request.timeout.filter(|_| !is_terminal));
     // Older clients send a timeout with every command: it must not end a terminal while a user is connected to it.
-    let unattended_timeout = span("timeout", asked.timeout.filter(|seconds| is_terminal && *seconds > 0.0))?;
-    let start = ExecStart { timeout_seconds, ..started(asked, server, shells)? };
-    Ok((start, Terms { unattended, unattended_timeout, kept_for, ..Terms::timeout(MAX_TIMEOUT) }))
+    let unattended_timeout = parse_duration("timeout", request.timeout.filter(|seconds| is_terminal && *seconds > 0.0))?;
+    let start = ExecStart { timeout_seconds, ..exec_start(request, server, shells)? };
+    Ok((start, LifetimePolicy { unattended, unattended_timeout, retention, ..LifetimePolicy::with_timeout(MAX_TIMEOUT) }))
 }
 
-fn started(asked: Execute, server: &Server, shells: Shells) -> Result<ExecStart, ApiError> {
-    if asked.ssh_agent_forward == Some(true) {
+fn exec_start(request: Execute, server: &Server, shells: AvailableShells) -> Result<ExecStart, ApiError> {
+    if request.ssh_agent_forward == Some(true) {
         return Err(ApiError::invalid("ssh_agent_forward: no agent can be forwarded into this sandbox; leave it out"));
     }
-    let (cwd, env) = match asked.run_config {
-        Some(_) if asked.cwd.is_some() || asked.env.is_some() => {
+    let (cwd, env) = match request.run_config {
+        Some(_) if request.cwd.is_some() || request.env.is_some() => {
             return Err(ApiError::invalid("run_config: goes in place of cwd and env, not beside them"));
         }
         Some(RunConfig { user, work_dir, env_vars }) => {
-            may_run_as(user.as_deref(), server.programs.user())?;
+            check_user(user.as_deref(), server.programs.user())?;
             (work_dir, env_vars)
         }
-        None => (asked.cwd, asked.env),
+        None => (request.cwd, request.env),
     };
-    let pty = asked.pty == Some(true);
-    let shell = shells.choose(asked.shell);
+    let pty = request.pty == Some(true);
+    let shell = shells.choose(request.shell);
     // On a terminal without a command, the shell itself is the program.
-    let (command, argv, shell) = match asked.command.filter(|command| !(pty && command.is_empty())) {
+    let (command, argv, shell) = match request.command.filter(|command| !(pty && command.is_empty())) {
         Some(command) => (Some(command), None, Some(shell)),
         None if pty => (None, Some(vec![shell]), None),
         None => return Err(ApiError::invalid("command: is missing; only a terminal (`pty`) starts without one")),
@@ -117,18 +118,18 @@ fn started(asked: Execute, server: &Server, shells: Shells) -> Result<ExecStart,
         cwd: cwd.filter(|cwd| !cwd.is_empty()),
         env,
         pty,
-        cols: asked.cols,
-        rows: asked.rows,
-        stdin: Some(StdinStart::Open(pty || asked.close_stdin != Some(true))),
-        kill_on_disconnect: asked.kill_on_disconnect == Some(true),
-        command_id: asked.command_id,
+        cols: request.cols,
+        rows: request.rows,
+        stdin: Some(StdinStart::Open(pty || request.close_stdin != Some(true))),
+        kill_on_disconnect: request.kill_on_disconnect == Some(true),
+        command_id: request.command_id,
         ..Default::default()
     })
 }
 
 /// All commands run as the sandbox's only user. A request for another user is refused, because it can't be honoured.
-fn may_run_as(asked: Option<&str>, user: &str) -> Result<(), ApiError> {
-    match asked.filter(|asked| !asked.is_empty() && *asked != user) {
+fn check_user(requested: Option<&str>, user: &str) -> Result<(), ApiError> {
+    match requested.filter(|requested| !requested.is_empty() && *requested != user) {
         None => Ok(()),
         Some(_) => Err(ApiError::invalid(format!("run_config.user: commands run as `{user}` here; leave it out"))),
     }
@@ -140,7 +141,7 @@ fn is_bare_shell(command: &str) -> bool {
 }
 
 /// Parses seconds; a negative value means no limit.
-fn span(field: &str, seconds: Option<f64>) -> Result<Option<Duration>, ApiError> {
+fn parse_duration(field: &str, seconds: Option<f64>) -> Result<Option<Duration>, ApiError> {
     match seconds {
         Some(s) if !s.is_finite() => Err(ApiError::invalid(format!("{field}: must be a number of seconds, or -1 for no limit"))),
         Some(s) if s >= 0.0 => Ok(Some(Duration::from_secs_f64(s.min(MAX_TIMEOUT.as_secs_f64())))),
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bare_shell_is_a_terminal_and_a_shells_command_is_not() {
+    fn a_shell_without_arguments_is_a_terminal_and_a_shell_command_is_not() {
         for shell in ["/bin/bash", "bash", " sh ", "/usr/bin/zsh"] {
             assert!(is_bare_shell(shell), "{shell}");
         }
@@ -163,25 +164,25 @@ mod tests {
     }
 
     #[test]
-    fn the_sdks_default_shell_is_replaced_where_it_is_missing_and_a_chosen_one_never() {
-        let chosen = |has_default, shell: Option<&str>| Shells { has_default }.choose(shell.map(str::to_owned));
-        assert_eq!(chosen(true, None), "/bin/bash");
-        assert_eq!(chosen(false, Some("/bin/bash")), "/bin/sh");
-        assert_eq!(chosen(false, Some("/bin/zsh")), "/bin/zsh");
+    fn a_missing_default_shell_is_replaced_and_a_chosen_one_is_not() {
+        let choose = |has_default, shell: Option<&str>| AvailableShells { has_default }.choose(shell.map(str::to_owned));
+        assert_eq!(choose(true, None), "/bin/bash");
+        assert_eq!(choose(false, Some("/bin/bash")), "/bin/sh");
+        assert_eq!(choose(false, Some("/bin/zsh")), "/bin/zsh");
     }
 
     #[test]
-    fn a_negative_span_is_no_limit_and_a_huge_one_is_cut() {
-        assert_eq!(span("x", Some(-1.0)).unwrap(), None);
-        assert_eq!(span("x", None).unwrap(), None);
-        assert_eq!(span("x", Some(0.0)).unwrap(), Some(Duration::ZERO));
-        assert_eq!(span("x", Some(1e300)).unwrap(), Some(MAX_TIMEOUT));
-        assert!(span("x", Some(f64::NAN)).is_err());
+    fn a_negative_duration_means_no_limit_and_a_huge_one_is_reduced() {
+        assert_eq!(parse_duration("x", Some(-1.0)).unwrap(), None);
+        assert_eq!(parse_duration("x", None).unwrap(), None);
+        assert_eq!(parse_duration("x", Some(0.0)).unwrap(), Some(Duration::ZERO));
+        assert_eq!(parse_duration("x", Some(1e300)).unwrap(), Some(MAX_TIMEOUT));
+        assert!(parse_duration("x", Some(f64::NAN)).is_err());
     }
 
     #[test]
-    fn nobody_is_promised_another_user() {
-        assert!(may_run_as(None, "user").is_ok() && may_run_as(Some(""), "user").is_ok() && may_run_as(Some("user"), "user").is_ok());
-        assert!(may_run_as(Some("root"), "user").unwrap_err().message.contains("run_config.user"));
+    fn another_user_is_refused() {
+        assert!(check_user(None, "user").is_ok() && check_user(Some(""), "user").is_ok() && check_user(Some("user"), "user").is_ok());
+        assert!(check_user(Some("root"), "user").unwrap_err().message.contains("run_config.user"));
     }
 }

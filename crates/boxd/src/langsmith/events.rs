@@ -18,13 +18,13 @@ use cobox_protocol::{
 use http::HeaderMap;
 use serde_json::{Value, json};
 
-use super::command::{Shells, plan};
+use super::command::{AvailableShells, stream_start};
 use crate::{
-    answer::Failure,
     auth::{Caller, Exec},
     body,
-    exec::{self, CutOff, Event, Events, Form, MAX_TIMEOUT, Script, Terms, subject},
-    listen::Connection,
+    exec::{self, EventEncoder, EventStream, Interruption, LifetimePolicy, MAX_TIMEOUT, OutputEncoding, OutputEvent, describe_command},
+    http_listener::Connection,
+    request_layer::ErrorResponse,
     server::Server,
 };
 
@@ -37,13 +37,13 @@ pub async fn start(
     Extension(connection): Extension<Connection>,
     headers: HeaderMap,
     content: Body,
-) -> Result<Response, Failure> {
-    let shells = Shells::of(&server).await?;
-    let (asked, _memory) = caller.stream.until_revoked(exec::read_request::<Execute>(&server, &headers, content)).await?;
-    caller.aims_at(&subject(asked.command.as_deref(), None, asked.command_id.as_deref()));
+) -> Result<Response, ErrorResponse> {
+    let shells = AvailableShells::find(&server).await?;
+    let (request, _memory) = caller.stream.until_revoked(exec::read_request::<Execute>(&server, &headers, content)).await?;
+    caller.set_target(&describe_command(request.command.as_deref(), None, request.command_id.as_deref()));
     // This API has no request that sends input later.
-    let (start, terms) = plan(Execute { close_stdin: Some(true), ..asked }, &server, shells)?;
-    Ok(Events { start, terms, max_output: None, script: Told }.answer(&server, caller, &connection).await?)
+    let (start, policy) = stream_start(Execute { close_stdin: Some(true), ..request }, &server, shells)?;
+    Ok(EventStream { start, policy, max_output: None, encoder: SdkEvents }.respond(&server, caller, &connection).await?)
 }
 
 pub async fn resume(
@@ -51,68 +51,73 @@ pub async fn resume(
     caller: Caller<Exec>,
     Extension(connection): Extension<Connection>,
     content: Body,
-) -> Result<Response, Failure> {
-    let asked: Resume = read_object(&body::collect(content, MAX_RESUME_BYTES).await?)?;
-    caller.aims_at(&asked.command_id);
-    let events = Events { start: joining(asked), terms: Terms::timeout(MAX_TIMEOUT), max_output: None, script: Told };
-    Ok(events.answer(&server, caller, &connection).await?)
+) -> Result<Response, ErrorResponse> {
+    let request: Resume = read_object(&body::collect(content, MAX_RESUME_BYTES).await?)?;
+    caller.set_target(&request.command_id);
+    let events = EventStream {
+        start: resume_start(request),
+        policy: LifetimePolicy::with_timeout(MAX_TIMEOUT),
+        max_output: None,
+        encoder: SdkEvents,
+    };
+    Ok(events.respond(&server, caller, &connection).await?)
 }
 
 /// A `start` that only joins a command, at the offsets the client has reached.
-pub fn joining(asked: Resume) -> ExecStart {
+pub fn resume_start(request: Resume) -> ExecStart {
     ExecStart {
-        command_id: Some(asked.command_id),
-        stdout_from: Some(asked.stdout_offset),
-        stderr_from: Some(asked.stderr_offset),
+        command_id: Some(request.command_id),
+        stdout_from: Some(request.stdout_offset),
+        stderr_from: Some(request.stderr_offset),
         ..Default::default()
     }
 }
 
-struct Told;
+struct SdkEvents;
 
-impl Script for Told {
-    const FORM: Form = Form::Bytes;
+impl EventEncoder for SdkEvents {
+    const ENCODING: OutputEncoding = OutputEncoding::Bytes;
 
     fn ready(&mut self, ready: ExecReady, _: (u64, u64)) -> Bytes {
         event("started", &json!({ "command_id": ready.command_id, "pid": ready.pid }))
     }
 
-    fn event(&mut self, next: Event, (stdout, stderr): (u64, u64)) -> Bytes {
-        match next {
-            Event::Output(output) => {
-                event(word(output.stream), &json!({ "offset": output.offset, "data": STANDARD.encode(output.bytes()) }))
+    fn event(&mut self, output_event: OutputEvent, (stdout, stderr): (u64, u64)) -> Bytes {
+        match output_event {
+            OutputEvent::Output(output) => {
+                event(stream_name(output.stream), &json!({ "offset": output.offset, "data": STANDARD.encode(output.bytes()) }))
             }
             // The SDK has no event for a gap: the offset of the next output shows it.
-            Event::Gap { .. } => Bytes::from_static(b":\n\n"),
-            Event::Exit(ended) => {
-                let last = match ended.timed_out {
-                    true => event("error", &json!({ "error_type": super::COMMAND_TIMEOUT, "error": super::TOOK_TOO_LONG })),
+            OutputEvent::Gap { .. } => Bytes::from_static(b":\n\n"),
+            OutputEvent::Exit(ended) => {
+                let last_event = match ended.timed_out {
+                    true => event("error", &json!({ "error_type": super::COMMAND_TIMEOUT, "error": super::TIMEOUT_MESSAGE })),
                     false => event("exit", &json!({ "exit_code": ended.exit.code })),
                 };
-                let end = |stream, offset: u64| event("stream_end", &json!({ "stream": word(stream), "offset": offset }));
-                [end(OutputStream::Stdout, stdout), end(OutputStream::Stderr, stderr), last].concat().into()
+                let stream_end = |stream, offset: u64| event("stream_end", &json!({ "stream": stream_name(stream), "offset": offset }));
+                [stream_end(OutputStream::Stdout, stdout), stream_end(OutputStream::Stderr, stderr), last_event].concat().into()
             }
         }
     }
 
-    fn cut_off(&mut self, why: CutOff, (stdout, stderr): (u64, u64)) -> Option<Bytes> {
-        match why {
+    fn interrupted(&mut self, interruption: Interruption, (stdout, stderr): (u64, u64)) -> Option<Bytes> {
+        match interruption {
             // The client reconnects immediately, and the gateway exchanges its API key for a fresh token.
-            CutOff::Refused(error) if matches!(error.code, ErrorCode::TokenExpired | ErrorCode::ProviderUnavailable) => {
+            Interruption::Refused(error) if matches!(error.code, ErrorCode::TokenExpired | ErrorCode::ProviderUnavailable) => {
                 Some(event("ack_required", &json!({ "stdout_offset": stdout, "stderr_offset": stderr })))
             }
-            CutOff::Refused(error) => {
+            Interruption::Refused(error) => {
                 let error_type = langsmith::error_type(error.code, "CommandError");
                 Some(event("error", &json!({ "error_type": error_type, "error": error.message })))
             }
-            CutOff::Shutdown => {
+            Interruption::Shutdown => {
                 Some(event("error", &json!({ "error_type": "ServerShuttingDown", "error": "the sandbox is stopping; resume" })))
             }
         }
     }
 }
 
-fn word(stream: OutputStream) -> &'static str {
+fn stream_name(stream: OutputStream) -> &'static str {
     match stream {
         OutputStream::Stdout => "stdout",
         OutputStream::Stderr => "stderr",

@@ -22,16 +22,19 @@ use cobox_protocol::{
 use http::{HeaderMap, StatusCode};
 
 use super::{
-    COMMAND_TIMEOUT, TOOK_TOO_LONG,
-    command::{Shells, plan},
-    events::joining,
-    text::Characters,
+    COMMAND_TIMEOUT, TIMEOUT_MESSAGE,
+    command::{AvailableShells, stream_start},
+    events::resume_start,
+    text::TextConverter,
 };
 use crate::{
-    answer::{Failure, RequestRecord},
-    exec::{Commands, Event, Form, MAX_TIMEOUT, Terms, Viewer, at, ready, subject, terminal_size},
+    exec::{
+        Commands, LifetimePolicy, MAX_TIMEOUT, OutputEncoding, OutputEvent, Viewer, describe_command, ready, sleep_until_some,
+        terminal_size,
+    },
+    request_layer::{ErrorResponse, RequestRecord},
     server::Server,
-    socket::{self, Conversation, Dialect, End, Peer, Received},
+    socket::{self, CloseReason, FrameProtocol, Peer, ReceivedFrame, SocketHandler},
 };
 
 pub async fn open(
@@ -39,17 +42,17 @@ pub async fn open(
     Extension(record): Extension<Arc<RequestRecord>>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-) -> Result<Response, Failure> {
-    socket::open(server, record, headers, upgrade, Session).await
+) -> Result<Response, ErrorResponse> {
+    socket::open(server, record, headers, upgrade, LangsmithSocket).await
 }
 
-impl Dialect for LangsmithClientFrame {
+impl FrameProtocol for LangsmithClientFrame {
     const TYPES: &'static [&'static str] = &CLIENT_FRAME_TYPES;
 
-    fn sorted(self) -> Received<Self> {
+    fn classify(self) -> ReceivedFrame<Self> {
         match self {
-            LangsmithClientFrame::Auth { token } => Received::Auth(token),
-            frame => Received::Frame(frame),
+            LangsmithClientFrame::Auth { token } => ReceivedFrame::Auth(token),
+            frame => ReceivedFrame::Frame(frame),
         }
     }
 
@@ -60,7 +63,7 @@ impl Dialect for LangsmithClientFrame {
 
     /// Conditions that the client resolves by reconnecting are not sent as errors: the API key's next token, a sandbox
     /// that resumes, a daemon that restarts.
-    fn farewell(end: &End, request_id: &RequestId) -> (Option<Message>, u16) {
+    fn close_message(end: &CloseReason, request_id: &RequestId) -> (Option<Message>, u16) {
         match &end.error {
             Some(error) if matches!(error.code, ErrorCode::TokenExpired | ErrorCode::ProviderUnavailable) => (None, close::GOING_AWAY),
             Some(error) => (Some(Self::error(error, request_id)), end.code),
@@ -69,66 +72,66 @@ impl Dialect for LangsmithClientFrame {
     }
 }
 
-struct Session;
+struct LangsmithSocket;
 
-impl Conversation for Session {
+impl SocketHandler for LangsmithSocket {
     type Frame = LangsmithClientFrame;
     const NEEDS: Capability = Capability::Exec;
 
-    async fn hold(self, peer: &mut Peer<'_, LangsmithClientFrame>) -> Result<(), End> {
-        let shells = Shells::of(peer.server).await?;
-        let (start, terms) = match peer.next().await? {
-            LangsmithClientFrame::Execute(asked) => plan(*asked, peer.server, shells)?,
-            LangsmithClientFrame::Reconnect(asked) => (joining(asked), Terms::timeout(MAX_TIMEOUT)),
+    async fn handle(self, peer: &mut Peer<'_, LangsmithClientFrame>) -> Result<(), CloseReason> {
+        let shells = AvailableShells::find(peer.server).await?;
+        let (start, policy) = match peer.next().await? {
+            LangsmithClientFrame::Execute(request) => stream_start(*request, peer.server, shells)?,
+            LangsmithClientFrame::Reconnect(request) => (resume_start(request), LifetimePolicy::with_timeout(MAX_TIMEOUT)),
             _ => return Err(ApiError::invalid("there is no command yet; send `execute` or `reconnect`").into()),
         };
-        peer.record.aims_at(&subject(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
-        run(peer, start, terms).await
+        peer.record.set_target(&describe_command(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
+        run(peer, start, policy).await
     }
 }
 
-async fn run(peer: &mut Peer<'_, LangsmithClientFrame>, start: ExecStart, terms: Terms) -> Result<(), End> {
+async fn run(peer: &mut Peer<'_, LangsmithClientFrame>, start: ExecStart, policy: LifetimePolicy) -> Result<(), CloseReason> {
     let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
-    let attached = Commands::start(peer.server, start, terms, &peer.claims()).await?;
-    let mut viewer = Viewer::new(attached, stdout_from, stderr_from, Form::Text);
-    let began = ready(&viewer);
-    peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
+    let attachment = Commands::start(peer.server, start, policy, &peer.claims()).await?;
+    let mut viewer = Viewer::new(attachment, stdout_from, stderr_from, OutputEncoding::Text);
+    let ready_frame = ready(&viewer);
+    peer.record.record_once(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
     let (out, command) = (peer.out.clone(), viewer.command().clone());
-    out.message(encode(&LangsmithServerFrame::Started { command_id: began.command_id, pid: began.pid })).await?;
-    let mut shown = Shown::default();
+    out.message(encode(&LangsmithServerFrame::Started { command_id: ready_frame.command_id, pid: ready_frame.pid })).await?;
+    let mut text_output = SdkText::default();
     let mut permit = None;
     loop {
         let has_room = command.input.has_room();
         let stalls_at = viewer.stalls_at();
         tokio::select! {
-            frame = peer.next(), if has_room => obey(frame?, &viewer, &peer.server.commands).await?,
-            free = out.permit(), if permit.is_none() => permit = Some(free?),
+            frame = peer.next(), if has_room => handle_frame(frame?, &viewer, &peer.server.commands).await?,
+            reserved = out.permit(), if permit.is_none() => permit = Some(reserved?),
             event = viewer.next(), if permit.is_some() => match event {
-                Event::Exit(ended) => {
+                OutputEvent::Exit(ended) => {
                     // The last frames need the slot that this permit holds.
                     drop(permit.take());
-                    for message in shown.rest() {
+                    for message in text_output.flush() {
                         out.message(message).await?;
                     }
                     let last = match ended.timed_out {
-                        true => LangsmithServerFrame::Error { error_type: COMMAND_TIMEOUT.to_owned(), error: TOOK_TOO_LONG.to_owned() },
+                        true => LangsmithServerFrame::Error { error_type: COMMAND_TIMEOUT.to_owned(), error: TIMEOUT_MESSAGE.to_owned() },
                         false => LangsmithServerFrame::Exit { exit_code: ended.exit.code },
                     };
                     return out.message(encode(&last)).await;
                 }
                 event => {
-                    if let Some(message) = shown.take(event) {
+                    if let Some(message) = text_output.convert(event) {
                         out.send_with(&mut permit, message);
                     }
                 }
             },
-            () = at(stalls_at) => viewer.let_go(),
-            () = command.input.room(), if !has_room => {}
+            () = sleep_until_some(stalls_at) => viewer.release_backpressure(),
+            () = command.input.wait_for_room(), if !has_room => {}
         }
     }
 }
 
-async fn obey(frame: LangsmithClientFrame, viewer: &Viewer, commands: &Commands) -> Result<(), ApiError> {
+async fn handle_frame(frame: LangsmithClientFrame, viewer: &Viewer, commands: &Commands) -> Result<(), ApiError> {
     let command = viewer.command();
     match frame {
         LangsmithClientFrame::Input { data } => {
@@ -136,7 +139,7 @@ async fn obey(frame: LangsmithClientFrame, viewer: &Viewer, commands: &Commands)
                 return Err(ApiError::invalid("this command has no standard input; run it without `close_stdin`"));
             }
             let bytes = data.into_bytes();
-            let bytes = commands.memory(bytes.len())?.owned_by(bytes);
+            let bytes = commands.reserve_memory(bytes.len())?.attach_to(bytes);
             // A closed input is not an error: the command has closed it or has just ended, and its exit is reported
             // separately.
             let _ = command.input.push(None, bytes);
@@ -163,32 +166,32 @@ async fn obey(frame: LangsmithClientFrame, viewer: &Viewer, commands: &Commands)
 
 /// Both streams converted to text.
 #[derive(Default)]
-struct Shown {
-    stdout: Characters,
-    stderr: Characters,
+struct SdkText {
+    stdout: TextConverter,
+    stderr: TextConverter,
 }
 
-impl Shown {
-    fn take(&mut self, event: Event) -> Option<Message> {
+impl SdkText {
+    fn convert(&mut self, event: OutputEvent) -> Option<Message> {
         match event {
-            Event::Output(output) => {
-                let shown = self.of(output.stream).take(output.offset, output.bytes());
-                shown.map(|(offset, data)| text(output.stream, offset, data))
+            OutputEvent::Output(output) => {
+                let text = self.stream_text(output.stream).convert(output.offset, output.bytes());
+                text.map(|(offset, data)| text_frame(output.stream, offset, data))
             }
             // The SDK has no frame for a gap: the next offset is higher than the client expects, and it continues from
             // there.
-            Event::Gap { stream, .. } => self.of(stream).end().map(|(offset, data)| text(stream, offset, data)),
-            Event::Exit(_) => None,
+            OutputEvent::Gap { stream, .. } => self.stream_text(stream).finish().map(|(offset, data)| text_frame(stream, offset, data)),
+            OutputEvent::Exit(_) => None,
         }
     }
 
-    fn rest(&mut self) -> impl Iterator<Item = Message> {
+    fn flush(&mut self) -> impl Iterator<Item = Message> {
         let rest = [OutputStream::Stdout, OutputStream::Stderr]
-            .map(|stream| self.of(stream).end().map(|(offset, data)| text(stream, offset, data)));
+            .map(|stream| self.stream_text(stream).finish().map(|(offset, data)| text_frame(stream, offset, data)));
         rest.into_iter().flatten()
     }
 
-    fn of(&mut self, stream: OutputStream) -> &mut Characters {
+    fn stream_text(&mut self, stream: OutputStream) -> &mut TextConverter {
         match stream {
             OutputStream::Stdout => &mut self.stdout,
             OutputStream::Stderr => &mut self.stderr,
@@ -196,7 +199,7 @@ impl Shown {
     }
 }
 
-fn text(stream: OutputStream, offset: u64, data: String) -> Message {
+fn text_frame(stream: OutputStream, offset: u64, data: String) -> Message {
     encode(&match stream {
         OutputStream::Stdout => LangsmithServerFrame::Stdout { data, offset },
         OutputStream::Stderr => LangsmithServerFrame::Stderr { data, offset },

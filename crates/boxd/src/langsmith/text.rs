@@ -6,48 +6,48 @@
 //! that need such bytes unchanged download a file, or use `/v1/exec/ws` or the event stream, which carry bytes.
 
 /// Replacement for a byte that is not valid text.
-const STANDS_FOR_A_BYTE: char = '?';
+const INVALID_BYTE: char = '?';
 
 /// Converts one stream to text, piece by piece.
 #[derive(Default)]
-pub struct Characters {
+pub struct TextConverter {
     /// The first bytes of an incomplete character, at most three.
-    begun: Vec<u8>,
+    incomplete: Vec<u8>,
     /// The offset of its first byte.
-    at: u64,
+    offset: u64,
 }
 
-impl Characters {
+impl TextConverter {
     /// Returns the text that can be shown and its offset; `None` while there is only an incomplete character.
-    pub fn take(&mut self, offset: u64, bytes: &[u8]) -> Option<(u64, String)> {
-        if self.begun.is_empty() {
-            self.at = offset;
+    pub fn convert(&mut self, offset: u64, bytes: &[u8]) -> Option<(u64, String)> {
+        if self.incomplete.is_empty() {
+            self.offset = offset;
         }
-        let at = self.at;
+        let offset = self.offset;
         let joined;
-        let bytes = match self.begun.is_empty() {
+        let bytes = match self.incomplete.is_empty() {
             true => bytes,
             false => {
-                joined = [self.begun.as_slice(), bytes].concat();
+                joined = [self.incomplete.as_slice(), bytes].concat();
                 joined.as_slice()
             }
         };
-        let (text, rest) = shown(bytes);
-        self.begun = rest.to_vec();
-        self.at = at + text.len() as u64;
-        (!text.is_empty()).then_some((at, text))
+        let (text, rest) = complete_text(bytes);
+        self.incomplete = rest.to_vec();
+        self.offset = offset + text.len() as u64;
+        (!text.is_empty()).then_some((offset, text))
     }
 
     /// Flushes an incomplete character as replacements, because the stream has ended or continues elsewhere.
-    pub fn end(&mut self) -> Option<(u64, String)> {
-        let begun = std::mem::take(&mut self.begun);
-        let text: String = begun.iter().map(|_| STANDS_FOR_A_BYTE).collect();
-        (!text.is_empty()).then_some((self.at, text))
+    pub fn finish(&mut self) -> Option<(u64, String)> {
+        let incomplete = std::mem::take(&mut self.incomplete);
+        let text: String = incomplete.iter().map(|_| INVALID_BYTE).collect();
+        (!text.is_empty()).then_some((self.offset, text))
     }
 }
 
 /// Returns the text of all complete characters, and the incomplete character at the end.
-fn shown(mut bytes: &[u8]) -> (String, &[u8]) {
+fn complete_text(mut bytes: &[u8]) -> (String, &[u8]) {
     let mut text = String::with_capacity(bytes.len());
     loop {
         let error = match std::str::from_utf8(bytes) {
@@ -57,12 +57,12 @@ fn shown(mut bytes: &[u8]) -> (String, &[u8]) {
             }
             Err(error) => error,
         };
-        let (good, bad) = bytes.split_at(error.valid_up_to());
+        let (valid, rest) = bytes.split_at(error.valid_up_to());
         // Validated just now, up to this length.
-        text.push_str(std::str::from_utf8(good).unwrap_or_default());
-        let Some(length) = error.error_len() else { return (text, bad) };
-        text.extend(std::iter::repeat_n(STANDS_FOR_A_BYTE, length));
-        bytes = &bad[length..];
+        text.push_str(std::str::from_utf8(valid).unwrap_or_default());
+        let Some(length) = error.error_len() else { return (text, rest) };
+        text.extend(std::iter::repeat_n(INVALID_BYTE, length));
+        bytes = &rest[length..];
     }
 }
 
@@ -73,43 +73,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_character_waits_for_its_rest_and_a_byte_that_is_none_is_shown_by_one() {
-        let mut characters = Characters::default();
-        assert_eq!(characters.take(10, b"a\xe2\x82"), Some((10, "a".to_owned())));
-        assert_eq!(characters.take(13, b"\xac!"), Some((11, "€!".to_owned())));
-        assert_eq!(characters.take(15, b"\xf0\x9f"), None);
-        assert_eq!(characters.take(17, b"x\xff"), Some((15, "??x?".to_owned())));
-        assert_eq!(characters.take(19, b"\xe2"), None);
-        assert_eq!(characters.end(), Some((19, "?".to_owned())));
-        assert_eq!(characters.end(), None);
+    fn a_split_character_is_completed_and_each_invalid_byte_becomes_one_character() {
+        let mut converter = TextConverter::default();
+        assert_eq!(converter.convert(10, b"a\xe2\x82"), Some((10, "a".to_owned())));
+        assert_eq!(converter.convert(13, b"\xac!"), Some((11, "€!".to_owned())));
+        assert_eq!(converter.convert(15, b"\xf0\x9f"), None);
+        assert_eq!(converter.convert(17, b"x\xff"), Some((15, "??x?".to_owned())));
+        assert_eq!(converter.convert(19, b"\xe2"), None);
+        assert_eq!(converter.finish(), Some((19, "?".to_owned())));
+        assert_eq!(converter.finish(), None);
     }
 
     proptest! {
         /// However the output is split, and wherever a client resumes: every byte is counted once, and valid text
         /// arrives unchanged.
         #[test]
-        fn bytes_are_counted_once_however_they_are_cut(
+        fn bytes_are_counted_once_however_they_are_split(
             bytes in proptest::collection::vec(
                 prop_oneof![Just(0xe2u8), Just(0x82), Just(0xac), Just(0xf0), Just(0x9f), any::<u8>()],
                 0..64,
             ),
             cuts in proptest::collection::vec(1usize..6, 1..32),
         ) {
-            let mut characters = Characters::default();
-            let (mut at, mut next, mut all) = (0usize, 0u64, String::new());
+            let mut converter = TextConverter::default();
+            let (mut offset, mut next, mut all) = (0usize, 0u64, String::new());
             for cut in cuts.iter().cycle() {
-                if at == bytes.len() {
+                if offset == bytes.len() {
                     break;
                 }
-                let end = (at + cut).min(bytes.len());
-                if let Some((offset, text)) = characters.take(at as u64, &bytes[at..end]) {
+                let end = (offset + cut).min(bytes.len());
+                if let Some((offset, text)) = converter.convert(offset as u64, &bytes[offset..end]) {
                     prop_assert_eq!(offset, next);
                     next += text.len() as u64;
                     all.push_str(&text);
                 }
-                at = end;
+                offset = end;
             }
-            if let Some((offset, text)) = characters.end() {
+            if let Some((offset, text)) = converter.finish() {
                 prop_assert_eq!(offset, next);
                 all.push_str(&text);
             }

@@ -1,15 +1,15 @@
 //! Shells: terminals that outlive connections and that humans and agents share. `WS /v1/shell/ws` and `/v1/shells`.
 
-mod desk;
+mod command;
+mod output_sender;
+mod participants;
 mod prompt;
-mod pump;
 mod registry;
 pub mod routes;
-mod run;
-mod session;
-mod shared;
+mod shared_shell;
+mod task;
 mod terminal;
-mod view;
+mod websocket;
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use http::HeaderMap;
 
 pub use self::registry::Shells;
 use crate::{
-    answer::{Failure, RequestRecord},
+    request_layer::{ErrorResponse, RequestRecord},
     server::Server,
     socket,
 };
@@ -32,6 +32,6 @@ pub async fn open(
     Extension(record): Extension<Arc<RequestRecord>>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-) -> Result<Response, Failure> {
-    socket::open(server, record, headers, upgrade, session::Session).await
+) -> Result<Response, ErrorResponse> {
+    socket::open(server, record, headers, upgrade, websocket::ShellSocket).await
 }

@@ -9,12 +9,12 @@ use cobox_protocol::{ApiError, ErrorCode, ShellId, control::DataplaneLimits, pro
 use cobox_token::Claims;
 
 use super::{
-    pump,
-    shared::Shell,
+    shared_shell::Shell,
+    task,
     terminal::{self, Terminal},
 };
 use crate::{
-    processes::{Job, shown},
+    processes::{Job, display_argv},
     server::Server,
 };
 
@@ -29,11 +29,11 @@ pub struct Shells {
     /// Recently ended shells, for clients that were disconnected and return for the last output and the exit code.
     ended: Mutex<VecDeque<Arc<Shell>>>,
     /// Held while a shell is created, so that two concurrent requests for a name get the same shell.
-    making: tokio::sync::Mutex<()>,
+    creation: tokio::sync::Mutex<()>,
     limit: usize,
     ring_bytes: u64,
     /// Serves participants without control one after the other, so that they never all delay the controller.
-    pub lane: tokio::sync::Semaphore,
+    pub background_turn: tokio::sync::Semaphore,
 }
 
 impl Shells {
@@ -41,22 +41,22 @@ impl Shells {
         Self {
             by_name: Mutex::default(),
             ended: Mutex::default(),
-            making: tokio::sync::Mutex::new(()),
+            creation: tokio::sync::Mutex::new(()),
             limit: limits.shells as usize,
             ring_bytes: limits.shell_ring_bytes,
-            lane: tokio::sync::Semaphore::new(1),
+            background_turn: tokio::sync::Semaphore::new(1),
         }
     }
 
     /// Finds a shell by name or id.
     pub fn find(&self, shell: &str) -> Result<Arc<Shell>, ApiError> {
         let shells = self.shells();
-        let found = shells.get(shell).or_else(|| shells.values().find(|s| s.id.as_str() == shell)).cloned();
-        found.ok_or_else(|| {
-            let shown: String = shell.escape_default().take(MAX_NAME_CHARS).collect();
+        let matching = shells.get(shell).or_else(|| shells.values().find(|s| s.id.as_str() == shell)).cloned();
+        matching.ok_or_else(|| {
+            let display_name: String = shell.escape_default().take(MAX_NAME_CHARS).collect();
             ApiError::new(
                 ErrorCode::ShellNotFound,
-                format!("there is no shell `{shown}` in this sandbox; GET /v1/shells lists those there are"),
+                format!("there is no shell `{display_name}` in this sandbox; GET /v1/shells lists those there are"),
             )
         })
     }
@@ -73,19 +73,19 @@ impl Shells {
     }
 
     /// The shell of this name, and whether it was created.
-    pub async fn find_or_create(&self, server: &Arc<Server>, create: ShellCreate, by: &Claims) -> Result<(Arc<Shell>, bool), ApiError> {
-        let _making = self.making.lock().await;
+    pub async fn find_or_create(&self, server: &Arc<Server>, create: ShellCreate, claims: &Claims) -> Result<(Arc<Shell>, bool), ApiError> {
+        let _creation = self.creation.lock().await;
         if let Some(name) = &create.name
             && let Ok(shell) = self.find(name)
         {
             return Ok((shell, false));
         }
-        Ok((self.make(server, create, by).await?, true))
+        Ok((self.start_shell(server, create, claims).await?, true))
     }
 
     /// Creates a shell. Fails if the name exists.
-    pub async fn create(&self, server: &Arc<Server>, create: ShellCreate, by: &Claims) -> Result<Arc<Shell>, ApiError> {
-        let _making = self.making.lock().await;
+    pub async fn create(&self, server: &Arc<Server>, create: ShellCreate, claims: &Claims) -> Result<Arc<Shell>, ApiError> {
+        let _creation = self.creation.lock().await;
         if let Some(name) = &create.name
             && self.find(name).is_ok()
         {
@@ -94,13 +94,13 @@ impl Shells {
                 format!("there is a shell `{name}` already; connect to it, or choose another name"),
             ));
         }
-        self.make(server, create, by).await
+        self.start_shell(server, create, claims).await
     }
 
-    async fn make(&self, server: &Arc<Server>, create: ShellCreate, by: &Claims) -> Result<Arc<Shell>, ApiError> {
+    async fn start_shell(&self, server: &Arc<Server>, create: ShellCreate, claims: &Claims) -> Result<Arc<Shell>, ApiError> {
         let id = ShellId::new();
         let name = match &create.name {
-            Some(name) => valid(name)?.to_owned(),
+            Some(name) => validate_name(name)?.to_owned(),
             None => id.to_string(),
         };
         if self.shells().len() >= self.limit {
@@ -110,18 +110,18 @@ impl Shells {
         let size = terminal::size(create.cols, create.rows)?;
         let command = create.command.clone();
         let terminal = Terminal::start(server, create, size).await?;
-        let words: Vec<Vec<u8>> = terminal.argv.iter().map(|word| word.clone().into_bytes()).collect();
-        let job = Job::new(id.to_string(), ProcessKind::Shell, shown(&words), by, terminal.program.clone());
+        let argv: Vec<Vec<u8>> = terminal.argv.iter().map(|arg| arg.clone().into_bytes()).collect();
+        let job = Job::new(id.to_string(), ProcessKind::Shell, display_argv(&argv), claims, terminal.program.clone());
         let listed = server.processes.list(Arc::new(job));
         let shell = Arc::new(Shell::new(name.clone(), id, command, terminal, listed, size, self.ring_bytes));
         self.shells().insert(name, shell.clone());
         tracing::info!(shell_id = %shell.id, name = shell.name, "shell started");
-        server.tasks.spawn(pump::run(server.clone(), shell.clone()));
+        server.tasks.spawn(task::run(server.clone(), shell.clone()));
         Ok(shell)
     }
 
     /// Moves an ended shell to the list of ended ones and frees its name.
-    pub fn has_ended(&self, shell: &Arc<Shell>) {
+    pub fn mark_ended(&self, shell: &Arc<Shell>) {
         let mut ended = self.ended();
         ended.push_back(shell.clone());
         while ended.len() > MAX_ENDED {
@@ -134,7 +134,7 @@ impl Shells {
         }
     }
 
-    pub fn forget(&self, shell: &Arc<Shell>) {
+    pub fn remove(&self, shell: &Arc<Shell>) {
         self.ended().retain(|known| !Arc::ptr_eq(known, shell));
     }
 
@@ -148,9 +148,9 @@ impl Shells {
     }
 }
 
-fn valid(name: &str) -> Result<&str, ApiError> {
+fn validate_name(name: &str) -> Result<&str, ApiError> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let is_good = !name.is_empty() && name.len() <= MAX_NAME_CHARS && name.chars().all(is_plain) && name.parse::<ShellId>().is_err();
+    let is_valid = !name.is_empty() && name.len() <= MAX_NAME_CHARS && name.chars().all(is_plain) && name.parse::<ShellId>().is_err();
     let message = "a shell's name is 1 to 64 letters, digits, `.`, `_` or `-`, and no id";
-    if is_good { Ok(name) } else { Err(ApiError::invalid(message)) }
+    if is_valid { Ok(name) } else { Err(ApiError::invalid(message)) }
 }

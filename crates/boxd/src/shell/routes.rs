@@ -16,13 +16,13 @@ use cobox_protocol::{
 use http::StatusCode;
 use serde::de::DeserializeOwned;
 
-use super::run as command;
+use super::command as shell_command;
 use crate::{
-    answer::Failure,
+    activity_log::command_text,
     auth::{Caller, Exec, Shell, ShellObserve},
     body, exec,
-    happenings::in_words,
-    listen::Connection,
+    http_listener::Connection,
+    request_layer::ErrorResponse,
     server::Server,
 };
 
@@ -34,22 +34,26 @@ pub async fn create(
     State(server): State<Arc<Server>>,
     caller: Caller<Shell>,
     content: Body,
-) -> Result<(StatusCode, Json<ShellInfo>), Failure> {
+) -> Result<(StatusCode, Json<ShellInfo>), ErrorResponse> {
     let create: ShellCreate = read(&server, content).await?;
     let shell = caller.stream.until_revoked(server.shells.create(&server, create, &caller.claims)).await?;
     Ok((StatusCode::CREATED, Json(shell.info())))
 }
 
-pub async fn look(
+pub async fn inspect(
     State(server): State<Arc<Server>>,
     _caller: Caller<ShellObserve>,
     Path(shell): Path<String>,
-) -> Result<Json<ShellInfo>, Failure> {
+) -> Result<Json<ShellInfo>, ErrorResponse> {
     Ok(Json(server.shells.find(&shell)?.info()))
 }
 
 /// Hangs up the shell and answers when everything in it has ended.
-pub async fn end(State(server): State<Arc<Server>>, _caller: Caller<Shell>, Path(shell): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn end(
+    State(server): State<Arc<Server>>,
+    _caller: Caller<Shell>,
+    Path(shell): Path<String>,
+) -> Result<StatusCode, ErrorResponse> {
     let shell = server.shells.find(&shell)?;
     shell.hang_up.cancel();
     let mut exit = shell.exit.subscribe();
@@ -66,8 +70,8 @@ pub async fn run(
     Extension(connection): Extension<Connection>,
     Path(shell): Path<String>,
     content: Body,
-) -> Result<Response, Failure> {
-    caller.stream.also_needs(Capability::ShellObserve)?;
+) -> Result<Response, ErrorResponse> {
+    caller.stream.require_capability(Capability::ShellObserve)?;
     let request: ShellRun = read(&server, content).await?;
     let shell = match server.shells.find(&shell) {
         // The default shell is created by its first user. The capability `exec` suffices, because it permits running
@@ -76,16 +80,16 @@ pub async fn run(
             let create = ShellCreate { name: Some(shell), ..Default::default() };
             caller.stream.until_revoked(server.shells.find_or_create(&server, create, &caller.claims)).await?.0
         }
-        found => found?,
+        shell => shell?,
     };
-    let memory = server.commands.memory(exec::max_output(request.max_output_bytes, &server.limits))?;
-    let typed = in_words(Some(&request.command), None);
-    let done = caller.stream.until_revoked(command::run(&shell, request, server.limits.output_bytes)).await?;
-    server.happenings.ran_in_shell(&caller.claims, typed, done.exit_code, done.timed_out, done.duration_ms);
-    Ok(exec::answer_of_a_shell(done, memory, &server.commands, &connection)?)
+    let memory = server.commands.reserve_memory(exec::max_output(request.max_output_bytes, &server.limits))?;
+    let command_text = command_text(Some(&request.command), None);
+    let result = caller.stream.until_revoked(shell_command::run(&shell, request, server.limits.output_bytes)).await?;
+    server.activity_log.record_shell_command(&caller.claims, command_text, result.exit_code, result.timed_out, result.duration_ms);
+    Ok(exec::shell_run_response(result, memory, &server.commands, &connection)?)
 }
 
-async fn read<T: DeserializeOwned>(server: &Server, content: Body) -> Result<T, Failure> {
+async fn read<T: DeserializeOwned>(server: &Server, content: Body) -> Result<T, ErrorResponse> {
     let limit = usize::try_from(server.limits.request_bytes).unwrap_or(usize::MAX);
     let bytes = body::collect(content, limit).await?;
     // Most of these bodies have a default for every field, so an empty body is valid.

@@ -11,13 +11,13 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::io::Interest;
 use tokio_util::task::TaskTracker;
 
-use super::prompt::{Dialect, Integration};
+use super::prompt::{Integration, ShellKind};
 use crate::{
     descriptor::Descriptor,
-    exec::{directory, environment, text},
+    exec::{environment, reject_nul, working_directory},
     programs::{self, Program},
     server::Server,
-    workload::{Command, Stdio, is_bad_cwd},
+    workload::{ProgramSpec, Stdio, is_bad_cwd},
 };
 
 /// Time for programs to end between the hang-up and the kill.
@@ -37,36 +37,36 @@ pub struct Terminal {
 
 impl Terminal {
     pub async fn start(server: &Server, create: ShellCreate, (cols, rows): (u16, u16)) -> Result<Self, ApiError> {
-        let bash = server.files.is_file("/bin/bash").await?;
-        let shell = if bash { "/bin/bash" } else { "/bin/sh" };
+        let has_bash = server.files.is_file("/bin/bash").await?;
+        let shell = if has_bash { "/bin/bash" } else { "/bin/sh" };
         let mut env = vec![(b"TERM".to_vec(), b"xterm-256color".to_vec()), (b"SHELL".to_vec(), shell.as_bytes().to_vec())];
-        let shown =
+        let argv_shown =
             create.command.clone().map_or_else(|| vec![shell.to_owned()], |command| vec!["/bin/sh".to_owned(), "-c".to_owned(), command]);
         let (argv, integration) = match create.command {
-            Some(command) => (vec![b"/bin/sh".to_vec(), b"-c".to_vec(), text("command", command)?], None),
+            Some(command) => (vec![b"/bin/sh".to_vec(), b"-c".to_vec(), reject_nul("command", command)?], None),
             None => {
-                let integration = Integration::new(if bash { Dialect::Bash } else { Dialect::Sh });
+                let integration = Integration::new(if has_bash { ShellKind::Bash } else { ShellKind::Sh });
                 let (argv, variables) = integration.command(shell);
                 env.extend(variables);
                 (argv, Some(integration))
             }
         };
-        let asked = environment(create.env)?;
-        env.retain(|(name, _)| asked.iter().all(|(other, _)| other != name));
-        env.extend(asked);
-        let command = Command { argv, env, cwd: directory(create.cwd)?, stdio: Stdio::Pty { cols, rows } };
+        let requested = environment(create.env)?;
+        env.retain(|(name, _)| requested.iter().all(|(other, _)| other != name));
+        env.extend(requested);
+        let command = ProgramSpec { argv, env, cwd: working_directory(create.cwd)?, stdio: Stdio::Pty { cols, rows } };
         let started = programs::start(&server.programs, &server.tasks, command).await.map_err(|error| match is_bad_cwd(&error) {
             true => ApiError::invalid(format!("cwd: {error}")),
             false => ApiError::new(ErrorCode::Internal, format!("the shell can't be started: {error}")),
         })?;
         let program = started.program;
-        let internal = |why: String| ApiError::new(ErrorCode::Internal, why);
+        let internal = |message: String| ApiError::new(ErrorCode::Internal, message);
         let pty = started.pty.ok_or_else(|| internal("the shell was started without a terminal".to_owned()));
         let pty = pty.and_then(|fd| {
             Descriptor::new(fd, Interest::READABLE | Interest::WRITABLE).map_err(|e| internal(format!("the shell's terminal: {e}")))
         });
         match pty {
-            Ok(pty) => Ok(Self { pty, program, argv: shown, integration }),
+            Ok(pty) => Ok(Self { pty, program, argv: argv_shown, integration }),
             Err(error) => {
                 hang_up(&server.tasks, program);
                 Err(error)

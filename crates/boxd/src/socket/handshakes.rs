@@ -10,11 +10,11 @@ use tokio_util::sync::CancellationToken;
 
 pub struct Handshakes {
     max: usize,
-    table: Mutex<Table>,
+    table: Mutex<OpenHandshakes>,
 }
 
 #[derive(Default)]
-struct Table {
+struct OpenHandshakes {
     next: u64,
     /// By sequence number, so oldest first.
     open: BTreeMap<u64, CancellationToken>,
@@ -39,7 +39,7 @@ impl Handshakes {
         Handshake { handshakes: self.clone(), number, close }
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, OpenHandshakes> {
         // No code that runs under the lock can panic.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }

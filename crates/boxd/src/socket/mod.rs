@@ -25,17 +25,17 @@ use http::{HeaderMap, header};
 use serde::de::IgnoredAny;
 
 pub use self::{
-    frames::{Dialect, End, Received, encode},
-    peer::{Out, Peer},
+    frames::{CloseReason, FrameProtocol, ReceivedFrame, encode},
+    peer::{FrameSender, Peer},
 };
 use self::{
-    frames::{Sink, Stream, goodbye, receive, send},
+    frames::{SocketSink, SocketStream, close_connection, receive, send},
     handshakes::{Handshake, Handshakes},
-    peer::converse,
+    peer::run_handler,
 };
 use crate::{
-    answer::{Failure, RequestRecord},
-    principal_slots::{Kind, PrincipalSlot, PrincipalSlots},
+    principal_slots::{PrincipalSlot, PrincipalSlots, SlotKind},
+    request_layer::{ErrorResponse, RequestRecord},
     server::Server,
 };
 
@@ -48,18 +48,18 @@ const HANDSHAKES_SHARE: usize = 4;
 /// Read buffer per client: messages are usually keystrokes and small frames, and there are hundreds of connections.
 const READ_BYTES: usize = 16 * 1024;
 /// Time for a connection without an `Authorization` header to send its `auth` frame.
-const AUTH_WITHIN: Duration = Duration::from_secs(5);
+const AUTH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Slots for streams of every kind together.
-pub struct Slots {
+pub struct StreamSlots {
     handshakes: Arc<Handshakes>,
     streams: Arc<PrincipalSlots>,
 }
 
-impl Slots {
+impl StreamSlots {
     pub fn new(limits: &DataplaneLimits) -> Self {
         let handshakes = MAX_HANDSHAKES.min(limits.connections as usize / HANDSHAKES_SHARE);
-        let streams = PrincipalSlots::new(Kind::Streams, limits.streams, limits.streams_per_principal);
+        let streams = PrincipalSlots::new(SlotKind::Streams, limits.streams, limits.streams_per_principal);
         Self { handshakes: Handshakes::new(handshakes), streams }
     }
 
@@ -70,85 +70,96 @@ impl Slots {
 }
 
 /// The limit a connection is counted against.
-enum Place {
+enum Admission {
     Admitted(Arc<Claims>, PrincipalSlot),
     Handshake(Handshake),
 }
 
 /// What a route does with an authenticated connection.
-pub trait Conversation: Send + 'static {
+pub trait SocketHandler: Send + 'static {
     /// The frames its clients send.
-    type Frame: Dialect;
+    type Frame: FrameProtocol;
     /// The capability that a token needs to open it.
     const NEEDS: Capability;
 
     /// Runs until the conversation is over; dropped if the token, the client or boxd ends first.
-    fn hold(self, peer: &mut Peer<'_, Self::Frame>) -> impl Future<Output = Result<(), End>> + Send;
+    fn handle(self, peer: &mut Peer<'_, Self::Frame>) -> impl Future<Output = Result<(), CloseReason>> + Send;
 }
 
 /// Upgrades the request and runs the conversation.
-pub async fn open<C: Conversation>(
+pub async fn open<C: SocketHandler>(
     server: Arc<Server>,
     record: Arc<RequestRecord>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-    conversation: C,
-) -> Result<Response, Failure> {
-    record.needs(C::NEEDS);
+    handler: C,
+) -> Result<Response, ErrorResponse> {
+    record.set_capability(C::NEEDS);
     // A token in the header is checked before the upgrade, while a refusal can still be an ordinary HTTP response.
-    let place = match headers.contains_key(header::AUTHORIZATION) {
+    let admission = match headers.contains_key(header::AUTHORIZATION) {
         true => {
             let claims = Arc::new(server.authority.authorize(&headers, C::NEEDS)?);
-            record.came_from(claims.clone());
+            record.set_claims(claims.clone());
             let slot = server.slots.stream(&claims)?;
-            Place::Admitted(claims, slot)
+            Admission::Admitted(claims, slot)
         }
-        false => Place::Handshake(server.slots.handshakes.begin()),
+        false => Admission::Handshake(server.slots.handshakes.begin()),
     };
     let upgrade = upgrade.map_err(|e| ApiError::invalid(format!("this route is a WebSocket: {e}")))?;
     let tasks = server.tasks.clone();
-    let talk = move |socket| tasks.track_future(talk(server, socket, record, place, conversation));
+    let run = move |socket| tasks.track_future(run_connection(server, socket, record, admission, handler));
     let upgrade = upgrade.read_buffer_size(READ_BYTES).max_message_size(MAX_FRAME_BYTES).max_frame_size(MAX_FRAME_BYTES);
-    Ok(upgrade.on_upgrade(talk))
+    Ok(upgrade.on_upgrade(run))
 }
 
-async fn talk<C: Conversation>(server: Arc<Server>, socket: WebSocket, record: Arc<RequestRecord>, place: Place, conversation: C) {
+async fn run_connection<C: SocketHandler>(
+    server: Arc<Server>,
+    socket: WebSocket,
+    record: Arc<RequestRecord>,
+    admission: Admission,
+    handler: C,
+) {
     let (mut sink, mut stream) = socket.split();
-    let admitted = match place {
-        Place::Admitted(claims, slot) => Ok((claims, slot)),
-        Place::Handshake(handshake) => {
-            let hello = tokio::time::timeout(AUTH_WITHIN, authenticate(&server, &mut sink, &mut stream, C::NEEDS));
+    let admitted = match admission {
+        Admission::Admitted(claims, slot) => Ok((claims, slot)),
+        Admission::Handshake(handshake) => {
+            let authentication = tokio::time::timeout(AUTH_TIMEOUT, authenticate(&server, &mut sink, &mut stream, C::NEEDS));
             let claims = tokio::select! {
                 // Biased: a client that has just authenticated is not closed in favour of a newer connection.
                 biased;
-                hello = hello => hello.unwrap_or_else(|_| Err(auth_timeout())),
-                () = handshake.must_close() => Err(made_room().into()),
-                () = server.shutdown.cancelled() => Err(End::plain(close::GOING_AWAY)),
+                authentication = authentication => authentication.unwrap_or_else(|_| Err(auth_timeout())),
+                () = handshake.must_close() => Err(displaced_handshake().into()),
+                () = server.shutdown.cancelled() => Err(CloseReason::with_code(close::GOING_AWAY)),
             };
             claims.and_then(|claims| {
-                record.came_from(claims.clone());
+                record.set_claims(claims.clone());
                 let slot = server.slots.stream(&claims)?;
                 Ok((claims, slot))
             })
         }
     };
-    let (end, open) = match admitted {
+    let (end, stream_guard) = match admitted {
         Ok((claims, _slot)) => {
-            let open = server.authority.open(claims.clone());
-            (converse(&server, &mut sink, &mut stream, &open, claims, &record, conversation).await, Some(open))
+            let stream_guard = server.authority.open_stream(claims.clone());
+            (run_handler(&server, &mut sink, &mut stream, &stream_guard, claims, &record, handler).await, Some(stream_guard))
         }
         Err(end) => (end, None),
     };
     // Has no effect if the conversation already recorded the request, when its subject was known.
-    record.tell(&server.audit, end.code, end.error.as_ref().map(|e| e.code));
-    goodbye::<C::Frame>(&mut sink, &mut stream, end, open, &record.request_id).await;
+    record.record_once(&server.audit, end.code, end.error.as_ref().map(|e| e.code));
+    close_connection::<C::Frame>(&mut sink, &mut stream, end, stream_guard, &record.request_id).await;
 }
 
-async fn authenticate(server: &Server, sink: &mut Sink, stream: &mut Stream, needs: Capability) -> Result<Arc<Claims>, End> {
+async fn authenticate(
+    server: &Server,
+    sink: &mut SocketSink,
+    stream: &mut SocketStream,
+    needs: Capability,
+) -> Result<Arc<Claims>, CloseReason> {
     let token = loop {
         match receive::<ClientFrame<IgnoredAny>>(stream.next().await)? {
-            Received::Auth(token) => break token,
-            Received::Nothing => {}
+            ReceivedFrame::Auth(token) => break token,
+            ReceivedFrame::KeepAlive => {}
             _ => {
                 return Err(ApiError::new(ErrorCode::Unauthenticated, "the first frame must be `auth` with a token").into());
             }
@@ -159,14 +170,14 @@ async fn authenticate(server: &Server, sink: &mut Sink, stream: &mut Stream, nee
     Ok(Arc::new(claims))
 }
 
-fn made_room() -> ApiError {
+fn displaced_handshake() -> ApiError {
     let message = "too many connections have not sent their `auth` frame, and the oldest is closed; send the token as a header";
     ApiError::new(ErrorCode::RateLimited, message)
 }
 
-fn auth_timeout() -> End {
-    let message = format!("no `auth` frame with a token came within {} s", AUTH_WITHIN.as_secs());
-    End { code: close::AUTH_TIMEOUT, error: Some(ApiError::new(ErrorCode::Unauthenticated, message)) }
+fn auth_timeout() -> CloseReason {
+    let message = format!("no `auth` frame with a token came within {} s", AUTH_TIMEOUT.as_secs());
+    CloseReason { code: close::AUTH_TIMEOUT, error: Some(ApiError::new(ErrorCode::Unauthenticated, message)) }
 }
 
 fn auth_ok(claims: &Claims) -> ServerFrame<()> {

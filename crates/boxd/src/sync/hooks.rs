@@ -15,12 +15,12 @@ use cobox_sync::{ChangeKind, DigestCache, Hooks, RelPath};
 use cobox_token::Claims;
 use rustix::{fs::Stat, io::Errno};
 
-use super::Memories;
+use super::DigestCaches;
 use crate::{
     FileWorkers,
+    activity_log::ActivityLog,
     auth::Authority,
-    files::{Author, Root, SandboxPath, WriteLog},
-    happenings::HappeningLog,
+    files::{ChangeRecorder, Root, SandboxPath, WriteLog},
     server::Server,
 };
 
@@ -32,35 +32,35 @@ pub struct SandboxFiles {
     root: Arc<Root>,
     path: SandboxPath,
     writes: Arc<WriteLog>,
-    author: Author,
+    recorder: ChangeRecorder,
     authority: Arc<Authority>,
     claims: Mutex<Arc<Claims>>,
     may_write: AtomicBool,
-    only_reads: bool,
+    is_read_only: bool,
     changes: Mutex<Changes>,
-    memories: Arc<Memories>,
+    digest_caches: Arc<DigestCaches>,
 }
 
 #[derive(Default)]
 struct Changes {
-    first: Vec<(SandboxPath, Option<u64>)>,
+    first_changes: Vec<(SandboxPath, Option<u64>)>,
     count: u64,
 }
 
 impl SandboxFiles {
-    pub fn new(server: &Server, claims: Arc<Claims>, path: SandboxPath, author: Author, only_reads: bool) -> Self {
+    pub fn new(server: &Server, claims: Arc<Claims>, path: SandboxPath, recorder: ChangeRecorder, is_read_only: bool) -> Self {
         let files = Self {
             workers: server.files.workers().clone(),
             root: server.files.workers().root(),
             path,
             writes: server.files.writes(),
-            author,
+            recorder,
             authority: server.authority.clone(),
             claims: Mutex::new(claims.clone()),
             may_write: AtomicBool::new(false),
-            only_reads,
+            is_read_only,
             changes: Mutex::default(),
-            memories: server.syncs.memories.clone(),
+            digest_caches: server.syncs.digest_caches.clone(),
         };
         files.renew(claims);
         files
@@ -68,32 +68,32 @@ impl SandboxFiles {
 
     /// The renewed token may allow less.
     pub fn renew(&self, claims: Arc<Claims>) {
-        self.may_write.store(!self.only_reads && claims.scope.contains(Capability::FsWrite), Ordering::Relaxed);
+        self.may_write.store(!self.is_read_only && claims.scope.contains(Capability::FsWrite), Ordering::Relaxed);
         *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = claims;
     }
 
     /// Adds the changes since the last call to the activity feed.
-    pub fn tell(&self, happenings: &HappeningLog) {
-        let Changes { first, count } = std::mem::take(&mut *self.changes.lock().unwrap_or_else(PoisonError::into_inner));
+    pub fn report_changes(&self, activity_log: &ActivityLog) {
+        let Changes { first_changes, count } = std::mem::take(&mut *self.changes.lock().unwrap_or_else(PoisonError::into_inner));
         let claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if count > FEW_CHANGES as u64 {
-            return happenings.written_beneath(&claims, &self.path, count);
+            return activity_log.record_writes_beneath(&claims, &self.path, count);
         }
-        for (path, size) in first {
+        for (path, size) in first_changes {
             match size {
-                Some(size) => happenings.written(&claims, &path, size),
-                None => happenings.removed(&claims, &path, None),
+                Some(size) => activity_log.record_write(&claims, &path, size),
+                None => activity_log.record_removal(&claims, &path, None),
             }
         }
     }
 
-    fn note(&self, path: &RelPath, stat: Option<&Stat>) {
+    fn record_change(&self, path: &RelPath, stat: Option<&Stat>) {
         let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         changes.count += 1;
-        if changes.first.len() < FEW_CHANGES
+        if changes.first_changes.len() < FEW_CHANGES
             && let Ok(path) = SandboxPath::new([self.path.bytes(), b"/", path.bytes()].concat())
         {
-            changes.first.push((path, stat.map(|s| u64::try_from(s.st_size).unwrap_or(0))));
+            changes.first_changes.push((path, stat.map(|s| u64::try_from(s.st_size).unwrap_or(0))));
         }
     }
 }
@@ -112,17 +112,17 @@ impl Hooks for SandboxFiles {
     ) -> Result<Option<Stat>, Errno> {
         // Held over the check and the change, so that only one of two concurrent boxd writers succeeds.
         let mut writes = self.writes.lock();
-        let removal = (kind == ChangeKind::Removed).then(|| self.author.removes(directory, path.name()));
+        let removal = (kind == ChangeKind::Removed).then(|| self.recorder.begin_removal(directory, path.name()));
         let stat = step()?;
         if let Some(removal) = removal {
-            removal.done();
+            removal.commit();
         }
         if let Some(stat) = &stat {
             writes.record(stat);
-            self.author.placed(directory, path.name(), stat, kind == ChangeKind::Created);
+            self.recorder.record_placed(directory, path.name(), stat, kind == ChangeKind::Created);
         }
         drop(writes);
-        self.note(path, stat.as_ref());
+        self.record_change(path, stat.as_ref());
         Ok(stat)
     }
 
@@ -134,15 +134,15 @@ impl Hooks for SandboxFiles {
     }
 
     fn load_digests(&self) -> DigestCache {
-        self.memories.take(&self.path)
+        self.digest_caches.take(&self.path)
     }
 
-    fn save_digests(&self, memory: DigestCache) {
-        self.memories.keep(&self.path, memory);
+    fn save_digests(&self, digests: DigestCache) {
+        self.digest_caches.store(&self.path, digests);
     }
 
     fn is_full(&self) -> bool {
-        self.authority.view().disk_full
+        self.authority.pushed_state().disk_full
     }
 
     fn may_write(&self) -> bool {

@@ -35,59 +35,61 @@ use tokio::{
 
 use self::hooks::SandboxFiles;
 use crate::{
-    answer::{Failure, RequestRecord},
-    files::{Author, Root, SandboxPath, archive::pipe::incoming, make_directory, query_values, refusal, refuse_kernel_files},
+    files::{
+        ChangeRecorder, Root, SandboxPath, archive::pipe::request_pipe, create_directories, file_error, query_values, refuse_kernel_files,
+    },
+    request_layer::{ErrorResponse, RequestRecord},
     server::Server,
-    socket::{self, Conversation, Dialect, End, Peer, Received},
+    socket::{self, CloseReason, FrameProtocol, Peer, ReceivedFrame, SocketHandler},
 };
 
 /// Maximum number of folders synced at once. Each takes two threads, and memory for the state of its files.
 const MAX_SYNCS: usize = 8;
 /// Interval at which written files are added to the activity feed, many as one entry.
-const TELL_EVERY: Duration = Duration::from_millis(250);
+const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 /// How long a client may continue sending after its sync has ended, until it has received the reason.
-const PARTING: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Total number of files whose digests are cached between a folder's connections: about 50 MiB of the sandbox's memory.
-const MAX_REMEMBERED: usize = 200_000;
+const MAX_CACHED_DIGESTS: usize = 200_000;
 
 /// Limits the number of syncs, apart from other streams, and keeps the digests of ended ones, so that a reconnect reads
 /// no file twice.
-pub struct Places {
+pub struct SyncLimiter {
     free: Arc<Semaphore>,
-    memories: Arc<Memories>,
+    digest_caches: Arc<DigestCaches>,
 }
 
-impl Default for Places {
+impl Default for SyncLimiter {
     fn default() -> Self {
-        Self { free: Arc::new(Semaphore::new(MAX_SYNCS)), memories: Arc::default() }
+        Self { free: Arc::new(Semaphore::new(MAX_SYNCS)), digest_caches: Arc::default() }
     }
 }
 
 /// Digests by folder. Sharing them between clients is safe, because every client that syncs may read the files anyway.
 #[derive(Default)]
-struct Memories(Mutex<HashMap<Vec<u8>, DigestCache>>);
+struct DigestCaches(Mutex<HashMap<Vec<u8>, DigestCache>>);
 
-impl Memories {
+impl DigestCaches {
     fn take(&self, folder: &SandboxPath) -> DigestCache {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(folder.bytes()).unwrap_or_default()
     }
 
     /// Stores the digests. If they are too many they are dropped; if there is no space for them, older ones are
     /// dropped.
-    fn keep(&self, folder: &SandboxPath, memory: DigestCache) {
+    fn store(&self, folder: &SandboxPath, digests: DigestCache) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept: usize = all.values().map(DigestCache::len).sum();
-        if all.len() >= MAX_SYNCS || kept + memory.len() > MAX_REMEMBERED {
+        if all.len() >= MAX_SYNCS || kept + digests.len() > MAX_CACHED_DIGESTS {
             all.clear();
         }
-        if !memory.is_empty() && memory.len() <= MAX_REMEMBERED {
-            all.insert(folder.bytes().to_vec(), memory);
+        if !digests.is_empty() && digests.len() <= MAX_CACHED_DIGESTS {
+            all.insert(folder.bytes().to_vec(), digests);
         }
     }
 }
 
-impl Places {
+impl SyncLimiter {
     fn take(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         self.free.clone().try_acquire_owned().map_err(|_| {
             let message = format!("{MAX_SYNCS} folders are already being synced here; end one and try again");
@@ -103,126 +105,126 @@ pub async fn open(
     uri: Uri,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorResponse> {
     let path = match query_values(&uri, "path").next() {
         Some(path) => SandboxPath::new(path)?,
         None => SandboxPath::new(server.programs.work_dir().as_bytes().to_vec())?,
     };
-    let only_reads = match query_values(&uri, "pull").next().as_deref() {
+    let is_read_only = match query_values(&uri, "pull").next().as_deref() {
         None | Some(b"false") => false,
         Some(b"true") => true,
         Some(_) => return Err(ApiError::invalid("pull: must be true or false").into()),
     };
-    if !only_reads && headers.contains_key(header::AUTHORIZATION) {
-        record.needs(Capability::FsWrite);
+    if !is_read_only && headers.contains_key(header::AUTHORIZATION) {
+        record.set_capability(Capability::FsWrite);
         server.authority.authorize(&headers, Capability::FsWrite)?;
     }
-    socket::open(server, record, headers, upgrade, Session { path, only_reads }).await
+    socket::open(server, record, headers, upgrade, SyncSocket { path, is_read_only }).await
 }
 
 /// Messages from clients: data of the sync, and the frames common to all sockets.
-enum Frame {
-    Words(ClientFrame<IgnoredAny>),
+enum SyncFrame {
+    Control(ClientFrame<IgnoredAny>),
     Bytes(Bytes),
 }
 
-impl<'de> Deserialize<'de> for Frame {
+impl<'de> Deserialize<'de> for SyncFrame {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        ClientFrame::deserialize(deserializer).map(Frame::Words)
+        ClientFrame::deserialize(deserializer).map(SyncFrame::Control)
     }
 }
 
-impl Dialect for Frame {
+impl FrameProtocol for SyncFrame {
     const TYPES: &'static [&'static str] = &CLIENT_FRAME_TYPES;
 
-    fn sorted(self) -> Received<Self> {
+    fn classify(self) -> ReceivedFrame<Self> {
         match self {
-            Frame::Words(ClientFrame::Auth { token }) => Received::Auth(token),
-            Frame::Words(ClientFrame::Ping { id }) => Received::Ping(id),
-            Frame::Words(ClientFrame::Close) => Received::Close,
-            frame => Received::Frame(frame),
+            SyncFrame::Control(ClientFrame::Auth { token }) => ReceivedFrame::Auth(token),
+            SyncFrame::Control(ClientFrame::Ping { id }) => ReceivedFrame::Ping(id),
+            SyncFrame::Control(ClientFrame::Close) => ReceivedFrame::Close,
+            frame => ReceivedFrame::Frame(frame),
         }
     }
 
-    fn of_bytes(bytes: Bytes) -> Option<Self> {
-        Some(Frame::Bytes(bytes))
+    fn from_binary(bytes: Bytes) -> Option<Self> {
+        Some(SyncFrame::Bytes(bytes))
     }
 }
 
-struct Session {
+struct SyncSocket {
     path: SandboxPath,
-    only_reads: bool,
+    is_read_only: bool,
 }
 
-impl Conversation for Session {
-    type Frame = Frame;
+impl SocketHandler for SyncSocket {
+    type Frame = SyncFrame;
     const NEEDS: Capability = Capability::FsRead;
 
-    async fn hold(self, peer: &mut Peer<'_, Frame>) -> Result<(), End> {
-        let Session { path, only_reads } = self;
-        peer.record.aims_at(&path.to_string());
+    async fn handle(self, peer: &mut Peer<'_, SyncFrame>) -> Result<(), CloseReason> {
+        let SyncSocket { path, is_read_only } = self;
+        peer.record.set_target(&path.to_string());
         let server = peer.server.clone();
         let claims = peer.claims();
-        if !only_reads {
-            may_write(&claims)?;
+        if !is_read_only {
+            require_write(&claims)?;
         }
-        let place = server.syncs.take()?;
-        let author = server.files.author(&claims);
-        let files = Arc::new(SandboxFiles::new(&server, claims, path.clone(), author.clone(), only_reads));
+        let permit = server.syncs.take()?;
+        let recorder = server.files.recorder(&claims);
+        let files = Arc::new(SandboxFiles::new(&server, claims, path.clone(), recorder.clone(), is_read_only));
         let folder = {
             let path = path.clone();
-            server.files.workers().run(move |root| open_folder(root, &path, only_reads, &author)).await??
+            server.files.workers().run(move |root| open_folder(root, &path, is_read_only, &recorder)).await??
         };
-        peer.record.tell(&server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
-        let (out, mut pieces) = pipe::outgoing();
-        let (bytes, from_client) = incoming();
+        peer.record.record_once(&server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
+        let (out, mut chunks) = pipe::sync_pipe();
+        let (bytes, from_client) = request_pipe();
         let limits = Limits { watches: server.limits.watches as usize, ..Limits::default() };
         let hooks = files.clone();
         let work = move |_: &Root| {
             // Held until the thread has finished with the files.
-            let _place = place;
+            let _permit = permit;
             if let Err(error) = cobox_sync::serve(from_client, out, folder, limits, hooks) {
                 tracing::debug!(%error, "a sync ended");
             }
         };
         server.files.workers().spawn("sync", work).map_err(|e| ApiError::new(ErrorCode::Internal, format!("starting a sync: {e}")))?;
-        let mut telling = interval(TELL_EVERY);
-        telling.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut report_tick = interval(REPORT_INTERVAL);
+        report_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut waiting: Option<Bytes> = None;
         loop {
             tokio::select! {
                 frame = peer.next(), if waiting.is_none() => match frame? {
-                    Frame::Bytes(bytes) => {
+                    SyncFrame::Bytes(bytes) => {
                         // The newest token applies.
                         files.renew(peer.claims());
                         waiting = Some(bytes);
                     }
-                    Frame::Words(_) => peer.out.complain(&ApiError::invalid("a sync is spoken in binary frames")).await?,
+                    SyncFrame::Control(_) => peer.out.send_error(&ApiError::invalid("a sync is spoken in binary frames")).await?,
                 },
-                room = bytes.reserve(), if waiting.is_some() => match room {
-                    Ok(room) => room.send(waiting.take()),
+                permit = bytes.reserve(), if waiting.is_some() => match permit {
+                    Ok(permit) => permit.send(waiting.take()),
                     // The sync has ended; its last output is still being sent.
                     Err(_) => waiting = None,
                 },
-                piece = pieces.recv() => match piece {
+                piece = chunks.recv() => match piece {
                     Some(piece) => peer.out.message(Message::Binary(piece)).await?,
                     None => {
-                        files.tell(&server.happenings);
+                        files.report_changes(&server.activity_log);
                         // Reads until the client closes. Closing the connection while the client is still sending could
                         // discard the reason for the end.
-                        let reading_away = async { while peer.next().await.is_ok() {} };
+                        let drain = async { while peer.next().await.is_ok() {} };
                         // A client that doesn't close is disconnected.
-                        let _ = timeout(PARTING, reading_away).await;
+                        let _ = timeout(CLOSE_TIMEOUT, drain).await;
                         return Ok(());
                     }
                 },
-                _ = telling.tick() => files.tell(&server.happenings),
+                _ = report_tick.tick() => files.report_changes(&server.activity_log),
             }
         }
     }
 }
 
-fn may_write(claims: &Claims) -> Result<(), ApiError> {
+fn require_write(claims: &Claims) -> Result<(), ApiError> {
     if claims.scope.contains(Capability::FsWrite) {
         return Ok(());
     }
@@ -231,10 +233,10 @@ fn may_write(claims: &Claims) -> Result<(), ApiError> {
 }
 
 /// Opens the folder, and creates it if it is missing and writing is allowed.
-fn open_folder(root: &Root, path: &SandboxPath, only_reads: bool, author: &Author) -> Result<std::os::fd::OwnedFd, ApiError> {
-    if !only_reads {
-        make_directory(root, path.bytes(), true, author).map_err(|e| refusal(e, path))?;
+fn open_folder(root: &Root, path: &SandboxPath, is_read_only: bool, recorder: &ChangeRecorder) -> Result<std::os::fd::OwnedFd, ApiError> {
+    if !is_read_only {
+        create_directories(root, path.bytes(), true, recorder).map_err(|e| file_error(e, path))?;
     }
     let opened = root.open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY);
-    opened.and_then(|folder| refuse_kernel_files(&folder).map(|()| folder)).map_err(|e| refusal(e, path))
+    opened.and_then(|folder| refuse_kernel_files(&folder).map(|()| folder)).map_err(|e| file_error(e, path))
 }

@@ -5,41 +5,41 @@ use std::io::{self, Write};
 use bytes::{Bytes, BytesMut};
 use tokio::{runtime::Handle, sync::mpsc};
 
-use crate::body::STALL;
+use crate::body::STALL_TIMEOUT;
 
 /// Maximum size of one piece: within the limit on a frame.
-const PIECE_BYTES: usize = 256 * 1024;
+const CHUNK_BYTES: usize = 256 * 1024;
 /// Maximum number of pieces in the pipe.
-const PIECES: usize = 3;
+const MAX_CHUNKS: usize = 3;
 
 /// Must be called on the runtime.
-pub fn outgoing() -> (Outgoing, mpsc::Receiver<Bytes>) {
-    let (sender, receiver) = mpsc::channel(PIECES);
-    (Outgoing { sender, runtime: Handle::current(), piece: BytesMut::new() }, receiver)
+pub fn sync_pipe() -> (SyncWriter, mpsc::Receiver<Bytes>) {
+    let (sender, receiver) = mpsc::channel(MAX_CHUNKS);
+    (SyncWriter { sender, runtime: Handle::current(), chunk: BytesMut::new() }, receiver)
 }
 
-pub struct Outgoing {
+pub struct SyncWriter {
     sender: mpsc::Sender<Bytes>,
     runtime: Handle,
-    piece: BytesMut,
+    chunk: BytesMut,
 }
 
-impl Write for Outgoing {
+impl Write for SyncWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n = bytes.len().min(PIECE_BYTES - self.piece.len());
-        self.piece.extend_from_slice(&bytes[..n]);
-        if self.piece.len() == PIECE_BYTES {
+        let n = bytes.len().min(CHUNK_BYTES - self.chunk.len());
+        self.chunk.extend_from_slice(&bytes[..n]);
+        if self.chunk.len() == CHUNK_BYTES {
             self.flush()?;
         }
         Ok(n)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if self.piece.is_empty() {
+        if self.chunk.is_empty() {
             return Ok(());
         }
-        let piece = self.piece.split().freeze();
-        let sent = self.runtime.block_on(async { tokio::time::timeout(STALL, self.sender.send(piece)).await });
+        let chunk = self.chunk.split().freeze();
+        let sent = self.runtime.block_on(async { tokio::time::timeout(STALL_TIMEOUT, self.sender.send(chunk)).await });
         match sent {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the client has gone")),

@@ -33,7 +33,7 @@ pub struct Inotify {
     users: HashMap<i32, u32>,
     limit: usize,
     /// The kernel has reported that its limit is reached.
-    is_used_up: bool,
+    is_exhausted: bool,
 }
 
 pub enum AddError {
@@ -44,23 +44,23 @@ pub enum AddError {
 impl Inotify {
     pub fn new(limit: u32) -> Result<Self, Errno> {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        Ok(Self { fd, users: HashMap::new(), limit: limit as usize, is_used_up: false })
+        Ok(Self { fd, users: HashMap::new(), limit: limit as usize, is_exhausted: false })
     }
 
     /// How many more directories can be watched.
-    pub fn room(&self) -> usize {
-        if self.is_used_up { 0 } else { self.limit.saturating_sub(self.users.len()) }
+    pub fn remaining(&self) -> usize {
+        if self.is_exhausted { 0 } else { self.limit.saturating_sub(self.users.len()) }
     }
 
     pub fn limit_message(&self) -> String {
-        let why = if self.is_used_up { "the kernel lets this sandbox watch no more" } else { "more may not be watched at once" };
+        let why = if self.is_exhausted { "the kernel lets this sandbox watch no more" } else { "more may not be watched at once" };
         format!("{} directories are watched and {why}; changes in the others are not told", self.users.len())
     }
 
     /// Watches a directory. Without /proc a descriptor has no path, so this thread changes to the directory and watches
     /// `.`.
     pub fn add(&mut self, directory: &OwnedFd) -> Result<i32, AddError> {
-        if self.room() == 0 {
+        if self.remaining() == 0 {
             return Err(AddError::Limit(self.limit_message()));
         }
         rustix::process::fchdir(directory).map_err(AddError::Refused)?;
@@ -70,7 +70,7 @@ impl Inotify {
                 Ok(wd)
             }
             Err(Errno::NOSPC | Errno::NOMEM) => {
-                self.is_used_up = true;
+                self.is_exhausted = true;
                 Err(AddError::Limit(self.limit_message()))
             }
             Err(e) => Err(AddError::Refused(e)),
@@ -82,21 +82,21 @@ impl Inotify {
         *users -= 1;
         if *users == 0 {
             self.users.remove(&wd);
-            self.is_used_up = false;
+            self.is_exhausted = false;
             // Fails if the kernel has already removed the watch because the directory is gone.
             let _ = inotify::remove_watch(&self.fd, wd);
         }
     }
 
     /// Reads events until none are left or the buffer is used up.
-    pub fn read(&self) -> Vec<Event> {
+    pub fn read(&self) -> Vec<InotifyEvent> {
         let mut buffer = vec![MaybeUninit::uninit(); BUFFER_BYTES];
         let mut reader = Reader::new(&self.fd, &mut buffer);
         let mut events = Vec::new();
         // Fails when there are no more events; the caller then polls.
         while let Ok(event) = reader.next() {
             let name = event.file_name().map(|n| n.to_bytes().to_vec());
-            events.push(Event { wd: event.wd(), flags: event.events(), cookie: event.cookie(), name });
+            events.push(InotifyEvent { wd: event.wd(), flags: event.events(), cookie: event.cookie(), name });
             if reader.is_buffer_empty() {
                 break;
             }
@@ -111,7 +111,7 @@ impl AsFd for Inotify {
     }
 }
 
-pub struct Event {
+pub struct InotifyEvent {
     pub wd: i32,
     pub flags: ReadFlags,
     pub cookie: u32,

@@ -25,42 +25,42 @@ pub struct Journal {
 }
 
 struct Events {
-    kept: VecDeque<(u64, Bytes)>,
+    retained: VecDeque<(u64, Bytes)>,
     bytes: usize,
     /// All events after this number are available.
     complete_after: u64,
     /// Number of the last appended event, for which readers may not have been woken yet.
     last: u64,
-    is_over: bool,
+    is_ended: bool,
 }
 
-pub enum Next {
+pub enum JournalRead {
     /// Events, and the number of the last of them.
     Events(Vec<Bytes>, u64),
     /// Some events are no longer available. The next ones follow this number.
     Lost(u64),
-    Nothing,
-    Over,
+    Empty,
+    Ended,
 }
 
 impl Journal {
     /// Starts empty. Events up to `number` count as lost.
     pub fn new(number: u64) -> Self {
-        let events = Events { kept: VecDeque::new(), bytes: 0, complete_after: number, last: number, is_over: false };
+        let events = Events { retained: VecDeque::new(), bytes: 0, complete_after: number, last: number, is_ended: false };
         Self { events: Mutex::new(events), last: watch::Sender::new(number), readers: AtomicUsize::new(0) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Events> {
+    fn events(&self) -> MutexGuard<'_, Events> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn append(&self, number: u64, event: Bytes) {
-        let mut events = self.lock();
+        let mut events = self.events();
         events.last = number;
         events.bytes += event.len();
-        events.kept.push_back((number, event));
+        events.retained.push_back((number, event));
         while events.bytes > MAX_BYTES
-            && let Some((number, oldest)) = events.kept.pop_front()
+            && let Some((number, oldest)) = events.retained.pop_front()
         {
             events.bytes -= oldest.len();
             events.complete_after = number;
@@ -74,29 +74,29 @@ impl Journal {
 
     /// Ends the journal. Readers get the remaining events first.
     pub fn end(&self) {
-        self.lock().is_over = true;
+        self.events().is_ended = true;
         self.last.send_modify(|_| {});
     }
 
-    pub fn after(&self, cursor: u64) -> Next {
-        let events = self.lock();
+    pub fn read_after(&self, cursor: u64) -> JournalRead {
+        let events = self.events();
         if cursor < events.complete_after || cursor > events.last {
-            return Next::Lost(events.last);
+            return JournalRead::Lost(events.last);
         }
-        let from = events.kept.partition_point(|(number, _)| *number <= cursor);
-        let batch: Vec<_> = events.kept.iter().skip(from).take(BATCH_EVENTS).collect();
+        let from = events.retained.partition_point(|(number, _)| *number <= cursor);
+        let batch: Vec<_> = events.retained.iter().skip(from).take(BATCH_EVENTS).collect();
         match batch.last() {
-            Some((number, _)) => Next::Events(batch.iter().map(|(_, event)| event.clone()).collect(), *number),
-            None if events.is_over => Next::Over,
-            None => Next::Nothing,
+            Some((number, _)) => JournalRead::Events(batch.iter().map(|(_, event)| event.clone()).collect(), *number),
+            None if events.is_ended => JournalRead::Ended,
+            None => JournalRead::Empty,
         }
     }
 
     pub fn last(&self) -> u64 {
-        self.lock().last
+        self.events().last
     }
 
-    pub fn changed(&self) -> watch::Receiver<u64> {
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.last.subscribe()
     }
 
@@ -116,23 +116,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_gets_each_event_once_or_is_told_that_some_are_gone() {
+    fn a_reader_gets_each_event_once_or_learns_that_some_are_lost() {
         let journal = Journal::new(10);
-        assert!(matches!(journal.after(9), Next::Lost(10)));
-        assert!(matches!(journal.after(10), Next::Nothing));
-        assert!(matches!(journal.after(11), Next::Lost(10)), "a cursor of the future is not ours");
+        assert!(matches!(journal.read_after(9), JournalRead::Lost(10)));
+        assert!(matches!(journal.read_after(10), JournalRead::Empty));
+        assert!(matches!(journal.read_after(11), JournalRead::Lost(10)), "a cursor of the future is not ours");
         for number in 11..=13 {
             journal.append(number, Bytes::from_static(b"x"));
             journal.publish(number);
         }
-        assert!(matches!(journal.after(11), Next::Events(events, 13) if events.len() == 2));
+        assert!(matches!(journal.read_after(11), JournalRead::Events(events, 13) if events.len() == 2));
         for number in 14..=15 {
             journal.append(number, Bytes::from(vec![0; MAX_BYTES]));
             journal.publish(number);
         }
-        assert!(matches!(journal.after(13), Next::Lost(15)));
-        assert!(matches!(journal.after(14), Next::Events(events, 15) if events.len() == 1));
+        assert!(matches!(journal.read_after(13), JournalRead::Lost(15)));
+        assert!(matches!(journal.read_after(14), JournalRead::Events(events, 15) if events.len() == 1));
         journal.end();
-        assert!(matches!(journal.after(15), Next::Over));
+        assert!(matches!(journal.read_after(15), JournalRead::Ended));
     }
 }

@@ -17,119 +17,119 @@ use tokio::sync::oneshot;
 use super::{
     inotify::{AddError, Inotify},
     journal::Journal,
-    tree::{Teller, Tree},
+    watched_tree::{EventPublisher, WatchedTree},
 };
-use crate::files::{ChangeLog, FileStore, Root, SandboxPath, refusal, refuse_kernel_files};
+use crate::files::{ChangeLog, FileStore, Root, SandboxPath, file_error, refuse_kernel_files};
 
 /// Maximum number of different directories watched at once. Any number of readers share each.
 const MAX_TREES: usize = 16;
 /// How long a tree is watched after its last reader has gone. A reader that resumes in this time misses nothing.
 const LINGER: Duration = Duration::from_secs(60);
 /// Interval of checks whether watched directories still exist.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Handle to the watching thread.
-pub struct Watching {
-    life: String,
+pub struct WatchService {
+    run_id: String,
     numbers: Arc<AtomicU64>,
     limit: u32,
-    running: Arc<Mutex<Option<Running>>>,
+    running: Arc<Mutex<Option<RunningThread>>>,
 }
 
-struct Running {
-    commands: mpsc::Sender<Watch>,
-    wake: Arc<OwnedFd>,
+struct RunningThread {
+    requests: mpsc::Sender<WatchRequest>,
+    wake_fd: Arc<OwnedFd>,
 }
 
-struct Watch {
+struct WatchRequest {
     path: SandboxPath,
     recursive: bool,
-    answer: oneshot::Sender<Result<Reader, ApiError>>,
+    result_sender: oneshot::Sender<Result<JournalReader, ApiError>>,
 }
 
 /// A reader of a tree's journal.
-pub struct Reader {
+pub struct JournalReader {
     pub journal: Arc<Journal>,
-    wake: Arc<OwnedFd>,
+    wake_fd: Arc<OwnedFd>,
 }
 
-impl Drop for Reader {
+impl Drop for JournalReader {
     fn drop(&mut self) {
         self.journal.remove_reader();
-        wake(&self.wake);
+        wake_thread(&self.wake_fd);
     }
 }
 
-fn wake(fd: &OwnedFd) {
+fn wake_thread(fd: &OwnedFd) {
     // Full means that the thread is being woken already.
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
-impl Watching {
+impl WatchService {
     pub fn new(limit: u32) -> Self {
-        let life = RequestId::new().as_str().trim_start_matches("req_").to_owned();
-        Self { life, numbers: Arc::default(), limit, running: Arc::default() }
+        let run_id = RequestId::new().as_str().trim_start_matches("req_").to_owned();
+        Self { run_id, numbers: Arc::default(), limit, running: Arc::default() }
     }
 
     /// The prefix of this run's cursors.
-    pub fn life(&self) -> &str {
-        &self.life
+    pub fn run_id(&self) -> &str {
+        &self.run_id
     }
 
     /// Watches a directory, or joins the readers of one that is already watched.
-    pub async fn watch(&self, store: &FileStore, path: SandboxPath, recursive: bool) -> Result<Reader, ApiError> {
-        let (answer, answered) = oneshot::channel();
-        self.ask(store, Watch { path, recursive, answer })?;
-        answered.await.map_err(|_| failed("the watching thread ended"))?
+    pub async fn watch(&self, store: &FileStore, path: SandboxPath, recursive: bool) -> Result<JournalReader, ApiError> {
+        let (result_sender, result) = oneshot::channel();
+        self.send_request(store, WatchRequest { path, recursive, result_sender })?;
+        result.await.map_err(|_| watch_failed("the watching thread ended"))?
     }
 
-    fn ask(&self, store: &FileStore, watch: Watch) -> Result<(), ApiError> {
+    fn send_request(&self, store: &FileStore, request: WatchRequest) -> Result<(), ApiError> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if running.is_none() {
             *running = Some(self.start(store)?);
         }
-        let Some(thread) = running.as_ref() else { return Err(failed("the watching thread ended")) };
-        thread.commands.send(watch).map_err(|_| failed("the watching thread ended"))?;
-        wake(&thread.wake);
+        let Some(watch_thread) = running.as_ref() else { return Err(watch_failed("the watching thread ended")) };
+        watch_thread.requests.send(request).map_err(|_| watch_failed("the watching thread ended"))?;
+        wake_thread(&watch_thread.wake_fd);
         Ok(())
     }
 
-    fn start(&self, store: &FileStore) -> Result<Running, ApiError> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?);
-        let (commands, receiver) = mpsc::channel();
-        let thread = Thread {
-            inotify: Inotify::new(self.limit).map_err(|e| failed(format!("the kernel gives no more watching instances: {e}")))?,
+    fn start(&self, store: &FileStore) -> Result<RunningThread, ApiError> {
+        let wake_fd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(watch_failed)?);
+        let (requests, receiver) = mpsc::channel();
+        let watch_thread = WatchThread {
+            inotify: Inotify::new(self.limit).map_err(|e| watch_failed(format!("the kernel gives no more watching instances: {e}")))?,
             trees: HashMap::new(),
             next_tree: 0,
-            commands: receiver,
-            wake: wake.clone(),
-            life: self.life.clone(),
+            requests: receiver,
+            wake_fd: wake_fd.clone(),
+            run_id: self.run_id.clone(),
             numbers: self.numbers.clone(),
             changes: store.changes(),
             running: self.running.clone(),
         };
-        store.workers().spawn("watch", move |root| thread.run(root)).map_err(failed)?;
-        Ok(Running { commands, wake })
+        store.workers().spawn("watch", move |root| watch_thread.run(root)).map_err(watch_failed)?;
+        Ok(RunningThread { requests, wake_fd })
     }
 }
 
-fn failed(why: impl std::fmt::Display) -> ApiError {
+fn watch_failed(why: impl std::fmt::Display) -> ApiError {
     ApiError::new(ErrorCode::Internal, format!("files can't be watched: {why}"))
 }
 
-struct Thread {
+struct WatchThread {
     inotify: Inotify,
-    trees: HashMap<u64, Tree>,
+    trees: HashMap<u64, WatchedTree>,
     next_tree: u64,
-    commands: mpsc::Receiver<Watch>,
-    wake: Arc<OwnedFd>,
-    life: String,
+    requests: mpsc::Receiver<WatchRequest>,
+    wake_fd: Arc<OwnedFd>,
+    run_id: String,
     numbers: Arc<AtomicU64>,
     changes: Arc<ChangeLog>,
-    running: Arc<Mutex<Option<Running>>>,
+    running: Arc<Mutex<Option<RunningThread>>>,
 }
 
-impl Thread {
+impl WatchThread {
     fn run(mut self, root: &Root) {
         self.changes.set_watched(true);
         match cobox_kernel::own_working_directory() {
@@ -146,20 +146,20 @@ impl Thread {
     /// Waits for work and does it. Returns false when there is no reader left.
     fn step(&mut self, root: &Root) -> bool {
         self.wait();
-        while let Ok(watch) = self.commands.try_recv() {
-            self.take(root, watch);
+        while let Ok(request) = self.requests.try_recv() {
+            self.answer_request(root, request);
         }
         self.read_events();
-        let (now, teller) = (Instant::now(), Teller { life: &self.life, numbers: &self.numbers, changes: &self.changes });
+        let (now, publisher) = (Instant::now(), EventPublisher { run_id: &self.run_id, numbers: &self.numbers, changes: &self.changes });
         for tree in self.trees.values_mut() {
             if tree.due().is_some_and(|at| at <= now) {
-                tree.flush(&mut self.inotify, &teller);
+                tree.flush(&mut self.inotify, &publisher);
             }
-            tree.check_top(&mut self.inotify, &teller);
+            tree.check_root(&mut self.inotify, &publisher);
             tree.unread_since = if tree.journal.has_readers() { None } else { tree.unread_since.or(Some(now)) };
         }
-        let is_over = |tree: &Tree| tree.is_gone || tree.unread_since.is_some_and(|since| since + LINGER <= now);
-        for (_, mut tree) in self.trees.extract_if(|_, tree| is_over(tree)) {
+        let is_unused = |tree: &WatchedTree| tree.is_gone || tree.unread_since.is_some_and(|since| since + LINGER <= now);
+        for (_, mut tree) in self.trees.extract_if(|_, tree| is_unused(tree)) {
             tree.stop(&mut self.inotify);
         }
         if !self.trees.is_empty() {
@@ -168,10 +168,10 @@ impl Thread {
         // While the lock is held no request can be added.
         let running = self.running.clone();
         let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.commands.try_recv() {
-            Ok(watch) => {
+        match self.requests.try_recv() {
+            Ok(request) => {
                 drop(running);
-                self.take(root, watch);
+                self.answer_request(root, request);
                 true
             }
             Err(_) => {
@@ -184,56 +184,57 @@ impl Thread {
     }
 
     fn wait(&self) {
-        let due = self.trees.values().filter_map(Tree::due).min();
-        let timeout = due.map_or(LOOK_EVERY, |at| at.saturating_duration_since(Instant::now()).min(LOOK_EVERY));
+        let due = self.trees.values().filter_map(WatchedTree::due).min();
+        let timeout = due.map_or(CHECK_INTERVAL, |at| at.saturating_duration_since(Instant::now()).min(CHECK_INTERVAL));
         let timeout = Timespec::try_from(timeout).ok();
         let mut fds =
-            [PollFd::new(&self.inotify, PollFlags::IN), PollFd::from_borrowed_fd(std::os::fd::AsFd::as_fd(&*self.wake), PollFlags::IN)];
+            [PollFd::new(&self.inotify, PollFlags::IN), PollFd::from_borrowed_fd(std::os::fd::AsFd::as_fd(&*self.wake_fd), PollFlags::IN)];
         // Whether interrupted or not, the caller then checks everything.
         let _ = poll(&mut fds, timeout.as_ref());
         // Empty if something else ended the wait.
-        let _ = rustix::io::read(&*self.wake, &mut [0u8; 8]);
+        let _ = rustix::io::read(&*self.wake_fd, &mut [0u8; 8]);
     }
 
     fn read_events(&mut self) {
-        let teller = Teller { life: &self.life, numbers: &self.numbers, changes: &self.changes };
+        let publisher = EventPublisher { run_id: &self.run_id, numbers: &self.numbers, changes: &self.changes };
         for event in self.inotify.read() {
             if event.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
                 for tree in self.trees.values_mut() {
-                    tree.kernel_overflow(&mut self.inotify, &teller);
+                    tree.kernel_overflow(&mut self.inotify, &publisher);
                 }
                 continue;
             }
             for tree in self.trees.values_mut().filter(|t| t.is_watching(event.wd)) {
                 if event.flags.contains(ReadFlags::IGNORED) {
-                    tree.ignored(event.wd, &mut self.inotify);
+                    tree.handle_removed_watch(event.wd, &mut self.inotify);
                 } else {
-                    tree.take(event.wd, event.flags, event.cookie, event.name.as_deref(), &mut self.inotify, &teller);
+                    tree.handle_event(event.wd, event.flags, event.cookie, event.name.as_deref(), &mut self.inotify, &publisher);
                 }
             }
         }
     }
 
-    fn take(&mut self, root: &Root, watch: Watch) {
-        let reader = self.reader(root, &watch);
+    fn answer_request(&mut self, root: &Root, request: WatchRequest) {
+        let reader = self.reader(root, &request);
         // An error means that the request has gone. It returns the reader, which is dropped.
-        let _ = watch.answer.send(reader);
+        let _ = request.result_sender.send(reader);
     }
 
-    fn reader(&mut self, root: &Root, watch: &Watch) -> Result<Reader, ApiError> {
-        let key = (crate::fs::base_of(&watch.path), watch.recursive);
+    fn reader(&mut self, root: &Root, request: &WatchRequest) -> Result<JournalReader, ApiError> {
+        let key = (crate::fs::path_prefix(&request.path), request.recursive);
         let journal = match self.trees.values().find(|t| t.key == key && !t.is_gone) {
             Some(tree) => tree.journal.clone(),
-            None => self.plant(root, &watch.path, key)?,
+            None => self.start_tree(root, &request.path, key)?,
         };
         journal.add_reader();
-        Ok(Reader { journal, wake: self.wake.clone() })
+        Ok(JournalReader { journal, wake_fd: self.wake_fd.clone() })
     }
 
-    fn plant(&mut self, root: &Root, path: &SandboxPath, key: (Vec<u8>, bool)) -> Result<Arc<Journal>, ApiError> {
+    fn start_tree(&mut self, root: &Root, path: &SandboxPath, key: (Vec<u8>, bool)) -> Result<Arc<Journal>, ApiError> {
         if self.trees.len() >= MAX_TREES {
-            let unread = self.trees.iter().filter(|(_, t)| !t.journal.has_readers()).min_by_key(|(_, t)| t.unread_since).map(|(id, _)| *id);
-            let Some(mut oldest) = unread.and_then(|id| self.trees.remove(&id)) else {
+            let longest_unread =
+                self.trees.iter().filter(|(_, t)| !t.journal.has_readers()).min_by_key(|(_, t)| t.unread_since).map(|(id, _)| *id);
+            let Some(mut oldest) = longest_unread.and_then(|id| self.trees.remove(&id)) else {
                 let message =
                     format!("{MAX_TREES} different directories are already being watched here; watch one above them, or try again later");
                 return Err(ApiError::new(ErrorCode::RateLimited, message));
@@ -241,11 +242,11 @@ impl Thread {
             oldest.stop(&mut self.inotify);
         }
         let opened = root.open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY).and_then(|fd| refuse_kernel_files(&fd).map(|()| fd));
-        let directory = opened.map_err(|e| refusal(e, path))?;
-        let teller = Teller { life: &self.life, numbers: &self.numbers, changes: &self.changes };
-        let tree = Tree::start(key, directory, &mut self.inotify, &teller).map_err(|e| match e {
+        let directory = opened.map_err(|e| file_error(e, path))?;
+        let publisher = EventPublisher { run_id: &self.run_id, numbers: &self.numbers, changes: &self.changes };
+        let tree = WatchedTree::start(key, directory, &mut self.inotify, &publisher).map_err(|e| match e {
             AddError::Limit(message) => ApiError::new(ErrorCode::RateLimited, message),
-            AddError::Refused(errno) => refusal(errno, path),
+            AddError::Refused(errno) => file_error(errno, path),
         })?;
         let journal = tree.journal.clone();
         self.next_tree += 1;

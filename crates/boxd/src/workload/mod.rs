@@ -2,20 +2,20 @@
 //! parent, observes their end. `init`, the first process of their namespaces, signals and ends them.
 
 mod init;
-mod limits;
-mod link;
-mod memory;
+mod memory_limiter;
+mod messages;
 mod namespace;
-mod proc;
-mod running;
+mod process_table;
+mod process_tree;
+mod procfs;
+mod protected_limits;
 mod seccomp;
-mod spares;
-mod starter;
+mod spawner;
+mod standby_pool;
 mod stdio;
-mod tree;
 
 pub use cobox_kernel::{MAX_EXEC_ARGS_BYTES, STRING_OVERHEAD_BYTES};
-pub use namespace::{Links, start};
+pub use namespace::{WorkloadSockets, start};
 pub use stdio::Stdio;
 
 use std::{
@@ -32,14 +32,14 @@ use std::{
 
 use cobox_kernel::{MAX_INLINE_BYTES, Program, StartStep, child_events, is_stopped};
 use cobox_protocol::control::{BoxdConfig, Workload};
-use link::{Order, Report, Root};
-use running::{End, Running, Table};
+use messages::{Order, ProgramRef, Report};
+use process_table::{ProcessOutcome, ProcessTable, RunningProgram};
 use rustix::{
     fs::{MemfdFlags, Mode, OFlags, memfd_create, open},
     net::{RecvFlags, SendFlags, recv},
 };
-use spares::{Spare, Spares};
-use stdio::Ends;
+use standby_pool::{StandbyPool, StandbyProcess};
+use stdio::StdioEnds;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::{Notify, oneshot, watch},
@@ -49,17 +49,17 @@ use tokio::{
 /// machine too.
 const START_WITHIN: Duration = Duration::from_secs(10);
 /// A program that has not begun after this time may have been stopped, so it gets SIGCONT.
-const NUDGE_AFTER: Duration = Duration::from_millis(50);
+const RESUME_AFTER: Duration = Duration::from_millis(50);
 /// Standby processes to try one after the other if each turns out to have been killed.
-const MAX_TRIES: usize = 5;
+const MAX_ATTEMPTS: usize = 5;
 /// Maximum number of signals queued while init is busy: more than any well-behaved client sends.
 const MAX_WAITING_ORDERS: usize = 256;
 /// Delay before an order is retried when the socket buffer was full.
-const LINK_FULL_PAUSE: Duration = Duration::from_millis(1);
+const SOCKET_FULL_PAUSE: Duration = Duration::from_millis(1);
 
 /// The program to start.
 #[derive(Clone, Debug)]
-pub struct Command {
+pub struct ProgramSpec {
     pub argv: Vec<Vec<u8>>,
     /// In addition to the sandbox's own environment. Each name occurs once.
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
@@ -79,18 +79,18 @@ pub struct Process {
     pub pty: Option<OwnedFd>,
     /// The mark of the process tree.
     seq: u64,
-    given: Given,
-    shared: Arc<Shared>,
+    assigned: AssignedProcess,
+    state: Arc<WorkloadState>,
 }
 
 /// A standby process that has received its order.
-struct Given {
+struct AssignedProcess {
     /// The pid for boxd, and the pid in the sandbox, which the program itself sees.
     pid: i32,
-    number: i32,
+    sandbox_pid: i32,
     /// The other end closes when the program is executed. Before that, the failed step can be read from it.
     socket: Arc<OwnedFd>,
-    end: watch::Receiver<Option<End>>,
+    outcome: watch::Receiver<Option<ProcessOutcome>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,60 +102,60 @@ pub struct Exit {
 
 /// Handle to all programs in the sandbox.
 #[derive(Clone)]
-pub struct Workloads(Arc<Shared>);
+pub struct Workloads(Arc<WorkloadState>);
 
-struct Shared {
+struct WorkloadState {
     init: AsyncFd<OwnedFd>,
-    starter: AsyncFd<OwnedFd>,
+    spawner: AsyncFd<OwnedFd>,
     null: OwnedFd,
     workload: Workload,
     /// Whether init checks the programs' memory while any are running.
-    is_watched: bool,
+    init_checks_memory: bool,
     /// Sequence number of programs and of orders.
     seq: AtomicU64,
-    table: Mutex<Table>,
-    spares: Spares,
-    /// Notified when an ended program was reaped late: it may have hidden others from [`running::reap`].
-    reaped_late: Notify,
+    table: Mutex<ProcessTable>,
+    standby_pool: StandbyPool,
+    /// Notified when an ended program was reaped late: it may have hidden others from [`process_table::reap_ended_children`].
+    late_reap: Notify,
     /// Signals that did not fit into init's socket buffer yet, in order. The task started with the first of them sends
     /// all.
-    waiting: Mutex<VecDeque<Order>>,
+    queued_orders: Mutex<VecDeque<Order>>,
 }
 
 impl Workloads {
     /// Takes over the links returned by [`start`]. `ended` resolves when init or the spawner has exited, and all
     /// programs with it. Must be called while the process has one thread, because it blocks a signal.
-    pub fn new(links: Links, config: &BoxdConfig) -> io::Result<(Self, tokio::task::JoinHandle<()>)> {
-        let watched = |link: OwnedFd| {
-            rustix::io::ioctl_fionbio(&link, true)?;
-            cobox_kernel::register_fd(link, Interest::READABLE)
+    pub fn new(sockets: WorkloadSockets, config: &BoxdConfig) -> io::Result<(Self, tokio::task::JoinHandle<()>)> {
+        let register = |socket: OwnedFd| {
+            rustix::io::ioctl_fionbio(&socket, true)?;
+            cobox_kernel::register_fd(socket, Interest::READABLE)
         };
-        let children = watched(child_events()?)?;
-        let shared = Arc::new(Shared {
-            init: watched(links.init)?,
-            starter: watched(links.starter)?,
+        let children = register(child_events()?)?;
+        let state = Arc::new(WorkloadState {
+            init: register(sockets.init)?,
+            spawner: register(sockets.spawner)?,
             null: open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?,
             workload: config.workload.clone(),
-            is_watched: config.limits.memory_bytes.is_some(),
+            init_checks_memory: config.limits.memory_bytes.is_some(),
             seq: AtomicU64::new(1),
             table: Mutex::default(),
-            spares: Spares::default(),
-            reaped_late: Notify::new(),
-            waiting: Mutex::default(),
+            standby_pool: StandbyPool::default(),
+            late_reap: Notify::new(),
+            queued_orders: Mutex::default(),
         });
-        shared.keep_spares();
-        let of_all = shared.clone();
+        state.replenish_standby();
+        let task_state = state.clone();
         let ended = tokio::spawn(async move {
             tokio::select! {
-                () = listen(&of_all, &of_all.init) => {}
-                () = listen(&of_all, &of_all.starter) => {}
-                () = running::reap(&of_all, children) => {}
+                () = handle_reports(&task_state, &task_state.init) => {}
+                () = handle_reports(&task_state, &task_state.spawner) => {}
+                () = process_table::reap_ended_children(&task_state, children) => {}
             }
             // Dropping the senders wakes everything that waits.
-            *of_all.table() = Table::default();
-            of_all.spares.clear();
+            *task_state.table() = ProcessTable::default();
+            task_state.standby_pool.clear();
         });
-        Ok((Self(shared), ended))
+        Ok((Self(state), ended))
     }
 
     pub fn work_dir(&self) -> &str {
@@ -169,10 +169,10 @@ impl Workloads {
 
     /// Starts a program and waits until it has been executed. The error is that of the failed step: `NotFound` if there
     /// is no such program. [`is_bad_cwd`] recognizes a working directory that can't be entered.
-    pub async fn spawn(&self, command: Command) -> io::Result<Process> {
-        let process = self.launch(command).await?;
-        match tokio::time::timeout(START_WITHIN, process.begun()).await {
-            Ok(begun) => begun.map(|()| process),
+    pub async fn spawn(&self, spec: ProgramSpec) -> io::Result<Process> {
+        let process = self.launch(spec).await?;
+        match tokio::time::timeout(START_WITHIN, process.wait_until_executed()).await {
+            Ok(executed) => executed.map(|()| process),
             // Another program may have stopped the process before it executed the program. It would then never report
             // anything.
             Err(_) => {
@@ -187,27 +187,27 @@ impl Workloads {
     /// Starts a program without waiting for its execution. If that fails, the process ends at once and
     /// [`Process::start_failure`] returns the reason. If this future is dropped before it completes, nothing was
     /// started.
-    pub async fn launch(&self, command: Command) -> io::Result<Process> {
-        let shared = &self.0;
-        let seq = shared.next();
-        let block = self.program(&command, seq)?.encode()?;
+    pub async fn launch(&self, spec: ProgramSpec) -> io::Result<Process> {
+        let state = &self.0;
+        let seq = state.next_seq();
+        let block = self.build_program(&spec, seq)?.encode()?;
         let file = if block.len() > MAX_INLINE_BYTES { Some(memory_file(&block)?) } else { None };
         // A long order is in the file, and the packet contains its length.
         let length = (block.len() as u64).to_ne_bytes();
         let packet = if file.is_some() { &length } else { block.as_slice() };
-        for _ in 0..MAX_TRIES {
-            let mut spare = shared.spare().await?;
-            let ends = match (command.stdio, spare.ends.take()) {
+        for _ in 0..MAX_ATTEMPTS {
+            let mut standby = state.take_standby().await?;
+            let ends = match (spec.stdio, standby.ends.take()) {
                 (Stdio::Pipes { stdin: false }, Some(ends)) => ends,
-                (stdio, _) => Ends::open(stdio)?,
+                (stdio, _) => StdioEnds::open(stdio)?,
             };
-            let fds: Vec<_> = ends.theirs(shared.null.as_fd()).into_iter().chain(file.as_ref().map(AsFd::as_fd)).collect();
-            if let Some(given) = shared.give(spare, seq, packet, &fds)? {
-                shared.keep_spares();
-                let Ends { stdin, stdout, stderr, pty, .. } = ends;
-                let process = Process { stdin, stdout, stderr, pty, seq, given, shared: shared.clone() };
+            let fds: Vec<_> = ends.child_fds(state.null.as_fd()).into_iter().chain(file.as_ref().map(AsFd::as_fd)).collect();
+            if let Some(assigned) = state.assign(standby, seq, packet, &fds)? {
+                state.replenish_standby();
+                let StdioEnds { stdin, stdout, stderr, pty, .. } = ends;
+                let process = Process { stdin, stdout, stderr, pty, seq, assigned, state: state.clone() };
                 // Programs that run as the same user may have stopped the standby process.
-                if is_stopped(process.given.pid) {
+                if is_stopped(process.assigned.pid) {
                     process.signal(libc::SIGCONT);
                 }
                 return Ok(process);
@@ -219,38 +219,38 @@ impl Workloads {
     /// Forbids all programs to enlarge files, or allows it again.
     pub async fn stop_writers(&self, stop: bool) -> io::Result<()> {
         // First the limit that new programs inherit, then the running ones.
-        for link in [&self.0.starter, &self.0.init] {
-            let seq = self.0.next();
-            let obeyed = self.0.table().order(seq, None);
-            self.0.give_order(link, seq, Order::StopWriters { seq, stop }, obeyed).await?;
+        for socket in [&self.0.spawner, &self.0.init] {
+            let seq = self.0.next_seq();
+            let completed = self.0.table().register_order(seq, None);
+            self.0.execute_order(socket, seq, Order::StopWriters { seq, stop }, completed).await?;
         }
         Ok(())
     }
 
-    fn program(&self, command: &Command, mark: u64) -> io::Result<Program> {
-        let w = &self.0.workload;
+    fn build_program(&self, spec: &ProgramSpec, mark: u64) -> io::Result<Program> {
+        let workload = &self.0.workload;
         let defaults: [(&str, &str); 6] = [
             ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
-            ("HOME", &w.home),
-            ("USER", &w.user),
-            ("LOGNAME", &w.user),
+            ("HOME", &workload.home),
+            ("USER", &workload.user),
+            ("LOGNAME", &workload.user),
             ("LANG", "C.UTF-8"),
             ("COBOX_SANDBOX", "1"),
         ];
-        if command.env.iter().any(|(name, _)| name.is_empty() || name.contains(&b'=')) {
+        if spec.env.iter().any(|(name, _)| name.is_empty() || name.contains(&b'=')) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a variable's name can't be empty or hold `=`"));
         }
         // Precedence: the variables of this command, then those of the sandbox, then the defaults.
-        let made_with = w.env.0.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        let is_set = |name: &str| command.env.iter().any(|(other, _)| other == name.as_bytes());
-        let defaults = defaults.into_iter().filter(|(name, _)| !w.env.0.contains_key(*name)).chain(made_with);
+        let sandbox_env = workload.env.0.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let is_set = |name: &str| spec.env.iter().any(|(other, _)| other == name.as_bytes());
+        let defaults = defaults.into_iter().filter(|(name, _)| !workload.env.0.contains_key(*name)).chain(sandbox_env);
         let defaults = defaults.filter(|(name, _)| !is_set(name)).map(|(name, value)| (name.as_bytes(), value.as_bytes()));
-        let env = defaults.chain(command.env.iter().map(|(name, value)| (name.as_slice(), value.as_slice())));
+        let env = defaults.chain(spec.env.iter().map(|(name, value)| (name.as_slice(), value.as_slice())));
         Ok(Program {
             mark,
-            is_terminal: matches!(command.stdio, Stdio::Pty { .. }),
-            cwd: command.cwd.clone().unwrap_or_else(|| w.work_dir.clone().into_bytes()),
-            argv: command.argv.clone(),
+            is_terminal: matches!(spec.stdio, Stdio::Pty { .. }),
+            cwd: spec.cwd.clone().unwrap_or_else(|| workload.work_dir.clone().into_bytes()),
+            argv: spec.argv.clone(),
             env: env.map(|(name, value)| [name, b"=", value].concat()).collect(),
         })
     }
@@ -258,32 +258,32 @@ impl Workloads {
 
 impl Process {
     /// Resolves when the process has executed the program or has failed to.
-    async fn begun(&self) -> io::Result<()> {
-        let socket = cobox_kernel::register_fd(self.given.socket.try_clone()?, Interest::READABLE)?;
-        let hear = |fd: &OwnedFd| {
-            let mut said = [0; 5];
+    async fn wait_until_executed(&self) -> io::Result<()> {
+        let socket = cobox_kernel::register_fd(self.assigned.socket.try_clone()?, Interest::READABLE)?;
+        let peek_failure = |fd: &OwnedFd| {
+            let mut failure_bytes = [0; 5];
             // Only peeks: the code that handles the end of the process reads it too.
-            let (_, length) = recv(fd, &mut said, RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
-            Ok((length > 0).then_some(said))
+            let (_, length) = recv(fd, &mut failure_bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
+            Ok((length > 0).then_some(failure_bytes))
         };
-        let mut heard = pin!(socket.async_io(Interest::READABLE, hear));
-        let said = match tokio::time::timeout(NUDGE_AFTER, &mut heard).await {
-            Ok(heard) => heard?,
+        let mut pending = pin!(socket.async_io(Interest::READABLE, peek_failure));
+        let failure_bytes = match tokio::time::timeout(RESUME_AFTER, &mut pending).await {
+            Ok(failure) => failure?,
             Err(_) => {
-                self.nudge();
-                heard.await?
+                self.resume_if_stopped();
+                pending.await?
             }
         };
-        match said {
+        match failure_bytes {
             None => Ok(()),
-            Some([step, a, b, c, d]) => Err(failure(step, i32::from_le_bytes([a, b, c, d]))),
+            Some([step, a, b, c, d]) => Err(start_error(step, i32::from_le_bytes([a, b, c, d]))),
         }
     }
 
     /// Continues the process if it was stopped before it executed the program. The stop signal may have been pending
     /// when the process received its order.
-    pub fn nudge(&self) {
-        let has_begun = recv(&*self.given.socket, &mut [0u8; 5], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok();
+    pub fn resume_if_stopped(&self) {
+        let has_begun = recv(&*self.assigned.socket, &mut [0u8; 5], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok();
         if !has_begun {
             self.signal(libc::SIGCONT);
         }
@@ -291,15 +291,15 @@ impl Process {
 
     /// The program's pid in the sandbox; `None` if it was never executed.
     pub fn pid(&self) -> Option<i32> {
-        self.start_failure().is_none().then_some(self.given.number)
+        self.start_failure().is_none().then_some(self.assigned.sandbox_pid)
     }
 
     /// Resolves when the program itself has ended. May be called repeatedly.
     pub async fn wait(&self) -> Exit {
-        let mut end = self.given.end.clone();
-        match end.wait_for(Option::is_some).await.map(|end| *end) {
-            Ok(Some(End::Exited(exit))) => exit,
-            Ok(Some(End::NotStarted { .. })) => NOT_STARTED,
+        let mut outcome = self.assigned.outcome.clone();
+        match outcome.wait_for(Option::is_some).await.map(|outcome| *outcome) {
+            Ok(Some(ProcessOutcome::Exited(exit))) => exit,
+            Ok(Some(ProcessOutcome::NotStarted { .. })) => NOT_STARTED,
             // Init has exited, and the program with it.
             Ok(None) | Err(_) => KILLED,
         }
@@ -307,44 +307,44 @@ impl Process {
 
     /// Why an ended program was never executed.
     pub fn start_failure(&self) -> Option<io::Error> {
-        match *self.given.end.borrow() {
-            Some(End::NotStarted { step, errno }) => Some(failure(step, errno)),
+        match *self.assigned.outcome.borrow() {
+            Some(ProcessOutcome::NotStarted { step, errno }) => Some(start_error(step, errno)),
             _ => None,
         }
     }
 
     /// Signals the program's process group while the program runs.
     pub fn signal(&self, signal: i32) {
-        let (seq, group) = (self.shared.next(), self.given.number);
-        self.post(seq, |is_running| is_running.then_some(Order::Signal { seq, group, signal }));
+        let (seq, group) = (self.state.next_seq(), self.assigned.sandbox_pid);
+        self.queue_order(seq, |is_running| is_running.then_some(Order::Signal { seq, group, signal }));
     }
 
     /// Signals the program and all its descendants.
     pub fn signal_tree(&self, signal: i32) {
-        let seq = self.shared.next();
-        self.post(seq, |is_running| Some(Order::SignalTree { seq, program: self.root(is_running), signal }));
+        let seq = self.state.next_seq();
+        self.queue_order(seq, |is_running| Some(Order::SignalTree { seq, program: self.program_ref(is_running), signal }));
     }
 
     /// Ends the program and all its descendants, including daemons, at once. If the program has already ended, this
     /// ends what it left behind.
     pub async fn kill_tree(&self) {
-        let seq = self.shared.next();
-        let (is_running, obeyed) = self.shared.table().expect(seq, (self.given.pid, self.seq));
-        let order = Order::KillTree { seq, program: self.root(is_running) };
+        let seq = self.state.next_seq();
+        let (is_running, completed) = self.state.table().register_order_for(seq, (self.assigned.pid, self.seq));
+        let order = Order::KillTree { seq, program: self.program_ref(is_running) };
         // An error means that init has exited, and the process tree with it.
-        let _ = self.shared.give_order(&self.shared.init, seq, order, obeyed).await;
+        let _ = self.state.execute_order(&self.state.init, seq, order, completed).await;
     }
 
-    fn root(&self, is_running: bool) -> Root {
-        Root { mark: self.seq, pid: is_running.then_some(self.given.number) }
+    fn program_ref(&self, is_running: bool) -> ProgramRef {
+        ProgramRef { mark: self.seq, pid: is_running.then_some(self.assigned.sandbox_pid) }
     }
 
     /// Sends an order without waiting for its completion.
-    fn post(&self, seq: u64, order: impl FnOnce(bool) -> Option<Order>) {
-        let (is_running, _) = self.shared.table().expect(seq, (self.given.pid, self.seq));
+    fn queue_order(&self, seq: u64, order: impl FnOnce(bool) -> Option<Order>) {
+        let (is_running, _) = self.state.table().register_order_for(seq, (self.assigned.pid, self.seq));
         match order(is_running) {
-            Some(order) => self.shared.post(seq, order),
-            None => self.shared.obeyed(seq),
+            Some(order) => self.state.queue_order(seq, order),
+            None => self.state.complete_order(seq),
         }
     }
 }
@@ -353,127 +353,135 @@ impl Process {
 const NOT_STARTED: Exit = Exit { code: 126, signal: None };
 const KILLED: Exit = Exit { code: 128 + libc::SIGKILL, signal: Some(libc::SIGKILL) };
 
-fn init_gone() -> io::Error {
+fn init_exited() -> io::Error {
     io::Error::new(io::ErrorKind::BrokenPipe, "the sandbox's init is gone")
 }
 
-impl Shared {
-    fn next(&self) -> u64 {
+impl WorkloadState {
+    fn next_seq(&self) -> u64 {
         self.seq.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ProcessTable> {
         // A panic while the lock is held leaves the table consistent: every change is one insert or remove.
         self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// An order was carried out, or never will be.
-    fn obeyed(&self, order: u64) {
-        if self.table().obeyed(order) {
-            self.reaped_late.notify_one();
+    fn complete_order(&self, order: u64) {
+        if self.table().complete_order(order) {
+            self.late_reap.notify_one();
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<Order>> {
+    fn queued_orders(&self) -> MutexGuard<'_, VecDeque<Order>> {
         // Each change is one push or pop, so a panic leaves the queue consistent.
-        self.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.queued_orders.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Sends a standby process its order. `None` if the process has ended.
-    fn give(self: &Arc<Self>, spare: Spare, seq: u64, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<Given>> {
-        let Spare { pid, number, socket, .. } = spare;
-        let (tell, end) = watch::channel(None);
+    fn assign(
+        self: &Arc<Self>,
+        standby: StandbyProcess,
+        seq: u64,
+        packet: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> io::Result<Option<AssignedProcess>> {
+        let StandbyProcess { pid, sandbox_pid, socket, .. } = standby;
+        let (outcome_sender, outcome) = watch::channel(None);
         let mut table = self.table();
-        if let Err(e) = link::send_packet(&socket, packet, fds, SendFlags::DONTWAIT) {
+        if let Err(e) = messages::send_packet(&socket, packet, fds, SendFlags::DONTWAIT) {
             // Where programs run as the same user as standby processes, they can kill them.
             return if e.kind() == io::ErrorKind::BrokenPipe { Ok(None) } else { Err(e) };
         }
         let socket = Arc::new(socket);
         // The process is alive, so the pid is its own, and remains so while the table is locked.
-        table.add(pid, Running { seq, socket: socket.clone(), tell, orders: 0 });
+        table.add(pid, RunningProgram { seq, socket: socket.clone(), outcome_sender, pending_orders: 0 });
         drop(table);
-        if self.is_watched {
-            self.post(self.next(), Order::Watch);
+        if self.init_checks_memory {
+            self.queue_order(self.next_seq(), Order::WatchMemory);
         }
-        Ok(Some(Given { pid, number, socket, end }))
+        Ok(Some(AssignedProcess { pid, sandbox_pid, socket, outcome }))
     }
 
     /// Sends an order and waits for its completion.
-    async fn give_order(&self, link: &AsyncFd<OwnedFd>, seq: u64, order: Order, obeyed: oneshot::Receiver<()>) -> io::Result<()> {
-        let unsent = Unsent { shared: self, seq: Some(seq) };
-        send(link, &order).await?;
-        unsent.sent();
-        obeyed.await.map_err(|_| init_gone())
+    async fn execute_order(&self, socket: &AsyncFd<OwnedFd>, seq: u64, order: Order, completed: oneshot::Receiver<()>) -> io::Result<()> {
+        let unsent = UnsentOrder { state: self, seq: Some(seq) };
+        send(socket, &order).await?;
+        unsent.disarm();
+        completed.await.map_err(|_| init_exited())
     }
 
     /// Sends an order to init without waiting for its completion, after all earlier ones. Errors are ignored: if init
     /// has exited, so have the programs.
-    fn post(self: &Arc<Self>, seq: u64, order: Order) {
-        let mut waiting = self.waiting();
-        if waiting.is_empty() {
-            match link::send(self.init.get_ref(), &order, &[]) {
+    fn queue_order(self: &Arc<Self>, seq: u64, order: Order) {
+        let mut queued = self.queued_orders();
+        if queued.is_empty() {
+            match messages::send(self.init.get_ref(), &order, &[]) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 _ => return,
             }
-            let shared = self.clone();
+            let state = self.clone();
             tokio::spawn(async move {
                 loop {
-                    let Some(order) = shared.waiting().front().cloned() else { return };
+                    let Some(order) = state.queued_orders().front().cloned() else { return };
                     // An error means that init has exited.
-                    let _ = send(&shared.init, &order).await;
-                    shared.waiting().pop_front();
+                    let _ = send(&state.init, &order).await;
+                    state.queued_orders().pop_front();
                 }
             });
         }
-        if waiting.len() < MAX_WAITING_ORDERS {
-            waiting.push_back(order);
+        if queued.len() < MAX_WAITING_ORDERS {
+            queued.push_back(order);
         } else {
             tracing::warn!(?order, "init is busy, and so many signals wait for it that this one is not sent");
-            self.obeyed(seq);
+            self.complete_order(seq);
         }
     }
 }
 
 /// Unregisters an order that was never sent, so that it no longer keeps a pid reserved.
-struct Unsent<'a> {
-    shared: &'a Shared,
+struct UnsentOrder<'a> {
+    state: &'a WorkloadState,
     seq: Option<u64>,
 }
 
-impl Unsent<'_> {
-    fn sent(mut self) {
+impl UnsentOrder<'_> {
+    fn disarm(mut self) {
         self.seq = None;
     }
 }
 
-impl Drop for Unsent<'_> {
+impl Drop for UnsentOrder<'_> {
     fn drop(&mut self) {
         if let Some(seq) = self.seq {
-            self.shared.obeyed(seq);
+            self.state.complete_order(seq);
         }
     }
 }
 
 /// Sends an order as soon as the socket buffer has space.
-async fn send(link: &AsyncFd<OwnedFd>, order: &Order) -> io::Result<()> {
+async fn send(socket: &AsyncFd<OwnedFd>, order: &Order) -> io::Result<()> {
     // Polls instead of waiting for writability, which would wake boxd each time an order is taken. The buffer is only
     // full while the receiver is busy.
     loop {
-        match link::send(link.get_ref(), order, &[]) {
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(LINK_FULL_PAUSE).await,
+        match messages::send(socket.get_ref(), order, &[]) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(SOCKET_FULL_PAUSE).await,
             other => return other,
         }
     }
 }
 
 /// Handles reports until the other end has exited.
-async fn listen(shared: &Shared, link: &AsyncFd<OwnedFd>) {
-    while let Ok(Some(received)) = link.async_io(Interest::READABLE, |socket| link::receive::<Report>(socket)).await {
+async fn handle_reports(state: &WorkloadState, socket: &AsyncFd<OwnedFd>) {
+    while let Ok(Some(received)) = socket.async_io(Interest::READABLE, |socket| messages::receive::<Report>(socket)).await {
         match (received.message, received.fd) {
-            (Report::Spare { pid, number }, Some(socket)) => shared.spare_was_made(Spare { pid, number, socket, ends: None }),
-            (Report::NoSpare { errno }, _) => shared.spares.not_made(errno),
-            (Report::Obeyed { seq }, _) => shared.obeyed(seq),
-            (Report::Spare { .. } | Report::Unshared | Report::Ready | Report::Failed { .. }, _) => {}
+            (Report::StandbyCreated { pid, sandbox_pid }, Some(socket)) => {
+                state.standby_created(StandbyProcess { pid, sandbox_pid, socket, ends: None })
+            }
+            (Report::StandbyFailed { errno }, _) => state.standby_pool.fail_requests(errno),
+            (Report::Completed { seq }, _) => state.complete_order(seq),
+            (Report::StandbyCreated { .. } | Report::Unshared | Report::Ready | Report::Failed { .. }, _) => {}
         }
     }
 }
@@ -487,7 +495,7 @@ pub fn is_bad_cwd(e: &io::Error) -> bool {
 #[error("the working directory can't be entered: {0}")]
 struct BadCwd(io::Error);
 
-fn failure(step: u8, errno: i32) -> io::Error {
+fn start_error(step: u8, errno: i32) -> io::Error {
     let error = io::Error::from_raw_os_error(errno);
     match StartStep::from_number(step) {
         Some(StartStep::WorkingDirectory) => io::Error::new(error.kind(), BadCwd(error)),

@@ -22,8 +22,8 @@ use rustix::{
 
 use super::{
     init,
-    link::{Received, Report, receive, send},
-    seccomp, starter,
+    messages::{ReceivedMessage, Report, receive, send},
+    seccomp, spawner,
 };
 
 /// Entries of /proc with settings of the machine or the network, which workloads must not change.
@@ -37,86 +37,86 @@ const USER_SETTINGS: [(&str, &[u8]); 2] = [("max_inotify_instances", b"64"), ("m
 
 /// Divisor of the sandbox's memory: the part that may be in shared memory segments where no cgroup counts them.
 /// Segments remain when no process uses them, so ending a process could not free them.
-const SHARED_PART: u64 = 4;
+const SHARED_MEMORY_DIVISOR: u64 = 4;
 
 /// boxd's ends of the links to init and the spawner.
-pub struct Links {
+pub struct WorkloadSockets {
     pub init: OwnedFd,
-    pub starter: OwnedFd,
+    pub spawner: OwnedFd,
 }
 
 /// Starts init and the spawner. Must run before any thread is started.
-pub fn start(config: &BoxdConfig) -> anyhow::Result<Links> {
+pub fn start(config: &BoxdConfig) -> anyhow::Result<WorkloadSockets> {
     let (init, namespaces) = start_init(config)?;
-    let starter = start_starter(&namespaces, config)?;
-    Ok(Links { init, starter })
+    let spawner = start_spawner(&namespaces, config)?;
+    Ok(WorkloadSockets { init, spawner })
 }
 
-fn link() -> anyhow::Result<(OwnedFd, OwnedFd)> {
+fn socket_pair() -> anyhow::Result<(OwnedFd, OwnedFd)> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).context("making a link")
 }
 
 /// Also returns init's pidfd, which gives access to the namespaces that init is in.
 fn start_init(config: &BoxdConfig) -> anyhow::Result<(OwnedFd, OwnedFd)> {
-    let (ours, theirs) = link()?;
+    let (boxd_end, child_end) = socket_pair()?;
     // SAFETY: boxd has one thread until the runtime starts, which is after this.
     match unsafe { clone_process(libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP) }.context("cloning init")? {
         Cloned::Child => {
-            drop(ours);
-            match enter(&theirs, config) {
-                Ok(proc) => init::run(theirs, proc, config),
-                Err(e) => fail(&theirs, &e),
+            drop(boxd_end);
+            match set_up_init(&child_end, config) {
+                Ok(procfs) => init::run(child_end, procfs, config),
+                Err(e) => report_failure_and_exit(&child_end, &e),
             }
         }
         Cloned::Parent { pid, pidfd } => {
-            drop(theirs);
-            expect(&ours, |r| matches!(r, Report::Unshared))?;
+            drop(child_end);
+            expect_report(&boxd_end, |r| matches!(r, Report::Unshared))?;
             write_id_maps(pid, config).context("mapping the workloads' ids")?;
             // Any packet means "continue".
-            send(&ours, &Report::Ready, &[])?;
-            expect(&ours, |r| matches!(r, Report::Ready))?;
-            Ok((ours, pidfd))
+            send(&boxd_end, &Report::Ready, &[])?;
+            expect_report(&boxd_end, |r| matches!(r, Report::Ready))?;
+            Ok((boxd_end, pidfd))
         }
     }
 }
 
-fn start_starter(namespaces: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
-    let (ours, theirs) = link()?;
+fn start_spawner(namespaces: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
+    let (boxd_end, child_end) = socket_pair()?;
     // SAFETY: as above.
     match unsafe { clone_process(0) }.context("cloning the starter")? {
         Cloned::Child => {
-            drop(ours);
-            match follow(namespaces, config) {
-                Ok(()) => starter::run(theirs, config),
-                Err(e) => fail(&theirs, &e),
+            drop(boxd_end);
+            match join_namespaces(namespaces, config) {
+                Ok(()) => spawner::run(child_end, config),
+                Err(e) => report_failure_and_exit(&child_end, &e),
             }
         }
         Cloned::Parent { .. } => {
-            drop(theirs);
-            expect(&ours, |r| matches!(r, Report::Ready))?;
-            Ok(ours)
+            drop(child_end);
+            expect_report(&boxd_end, |r| matches!(r, Report::Ready))?;
+            Ok(boxd_end)
         }
     }
 }
 
 /// Boxd reports the error. If sending it fails too, boxd detects the closed link.
-fn fail(link: &OwnedFd, e: &anyhow::Error) -> ! {
+fn report_failure_and_exit(socket: &OwnedFd, e: &anyhow::Error) -> ! {
     let what: String = format!("{e:#}").chars().filter(char::is_ascii).filter(|c| !c.is_control()).take(200).collect();
-    let _ = send(link, &Report::Failed { what }, &[]);
+    let _ = send(socket, &Report::Failed { what }, &[]);
     exit_now(1)
 }
 
 /// Enters init's namespaces. This process itself remains in boxd's pid namespace.
-fn follow(namespaces: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<()> {
+fn join_namespaces(namespaces: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<()> {
     let all = ThreadNameSpaceType::PROCESS_ID | ThreadNameSpaceType::MOUNT | ThreadNameSpaceType::CONTROL_GROUP | ThreadNameSpaceType::USER;
     move_into_thread_name_spaces(namespaces.as_fd(), all).context("entering the workloads' namespaces")?;
-    lose_powers(config)
+    drop_privileges(config)
 }
 
-fn expect(link: &OwnedFd, wanted: impl Fn(&Report) -> bool) -> anyhow::Result<()> {
-    match receive::<Report>(link)? {
-        Some(r) if wanted(&r.message) => Ok(()),
-        Some(Received { message: Report::Failed { what }, .. }) => bail!("setting up the workloads' namespaces failed: {what}"),
+fn expect_report(socket: &OwnedFd, is_expected: impl Fn(&Report) -> bool) -> anyhow::Result<()> {
+    match receive::<Report>(socket)? {
+        Some(r) if is_expected(&r.message) => Ok(()),
+        Some(ReceivedMessage { message: Report::Failed { what }, .. }) => bail!("setting up the workloads' namespaces failed: {what}"),
         Some(r) => bail!("a process of the workloads' namespaces said {:?} out of turn", r.message),
         None => bail!("a process of the workloads' namespaces died while it was being set up"),
     }
@@ -133,20 +133,20 @@ fn write_id_maps(pid: i32, config: &BoxdConfig) -> io::Result<()> {
 
 /// Runs in the child: mounts its own /proc, enters a user namespace that owns nothing, then drops all privileges.
 /// Returns a mount of /proc for init alone.
-fn enter(link: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
+fn set_up_init(socket: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     // The user namespace is created after the mount and pid namespaces and so has no power over them: even full
     // capabilities in it would not allow unmounting anything.
-    let (settings, proc) = replace_proc().context("mounting the workloads' /proc")?;
+    let (settings, procfs) = replace_procfs().context("mounting the workloads' /proc")?;
     if let Some(bytes) = config.limits.memory_bytes {
-        let pages = bytes / SHARED_PART / rustix::param::page_size() as u64;
+        let pages = bytes / SHARED_MEMORY_DIVISOR / rustix::param::page_size() as u64;
         let limit = openat(&settings, "kernel/shmall", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
         // Some kernels let only the machine's root set it, although each namespace has its own value.
         let _ = limit.map(|limit| rustix::io::write(&limit, pages.to_string().as_bytes()));
     }
     // SAFETY: this process has one thread and shares no memory or descriptors with another.
     unsafe { unshare_unsafe(UnshareFlags::NEWUSER) }.context("making the workloads' user namespace")?;
-    send(link, &Report::Unshared, &[])?;
-    if receive::<Report>(link)?.is_none() {
+    send(socket, &Report::Unshared, &[])?;
+    if receive::<Report>(socket)?.is_none() {
         bail!("boxd is gone");
     }
     // Uses the handle opened earlier, because the /proc that programs see is already read-only.
@@ -160,12 +160,12 @@ fn enter(link: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
         }
     }
     drop((limit, settings));
-    lose_powers(config)?;
-    Ok(proc)
+    drop_privileges(config)?;
+    Ok(procfs)
 }
 
 /// Drops privileges in the new user namespace. Every process below inherits the result.
-fn lose_powers(config: &BoxdConfig) -> anyhow::Result<()> {
+fn drop_privileges(config: &BoxdConfig) -> anyhow::Result<()> {
     // The kernel resets this when a process enters a user namespace.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
 
@@ -180,25 +180,25 @@ fn lose_powers(config: &BoxdConfig) -> anyhow::Result<()> {
 
 /// Replaces boxd's /proc with one of this pid namespace, with machine settings read-only. Returns a handle through
 /// which the settings are still writable, and a second mount, attached to no directory, in which no process is hidden.
-fn replace_proc() -> anyhow::Result<(OwnedFd, OwnedFd)> {
+fn replace_procfs() -> anyhow::Result<(OwnedFd, OwnedFd)> {
     // Workloads must not inspect init, not even the list of its descriptors; this mode hides processes that the caller
     // can't trace. Both mounts are created before the old one is removed, because the kernel allows a new /proc in a
     // user namespace only while one is visible.
-    let proc = new_proc("invisible")?;
-    let whole = new_proc("off")?;
+    let procfs = mount_procfs("invisible")?;
+    let unfiltered = mount_procfs("off")?;
     unmount("/proc", UnmountFlags::DETACH)?;
-    move_mount(&proc, "", CWD, "/proc", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    move_mount(&procfs, "", CWD, "/proc", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     let settings = openat(CWD, "/proc/sys", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     for name in READ_ONLY {
-        cover(&format!("/proc/{name}"), &format!("/proc/{name}"), true)?;
+        mount_over(&format!("/proc/{name}"), &format!("/proc/{name}"), true)?;
     }
     for name in MASKED {
-        cover("/dev/null", &format!("/proc/{name}"), false)?;
+        mount_over("/dev/null", &format!("/proc/{name}"), false)?;
     }
-    Ok((settings, whole))
+    Ok((settings, unfiltered))
 }
 
-fn new_proc(hidepid: &str) -> anyhow::Result<OwnedFd> {
+fn mount_procfs(hidepid: &str) -> anyhow::Result<OwnedFd> {
     let fs = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&fs, "hidepid", hidepid)?;
     fsconfig_create(&fs)?;
@@ -207,13 +207,13 @@ fn new_proc(hidepid: &str) -> anyhow::Result<OwnedFd> {
 }
 
 /// Mounts one path over another. A path that the kernel doesn't have is skipped.
-fn cover(source: &str, target: &str, read_only: bool) -> anyhow::Result<()> {
+fn mount_over(source: &str, target: &str, read_only: bool) -> anyhow::Result<()> {
     if !fs::exists(target)? {
         return Ok(());
     }
-    let tree = open_tree(CWD, source, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC).context(target.to_owned())?;
+    let mount = open_tree(CWD, source, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC).context(target.to_owned())?;
     if read_only {
-        set_mount_flags(tree.as_fd(), MountFlags { read_only, no_dev: true, no_exec: true }, false).context(target.to_owned())?;
+        set_mount_flags(mount.as_fd(), MountFlags { read_only, no_dev: true, no_exec: true }, false).context(target.to_owned())?;
     }
-    move_mount(&tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).context(target.to_owned())
+    move_mount(&mount, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).context(target.to_owned())
 }

@@ -11,7 +11,7 @@ use seccompiler::{
 };
 
 /// Highest call number known when this was written (`mseal`). Later calls return ENOSYS until they have been reviewed.
-const LAST_KNOWN: i64 = 462;
+const LAST_KNOWN_CALL: i64 = 462;
 
 /// Rejected with EPERM, which programs treat as "not allowed here".
 const DENIED: &[i64] = &[
@@ -108,9 +108,9 @@ pub fn confine() -> Result<(), String> {
 }
 
 /// Forbids this process and all its descendants to change the limits that boxd sets. A caller with the secret may.
-pub fn confine_limits(word: LimitSecret) -> Result<(), String> {
+pub fn confine_limits(secret: LimitSecret) -> Result<(), String> {
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(|e| format!("no filter for this architecture: {e}"))?;
-    install(&limits_filter(arch, word).map_err(|e| e.to_string())?)
+    install(&limits_filter(arch, secret).map_err(|e| e.to_string())?)
 }
 
 fn install(filter: &BpfProgram) -> Result<(), String> {
@@ -132,7 +132,7 @@ fn allow_filter() -> BpfProgram {
         jump(libc::BPF_JEQ, AUDIT_ARCH, 1, 0),
         statement(answer, libc::SECCOMP_RET_KILL_PROCESS),
         statement(load, NUMBER),
-        jump(libc::BPF_JGT, LAST_KNOWN as u32, 2, 0),
+        jump(libc::BPF_JGT, LAST_KNOWN_CALL as u32, 2, 0),
         jump(libc::BPF_JEQ, libc::SYS_clone3 as u32, 1, 0),
         statement(answer, libc::SECCOMP_RET_ALLOW),
         statement(answer, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
@@ -179,18 +179,18 @@ fn deny_filter(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError
 }
 
 /// Protects three limits: the file size limit, with which writers are stopped; the file lock limit, which holds the
-/// mark of a process tree (see limits.rs); and init's own limits. Installed once in init and once in the spawner, from
+/// mark of a process tree (see protected_limits.rs); and init's own limits. Installed once in init and once in the spawner, from
 /// which every program inherits it without a system call of its own.
-fn limits_filter(arch: TargetArch, word: LimitSecret) -> Result<BpfProgram, seccompiler::BackendError> {
-    let sets = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?;
+fn limits_filter(arch: TargetArch, secret: LimitSecret) -> Result<BpfProgram, seccompiler::BackendError> {
+    let is_set_call = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?;
     let is_resource = |arg, resource: u32| SeccompCondition::new(arg, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, resource.into());
-    let of_init = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 1)?;
+    let targets_init = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 1)?;
     // The call has four arguments. The secret is in the registers of a fifth and a sixth.
-    let wrong = |arg: u8, part: u64| SeccompCondition::new(arg, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, part);
+    let mismatch = |arg: u8, part: u64| SeccompCondition::new(arg, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, part);
     let mut prlimit = Vec::new();
-    for target in [is_resource(1, libc::RLIMIT_FSIZE)?, is_resource(1, libc::RLIMIT_LOCKS)?, of_init] {
-        for wrong in [wrong(4, word.0[0])?, wrong(5, word.0[1])?] {
-            prlimit.push(SeccompRule::new(vec![target.clone(), sets.clone(), wrong])?);
+    for target in [is_resource(1, libc::RLIMIT_FSIZE)?, is_resource(1, libc::RLIMIT_LOCKS)?, targets_init] {
+        for mismatch in [mismatch(4, secret.0[0])?, mismatch(5, secret.0[1])?] {
+            prlimit.push(SeccompRule::new(vec![target.clone(), is_set_call.clone(), mismatch])?);
         }
     }
     let setrlimit = [libc::RLIMIT_FSIZE, libc::RLIMIT_LOCKS]

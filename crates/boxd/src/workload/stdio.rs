@@ -25,27 +25,27 @@ pub enum Stdio {
 }
 
 /// Both ends of a program's standard I/O.
-pub struct Ends {
-    theirs: Theirs,
+pub struct StdioEnds {
+    child: ChildStdio,
     pub stdin: Option<OwnedFd>,
     pub stdout: Option<OwnedFd>,
     pub stderr: Option<OwnedFd>,
     pub pty: Option<OwnedFd>,
 }
 
-enum Theirs {
+enum ChildStdio {
     /// Standard input is /dev/null if there is no pipe for it.
     Pipes(Option<OwnedFd>, OwnedFd, OwnedFd),
     Terminal(OwnedFd),
 }
 
-impl Ends {
+impl StdioEnds {
     /// The program's end. boxd must close it after passing it on, so that end-of-file on boxd's end means that the
     /// program has closed it.
-    pub fn theirs<'a>(&'a self, null: BorrowedFd<'a>) -> [BorrowedFd<'a>; 3] {
-        match &self.theirs {
-            Theirs::Pipes(input, out, err) => [input.as_ref().map_or(null, AsFd::as_fd), out.as_fd(), err.as_fd()],
-            Theirs::Terminal(peer) => [peer.as_fd(); 3],
+    pub fn child_fds<'a>(&'a self, null: BorrowedFd<'a>) -> [BorrowedFd<'a>; 3] {
+        match &self.child {
+            ChildStdio::Pipes(input, out, err) => [input.as_ref().map_or(null, AsFd::as_fd), out.as_fd(), err.as_fd()],
+            ChildStdio::Terminal(peer) => [peer.as_fd(); 3],
         }
     }
 
@@ -56,11 +56,11 @@ impl Ends {
                 let (err_read, err_write) = pipe_with(PipeFlags::CLOEXEC)?;
                 let (in_read, in_write) =
                     if stdin { pipe_with(PipeFlags::CLOEXEC).map(|(r, w)| (Some(r), Some(w)))? } else { (None, None) };
-                for ours in [Some(&out_read), Some(&err_read), in_write.as_ref()].into_iter().flatten() {
-                    rustix::io::ioctl_fionbio(ours, true)?;
+                for boxd_end in [Some(&out_read), Some(&err_read), in_write.as_ref()].into_iter().flatten() {
+                    rustix::io::ioctl_fionbio(boxd_end, true)?;
                 }
                 Ok(Self {
-                    theirs: Theirs::Pipes(in_read, out_write, err_write),
+                    child: ChildStdio::Pipes(in_read, out_write, err_write),
                     stdin: in_write,
                     stdout: Some(out_read),
                     stderr: Some(err_read),
@@ -73,7 +73,7 @@ impl Ends {
                 let peer = ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
                 tcsetwinsize(&peer, Winsize { ws_col: cols, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 })?;
                 rustix::io::ioctl_fionbio(&master, true)?;
-                Ok(Self { theirs: Theirs::Terminal(peer), stdin: None, stdout: None, stderr: None, pty: Some(master) })
+                Ok(Self { child: ChildStdio::Terminal(peer), stdin: None, stdout: None, stderr: None, pty: Some(master) })
             }
         }
     }

@@ -52,12 +52,12 @@ fn document() -> Value {
 }
 
 #[test]
-fn the_document_that_is_checked_in_is_what_the_code_says() {
+fn the_checked_in_document_matches_the_code() {
     assert_checked_in(&document(), &PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../openapi/boxd.json"));
 }
 
 #[test]
-fn every_reference_leads_somewhere_and_every_name_is_used_once() {
+fn every_reference_resolves_and_every_name_is_used_once() {
     assert_valid(&document());
 }
 
@@ -91,7 +91,7 @@ fn spelled(path: &str, method: &str) -> Option<String> {
 }
 
 #[tokio::test]
-async fn the_routes_of_the_router_and_of_the_document_are_the_same() {
+async fn the_router_and_the_document_have_the_same_routes() {
     let boxd = TestBoxd::start();
     let mut real = BTreeSet::new();
     for (path, methods) in served(&boxd).await {
@@ -112,7 +112,7 @@ async fn the_routes_of_the_router_and_of_the_document_are_the_same() {
 }
 
 #[test]
-fn the_routes_everybody_knows_are_these_with_what_they_need() {
+fn the_protocols_route_table_matches_the_document() {
     let known: BTreeSet<_> =
         ROUTES.iter().map(|r| (r.template.to_owned(), r.method.to_ascii_lowercase(), r.needs.to_vec())).map(plain).collect();
     let documented: BTreeSet<_> =
@@ -125,7 +125,7 @@ fn plain((path, method, needs): (String, String, Vec<Capability>)) -> (String, S
 }
 
 #[tokio::test]
-async fn every_documented_route_wants_a_token_and_the_capability_it_names() {
+async fn every_documented_route_requires_a_token_with_its_capability() {
     let boxd = TestBoxd::start();
     let operations: Vec<Operation> = routes::all();
     for operation in operations.iter().filter(|o| !o.needed().is_empty()) {
@@ -150,7 +150,7 @@ async fn every_documented_route_wants_a_token_and_the_capability_it_names() {
 
 /// Sends an unknown query parameter and an unknown field to each of boxd's own routes.
 #[tokio::test]
-async fn what_is_not_known_is_refused_by_name_on_every_route() {
+async fn unknown_fields_and_parameters_are_refused_by_name_on_every_route() {
     let boxd = TestBoxd::start();
     let document = document();
     let is_own = |o: &&Operation| langsmith::operation(o.path).is_none();
@@ -162,20 +162,20 @@ async fn what_is_not_known_is_refused_by_name_on_every_route() {
         assert_eq!(answer.status.as_u16(), 400, "{method} {path}: {answer:?}");
         // A response to HEAD has no body.
         if method != Method::HEAD {
-            let told = answer.refused(400, "INVALID_REQUEST");
-            assert!(told.starts_with("restrict: is not a query parameter of this route"), "{method} {path}: {told}");
+            let message = answer.refused(400, "INVALID_REQUEST");
+            assert!(message.starts_with("restrict: is not a query parameter of this route"), "{method} {path}: {message}");
         }
         let route = &document["paths"][operation.path][operation.method];
         if route.pointer("/requestBody/content/application~1json").is_some() {
             let answer = boxd.call(method.clone(), &path).body(json!({ "restrict": ["ls"] }).to_string()).send().await;
-            let told = answer.refused(400, "INVALID_REQUEST");
-            assert!(told.starts_with("restrict: is not a field of this request"), "{method} {path}: {told}");
+            let message = answer.refused(400, "INVALID_REQUEST");
+            assert!(message.starts_with("restrict: is not a field of this request"), "{method} {path}: {message}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_body_is_refused_on_every_route_that_takes_none_once_its_sender_is_known() {
+async fn an_unexpected_body_is_refused_after_authentication_on_every_route() {
     let boxd = TestBoxd::start();
     std::fs::write(boxd.host("/workspace/a"), "kept").unwrap();
     let document = document();
@@ -190,8 +190,8 @@ async fn a_body_is_refused_on_every_route_that_takes_none_once_its_sender_is_kno
         assert_eq!(call().without("authorization").send().await.status.as_u16(), 401, "{method} {path}");
         let answer = call().send().await.ok(400);
         if method != Method::HEAD {
-            let told = answer.refused(400, "INVALID_REQUEST");
-            assert!(told.starts_with("dry_run: is not a field of this request"), "{method} {path}: {told}");
+            let message = answer.refused(400, "INVALID_REQUEST");
+            assert!(message.starts_with("dry_run: is not a field of this request"), "{method} {path}: {message}");
         }
     }
     assert_eq!(std::fs::read(boxd.host("/workspace/a")).unwrap(), b"kept");
@@ -199,7 +199,7 @@ async fn a_body_is_refused_on_every_route_that_takes_none_once_its_sender_is_kno
 }
 
 #[test]
-fn the_query_parameters_that_are_documented_are_those_that_are_taken() {
+fn the_documented_query_parameters_are_the_accepted_ones() {
     let document = document();
     for route in ROUTES {
         let operation = &document["paths"][route.template][route.method.to_ascii_lowercase()];

@@ -91,15 +91,15 @@ impl ExecClient {
         if let Message::Binary(bytes) = &message {
             let frame = BinaryFrame::parse(bytes).unwrap();
             let stream = if frame.kind == BinaryKind::Stdout { OutputStream::Stdout } else { OutputStream::Stderr };
-            self.took(stream, frame.offset, frame.bytes);
+            self.append(stream, frame.offset, frame.bytes);
             return Some(None);
         }
         match serde_json::from_str(message.to_text().unwrap()).unwrap() {
             ServerFrame::Stdout { offset, data, data_b64 } => {
-                self.took(OutputStream::Stdout, offset, &frame_bytes(data.as_deref(), data_b64.as_deref()).unwrap());
+                self.append(OutputStream::Stdout, offset, &frame_bytes(data.as_deref(), data_b64.as_deref()).unwrap());
             }
             ServerFrame::Stderr { offset, data, data_b64 } => {
-                self.took(OutputStream::Stderr, offset, &frame_bytes(data.as_deref(), data_b64.as_deref()).unwrap());
+                self.append(OutputStream::Stderr, offset, &frame_bytes(data.as_deref(), data_b64.as_deref()).unwrap());
             }
             ServerFrame::Gap { from, to, stream } => {
                 let stream = stream.unwrap();
@@ -113,7 +113,7 @@ impl ExecClient {
         Some(None)
     }
 
-    fn took(&mut self, stream: OutputStream, offset: u64, bytes: &[u8]) {
+    fn append(&mut self, stream: OutputStream, offset: u64, bytes: &[u8]) {
         let (all, at) = match stream {
             OutputStream::Stdout => (&mut self.stdout, &mut self.stdout_at),
             OutputStream::Stderr => (&mut self.stderr, &mut self.stderr_at),

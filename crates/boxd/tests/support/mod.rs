@@ -81,27 +81,27 @@ pub struct TestBoxd {
 /// The machine's clock, until it is set.
 #[derive(Default)]
 pub struct ManualClock {
-    moved: AtomicI64,
-    looks: AtomicUsize,
+    offset_seconds: AtomicI64,
+    reads: AtomicUsize,
 }
 
 impl ManualClock {
     pub fn advance(&self, seconds: i64) {
-        self.moved.fetch_add(seconds, Ordering::SeqCst);
+        self.offset_seconds.fetch_add(seconds, Ordering::SeqCst);
     }
 
     /// How often something that sleeps has looked at it.
-    pub fn looks(&self) -> usize {
-        self.looks.load(Ordering::SeqCst)
+    pub fn reads(&self) -> usize {
+        self.reads.load(Ordering::SeqCst)
     }
 }
 
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
-        Timestamp::from_unix(Timestamp::now().unix() + self.moved.load(Ordering::SeqCst))
+        Timestamp::from_unix(Timestamp::now().unix() + self.offset_seconds.load(Ordering::SeqCst))
     }
-    fn look_again(&self) -> Duration {
-        self.looks.fetch_add(1, Ordering::SeqCst);
+    fn recheck_interval(&self) -> Duration {
+        self.reads.fetch_add(1, Ordering::SeqCst);
         Duration::from_millis(10)
     }
 }
@@ -115,7 +115,7 @@ impl TestBoxd {
         let directory = TempDir::new().unwrap();
         let root = directory.path().join("root");
         std::fs::create_dir_all(root.join("workspace")).unwrap();
-        Self::over(directory, &root, change, || Ok(()))
+        Self::serve(directory, &root, change, || Ok(()))
     }
 
     pub fn start_limited(limit: impl FnOnce(&mut DataplaneLimits)) -> Self {
@@ -128,15 +128,15 @@ impl TestBoxd {
         let root = directory.path().join("root");
         std::fs::create_dir_all(root.join("workspace")).unwrap();
         let is_root = rustix::process::geteuid().is_root();
-        Self::over(directory, &root, |_| {}, move || if is_root { cobox_kernel::set_fs_ids(1000, 1000) } else { Ok(()) })
+        Self::serve(directory, &root, |_| {}, move || if is_root { cobox_kernel::set_fs_ids(1000, 1000) } else { Ok(()) })
     }
 
     /// Over the machine's own root, for what a temporary directory can't contain. Tests must not change anything there.
     pub fn start_over_the_host() -> Self {
-        Self::over(TempDir::new().unwrap(), Path::new("/"), |_| {}, || Ok(()))
+        Self::serve(TempDir::new().unwrap(), Path::new("/"), |_| {}, || Ok(()))
     }
 
-    fn over(
+    fn serve(
         directory: TempDir,
         root: &Path,
         change: impl FnOnce(&mut BoxdConfig),
@@ -218,8 +218,8 @@ impl TestBoxd {
         self.key.mint(&self.claims(scope))
     }
 
-    pub async fn dial(&self, door: &str) -> UnixStream {
-        UnixStream::connect(self.directory.path().join(door)).await.unwrap()
+    pub async fn dial(&self, socket_name: &str) -> UnixStream {
+        UnixStream::connect(self.directory.path().join(socket_name)).await.unwrap()
     }
 
     pub fn get(&self, path: &str) -> Call<'_> {
@@ -238,13 +238,13 @@ impl TestBoxd {
     /// A request with a token that has all capabilities in `EVERYTHING`, unless another token is set.
     pub fn call(&self, method: Method, path: &str) -> Call<'_> {
         let token = format!("Bearer {}", self.token(EVERYTHING).expose());
-        Call { boxd: self, door: "clients", request: Request::builder().method(method).uri(path), body: Bytes::new() }
+        Call { boxd: self, socket_name: "clients", request: Request::builder().method(method).uri(path), body: Bytes::new() }
             .header("authorization", &token)
             .header("host", "boxd")
     }
 
     pub fn control(&self, method: Method, path: &str) -> Call<'_> {
-        Call { boxd: self, door: "control", request: Request::builder().method(method).uri(path), body: Bytes::new() }
+        Call { boxd: self, socket_name: "control", request: Request::builder().method(method).uri(path), body: Bytes::new() }
             .header("host", "boxd")
     }
 
@@ -267,7 +267,7 @@ impl TestBoxd {
 
 pub struct Call<'a> {
     boxd: &'a TestBoxd,
-    door: &'static str,
+    socket_name: &'static str,
     request: http::request::Builder,
     body: Bytes,
 }
@@ -293,15 +293,16 @@ impl Call<'_> {
 
     /// Returns the response before its body is received.
     pub async fn open(self) -> http::Response<hyper::body::Incoming> {
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(self.boxd.dial(self.door).await)).await.unwrap();
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(self.boxd.dial(self.socket_name).await)).await.unwrap();
         tokio::spawn(connection);
         sender.send_request(self.request.body(Full::new(self.body)).unwrap()).await.unwrap()
     }
 
     /// Like [`Call::send`], for use in a task of its own.
     pub fn open_owned(self) -> impl Future<Output = Answer> + use<> {
-        let Call { boxd, door, request, body: content } = self;
-        let path = boxd.directory.path().join(door);
+        let Call { boxd, socket_name, request, body: content } = self;
+        let path = boxd.directory.path().join(socket_name);
         async move {
             let io = TokioIo::new(UnixStream::connect(path).await.unwrap());
             let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();

@@ -15,8 +15,8 @@ use std::{
 };
 
 use boxd::{
-    programs::{Program, Spawn, Started},
-    workload::{Command, Exit, Stdio},
+    programs::{Program, Spawn, StartedProgram},
+    workload::{Exit, ProgramSpec, Stdio},
 };
 use futures_util::future::BoxFuture;
 use rustix::{
@@ -37,11 +37,11 @@ struct HostProgram {
 }
 
 impl Spawn for HostPrograms {
-    fn spawn(&self, command: Command) -> BoxFuture<'_, io::Result<Started>> {
-        Box::pin(async move { self.start(command) })
+    fn spawn(&self, spec: ProgramSpec) -> BoxFuture<'_, io::Result<StartedProgram>> {
+        Box::pin(async move { self.start(spec) })
     }
-    fn launch(&self, command: Command) -> BoxFuture<'_, io::Result<Started>> {
-        self.spawn(command)
+    fn launch(&self, spec: ProgramSpec) -> BoxFuture<'_, io::Result<StartedProgram>> {
+        self.spawn(spec)
     }
     fn stop_writers(&self, _stop: bool) -> BoxFuture<'_, io::Result<()>> {
         Box::pin(async { Ok(()) })
@@ -55,14 +55,14 @@ impl Spawn for HostPrograms {
 }
 
 impl HostPrograms {
-    fn start(&self, command: Command) -> io::Result<Started> {
-        let words: Vec<&OsStr> = command.argv.iter().map(|w| OsStr::from_bytes(w)).collect();
+    fn start(&self, spec: ProgramSpec) -> io::Result<StartedProgram> {
+        let argv: Vec<&OsStr> = spec.argv.iter().map(|w| OsStr::from_bytes(w)).collect();
         let mut pty = None;
-        let mut host = match command.stdio {
+        let mut host = match spec.stdio {
             Stdio::Pipes { stdin } => {
                 use std::os::unix::process::CommandExt;
-                let mut host = process::Command::new(words[0]);
-                host.args(&words[1..]).process_group(0);
+                let mut host = process::Command::new(argv[0]);
+                host.args(&argv[1..]).process_group(0);
                 host.stdin(if stdin { process::Stdio::piped() } else { process::Stdio::null() });
                 host.stdout(process::Stdio::piped()).stderr(process::Stdio::piped());
                 host
@@ -78,13 +78,13 @@ impl HostPrograms {
                 // `setsid` makes the terminal the program's controlling terminal, which only the new process itself can
                 // do.
                 let mut host = process::Command::new("setsid");
-                host.arg("--ctty").args(&words).stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave);
+                host.arg("--ctty").args(&argv).stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave);
                 pty = Some(master);
                 host
             }
         };
-        host.current_dir(command.cwd.as_deref().map_or(self.work_dir.as_path(), |d| OsStr::from_bytes(d).as_ref()));
-        host.envs(command.env.iter().map(|(k, v)| (OsStr::from_bytes(k), OsStr::from_bytes(v))));
+        host.current_dir(spec.cwd.as_deref().map_or(self.work_dir.as_path(), |d| OsStr::from_bytes(d).as_ref()));
+        host.envs(spec.env.iter().map(|(k, v)| (OsStr::from_bytes(k), OsStr::from_bytes(v))));
         let (mut child, mark) = spawn_marked(&mut host)?;
         let pid = child.id() as i32;
         let (stdin, stdout, stderr) =
@@ -92,14 +92,14 @@ impl HostPrograms {
         for fd in [&stdin, &stdout, &stderr, &pty].into_iter().flatten() {
             rustix::io::ioctl_fionbio(fd, true)?;
         }
-        let (tell, exit) = watch::channel(None);
+        let (exit_sender, exit) = watch::channel(None);
         std::thread::spawn(move || {
             use std::os::unix::process::ExitStatusExt;
             let status = child.wait().unwrap();
             let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap());
-            tell.send_replace(Some(Exit { code, signal: status.signal() }));
+            exit_sender.send_replace(Some(Exit { code, signal: status.signal() }));
         });
-        Ok(Started { program: Arc::new(HostProgram { pid, mark, exit }), stdin, stdout, stderr, pty })
+        Ok(StartedProgram { program: Arc::new(HostProgram { pid, mark, exit }), stdin, stdout, stderr, pty })
     }
 }
 
@@ -108,7 +108,7 @@ impl Program for HostProgram {
         let mut exit = self.exit.clone();
         Box::pin(async move { exit.wait_for(Option::is_some).await.unwrap().unwrap() })
     }
-    fn nudge(&self) {}
+    fn resume_if_stopped(&self) {}
     fn pid(&self) -> Option<i32> {
         Some(self.pid)
     }
@@ -146,10 +146,10 @@ impl Program for HostProgram {
 /// else uses.
 fn spawn_marked(host: &mut process::Command) -> io::Result<(process::Child, u64)> {
     static COUNT: AtomicU64 = AtomicU64::new(1);
-    static OURS: Mutex<()> = Mutex::new(());
+    static LIMIT_LOCK: Mutex<()> = Mutex::new(());
     let mark = u64::from(process::id()) << 24 | COUNT.fetch_add(1, Ordering::Relaxed);
     // The limit applies to this whole process while the child is created.
-    let _ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _locked = LIMIT_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let before = getrlimit(Resource::Locks);
     setrlimit(Resource::Locks, Rlimit { current: Some(mark), ..before })?;
     let child = host.spawn();

@@ -53,14 +53,14 @@ impl Viewer {
     pub async fn refused(boxd: &TestBoxd, token: &Secret, start: ShellStart) -> (Option<String>, u16) {
         let mut socket = connect(boxd, token).await;
         socket.send(text(&ClientFrame::Start(start))).await.unwrap();
-        let mut told = None;
+        let mut error_code = None;
         loop {
             match socket.next().await.expect("the socket is open").unwrap() {
                 Message::Text(text) => match serde_json::from_str(&text).unwrap() {
-                    ServerFrame::Error { error } => told = Some(error.code),
+                    ServerFrame::Error { error } => error_code = Some(error.code),
                     other => panic!("{other:?}"),
                 },
-                Message::Close(frame) => return (told, frame.unwrap().code.into()),
+                Message::Close(frame) => return (error_code, frame.unwrap().code.into()),
                 _ => {}
             }
         }

@@ -11,23 +11,23 @@ use rustix::{
 };
 
 use crate::files::{
-    path::{query_values, show, split},
+    path::{display_name, query_values, split_parent},
     root::{kind, open_beneath, refuse_kernel_files},
-    write::{current, temp_name},
+    write::{stat_entry, temp_file_name},
 };
 
 /// Which symbolic links are accepted. In all cases none is followed during unpacking.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Links {
+pub enum LinkPolicy {
     /// Links that stay in the directory that is unpacked into.
     Inside,
     /// All links: trees such as Python's virtual environments link to files elsewhere in the sandbox.
     Any,
 }
 
-impl Links {
+impl LinkPolicy {
     /// Parses `?links=`.
-    pub fn of(uri: &Uri) -> Result<Self, ApiError> {
+    pub fn from_query(uri: &Uri) -> Result<Self, ApiError> {
         match query_values(uri, "links").next().as_deref() {
             None | Some(b"inside") => Ok(Self::Inside),
             Some(b"any") => Ok(Self::Any),
@@ -42,8 +42,8 @@ impl Links {
         }
         Err(ApiError::invalid(format!(
             "the archive's entry {} is a link to {}, which may lead out of the directory; send it with ?links=any to keep such links",
-            show(raw),
-            show(target)
+            display_name(raw),
+            display_name(target)
         )))
     }
 }
@@ -54,22 +54,22 @@ fn stays_inside(directory: &[u8], target: &[u8]) -> bool {
     if target.first() == Some(&b'/') {
         return false;
     }
-    let mut above = directory.split(|b| *b == b'/').filter(|part| !part.is_empty()).count();
+    let mut depth = directory.split(|b| *b == b'/').filter(|part| !part.is_empty()).count();
     let mut has_name = false;
     for part in target.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")) {
         if part != b".." {
             has_name = true;
-        } else if has_name || above == 0 {
+        } else if has_name || depth == 0 {
             return false;
         } else {
-            above -= 1;
+            depth -= 1;
         }
     }
     true
 }
 
-pub fn place_symlink(parent: &OwnedFd, last: &[u8], target: &[u8]) -> Result<(), Errno> {
-    let temp = temp_name()?;
+pub fn create_symlink(parent: &OwnedFd, last: &[u8], target: &[u8]) -> Result<(), Errno> {
+    let temp = temp_file_name()?;
     rustix::fs::symlinkat(target, parent, temp.as_str())?;
     rustix::fs::renameat(parent, temp.as_str(), parent, last).inspect_err(|_| {
         // The first error is reported.
@@ -78,18 +78,18 @@ pub fn place_symlink(parent: &OwnedFd, last: &[u8], target: &[u8]) -> Result<(),
 }
 
 /// Gives a file beneath `base` another name. EINVAL if the target is not a regular file.
-pub fn place_hard_link(base: &OwnedFd, target: &[u8], parent: &OwnedFd, last: &[u8]) -> Result<Stat, Errno> {
-    let (above, name) = split(target).ok_or(Errno::INVAL)?;
-    let above = open_beneath(base, above, OFlags::PATH | OFlags::DIRECTORY)?;
-    refuse_kernel_files(&above)?;
-    let temp = temp_name()?;
+pub fn create_hard_link(base: &OwnedFd, target: &[u8], parent: &OwnedFd, last: &[u8]) -> Result<Stat, Errno> {
+    let (parent_path, name) = split_parent(target).ok_or(Errno::INVAL)?;
+    let source_parent = open_beneath(base, parent_path, OFlags::PATH | OFlags::DIRECTORY)?;
+    refuse_kernel_files(&source_parent)?;
+    let temp = temp_file_name()?;
     // Without following links: if a program replaces the target by a link in the meantime, the new name refers to that
     // link, which the check after `linkat` detects.
-    if kind(&current(&above, name)?.ok_or(Errno::NOENT)?) != FileType::RegularFile {
+    if kind(&stat_entry(&source_parent, name)?.ok_or(Errno::NOENT)?) != FileType::RegularFile {
         return Err(Errno::INVAL);
     }
-    rustix::fs::linkat(&above, name, parent, temp.as_str(), AtFlags::empty())?;
-    let placed = current(parent, temp.as_bytes()).and_then(|stat| match stat {
+    rustix::fs::linkat(&source_parent, name, parent, temp.as_str(), AtFlags::empty())?;
+    let created = stat_entry(parent, temp.as_bytes()).and_then(|stat| match stat {
         Some(stat) if kind(&stat) == FileType::RegularFile => {
             rustix::fs::renameat(parent, temp.as_str(), parent, last)?;
             Ok(stat)
@@ -99,7 +99,7 @@ pub fn place_hard_link(base: &OwnedFd, target: &[u8], parent: &OwnedFd, last: &[
     // The temporary name remains after an error, and if both names already referred to the same file: then a rename
     // does nothing.
     let _ = rustix::fs::unlinkat(parent, temp.as_str(), AtFlags::empty());
-    placed
+    created
 }
 
 #[cfg(test)]
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_that_is_absolute_or_may_climb_out_does_not_stay_inside() {
+    fn an_absolute_or_climbing_link_target_does_not_stay_inside() {
         for (directory, target) in
             [("", "a"), ("", "./a/b"), ("d", "../a"), ("d/e", "../../a"), ("d/e", ".././../a/."), ("", "..a/b.."), ("", "")]
         {
@@ -118,8 +118,8 @@ mod tests {
         {
             assert!(!stays_inside(directory.as_bytes(), target.as_bytes()), "{directory} {target}");
         }
-        assert!(Links::Any.check(b"l", b"", b"/etc").is_ok());
-        let told = Links::Inside.check(b"d/l", b"d", b"/etc").unwrap_err().message;
-        assert!(told.contains("d/l") && told.contains("/etc") && told.contains("?links=any"), "{told}");
+        assert!(LinkPolicy::Any.check(b"l", b"", b"/etc").is_ok());
+        let message = LinkPolicy::Inside.check(b"d/l", b"d", b"/etc").unwrap_err().message;
+        assert!(message.contains("d/l") && message.contains("/etc") && message.contains("?links=any"), "{message}");
     }
 }

@@ -20,19 +20,19 @@ use cobox_protocol::{
 use futures_util::StreamExt;
 use http::{HeaderMap, Uri, header};
 
-use self::{links::Links, unpack::Terms};
+use self::{links::LinkPolicy, unpack::UnpackOptions};
 use super::{
-    SandboxPath,
-    refusal::{disk_full, not_a_file, refusal},
-    refuse_part, refuse_when_full,
+    SandboxPath, check_disk_space,
+    errors::{disk_full, file_error, not_a_regular_file},
+    refuse_partial_content,
     root::Root,
-    workers::gone,
+    workers::operation_aborted,
 };
 use crate::{
-    answer::Failure,
     auth::{Caller, FsRead, FsWrite},
     body,
-    listen::Connection,
+    http_listener::Connection,
+    request_layer::ErrorResponse,
     server::Server,
 };
 
@@ -49,28 +49,28 @@ pub async fn get(
     Extension(connection): Extension<Connection>,
     uri: Uri,
     headers: HeaderMap,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorResponse> {
     let path = SandboxPath::from_query(&uri, None)?;
     let wants_zstd = headers.get_all(header::ACCEPT).iter().any(|v| v.to_str().is_ok_and(|v| v.contains(TAR_ZSTD)));
     let format = if wants_zstd { Format::TarZstd } else { Format::Tar };
     let slot = server.files.workers.archive_slot()?;
     // Errors in the path are reported before the response begins. Later ones can only truncate it.
-    let looked_at = path.clone();
-    let opened = server.files.workers.run(move |root| pack::open(root, &looked_at)).await?.map_err(|e| refusal(e, &path))?;
-    let top = opened.map_err(|kind| not_a_file(kind, &path))?;
-    let (out, pieces) = pipe::outgoing();
-    let job = move |_: &Root| {
-        if let Err(error) = pack::pack(top, format, &out).and_then(|()| out.finish()) {
+    let path_to_open = path.clone();
+    let opened = server.files.workers.run(move |root| pack::open(root, &path_to_open)).await?.map_err(|e| file_error(e, &path))?;
+    let source = opened.map_err(|kind| not_a_regular_file(kind, &path))?;
+    let (out, archive_chunks) = pipe::response_pipe();
+    let work = move |_: &Root| {
+        if let Err(error) = pack::pack(source, format, &out).and_then(|()| out.finish()) {
             tracing::warn!(%error, "an archive ended early");
         }
     };
     // The result is not needed: the end of the stream is the end of the job.
-    drop(server.files.workers.run_archive(slot, job).await?);
-    caller.stream.ends_connection(&connection);
-    let open = caller.stream;
-    let body = pieces.inspect(move |_| {
+    drop(server.files.workers.run_archive(slot, work).await?);
+    caller.stream.close_with_stream(&connection);
+    let stream = caller.stream;
+    let body = archive_chunks.inspect(move |_| {
         // Held while the response is sent.
-        let _ = &open;
+        let _ = &stream;
     });
     let content_type = if format == Format::Tar { TAR } else { TAR_ZSTD };
     Ok(([(header::CONTENT_TYPE, content_type)], Body::from_stream(body)).into_response())
@@ -84,28 +84,34 @@ pub async fn put(
     uri: Uri,
     headers: HeaderMap,
     content: Body,
-) -> Result<Json<ArchiveUnpacked>, Failure> {
+) -> Result<Json<ArchiveUnpacked>, ErrorResponse> {
     let path = SandboxPath::from_query(&uri, None)?;
-    refuse_when_full(&server.authority)?;
-    refuse_part(&headers)?;
-    let format = sent_format(&headers)?;
-    let links = Links::of(&uri)?;
+    check_disk_space(&server.authority)?;
+    refuse_partial_content(&headers)?;
+    let format = request_format(&headers)?;
+    let links = LinkPolicy::from_query(&uri)?;
     let slot = server.files.workers.archive_slot()?;
     let work = async {
-        let (sender, incoming) = pipe::incoming();
-        let job = {
+        let (sender, archive_reader) = pipe::request_pipe();
+        let work = {
             let (path, writes, authority) = (path.clone(), server.files.writes.clone(), server.authority.clone());
-            let author = server.files.author(&caller.claims);
+            let recorder = server.files.recorder(&caller.claims);
             move |root: &Root| {
-                let is_full = || authority.view().disk_full;
-                unpack::unpack(root, &path, format, incoming, Terms { links, writes: &writes, author: &author, is_full: &is_full })
+                let is_full = || authority.pushed_state().disk_full;
+                unpack::unpack(
+                    root,
+                    &path,
+                    format,
+                    archive_reader,
+                    UnpackOptions { links, writes: &writes, recorder: &recorder, is_full: &is_full },
+                )
             }
         };
-        let done = server.files.workers.run_archive(slot, job).await?;
-        let mut chunks = body::chunks(content);
+        let result = server.files.workers.run_archive(slot, work).await?;
+        let mut body_chunks = body::chunks(content);
         loop {
-            let chunk = chunks.next().await.transpose()?;
-            if server.authority.view().disk_full {
+            let chunk = body_chunks.next().await.transpose()?;
+            if server.authority.pushed_state().disk_full {
                 return Err(disk_full());
             }
             let is_end = chunk.is_none();
@@ -114,15 +120,15 @@ pub async fn put(
                 break;
             }
         }
-        done.await.map_err(|_| gone())?
+        result.await.map_err(|_| operation_aborted())?
     };
     let unpacked = caller.stream.until_revoked(work).await?;
-    server.happenings.written_beneath(&caller.claims, &path, unpacked.entries);
-    let (shown, path_b64) = path.in_json();
+    server.activity_log.record_writes_beneath(&caller.claims, &path, unpacked.entries);
+    let (shown, path_b64) = path.to_json();
     Ok(Json(ArchiveUnpacked { path: shown, path_b64, entries: unpacked.entries, bytes: unpacked.bytes }))
 }
 
-fn sent_format(headers: &HeaderMap) -> Result<Format, ApiError> {
+fn request_format(headers: &HeaderMap) -> Result<Format, ApiError> {
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     match content_type.split(';').next().unwrap_or_default().trim() {
         TAR => Ok(Format::Tar),

@@ -20,12 +20,12 @@ use rustix::{
 };
 use tar::{Builder, EntryType, Header};
 
-use super::{Format, pipe::Outgoing};
+use super::{Format, pipe::ResponsePipe};
 use crate::files::{
-    many::IN_A_HEADER,
-    path::{SandboxPath, split},
+    multipart::HEADER_ENCODE_SET,
+    path::{SandboxPath, split_parent},
     root::{Root, kind, refuse_kernel_files},
-    write::is_temp_name,
+    write::is_temp_file_name,
 };
 
 /// Maximum depth of directories. Each level holds one descriptor and the buffer of its listing.
@@ -37,34 +37,34 @@ const SMALL_FILE_BYTES: u64 = 256 * 1024;
 const ZSTD_LEVEL: i32 = 3;
 
 /// The content to archive, open for reading.
-pub enum Top {
+pub enum ArchiveSource {
     Directory(OwnedFd),
     File { name: Vec<u8>, file: OwnedFd, stat: Stat },
 }
 
 /// Opens what a path leads to. Returns the file type if it can't be archived.
-pub fn open(root: &Root, path: &SandboxPath) -> Result<Result<Top, FileType>, Errno> {
+pub fn open(root: &Root, path: &SandboxPath) -> Result<Result<ArchiveSource, FileType>, Errno> {
     if kind(&root.stat(path.bytes())?) == FileType::Directory {
         let directory = root.open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY)?;
         refuse_kernel_files(&directory)?;
-        return Ok(Ok(Top::Directory(directory)));
+        return Ok(Ok(ArchiveSource::Directory(directory)));
     }
-    let (_, name) = split(path.bytes()).ok_or(Errno::ISDIR)?;
-    Ok(root.regular(path.bytes())?.map(|(file, stat)| Top::File { name: name.to_vec(), file, stat }))
+    let (_, name) = split_parent(path.bytes()).ok_or(Errno::ISDIR)?;
+    Ok(root.open_regular(path.bytes())?.map(|(file, stat)| ArchiveSource::File { name: name.to_vec(), file, stat }))
 }
 
-pub fn pack(top: Top, format: Format, out: &Outgoing) -> io::Result<()> {
+pub fn pack(source: ArchiveSource, format: Format, out: &ResponsePipe) -> io::Result<()> {
     match format {
-        Format::Tar => pack_into(top, out.writer())?.flush(),
-        Format::TarZstd => pack_into(top, zstd::Encoder::new(out.writer(), ZSTD_LEVEL)?)?.finish()?.flush(),
+        Format::Tar => pack_into(source, out.writer())?.flush(),
+        Format::TarZstd => pack_into(source, zstd::Encoder::new(out.writer(), ZSTD_LEVEL)?)?.finish()?.flush(),
     }
 }
 
-fn pack_into<W: Write>(top: Top, out: W) -> io::Result<W> {
+fn pack_into<W: Write>(source: ArchiveSource, out: W) -> io::Result<W> {
     let mut tar = Builder::new(out);
-    match top {
-        Top::Directory(directory) => pack_directory(&mut tar, directory)?,
-        Top::File { name, file, stat } => pack_file(&mut tar, &name, file, &stat)?,
+    match source {
+        ArchiveSource::Directory(directory) => pack_directory(&mut tar, directory)?,
+        ArchiveSource::File { name, file, stat } => pack_file(&mut tar, &name, file, &stat)?,
     }
     tar.into_inner()
 }
@@ -75,9 +75,9 @@ struct Level {
     prefix_bytes: usize,
 }
 
-fn pack_directory<W: Write>(tar: &mut Builder<W>, top: OwnedFd) -> io::Result<()> {
+fn pack_directory<W: Write>(tar: &mut Builder<W>, source: OwnedFd) -> io::Result<()> {
     let mut name: Vec<u8> = Vec::new();
-    let mut levels = vec![Level { entries: Dir::new(top)?, prefix_bytes: 0 }];
+    let mut levels = vec![Level { entries: Dir::new(source)?, prefix_bytes: 0 }];
     while let Some(level) = levels.last_mut() {
         name.truncate(level.prefix_bytes);
         let Some(entry) = level.entries.read() else {
@@ -86,7 +86,7 @@ fn pack_directory<W: Write>(tar: &mut Builder<W>, top: OwnedFd) -> io::Result<()
         };
         let entry = entry?;
         let last = entry.file_name().to_bytes();
-        if matches!(last, b"." | b"..") || is_temp_name(last) {
+        if matches!(last, b"." | b"..") || is_temp_file_name(last) {
             continue;
         }
         name.extend_from_slice(last);
@@ -103,8 +103,8 @@ fn pack_directory<W: Write>(tar: &mut Builder<W>, top: OwnedFd) -> io::Result<()
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             // Not readable for the sandbox's user. Nothing of this entry was written yet, so the archive continues with
             // the rest.
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => tell_skipped(tar, &name)?,
-            Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}", crate::files::path::show(&name)))),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => record_skipped(tar, &name)?,
+            Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}", crate::files::path::display_name(&name)))),
         }
     }
     Ok(())
@@ -154,12 +154,12 @@ fn pack_file<W: Write>(tar: &mut Builder<W>, name: &[u8], file: OwnedFd, stat: &
         tar.append_data(&mut header, as_path(name), bytes.as_slice())
     } else {
         header.set_size(size);
-        tar.append_data(&mut header, as_path(name), Exactly { file: &mut file, left: size })
+        tar.append_data(&mut header, as_path(name), ExactReader { file: &mut file, left: size })
     }
 }
 
-fn tell_skipped<W: Write>(tar: &mut Builder<W>, name: &[u8]) -> io::Result<()> {
-    let record = pax_record(ARCHIVE_SKIPPED, &percent_encode(name, &IN_A_HEADER).to_string());
+fn record_skipped<W: Write>(tar: &mut Builder<W>, name: &[u8]) -> io::Result<()> {
+    let record = pax_record(ARCHIVE_SKIPPED, &percent_encode(name, &HEADER_ENCODE_SET).to_string());
     let mut header = Header::new_ustar();
     header.set_entry_type(EntryType::XGlobalHeader);
     header.set_mode(0o644);
@@ -194,16 +194,16 @@ fn as_path(bytes: &[u8]) -> &Path {
 }
 
 /// Reads exactly as many bytes as the header announced: further bytes are ignored, missing ones are an error.
-struct Exactly<'a> {
+struct ExactReader<'a> {
     file: &'a mut File,
     left: u64,
 }
 
-impl Read for Exactly<'_> {
+impl Read for ExactReader<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let want = buf.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
-        let n = self.file.read(&mut buf[..want])?;
-        if n == 0 && want > 0 {
+        let count = buf.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let n = self.file.read(&mut buf[..count])?;
+        if n == 0 && count > 0 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
         }
         self.left -= n as u64;
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_counts_its_own_length() {
+    fn a_pax_record_includes_its_own_length() {
         for n in 0..1200 {
             let record = pax_record("k", &"v".repeat(n));
             let (length, _) = record.split_once(' ').unwrap();

@@ -24,14 +24,14 @@ use rustix::fs::{FileType, OFlags};
 
 use self::sink::{FileSink, Hit};
 use super::{
-    ignore_rules::{Rules, as_path},
-    list::base_of,
-    path_or,
-    stop::Stop,
-    walk::{Found, Visit, Walk},
+    ignore_rules::{IgnoreRules, as_path},
+    list::path_prefix,
+    path_or_work_dir,
+    stop_signal::StopSignal,
+    walk::{Walk, WalkEntry, WalkVisitor},
 };
 use crate::{
-    files::{Root, SandboxPath, gone, kind, not_a_file, refusal, refuse_kernel_files},
+    files::{Root, SandboxPath, file_error, kind, not_a_regular_file, operation_aborted, refuse_kernel_files},
     server::Server,
 };
 
@@ -40,7 +40,7 @@ const THREADS: u32 = 2;
 const DEFAULT_MATCHES: u32 = 1000;
 const MAX_MATCHES: u32 = 100_000;
 /// Maximum bytes of lines in one response.
-const MAX_ANSWER_BYTES: u64 = 8 * 1024 * 1024;
+const MAX_RESPONSE_BYTES: u64 = 8 * 1024 * 1024;
 /// A line of a minified file is hardly readable; its beginning suffices to identify it.
 const DEFAULT_LINE_BYTES: u32 = 2000;
 const MAX_LINE_BYTES: u32 = 64 * 1024;
@@ -52,77 +52,77 @@ const MAX_REGEX_BYTES: usize = 16 * 1024 * 1024;
 const MAX_HEAP_BYTES: usize = 32 * 1024 * 1024;
 
 pub async fn grep(server: &Server, request: GrepRequest) -> Result<GrepResponse, ApiError> {
-    let path = path_or(server, request.path.as_deref(), request.path_b64.as_deref())?;
-    let stop = Stop::after(request.timeout_seconds)?;
-    let plan = Arc::new(Plan::new(&request, path, stop.clone())?);
-    let _stopped_when_dropped = stop.when_dropped();
+    let path = path_or_work_dir(server, request.path.as_deref(), request.path_b64.as_deref())?;
+    let stop = StopSignal::with_timeout(request.timeout_seconds)?;
+    let search = Arc::new(GrepSearch::new(&request, path, stop.clone())?);
+    let _stopped_when_dropped = stop.stop_on_drop();
     let workers = server.files.workers();
     let mut slots = workers.long_slots(THREADS).await?;
-    let first = slots.split(1).ok_or_else(gone)?;
-    let opening = plan.clone();
-    let begun = workers.run(move |root| opening.begin(root)).await??;
-    let walk = match begun {
-        Begun::File(file) => {
+    let first = slots.split(1).ok_or_else(operation_aborted)?;
+    let opener = search.clone();
+    let target = workers.run(move |root| opener.open_target(root)).await??;
+    let walk = match target {
+        SearchTarget::File(file) => {
             drop(slots);
-            let found = workers.run_long(first, move |_| plan.search_one(file)).await?.await.map_err(|_| gone())?;
+            let found = workers.run_long(first, move |_| search.search_file(file)).await?.await.map_err(|_| operation_aborted())?;
             return Ok(found);
         }
-        Begun::Directory(walk) => Arc::new(walk),
+        SearchTarget::Directory(walk) => Arc::new(walk),
     };
-    let take_part = |plan: Arc<Plan>, walk: Arc<Walk>| {
+    let search_tree = |search: Arc<GrepSearch>, walk: Arc<Walk>| {
         move |_: &Root| {
-            let mut worker = Worker::new(&plan);
-            walk.take_part(&mut worker);
+            let mut worker = GrepWorker::new(&search);
+            walk.run(&mut worker);
             worker.into_hits()
         }
     };
-    let one = workers.run_long(first, take_part(plan.clone(), walk.clone())).await?;
-    let two = workers.run_long(slots, take_part(plan.clone(), walk.clone())).await?;
-    let mut hits = one.await.map_err(|_| gone())?;
-    hits.append(&mut two.await.map_err(|_| gone())?);
+    let first_result = workers.run_long(first, search_tree(search.clone(), walk.clone())).await?;
+    let second_result = workers.run_long(slots, search_tree(search.clone(), walk.clone())).await?;
+    let mut hits = first_result.await.map_err(|_| operation_aborted())?;
+    hits.append(&mut second_result.await.map_err(|_| operation_aborted())?);
     let too_deep = walk.is_too_deep().then_some(StoppedBy::Depth);
-    Ok(GrepResponse { directories_unreadable: walk.unreadable(), ..plan.answer(hits, stop.reason().or(too_deep)) })
+    Ok(GrepResponse { directories_unreadable: walk.unreadable(), ..search.respond(hits, stop.reason().or(too_deep)) })
 }
 
-enum Begun {
+enum SearchTarget {
     Directory(Walk),
     File(OwnedFd),
 }
 
 /// A compiled request, and the counters shared by its threads.
-pub(crate) struct Plan {
+pub(crate) struct GrepSearch {
     path: SandboxPath,
     base: Vec<u8>,
     matcher: RegexMatcher,
     searcher: SearcherBuilder,
-    only: Option<Override>,
+    glob_filter: Option<Override>,
     output: GrepOutput,
     respect_ignore: bool,
     hidden: bool,
     max_matches: u64,
     max_line_bytes: usize,
-    stop: Stop,
+    stop: StopSignal,
     /// Matching lines, or matching files if those are requested.
     matches: AtomicU64,
-    answer_bytes: AtomicU64,
+    response_bytes: AtomicU64,
     files: AtomicU64,
     bytes: AtomicU64,
     binary: AtomicU64,
     unreadable: AtomicU64,
 }
 
-impl Plan {
-    pub(crate) fn new(request: &GrepRequest, path: SandboxPath, stop: Stop) -> Result<Self, ApiError> {
-        let within = |field: &str, given: Option<u32>, default: u32, max: u32| match given.unwrap_or(default) {
+impl GrepSearch {
+    pub(crate) fn new(request: &GrepRequest, path: SandboxPath, stop: StopSignal) -> Result<Self, ApiError> {
+        let limited = |field: &str, given: Option<u32>, default: u32, max: u32| match given.unwrap_or(default) {
             n if n <= max => Ok(n),
             _ => Err(ApiError::invalid(format!("{field}: must be at most {max}"))),
         };
-        let around = within("context", request.context, 0, MAX_CONTEXT_LINES)?;
-        let before = within("before", request.before, around, MAX_CONTEXT_LINES)?;
-        let after = within("after", request.after, around, MAX_CONTEXT_LINES)?;
-        let max_matches = within("max_matches", request.max_matches, DEFAULT_MATCHES, MAX_MATCHES)?.max(1);
-        let max_per_file = within("max_per_file", request.max_per_file, MAX_MATCHES, MAX_MATCHES)?.max(1);
-        let max_line_bytes = within("max_line_bytes", request.max_line_bytes, DEFAULT_LINE_BYTES, MAX_LINE_BYTES)?;
+        let context = limited("context", request.context, 0, MAX_CONTEXT_LINES)?;
+        let before = limited("before", request.before, context, MAX_CONTEXT_LINES)?;
+        let after = limited("after", request.after, context, MAX_CONTEXT_LINES)?;
+        let max_matches = limited("max_matches", request.max_matches, DEFAULT_MATCHES, MAX_MATCHES)?.max(1);
+        let max_per_file = limited("max_per_file", request.max_per_file, MAX_MATCHES, MAX_MATCHES)?.max(1);
+        let max_line_bytes = limited("max_line_bytes", request.max_line_bytes, DEFAULT_LINE_BYTES, MAX_LINE_BYTES)?;
         let is_content = request.output == GrepOutput::Content;
         let mut searcher = SearcherBuilder::new();
         searcher
@@ -136,11 +136,11 @@ impl Plan {
             .memory_map(grep_searcher::MmapChoice::never())
             .heap_limit(Some(MAX_HEAP_BYTES));
         Ok(Self {
-            base: base_of(&path),
+            base: path_prefix(&path),
             path,
             matcher: matcher(request)?,
             searcher,
-            only: only(request.glob.as_ref())?,
+            glob_filter: glob_filter(request.glob.as_ref())?,
             output: request.output,
             respect_ignore: request.respect_ignore,
             hidden: request.hidden.unwrap_or(!request.respect_ignore),
@@ -148,7 +148,7 @@ impl Plan {
             max_line_bytes: max_line_bytes as usize,
             stop,
             matches: AtomicU64::new(0),
-            answer_bytes: AtomicU64::new(0),
+            response_bytes: AtomicU64::new(0),
             files: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             binary: AtomicU64::new(0),
@@ -156,31 +156,32 @@ impl Plan {
         })
     }
 
-    fn begin(&self, root: &Root) -> Result<Begun, ApiError> {
-        let refused = |e| refusal(e, &self.path);
-        if kind(&root.stat(self.path.bytes()).map_err(refused)?) != FileType::Directory {
-            let (file, _) = root.regular(self.path.bytes()).map_err(refused)?.map_err(|kind| not_a_file(kind, &self.path))?;
-            return Ok(Begun::File(file));
+    fn open_target(&self, root: &Root) -> Result<SearchTarget, ApiError> {
+        let to_api_error = |e| file_error(e, &self.path);
+        if kind(&root.stat(self.path.bytes()).map_err(to_api_error)?) != FileType::Directory {
+            let (file, _) =
+                root.open_regular(self.path.bytes()).map_err(to_api_error)?.map_err(|kind| not_a_regular_file(kind, &self.path))?;
+            return Ok(SearchTarget::File(file));
         }
-        let directory = root.open(self.path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY).map_err(refused)?;
-        refuse_kernel_files(&directory).map_err(refused)?;
-        let rules = self.respect_ignore.then(|| Rules::above(root, &self.path));
-        Ok(Begun::Directory(Walk::new(directory, rules, self.hidden, self.stop.clone())))
+        let directory = root.open(self.path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY).map_err(to_api_error)?;
+        refuse_kernel_files(&directory).map_err(to_api_error)?;
+        let rules = self.respect_ignore.then(|| IgnoreRules::at_walk_start(root, &self.path));
+        Ok(SearchTarget::Directory(Walk::new(directory, rules, self.hidden, self.stop.clone())))
     }
 
     /// Searches a single file.
-    pub(crate) fn search_one(&self, file: OwnedFd) -> GrepResponse {
-        let mut worker = Worker::new(self);
+    pub(crate) fn search_file(&self, file: OwnedFd) -> GrepResponse {
+        let mut worker = GrepWorker::new(self);
         worker.search(file, Vec::new());
         let mut hits = worker.into_hits();
         for hit in &mut hits {
             hit.path = self.path.bytes().to_vec();
         }
-        self.answer(hits, self.stop.reason())
+        self.respond(hits, self.stop.reason())
     }
 
     /// Counts a match. False if it exceeds the limit.
-    fn take_one(&self) -> bool {
+    fn count_match(&self) -> bool {
         let is_within = self.matches.fetch_add(1, Ordering::Relaxed) < self.max_matches;
         if !is_within {
             self.stop.stop(StoppedBy::MaxMatches);
@@ -188,8 +189,8 @@ impl Plan {
         is_within
     }
 
-    fn take_bytes(&self, bytes: usize) -> bool {
-        let is_within = self.answer_bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64 <= MAX_ANSWER_BYTES;
+    fn count_bytes(&self, bytes: usize) -> bool {
+        let is_within = self.response_bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64 <= MAX_RESPONSE_BYTES;
         if !is_within {
             self.stop.stop(StoppedBy::MaxBytes);
         }
@@ -197,15 +198,15 @@ impl Plan {
     }
 
     /// Whether this much more from one file exceeds what the response can take.
-    fn is_beyond(&self, matches: usize, bytes: usize) -> bool {
+    fn exceeds_limits(&self, matches: usize, bytes: usize) -> bool {
         self.matches.load(Ordering::Relaxed) + matches as u64 > self.max_matches
-            || self.answer_bytes.load(Ordering::Relaxed) + bytes as u64 > MAX_ANSWER_BYTES
+            || self.response_bytes.load(Ordering::Relaxed) + bytes as u64 > MAX_RESPONSE_BYTES
     }
 
-    fn answer(&self, mut hits: Vec<FileHits>, stopped_by: Option<StoppedBy>) -> GrepResponse {
+    fn respond(&self, mut hits: Vec<FileMatches>, stopped_by: Option<StoppedBy>) -> GrepResponse {
         hits.sort_by(|a, b| a.path.cmp(&b.path));
         let count = |c: &AtomicU64| c.load(Ordering::Relaxed);
-        let mut told = GrepResponse {
+        let mut response = GrepResponse {
             truncated: stopped_by.is_some(),
             stopped_by,
             files_searched: count(&self.files),
@@ -214,19 +215,19 @@ impl Plan {
             files_unreadable: count(&self.unreadable),
             ..GrepResponse::default()
         };
-        let files = |hits: Vec<FileHits>| {
-            let file = |hit: FileHits| {
+        let files = |hits: Vec<FileMatches>| {
+            let file = |hit: FileMatches| {
                 let (path, path_b64) = text_and_b64(hit.path);
                 GrepFile { path, path_b64, count: hit.count }
             };
             hits.into_iter().map(file).collect()
         };
         match self.output {
-            GrepOutput::Content => told.matches = Some(hits.into_iter().flat_map(FileHits::into_matches).collect()),
-            GrepOutput::Files => told.files = Some(files(hits)),
-            GrepOutput::Count => told.counts = Some(files(hits)),
+            GrepOutput::Content => response.matches = Some(hits.into_iter().flat_map(FileMatches::into_matches).collect()),
+            GrepOutput::Files => response.files = Some(files(hits)),
+            GrepOutput::Count => response.counts = Some(files(hits)),
         }
-        told
+        response
     }
 }
 
@@ -255,7 +256,7 @@ fn matcher(request: &GrepRequest) -> Result<RegexMatcher, ApiError> {
     builder.build(&request.pattern).map_err(|e| ApiError::invalid(format!("pattern: {e}{hint}")))
 }
 
-fn only(globs: Option<&OneOrMany>) -> Result<Option<Override>, ApiError> {
+fn glob_filter(globs: Option<&OneOrMany>) -> Result<Option<Override>, ApiError> {
     let Some(globs) = globs else { return Ok(None) };
     let mut builder = OverrideBuilder::new("");
     for glob in globs.as_slice() {
@@ -265,13 +266,13 @@ fn only(globs: Option<&OneOrMany>) -> Result<Option<Override>, ApiError> {
 }
 
 /// The matches of one file.
-struct FileHits {
+struct FileMatches {
     path: Vec<u8>,
     count: u64,
     hits: Vec<Hit>,
 }
 
-impl FileHits {
+impl FileMatches {
     fn into_matches(self) -> impl Iterator<Item = GrepMatch> {
         let (path, path_b64) = text_and_b64(self.path);
         self.hits.into_iter().map(move |hit| GrepMatch {
@@ -285,89 +286,89 @@ impl FileHits {
 }
 
 /// One thread of a search.
-struct Worker<'a> {
-    plan: &'a Plan,
+struct GrepWorker<'a> {
+    search: &'a GrepSearch,
     searcher: Searcher,
-    hits: Vec<FileHits>,
+    hits: Vec<FileMatches>,
 }
 
-impl<'a> Worker<'a> {
-    fn new(plan: &'a Plan) -> Self {
-        Self { plan, searcher: plan.searcher.build(), hits: Vec::new() }
+impl<'a> GrepWorker<'a> {
+    fn new(search: &'a GrepSearch) -> Self {
+        Self { search, searcher: search.searcher.build(), hits: Vec::new() }
     }
 
-    fn into_hits(self) -> Vec<FileHits> {
+    fn into_hits(self) -> Vec<FileMatches> {
         self.hits
     }
 
     fn search(&mut self, file: OwnedFd, path: Vec<u8>) {
-        let plan = self.plan;
-        let mut sink = FileSink::new(plan);
-        let reader = Stoppable { file: File::from(file), plan };
-        let searched = self.searcher.search_reader(&plan.matcher, reader, &mut sink);
-        plan.files.fetch_add(1, Ordering::Relaxed);
+        let search = self.search;
+        let mut sink = FileSink::new(search);
+        let reader = StoppableFile { file: File::from(file), search };
+        let searched = self.searcher.search_reader(&search.matcher, reader, &mut sink);
+        search.files.fetch_add(1, Ordering::Relaxed);
         if sink.is_binary {
-            plan.binary.fetch_add(1, Ordering::Relaxed);
+            search.binary.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        if searched.is_err() && !plan.stop.is_stopped() {
-            plan.unreadable.fetch_add(1, Ordering::Relaxed);
+        if searched.is_err() && !search.stop.is_stopped() {
+            search.unreadable.fetch_add(1, Ordering::Relaxed);
         }
         let is_cut_short = sink.is_cut_short;
         let (mut count, mut hits) = sink.finish();
-        if plan.output == GrepOutput::Content {
+        if search.output == GrepOutput::Content {
             // Counted only now, so that matches in a binary file before its first NUL don't use up the limits.
-            let room = hits.iter().take_while(|hit| plan.take_one() && plan.take_bytes(hit.bytes())).count();
-            hits.truncate(room);
-            count = room as u64;
+            let count_within_limits = hits.iter().take_while(|hit| search.count_match() && search.count_bytes(hit.bytes())).count();
+            hits.truncate(count_within_limits);
+            count = count_within_limits as u64;
             if is_cut_short {
                 // The limit was reached by context lines alone, not by an extra match.
-                plan.stop.stop(StoppedBy::MaxBytes);
+                search.stop.stop(StoppedBy::MaxBytes);
             }
-        } else if count > 0 && !plan.take_one() {
+        } else if count > 0 && !search.count_match() {
             return;
         }
         if count == 0 {
             return;
         }
-        self.hits.push(FileHits { path, count, hits });
+        self.hits.push(FileMatches { path, count, hits });
     }
 }
 
-impl Visit for Worker<'_> {
-    fn enter(&mut self, directory: &Found<'_>) -> bool {
-        !self.plan.only.as_ref().is_some_and(|only| only.matched(as_path(directory.path), true).is_ignore())
+impl WalkVisitor for GrepWorker<'_> {
+    fn should_enter(&mut self, directory: &WalkEntry<'_>) -> bool {
+        !self.search.glob_filter.as_ref().is_some_and(|glob_filter| glob_filter.matched(as_path(directory.path), true).is_ignore())
     }
 
-    fn see(&mut self, found: &Found<'_>) {
+    fn visit(&mut self, found: &WalkEntry<'_>) {
         if found.kind != FileType::RegularFile {
             return;
         }
-        if self.plan.only.as_ref().is_some_and(|only| only.matched(as_path(found.path), false).is_ignore()) {
+        if self.search.glob_filter.as_ref().is_some_and(|glob_filter| glob_filter.matched(as_path(found.path), false).is_ignore()) {
             return;
         }
         match found.open() {
-            Ok((file, _)) => self.search(file, [self.plan.base.as_slice(), found.path].concat()),
+            Ok((file, _)) => self.search(file, [self.search.base.as_slice(), found.path].concat()),
             Err(_) => {
-                self.plan.unreadable.fetch_add(1, Ordering::Relaxed);
+                self.search.unreadable.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 }
 
 /// A file that ends when the search is stopped.
-struct Stoppable<'a> {
+struct StoppableFile<'a> {
     file: File,
-    plan: &'a Plan,
+    search: &'a GrepSearch,
 }
 
-impl Read for Stoppable<'_> {
+impl Read for StoppableFile<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        if self.plan.stop.is_stopped() {
+        if self.search.stop.is_stopped() {
             return Ok(0);
         }
         let n = self.file.read(buf)?;
-        self.plan.bytes.fetch_add(n as u64, Ordering::Relaxed);
+        self.search.bytes.fetch_add(n as u64, Ordering::Relaxed);
         Ok(n)
     }
 }

@@ -9,7 +9,7 @@ use cobox_protocol::{
 use grep_matcher::Matcher;
 use grep_searcher::{Searcher, Sink, SinkContext, SinkContextKind, SinkMatch};
 
-use super::Plan;
+use super::GrepSearch;
 
 /// Maximum matches reported within a line: enough for highlighting.
 const MAX_SPANS: usize = 16;
@@ -27,7 +27,7 @@ impl Hit {
 }
 
 pub struct FileSink<'a> {
-    plan: &'a Plan,
+    search: &'a GrepSearch,
     pub is_binary: bool,
     count: u64,
     hits: Vec<Hit>,
@@ -40,17 +40,17 @@ pub struct FileSink<'a> {
 }
 
 impl<'a> FileSink<'a> {
-    pub fn new(plan: &'a Plan) -> Self {
-        Self { plan, is_binary: false, count: 0, hits: Vec::new(), before: Vec::new(), bytes: 0, is_cut_short: false }
+    pub fn new(search: &'a GrepSearch) -> Self {
+        Self { search, is_binary: false, count: 0, hits: Vec::new(), before: Vec::new(), bytes: 0, is_cut_short: false }
     }
 
     pub fn finish(self) -> (u64, Vec<Hit>) {
         (self.count, self.hits)
     }
 
-    fn line(&mut self, number: Option<u64>, bytes: &[u8], marks: bool) -> GrepLine {
+    fn line(&mut self, number: Option<u64>, bytes: &[u8], with_spans: bool) -> GrepLine {
         let text = bytes.strip_suffix(b"\n").map_or(bytes, |b| b.strip_suffix(b"\r").unwrap_or(b));
-        let mut end = text.len().min(self.plan.max_line_bytes);
+        let mut end = text.len().min(self.search.max_line_bytes);
         let is_cut = end < text.len();
         // Not in the middle of a character.
         while is_cut && end > 0 && text[end] & 0xc0 == 0x80 {
@@ -59,9 +59,9 @@ impl<'a> FileSink<'a> {
         let shown = &text[..end];
         self.bytes += shown.len();
         let mut spans = Vec::new();
-        if marks {
+        if with_spans {
             // If the pattern can't be matched on the line alone, the line has no spans.
-            let _ = self.plan.matcher.find_iter(shown, |m| {
+            let _ = self.search.matcher.find_iter(shown, |m| {
                 if m.end() > m.start() {
                     spans.push((m.start() as u32, m.end() as u32));
                 }
@@ -74,8 +74,8 @@ impl<'a> FileSink<'a> {
 
     /// Whether to continue. One match beyond the limit is collected, so that the response can report that there were
     /// more.
-    fn goes_on(&mut self) -> bool {
-        self.is_cut_short = self.plan.is_beyond(self.hits.len(), self.bytes);
+    fn should_continue(&mut self) -> bool {
+        self.is_cut_short = self.search.exceeds_limits(self.hits.len(), self.bytes);
         !self.is_cut_short
     }
 }
@@ -84,15 +84,15 @@ impl Sink for FileSink<'_> {
     type Error = io::Error;
 
     fn matched(&mut self, _: &Searcher, found: &SinkMatch<'_>) -> Result<bool, io::Error> {
-        if self.plan.output != GrepOutput::Content {
+        if self.search.output != GrepOutput::Content {
             self.count += 1;
-            return Ok(self.plan.output == GrepOutput::Count);
+            return Ok(self.search.output == GrepOutput::Count);
         }
         let line = self.line(found.line_number(), found.bytes(), true);
         self.count += 1;
         let before = std::mem::take(&mut self.before);
         self.hits.push(Hit { line, before, after: Vec::new() });
-        Ok(self.goes_on())
+        Ok(self.should_continue())
     }
 
     fn context(&mut self, _: &Searcher, found: &SinkContext<'_>) -> Result<bool, io::Error> {
@@ -101,7 +101,7 @@ impl Sink for FileSink<'_> {
             (SinkContextKind::After, Some(hit)) => hit.after.push(line),
             _ => self.before.push(line),
         }
-        Ok(self.goes_on())
+        Ok(self.should_continue())
     }
 
     fn binary_data(&mut self, _: &Searcher, _: u64) -> Result<bool, io::Error> {

@@ -13,7 +13,7 @@ use cobox_openapi::{Operation, Parameter, Shape, bytes};
 const ANY: &str = "application/octet-stream";
 const PATH_ABOUT: &str = "Absolute in the sandbox, with its slashes: `/v1/files/workspace/a.txt` is `/workspace/a.txt`. Percent-encoded; any bytes \
 but NUL, and no `..`.";
-const TOLD: [(&str, &str); 5] = [
+const FILE_HEADERS: [(&str, &str); 5] = [
     ("ETag", "The version: strong, changes with any write."),
     ("X-File-Mode", "Permission bits in octal, such as `644`."),
     ("Last-Modified", "When it was last written."),
@@ -48,8 +48,8 @@ pub fn routes() -> Vec<Operation> {
             .body_optional()
             .gives::<FileWritten>(200, "It was replaced.")
             .gives::<FileWritten>(201, "It is new.")
-            .response_headers(200, &TOLD[..1])
-            .response_headers(201, &TOLD[..1])
+            .response_headers(200, &FILE_HEADERS[..1])
+            .response_headers(201, &FILE_HEADERS[..1])
             .fails(&[FileNotFound, Forbidden, FileChanged, TooLarge, DiskFull]),
         Operation::new("delete", "/v1/files/{path}", "deleteFile", "Delete a file, a link itself, or an empty directory")
             .tag("files")
@@ -142,5 +142,5 @@ pub fn read(method: &'static str, path: &'static str, id: &'static str, summary:
         .gives_nothing(304, "It is the version of `If-None-Match`.")
         .fails(&[FileNotFound, Forbidden, FileChanged, RangeNotSatisfiable]);
     let operation = with_body(operation, 200, "The file.");
-    with_body(operation, 206, "The range.").response_headers(200, &TOLD).response_headers(206, &TOLD)
+    with_body(operation, 206, "The range.").response_headers(200, &FILE_HEADERS).response_headers(206, &FILE_HEADERS)
 }
