@@ -23,7 +23,7 @@ use crate::{
     failure::{Failure, INTERRUPTED},
     output_filter::OutputFilter,
     printer::Printer,
-    terminal::{EscapeKey, EscapeScan, Modes, RawMode, Typed, shows_alternate, size},
+    terminal::{EscapeKey, EscapeScanner, KeyAction, Modes, RawMode, record_alternate_screen, size},
 };
 
 /// Read size for standard input, in bytes.
@@ -69,7 +69,7 @@ pub async fn run(dataplane: &Dataplane, start: ExecStart, printer: Printer, is_r
         printer.err(screen.stderr.finish());
         let mut left = screen.stdout.finish().to_vec();
         if is_pty && std::io::stdout().is_terminal() {
-            left.extend(screen.modes.off());
+            left.extend(screen.modes.reset_sequences());
             left.extend_from_slice(if ended.is_err() { b"\r\n" } else { b"" });
         }
         // A terminal that is gone can't be reset and doesn't need it.
@@ -109,14 +109,14 @@ impl Sink for Screen {
     fn take(&mut self, event: ExecEvent) -> io::Result<()> {
         match event {
             ExecEvent::Stdout(bytes) => {
-                let bytes = self.stdout.admit(bytes);
+                let bytes = self.stdout.apply(bytes);
                 if self.is_pty {
-                    self.modes.see(&bytes);
-                    shows_alternate(self.modes.is_alternate());
+                    self.modes.track(&bytes);
+                    record_alternate_screen(self.modes.is_alternate());
                 }
                 self.printer.stream(&bytes)?;
             }
-            ExecEvent::Stderr(bytes) => self.printer.err(&self.stderr.admit(bytes)),
+            ExecEvent::Stderr(bytes) => self.printer.err(&self.stderr.apply(bytes)),
             ExecEvent::Gap { stream, from, to } => {
                 let name = if stream == OutputStream::Stdout { "stdout" } else { "stderr" };
                 self.printer.note(&format!("cobox: bytes {from} to {to} of {name} are missing: the sandbox no longer had them"));
@@ -134,9 +134,9 @@ impl Screen {
     fn new(printer: Printer, is_pty: bool, is_raw: bool) -> Self {
         // A program on a pty receives the answers to its terminal queries. Without a pty they would be typed into the
         // local shell.
-        let hides = if is_pty { SequenceKinds::ALL.without(SequenceKinds::QUERY) } else { SequenceKinds::ALL };
-        let stdout = OutputFilter::new(io::stdout().is_terminal() && !is_raw, hides);
-        let stderr = OutputFilter::new(io::stderr().is_terminal() && !is_raw, hides);
+        let hidden = if is_pty { SequenceKinds::ALL.without(SequenceKinds::QUERY) } else { SequenceKinds::ALL };
+        let stdout = OutputFilter::new(io::stdout().is_terminal() && !is_raw, hidden);
+        let stderr = OutputFilter::new(io::stderr().is_terminal() && !is_raw, hidden);
         Self { printer, is_pty, modes: Modes::default(), stdout, stderr }
     }
 
@@ -329,7 +329,7 @@ async fn pass_on(input: ExecInput, is_pty: bool) -> Result<bool, ClientError> {
     let has_escapes = is_pty && std::io::stdin().is_terminal();
     let mut stdin = tokio::io::stdin();
     let mut buffer = vec![0; STDIN_CHUNK];
-    let mut escape = EscapeScan::new(EscapeKey::default());
+    let mut escape = EscapeScanner::new(EscapeKey::default());
     loop {
         let n = match stdin.read(&mut buffer).await {
             Ok(0) | Err(_) => break,
@@ -341,10 +341,10 @@ async fn pass_on(input: ExecInput, is_pty: bool) -> Result<bool, ClientError> {
         }
         for typed in escape.scan(&buffer[..n]) {
             match typed {
-                Typed::Send(bytes) => input.stdin(&bytes).await?,
-                Typed::Leave => return Ok(true),
+                KeyAction::Send(bytes) => input.stdin(&bytes).await?,
+                KeyAction::Leave => return Ok(true),
                 // A command has no other participants, so these keys have no effect.
-                Typed::Take | Typed::Release | Typed::Help | Typed::Status | Typed::Redraw | Typed::Suspend => {}
+                KeyAction::Take | KeyAction::Release | KeyAction::Help | KeyAction::Status | KeyAction::Redraw | KeyAction::Suspend => {}
             }
         }
     }

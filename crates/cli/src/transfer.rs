@@ -213,7 +213,7 @@ async fn pour(
         let chunk = chunk.map_err(|e| Poured::Failed(e.into()))?;
         bytes += chunk.len() as u64;
         bar.inc(chunk.len() as u64);
-        out.write_all(&filter.admit(chunk)).await.map_err(unwritable)?;
+        out.write_all(&filter.apply(chunk)).await.map_err(unwritable)?;
     }
     out.write_all(filter.finish()).await.map_err(unwritable)?;
     out.flush().await.map_err(unwritable)?;

@@ -117,7 +117,7 @@ pub enum Command {
         #[arg(value_name = "NAME|ID")]
         which: String,
         #[command(flatten)]
-        seat: shell::Seat,
+        options: shell::ShellOptions,
     },
     /// Bring a folder into a sandbox, as `cobox sync --sandbox` does
     #[command(
@@ -252,7 +252,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
         Command::Get { which } => show(context, &client.get_sandbox(&which).await?)?,
         Command::Exec { which, run } => return exec::run_in(&Target::Sandbox(which), run, context).await,
         Command::Sync { which, rest } => return sync::run(sync_args(&which, rest), context).await,
-        Command::Connect { which, seat } => return shell::sit(&Target::Sandbox(which), seat, context).await,
+        Command::Connect { which, options } => return shell::attach(&Target::Sandbox(which), options, context).await,
         Command::Delete { which, yes, permanent } => {
             let usage = match client.sandbox_usage(&which).await {
                 // A sandbox that is already deleted can still be erased permanently.

@@ -114,7 +114,7 @@ A session that exists is not changed: options that ask for something else than i
         #[arg(value_name = "THREAD|SESSION")]
         which: String,
         #[command(flatten)]
-        seat: shell::Seat,
+        options: shell::ShellOptions,
     },
     /// What happens to a session: its life, who uses it, files written and commands run
     #[command(after_help = "\
@@ -228,7 +228,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             })?;
         }
         Command::Exec { which, run } => return exec::run_in(&target(which), run, context).await,
-        Command::Connect { which, seat } => return shell::sit(&target(which), seat, context).await,
+        Command::Connect { which, options } => return shell::attach(&target(which), options, context).await,
         Command::Release { which, yes } => {
             let id = find(&client, &which).await?;
             let fate = sandbox_fate(&client, &id).await?;

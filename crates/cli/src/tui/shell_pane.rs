@@ -122,7 +122,7 @@ impl ShellPane {
             }
             ShellNews::Output(bytes) => {
                 self.emulator.process(&bytes);
-                crate::terminal::break_where_told(&bytes);
+                crate::terminal::panic_on_marker(&bytes);
             }
             ShellNews::Keyframe { cols, rows, bytes } => self.emulator.redraw(cols, rows, &bytes),
             ShellNews::Resized { cols, rows } => self.emulator.resize(cols, rows),

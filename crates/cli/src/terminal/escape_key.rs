@@ -62,7 +62,7 @@ impl EscapeKey {
 
 /// What the typed bytes mean.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Typed {
+pub enum KeyAction {
     Send(Vec<u8>),
     Leave,
     Take,
@@ -75,54 +75,54 @@ pub enum Typed {
 
 /// Finds the escape commands in typed input.
 #[derive(Debug)]
-pub struct EscapeScan {
+pub struct EscapeScanner {
     key: EscapeKey,
-    state: State,
+    state: ScanState,
     /// Bytes matched so far of the marker that begins or ends a paste.
-    marked: usize,
+    matched: usize,
     is_pasting: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum State {
+enum ScanState {
     LineStart,
     Escape,
     InLine,
 }
 
-impl EscapeScan {
+impl EscapeScanner {
     pub fn new(key: EscapeKey) -> Self {
-        Self { key, state: State::LineStart, marked: 0, is_pasting: false }
+        Self { key, state: ScanState::LineStart, matched: 0, is_pasting: false }
     }
 
     /// Returns the actions in order. The escape key is held back until the next byte decides its meaning; pressed
     /// twice, it is sent once. Pasted text is never interpreted.
-    pub fn scan(&mut self, bytes: &[u8]) -> Vec<Typed> {
-        let mut typed = Vec::new();
+    pub fn scan(&mut self, bytes: &[u8]) -> Vec<KeyAction> {
+        let mut actions = Vec::new();
         let mut send = Vec::with_capacity(bytes.len() + 1);
         for &byte in bytes {
             if self.is_in_paste(byte) {
                 send.push(byte);
-                self.state = State::InLine;
+                self.state = ScanState::InLine;
                 continue;
             }
-            if self.state != State::Escape {
+            if self.state != ScanState::Escape {
                 if self.is_escape(byte) {
-                    self.state = State::Escape;
+                    self.state = ScanState::Escape;
                 } else {
                     send.push(byte);
-                    self.state = if matches!(byte, b'\r' | b'\n') { State::LineStart } else { State::InLine };
+                    self.state = if matches!(byte, b'\r' | b'\n') { ScanState::LineStart } else { ScanState::InLine };
                 }
                 continue;
             }
-            let own = match byte {
-                b'.' => Typed::Leave,
-                b't' => Typed::Take,
-                b'r' => Typed::Release,
-                b's' => Typed::Status,
-                b'l' => Typed::Redraw,
-                b'?' => Typed::Help,
-                CTRL_Z => Typed::Suspend,
+            let action = match byte {
+                b'.' => KeyAction::Leave,
+                b't' => KeyAction::Take,
+                b'r' => KeyAction::Release,
+                b's' => KeyAction::Status,
+                b'l' => KeyAction::Redraw,
+                b'?' => KeyAction::Help,
+                CTRL_Z => KeyAction::Suspend,
                 _ => {
                     if let Some(key) = self.byte() {
                         send.push(key);
@@ -130,26 +130,26 @@ impl EscapeScan {
                     if Some(byte) != self.byte() {
                         send.push(byte);
                     }
-                    self.state = if matches!(byte, b'\r' | b'\n') { State::LineStart } else { State::InLine };
+                    self.state = if matches!(byte, b'\r' | b'\n') { ScanState::LineStart } else { ScanState::InLine };
                     continue;
                 }
             };
             if !send.is_empty() {
-                typed.push(Typed::Send(std::mem::take(&mut send)));
+                actions.push(KeyAction::Send(std::mem::take(&mut send)));
             }
-            typed.push(own);
+            actions.push(action);
             // As after Enter, so that another command may follow immediately.
-            self.state = State::LineStart;
+            self.state = ScanState::LineStart;
         }
         if !send.is_empty() {
-            typed.push(Typed::Send(send));
+            actions.push(KeyAction::Send(send));
         }
-        typed
+        actions
     }
 
     fn is_escape(&self, byte: u8) -> bool {
         match self.key {
-            EscapeKey::AfterEnter(key) => self.state == State::LineStart && byte == key,
+            EscapeKey::AfterEnter(key) => self.state == ScanState::LineStart && byte == key,
             EscapeKey::Anywhere(key) => byte == key,
             EscapeKey::None => false,
         }
@@ -166,12 +166,12 @@ impl EscapeScan {
     fn is_in_paste(&mut self, byte: u8) -> bool {
         let was_pasting = self.is_pasting;
         let mark = if was_pasting { PASTE_ENDS } else { PASTE_BEGINS };
-        self.marked = match byte == mark[self.marked] {
-            true => self.marked + 1,
+        self.matched = match byte == mark[self.matched] {
+            true => self.matched + 1,
             false => usize::from(byte == mark[0]),
         };
-        if self.marked == mark.len() {
-            (self.marked, self.is_pasting) = (0, !was_pasting);
+        if self.matched == mark.len() {
+            (self.matched, self.is_pasting) = (0, !was_pasting);
         }
         was_pasting
     }
@@ -182,12 +182,12 @@ mod tests {
     use super::*;
 
     fn scanned(key: &str, parts: &[&str]) -> String {
-        let mut scan = EscapeScan::new(key.parse().unwrap());
-        let words = parts.iter().flat_map(|part| scan.scan(part.as_bytes())).map(|typed| match typed {
-            Typed::Send(bytes) => String::from_utf8(bytes).unwrap(),
-            own => format!("<{own:?}>"),
+        let mut scan = EscapeScanner::new(key.parse().unwrap());
+        let texts = parts.iter().flat_map(|part| scan.scan(part.as_bytes())).map(|action| match action {
+            KeyAction::Send(bytes) => String::from_utf8(bytes).unwrap(),
+            action => format!("<{action:?}>"),
         });
-        words.collect()
+        texts.collect()
     }
 
     #[test]
@@ -208,8 +208,8 @@ mod tests {
         assert_eq!(scanned("^a", &["\x01\x01\x01x"]), "\x01\x01x");
         assert_eq!(scanned("%", &["\r%.", "\r~."]), "\r<Leave>\r~.");
         assert_eq!(scanned("none", &["\r~.\x1d."]), "\r~.\x1d.");
-        for wrong in ["", "a", "~~", "^M", "^c", "ä", "^1"] {
-            assert!(wrong.parse::<EscapeKey>().is_err(), "{wrong}");
+        for invalid in ["", "a", "~~", "^M", "^c", "ä", "^1"] {
+            assert!(invalid.parse::<EscapeKey>().is_err(), "{invalid}");
         }
         assert_eq!((EscapeKey::default().then("t"), EscapeKey::Anywhere(0x1d).then("t")), ("Enter ~t".to_owned(), "Ctrl-] t".to_owned()));
     }

@@ -7,76 +7,76 @@ use tokio::sync::{mpsc, oneshot};
 use crate::printer::Printer;
 
 /// Chunks queued for a slow terminal; beyond that, output from the sandbox is held back.
-const PIECES: usize = 4;
+const QUEUED_CHUNKS: usize = 4;
 /// Chunks of local origin (status changes, resizes) that wait for a blocked terminal; further ones are dropped.
-const MAX_WAITING: usize = 16;
+const MAX_PENDING: usize = 16;
 
-enum Piece {
+enum WriterMessage {
     Bytes(Vec<u8>),
     /// Answered when everything before it has been written.
-    Mark(oneshot::Sender<()>),
+    Flush(oneshot::Sender<()>),
 }
 
-pub struct Display {
+pub struct ScreenWriter {
     /// Chunks that the channel can't take yet.
-    waiting: VecDeque<Piece>,
-    pieces: mpsc::Sender<Piece>,
+    pending: VecDeque<WriterMessage>,
+    sender: mpsc::Sender<WriterMessage>,
     failure: oneshot::Receiver<io::Error>,
 }
 
-impl Display {
+impl ScreenWriter {
     pub fn new(printer: Printer) -> Self {
-        let (pieces, mut to_write) = mpsc::channel(PIECES);
-        let (fails, failure) = oneshot::channel();
+        let (sender, mut receiver) = mpsc::channel(QUEUED_CHUNKS);
+        let (failure_sender, failure) = oneshot::channel();
         std::thread::spawn(move || {
-            while let Some(piece) = to_write.blocking_recv() {
-                match piece {
-                    Piece::Bytes(bytes) => {
+            while let Some(message) = receiver.blocking_recv() {
+                match message {
+                    WriterMessage::Bytes(bytes) => {
                         if let Err(error) = printer.stream(&bytes) {
                             // The receiver is gone only if the attachment has ended already.
-                            let _ = fails.send(error);
+                            let _ = failure_sender.send(error);
                             return;
                         }
                     }
-                    Piece::Mark(written) => {
+                    WriterMessage::Flush(written) => {
                         let _ = written.send(());
                     }
                 }
             }
         });
-        Self { waiting: VecDeque::new(), pieces, failure }
+        Self { pending: VecDeque::new(), sender, failure }
     }
 
     /// `false` if the bytes were dropped, so that the screen is outdated.
     #[must_use]
-    pub fn show(&mut self, bytes: Vec<u8>) -> bool {
+    pub fn queue(&mut self, bytes: Vec<u8>) -> bool {
         if bytes.is_empty() {
             return true;
         }
-        let has_place = self.waiting.len() < MAX_WAITING;
-        if has_place {
-            self.waiting.push_back(Piece::Bytes(bytes));
+        let has_capacity = self.pending.len() < MAX_PENDING;
+        if has_capacity {
+            self.pending.push_back(WriterMessage::Bytes(bytes));
         }
-        has_place
+        has_capacity
     }
 
     /// Queues bytes regardless of the limit: they restore the terminal.
-    pub fn show_last(&mut self, bytes: Vec<u8>) {
-        self.waiting.push_back(Piece::Bytes(bytes));
+    pub fn queue_unlimited(&mut self, bytes: Vec<u8>) {
+        self.pending.push_back(WriterMessage::Bytes(bytes));
     }
 
     /// Whether the queue is empty. If it isn't, no further output should be requested.
-    pub fn has_room(&self) -> bool {
-        self.waiting.is_empty()
+    pub fn has_capacity(&self) -> bool {
+        self.pending.is_empty()
     }
 
     /// Sends queued chunks to the thread. Cancel-safe.
-    pub async fn pass_on(&mut self) -> io::Result<()> {
-        while !self.waiting.is_empty() {
-            match self.pieces.reserve().await {
+    pub async fn drain(&mut self) -> io::Result<()> {
+        while !self.pending.is_empty() {
+            match self.sender.reserve().await {
                 Ok(permit) => {
-                    if let Some(piece) = self.waiting.pop_front() {
-                        permit.send(piece);
+                    if let Some(message) = self.pending.pop_front() {
+                        permit.send(message);
                     }
                 }
                 // The thread ends with a failure or with this value.
@@ -87,10 +87,10 @@ impl Display {
     }
 
     /// Waits until everything is written; `false` if the terminal does not accept it in time.
-    pub async fn settle(&mut self, within: Duration) -> bool {
-        let (written, is_written) = oneshot::channel();
-        self.waiting.push_back(Piece::Mark(written));
-        let settling = async { self.pass_on().await.is_ok() && is_written.await.is_ok() };
-        tokio::time::timeout(within, settling).await.unwrap_or(false)
+    pub async fn flush(&mut self, within: Duration) -> bool {
+        let (written, flushed) = oneshot::channel();
+        self.pending.push_back(WriterMessage::Flush(written));
+        let flushing = async { self.drain().await.is_ok() && flushed.await.is_ok() };
+        tokio::time::timeout(within, flushing).await.unwrap_or(false)
     }
 }

@@ -7,28 +7,28 @@ pub struct Signals {
     pub resized: Signal,
     pub stop: Signal,
     pub continued: Signal,
-    pub ending: Ending,
+    pub termination: TerminationSignals,
 }
 
-pub struct Ending([Signal; 4]);
+pub struct TerminationSignals([Signal; 4]);
 
 impl Signals {
     pub fn new() -> std::io::Result<Self> {
-        let ending = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit()];
-        let [terminated, hung_up, interrupted, quit] = ending.map(signal);
-        let other = |number: process::Signal| signal(SignalKind::from_raw(number.as_raw()));
+        let termination = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit()];
+        let [terminated, hung_up, interrupted, quit] = termination.map(signal);
+        let from_number = |number: process::Signal| signal(SignalKind::from_raw(number.as_raw()));
         Ok(Self {
             resized: signal(SignalKind::window_change())?,
-            stop: other(process::Signal::TSTP)?,
-            continued: other(process::Signal::CONT)?,
-            ending: Ending([terminated?, hung_up?, interrupted?, quit?]),
+            stop: from_number(process::Signal::TSTP)?,
+            continued: from_number(process::Signal::CONT)?,
+            termination: TerminationSignals([terminated?, hung_up?, interrupted?, quit?]),
         })
     }
 }
 
-impl Ending {
+impl TerminationSignals {
     /// Resolves when the process is asked to terminate.
-    pub async fn asked_for(&mut self) {
+    pub async fn recv(&mut self) {
         let [terminated, hung_up, interrupted, quit] = &mut self.0;
         tokio::select! {
             _ = terminated.recv() => {}
@@ -40,7 +40,7 @@ impl Ending {
 }
 
 /// Stops this process, as Ctrl-Z does in its terminal, until SIGCONT.
-pub fn stop_here() {
+pub fn stop_process() {
     // A process can always stop itself.
     let _ = process::kill_process(process::getpid(), process::Signal::STOP);
 }

@@ -14,12 +14,12 @@ use rustix::{
 };
 use tokio::sync::{Mutex, mpsc, watch};
 
-use crate::terminal::{EscapeKey, EscapeScan, Typed};
+use crate::terminal::{EscapeKey, EscapeScanner, KeyAction};
 
 /// Bytes per read from the keyboard: a large paste fits into a few frames.
 const STDIN_CHUNK: usize = 16 * 1024;
 /// Buffered reads for a slow connection; beyond that the terminal buffers the input.
-const CHUNKS: usize = 4;
+const MAX_QUEUED_CHUNKS: usize = 4;
 /// Takes control while another participant has it: input is ignored then, so one key can be used for this.
 pub const TAKE_KEY: u8 = 0x14;
 pub const TAKE_KEY_NAME: &str = "Ctrl-T";
@@ -31,27 +31,27 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// What input of this client may do in the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum InputState {
     /// Has control, as far as known here.
-    Types,
+    Controlling,
     /// Another participant has control.
-    Waits(String),
+    Waiting(String),
     /// Only observes.
-    Looks,
+    Observing,
 }
 
 /// Requests of the keyboard to the screen.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Asked {
-    Leave,
+pub enum KeyboardRequest {
+    Detach,
     Help,
     Status,
     Redraw,
     Suspend,
     /// Keys were pressed without effect.
-    TypedInVain,
+    InputIgnored,
     /// Control was requested.
-    TookControl,
+    ControlRequested,
     /// An observer wants to take part.
     Join,
 }
@@ -65,11 +65,11 @@ pub struct Keyboard {
 
 impl Keyboard {
     pub fn new() -> Self {
-        let (press, keys) = mpsc::channel(CHUNKS);
+        let (key_sender, keys) = mpsc::channel(MAX_QUEUED_CHUNKS);
         std::thread::spawn(move || {
             let mut buffer = vec![0; STDIN_CHUNK];
-            while let Some(n @ 1..) = read(&mut buffer) {
-                if press.blocking_send(buffer[..n].to_vec()).is_err() {
+            while let Some(n @ 1..) = read_stdin(&mut buffer) {
+                if key_sender.blocking_send(buffer[..n].to_vec()).is_err() {
                     return;
                 }
             }
@@ -79,7 +79,7 @@ impl Keyboard {
 }
 
 /// Blocks until input is available; `None` if reading failed for good.
-fn read(buffer: &mut [u8]) -> Option<usize> {
+fn read_stdin(buffer: &mut [u8]) -> Option<usize> {
     let stdin = io::stdin();
     loop {
         match rustix::io::read(&stdin, &mut *buffer) {
@@ -97,40 +97,40 @@ fn read(buffer: &mut [u8]) -> Option<usize> {
 
 /// Ends with an error when the connection is closed. After the end of a pipe it keeps sending end-of-input to the
 /// shell.
-pub async fn type_in(
+pub async fn forward_keyboard(
     keyboard: Keyboard,
     key: EscapeKey,
     input: ShellInput,
-    standing: watch::Sender<Standing>,
-    asked: mpsc::Sender<Asked>,
+    input_state: watch::Sender<InputState>,
+    requests: mpsc::Sender<KeyboardRequest>,
 ) -> Result<(), ClientError> {
     let is_terminal = io::stdin().is_terminal();
     let mut keys = keyboard.keys.lock().await;
-    let mut escape = EscapeScan::new(key);
-    let mut last = b'\n';
+    let mut escape = EscapeScanner::new(key);
+    let mut last_byte = b'\n';
     while let Some(bytes) = keys.recv().await {
-        last = bytes.last().copied().unwrap_or(last);
+        last_byte = bytes.last().copied().unwrap_or(last_byte);
         if !is_terminal {
             input.stdin(&bytes).await?;
             continue;
         }
-        for typed in escape.scan(&bytes) {
-            let ask = match typed {
-                Typed::Send(bytes) => type_keys(&input, &standing, bytes).await?,
-                Typed::Take => take(&input, &standing).await?,
-                Typed::Release if *standing.borrow() == Standing::Looks => Some(Asked::TypedInVain),
-                Typed::Release => {
+        for action in escape.scan(&bytes) {
+            let request = match action {
+                KeyAction::Send(bytes) => send_keys(&input, &input_state, bytes).await?,
+                KeyAction::Take => take_control(&input, &input_state).await?,
+                KeyAction::Release if *input_state.borrow() == InputState::Observing => Some(KeyboardRequest::InputIgnored),
+                KeyAction::Release => {
                     input.control(ControlAction::Release).await?;
                     None
                 }
-                Typed::Help => Some(Asked::Help),
-                Typed::Status => Some(Asked::Status),
-                Typed::Redraw => Some(Asked::Redraw),
-                Typed::Suspend => Some(Asked::Suspend),
-                Typed::Leave => Some(Asked::Leave),
+                KeyAction::Help => Some(KeyboardRequest::Help),
+                KeyAction::Status => Some(KeyboardRequest::Status),
+                KeyAction::Redraw => Some(KeyboardRequest::Redraw),
+                KeyAction::Suspend => Some(KeyboardRequest::Suspend),
+                KeyAction::Leave => Some(KeyboardRequest::Detach),
             };
-            if let Some(ask) = ask
-                && asked.send(ask).await.is_err()
+            if let Some(request) = request
+                && requests.send(request).await.is_err()
             {
                 return Ok(());
             }
@@ -138,10 +138,10 @@ pub async fn type_in(
     }
     if is_terminal {
         // The terminal hung up.
-        let _ = asked.send(Asked::Leave).await;
+        let _ = requests.send(KeyboardRequest::Detach).await;
         return Ok(());
     }
-    if last != b'\n' && last != b'\r' {
+    if last_byte != b'\n' && last_byte != b'\r' {
         // Like a shell that reads a script: the last line counts even without a newline.
         input.stdin(b"\n").await?;
     }
@@ -154,26 +154,30 @@ pub async fn type_in(
 }
 
 /// Sends keys to the shell; without control, they are dropped, except the key that takes control.
-async fn type_keys(input: &ShellInput, standing: &watch::Sender<Standing>, bytes: Vec<u8>) -> Result<Option<Asked>, ClientError> {
-    if *standing.borrow() == Standing::Types {
+async fn send_keys(
+    input: &ShellInput,
+    input_state: &watch::Sender<InputState>,
+    bytes: Vec<u8>,
+) -> Result<Option<KeyboardRequest>, ClientError> {
+    if *input_state.borrow() == InputState::Controlling {
         input.stdin(&bytes).await?;
         return Ok(None);
     }
-    let Some(at) = bytes.iter().position(|byte| *byte == TAKE_KEY) else { return Ok(Some(Asked::TypedInVain)) };
-    let ask = take(input, standing).await?;
-    if *standing.borrow() == Standing::Types && at + 1 < bytes.len() {
+    let Some(at) = bytes.iter().position(|byte| *byte == TAKE_KEY) else { return Ok(Some(KeyboardRequest::InputIgnored)) };
+    let request = take_control(input, input_state).await?;
+    if *input_state.borrow() == InputState::Controlling && at + 1 < bytes.len() {
         input.stdin(&bytes[at + 1..]).await?;
     }
-    Ok(ask)
+    Ok(request)
 }
 
-async fn take(input: &ShellInput, standing: &watch::Sender<Standing>) -> Result<Option<Asked>, ClientError> {
-    if *standing.borrow() == Standing::Looks {
-        return Ok(Some(Asked::Join));
+async fn take_control(input: &ShellInput, input_state: &watch::Sender<InputState>) -> Result<Option<KeyboardRequest>, ClientError> {
+    if *input_state.borrow() == InputState::Observing {
+        return Ok(Some(KeyboardRequest::Join));
     }
     input.control(ControlAction::Take).await?;
     // Input that follows is sent on the same connection after the request; if control is refused, the sandbox reports
     // it.
-    standing.send_replace(Standing::Types);
-    Ok(Some(Asked::TookControl))
+    input_state.send_replace(InputState::Controlling);
+    Ok(Some(KeyboardRequest::ControlRequested))
 }
