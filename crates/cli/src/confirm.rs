@@ -17,7 +17,7 @@ pub fn confirm(context: &Context, question: &str, has_agreed: bool) -> Result<()
         return Ok(());
     }
     if context.printer.is_json() || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-        return Err(Failure::new(format!("this needs a confirmation: {question}")).advise("add --yes to do it without being asked"));
+        return Err(Failure::new(format!("this needs a confirmation: {question}")).with_advice("add --yes to do it without being asked"));
     }
     context.printer.err(format!("{question} [y/N] ").as_bytes());
     let mut answer = String::new();

@@ -102,7 +102,7 @@ impl Context {
     pub fn explain(&self, failure: Failure) -> Failure {
         match self.reached.get() {
             Some(reached) if failure.api.as_ref().is_some_and(|a| a.code == ErrorCode::Unauthenticated.as_str()) => {
-                failure.advise(format!("check the API key, which came from {}", reached.key_source))
+                failure.with_advice(format!("check the API key, which came from {}", reached.key_source))
             }
             _ => failure,
         }
@@ -197,12 +197,12 @@ pub fn resolve(flags: &Flags, env: Environment) -> Result<Broker, Failure> {
     let missing = |what: &str| {
         let place = config_path.as_deref().map_or_else(|| "the client config".to_owned(), |p| p.display().to_string());
         Failure::new(format!("no {what} is configured: neither flags, environment nor {place} give one"))
-            .advise("run `cobox up` to start a broker here, `cobox config use` to choose one, or set COBOX_URL and COBOX_API_KEY")
+            .with_advice("run `cobox up` to start a broker here, `cobox config use` to choose one, or set COBOX_URL and COBOX_API_KEY")
     };
     let url = url.ok_or_else(|| missing("broker"))?.value;
     let key = key.ok_or_else(|| match withheld_from {
         Some(theirs) => Failure::new(format!("no API key is given for {url}; the configured one belongs to {theirs}"))
-            .advise("set COBOX_API_KEY, or name its file with --api-key-file"),
+            .with_advice("set COBOX_API_KEY, or name its file with --api-key-file"),
         None => missing("API key"),
     })?;
     let (Found { key: api_key, note }, key_source) = match &key.value {
@@ -312,7 +312,7 @@ mod tests {
     fn the_configured_key_is_not_shown_to_another_broker() {
         let home = Home::new().configured().with("COBOX_URL", "http://stranger:9");
         let failure = home.resolve(&Flags::default()).unwrap_err();
-        assert!(failure.what.contains("http://stranger:9"), "{failure:?}");
+        assert!(failure.message.contains("http://stranger:9"), "{failure:?}");
         let home = home.with("COBOX_URL", "http://config:1/");
         assert_eq!(home.resolve(&Flags::default()).unwrap().api_key.expose(), "from-config");
     }
@@ -320,11 +320,11 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_url_or_a_key_file_is_said_first_and_by_name() {
         let home = Home::new().configured().with("COBOX_URL", "nonsense");
-        assert!(home.resolve(&Flags::default()).unwrap_err().what.contains("`nonsense` is not a usable broker URL"));
+        assert!(home.resolve(&Flags::default()).unwrap_err().message.contains("`nonsense` is not a usable broker URL"));
         for text in ["", "two words", "caf\u{e9}"] {
             let home = Home::new().configured();
             let flags = Flags { api_key_file: Some(home.file("bad-key", text)), ..Flags::default() };
-            assert!(home.resolve(&flags).unwrap_err().what.contains("bad-key holds no API key"), "{text}");
+            assert!(home.resolve(&flags).unwrap_err().message.contains("bad-key holds no API key"), "{text}");
         }
     }
 

@@ -51,7 +51,7 @@ impl Contexts {
             Err(e) => return Err(anyhow!(e).context(format!("reading {}", path.display())).into()),
         };
         let wrong = |what: String| {
-            Failure::new(format!("{} is not a client config: {what}", path.display())).advise(
+            Failure::new(format!("{} is not a client config: {what}", path.display())).with_advice(
                 "a broker is two lines, url = \"http://…\" and api_key_file = \"/…\", alone or under [contexts.NAME]; or delete it and run `cobox up`",
             )
         };
@@ -95,7 +95,7 @@ impl Contexts {
             let names: Vec<&str> = self.entries.keys().map(String::as_str).collect();
             let there = if names.is_empty() { "there are none yet".to_owned() } else { format!("there are: {}", names.join(", ")) };
             Failure::new(format!("there is no context `{}`", visible(name)))
-                .advise(format!("{there}; `cobox config add NAME --url URL` adds one"))
+                .with_advice(format!("{there}; `cobox config add NAME --url URL` adds one"))
         })
     }
 
@@ -267,7 +267,7 @@ mod tests {
             contexts.use_one("b")
         });
         let failure = failed.unwrap_err();
-        assert!(failure.what.contains("no context `b`") && failure.advice.unwrap().contains("there are: a"));
+        assert!(failure.message.contains("no context `b`") && failure.advice.unwrap().contains("there are: a"));
         assert!(!path.exists());
     }
 
@@ -289,7 +289,7 @@ mod tests {
             ("url = 1", "url"),
         ] {
             let told = written(text).unwrap_err();
-            assert!(told.what.contains(named) || told.what.contains("invalid type"), "{text}: {}", told.what);
+            assert!(told.message.contains(named) || told.message.contains("invalid type"), "{text}: {}", told.message);
         }
     }
 

@@ -53,7 +53,7 @@ pub fn keep(account: &Account, config: &Path, key: &Secret, wish: Option<Store>)
             Ok(()) => return Ok((KeyPlace::Keyring, None)),
             Err(why) if wish.is_some() => {
                 return Err(Failure::new(format!("the key could not be kept in the keyring: {why}"))
-                    .advise("leave out `--store keyring` to keep it in a file that only you can read"));
+                    .with_advice("leave out `--store keyring` to keep it in a file that only you can read"));
             }
             Err(why) => Some(why),
         },
@@ -72,9 +72,9 @@ pub fn read(account: &Account, place: &KeyPlace) -> Result<Found, Failure> {
         KeyPlace::Keyring => match account.read() {
             Ok(Some(key)) => Ok(Found { key, note: None }),
             Ok(None) => Err(Failure::new(format!("the keyring has no key of context `{}` for {}", account.context, account.url))
-                .advise(format!("`cobox config add {} --url {}` takes it again", account.context, account.url))),
+                .with_advice(format!("`cobox config add {} --url {}` takes it again", account.context, account.url))),
             Err(why) => Err(Failure::new(format!("the API key of context `{}` can't be had: {why}", account.context))
-                .advise("unlock the keyring, or set COBOX_API_KEY for this once")),
+                .with_advice("unlock the keyring, or set COBOX_API_KEY for this once")),
         },
     }
 }
@@ -133,7 +133,7 @@ fn keep_private(path: &Path, file: &File, named_by: NamedBy) -> Result<Option<St
             ))),
             Err(e) => {
                 Err(Failure::new(format!("others on this machine can read the API key in {shown} (mode {mode:o}), so it is not used: {e}"))
-                    .advise(format!("its owner can keep them out with `chmod 600 {shown}`; a new key would be safer still")))
+                    .with_advice(format!("its owner can keep them out with `chmod 600 {shown}`; a new key would be safer still")))
             }
         },
     }

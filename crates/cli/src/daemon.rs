@@ -21,7 +21,7 @@ pub async fn local_provider(data_dir: &Path, options: LocalOptions) -> Result<Lo
     let (launcher, boxd) = programs()?;
     let config = LocalConfig { data_dir: data_dir.to_owned(), boxd, launcher, options };
     let made = tokio::task::spawn_blocking(move || LocalProvider::new(config)).await.context("preparing the local provider")?;
-    made.map_err(|e| Failure::from(e).advise("`cobox doctor` checks what local sandboxes need"))
+    made.map_err(|e| Failure::from(e).with_advice("`cobox doctor` checks what local sandboxes need"))
 }
 
 /// The paths of this program and of the daemon that runs in each sandbox.
@@ -72,7 +72,7 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
         let failure = Failure::new(format!("can't listen on {address}: {e}"));
         match e.kind() {
             std::io::ErrorKind::AddrInUse => {
-                failure.advise("another program has it; choose another, such as --listen 127.0.0.1:0 for any free port")
+                failure.with_advice("another program has it; choose another, such as --listen 127.0.0.1:0 for any free port")
             }
             _ => failure,
         }

@@ -93,7 +93,8 @@ impl DataDir {
 fn in_use(path: &Path) -> Failure {
     let note: Option<BrokerNote> = std::fs::read(path.join("broker.json")).ok().and_then(|text| serde_json::from_slice(&text).ok());
     let who = note.map_or_else(|| "another broker".to_owned(), |n| format!("the broker at {} (pid {})", n.url, n.pid));
-    Failure::new(format!("{} is in use by {who}", path.display())).advise("end that one first, or choose another directory with --data-dir")
+    Failure::new(format!("{} is in use by {who}", path.display()))
+        .with_advice("end that one first, or choose another directory with --data-dir")
 }
 
 pub fn write_key(path: &Path, key: &Secret) -> Result<(), Failure> {
@@ -126,7 +127,7 @@ mod tests {
         let note = BrokerNote { url: "http://127.0.0.1:1".into(), pid: 42, api_key_file: first.api_key_file(), agent_key_file: None };
         first.write_note(&note).unwrap();
         let failure = DataDir::take(&path).unwrap_err();
-        assert!(failure.what.contains("http://127.0.0.1:1 (pid 42)"), "{}", failure.what);
+        assert!(failure.message.contains("http://127.0.0.1:1 (pid 42)"), "{}", failure.message);
         drop(first);
         DataDir::take(&path).unwrap();
     }

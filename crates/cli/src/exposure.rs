@@ -30,8 +30,8 @@ impl ExposureArgs {
             (Some(cert), Some(key), _) => Some(TlsFiles { cert, key }),
             (Some(cert), None, Some(said)) => Some(TlsFiles { cert, ..said }),
             (None, Some(key), Some(said)) => Some(TlsFiles { key, ..said }),
-            (Some(_), None, None) => return Err(Failure::new("a certificate needs its private key").advise("name it with --tls-key")),
-            (None, Some(_), None) => return Err(Failure::new("a private key needs its certificate").advise("name it with --tls-cert")),
+            (Some(_), None, None) => return Err(Failure::new("a certificate needs its private key").with_advice("name it with --tls-key")),
+            (None, Some(_), None) => return Err(Failure::new("a private key needs its certificate").with_advice("name it with --tls-cert")),
         };
         Ok(())
     }

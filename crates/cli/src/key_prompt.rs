@@ -22,7 +22,7 @@ pub fn read(printer: Printer, prompt: &str) -> Result<Secret, Failure> {
     let text = if io::stdin().is_terminal() { typed(printer, prompt)? } else { piped()? };
     credentials::parse(&text).map_err(|why| {
         Failure::new(format!("that is no API key: {why}"))
-            .advise("pipe it in, as in `cat key | cobox config add NAME --url URL`, or paste it when asked")
+            .with_advice("pipe it in, as in `cat key | cobox config add NAME --url URL`, or paste it when asked")
     })
 }
 
@@ -49,7 +49,7 @@ fn keys(mut keyboard: impl Read) -> Result<String, Failure> {
     while keyboard.read(&mut byte)? == 1 {
         match byte[0] {
             b'\r' | b'\n' => break,
-            CTRL_C => return Err(Failure::new("interrupted").exit_with(INTERRUPTED)),
+            CTRL_C => return Err(Failure::new("interrupted").with_exit_code(INTERRUPTED)),
             CTRL_D if text.is_empty() => break,
             CTRL_U => text.clear(),
             key if BACKSPACE.contains(&key) => drop(text.pop()),

@@ -20,25 +20,25 @@ mod help;
 mod help_tests;
 mod key_prompt;
 mod keyring;
+mod location;
 mod notices;
 mod origin;
 mod output_filter;
 mod pack;
 mod pipe;
-mod place;
 mod printer;
+mod remote_exec;
 mod running;
 mod settings;
 mod shell_attach;
 mod span;
-mod streaming;
 mod table;
+mod target;
 mod terminal;
 mod thread_cache;
 mod transfer;
 mod tui;
 mod unpack;
-mod way_in;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -51,7 +51,7 @@ use clap::{FromArgMatches, Parser};
 use crate::{
     commands::Command,
     context::{Context, Flags},
-    failure::{Failure, OWN_ERROR},
+    failure::{Failure, GENERAL_ERROR},
     printer::Printer,
 };
 
@@ -125,7 +125,7 @@ fn main() -> ExitCode {
         Err(failure) => {
             let failure = context.explain(failure);
             printer.failure(&failure);
-            ExitCode::from(if failure.exit_code == 0 { OWN_ERROR } else { failure.exit_code })
+            ExitCode::from(if failure.exit_code == 0 { GENERAL_ERROR } else { failure.exit_code })
         }
     }
 }
@@ -150,7 +150,7 @@ fn usage_failure(e: &clap::Error) -> Failure {
         clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "this says nothing to do".to_owned(),
         _ => paragraph(told.split("\n\n").next().unwrap_or_default().trim_start_matches("error:")),
     };
-    Failure::new(what).advise(usage.unwrap_or_else(|| "`--help` shows what there is".to_owned())).exit_with(USAGE)
+    Failure::new(what).with_advice(usage.unwrap_or_else(|| "`--help` shows what there is".to_owned())).with_exit_code(USAGE)
 }
 
 /// `cobox` without a command opens the sandbox view, or prints help if there is no sandbox to view.
@@ -244,9 +244,9 @@ mod tests {
     fn a_line_that_can_not_be_read_is_told_in_one_sentence_and_its_usage() {
         let told = |line: &[&str]| usage_failure(&parse(line).unwrap_err());
         let failure = told(&["exec", "--tread", "demo", "--", "ls"]);
-        assert_eq!((failure.what.as_str(), failure.exit_code), ("unexpected argument '--tread' found", USAGE));
+        assert_eq!((failure.message.as_str(), failure.exit_code), ("unexpected argument '--tread' found", USAGE));
         assert!(failure.advice.unwrap().starts_with("Usage: cobox exec "));
-        assert_eq!(told(&["sandbox"]).what, "this says nothing to do");
+        assert_eq!(told(&["sandbox"]).message, "this says nothing to do");
     }
 
     #[test]

@@ -137,8 +137,8 @@ impl Printer {
             let label = if self.has_colour { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
             // Only local messages may have several lines: a server could otherwise imitate further output.
             let what = match &failure.api {
-                Some(_) => visible(&failure.what),
-                None => failure.what.lines().map(visible).collect::<Vec<_>>().join("\n  "),
+                Some(_) => visible(&failure.message),
+                None => failure.message.lines().map(visible).collect::<Vec<_>>().join("\n  "),
             };
             let mut text = format!("{label} {what}\n");
             if let Some(advice) = &failure.advice {

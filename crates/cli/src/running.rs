@@ -77,7 +77,7 @@ impl Running {
                 // The name may belong to a human by now. An agent key can be created by hand, so the broker starts
                 // without one.
                 Err(failure) => {
-                    tracing::warn!(reason = failure.what, "there is no key for an agent; `cobox keys create` makes one");
+                    tracing::warn!(reason = failure.message, "there is no key for an agent; `cobox keys create` makes one");
                     None
                 }
             },

@@ -384,7 +384,7 @@ impl ShellAttachment {
 fn explain_error(error: ClientError) -> Failure {
     if error.is(ErrorCode::ShellNotFound) {
         return Failure::new("the shell ended while the connection was lost, or there is none of that name")
-            .advise("`cobox ps` shows the shells there are; `cobox shell` without --observe starts one");
+            .with_advice("`cobox ps` shows the shells there are; `cobox shell` without --observe starts one");
     }
     error.into()
 }

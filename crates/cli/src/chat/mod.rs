@@ -33,7 +33,7 @@ impl From<LangGraphError> for Failure {
     fn from(e: LangGraphError) -> Self {
         let failure = Failure::new(visible(&e.to_string()));
         match e.advice() {
-            Some(advice) => failure.advise(advice),
+            Some(advice) => failure.with_advice(advice),
             None => failure,
         }
     }
@@ -49,8 +49,8 @@ pub fn choose<'a>(assistants: &'a [Assistant], asked: Option<&str>) -> Result<&'
         let known: Vec<&str> = assistants.iter().map(|a| a.name.as_str()).collect();
         match asked {
             Some(word) => Failure::new(format!("the deployment has no assistant `{}`", visible(word)))
-                .advise(format!("it has: {}", if known.is_empty() { "none".to_owned() } else { known.join(", ") })),
-            None => Failure::new("the deployment has no assistants").advise("is a graph named in its langgraph.json?"),
+                .with_advice(format!("it has: {}", if known.is_empty() { "none".to_owned() } else { known.join(", ") })),
+            None => Failure::new("the deployment has no assistants").with_advice("is a graph named in its langgraph.json?"),
         }
     })
 }

@@ -17,7 +17,7 @@ use super::{
     words::one_line,
 };
 use crate::{
-    failure::{Failure, INTERRUPTED, OWN_ERROR},
+    failure::{Failure, GENERAL_ERROR, INTERRUPTED},
     printer::Printer,
 };
 
@@ -137,18 +137,18 @@ impl Conversation {
                 Typed::Line(Line::Text(text)) => text,
                 Typed::Line(Line::TooLong) => {
                     lines.failed(
-                        &Failure::new("this line is too long for a message").advise("put it into a file in the sandbox: `cobox cp`"),
+                        &Failure::new("this line is too long for a message").with_advice("put it into a file in the sandbox: `cobox cp`"),
                     )?;
                     continue;
                 }
                 Typed::Interrupt => return Ok(INTERRUPTED),
                 Typed::End if self.review.is_some() => {
                     return Err(Failure::new("the agent waits for an answer, and there is no more input")
-                        .advise(format!("go on with it: cobox chat --thread {}", self.thread)));
+                        .with_advice(format!("go on with it: cobox chat --thread {}", self.thread)));
                 }
                 Typed::End => {
                     self.hear_out(lines).await?;
-                    return Ok(if self.last_failed { OWN_ERROR } else { 0 });
+                    return Ok(if self.last_failed { GENERAL_ERROR } else { 0 });
                 }
             };
             if text.trim().is_empty() {
@@ -310,7 +310,7 @@ impl Conversation {
                 });
                 self.room = Rooming::Open { room: Box::new(room), _following: AbortOnDropHandle::new(following) };
             }
-            Err(e) => lines.failed(&Failure { what: format!("no sandbox: {e}"), ..e.into() })?,
+            Err(e) => lines.failed(&Failure { message: format!("no sandbox: {e}"), ..e.into() })?,
         }
         Ok(())
     }
@@ -362,10 +362,8 @@ impl Conversation {
             }
             Slash::SandboxList => self.list_sandboxes(lines).await,
             Slash::Help => Ok(lines.aside(HELP, json!({"type": "help", "text": HELP}))?),
-            _ => {
-                Err(Failure::new("this is for the TUI")
-                    .advise("without it: cobox shell, cobox session events, cobox sandbox list, cobox cp"))
-            }
+            _ => Err(Failure::new("this is for the TUI")
+                .with_advice("without it: cobox shell, cobox session events, cobox sandbox list, cobox cp")),
         }
     }
 }
@@ -379,7 +377,7 @@ async fn opening(room: &mut Rooming) -> Result<Option<Room>, ClientError> {
 }
 
 pub fn no_deployment() -> Failure {
-    Failure::new("no LangGraph deployment is configured, so there is nobody to chat with").advise(
+    Failure::new("no LangGraph deployment is configured, so there is nobody to chat with").with_advice(
         "name one with --deployment URL or COBOX_DEPLOYMENT_URL (its key: COBOX_DEPLOYMENT_KEY); examples/langgraph is one that runs offline",
     )
 }

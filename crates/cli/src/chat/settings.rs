@@ -69,7 +69,7 @@ fn read(path: &Path) -> Result<ChatConfig, Failure> {
         Err(e) => return Err(anyhow::Error::new(e).context(format!("reading {}", path.display())).into()),
     };
     toml::from_str(&text).with_context(|| format!("{} is not a chat config", path.display())).map_err(|e| {
-        Failure::from(e).advise("it has up to three lines: deployment = \"http://…\", api_key_file = \"/…\", assistant = \"…\"")
+        Failure::from(e).with_advice("it has up to three lines: deployment = \"http://…\", api_key_file = \"/…\", assistant = \"…\"")
     })
 }
 

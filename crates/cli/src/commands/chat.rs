@@ -4,13 +4,13 @@ use std::io::IsTerminal;
 
 use cobox_langgraph::Deployment;
 
-use super::{Outcome, thread};
+use super::{Outcome, parse_thread};
 use crate::{
     chat::{Chat, Wish, plain, settings},
     context::Context,
     failure::Failure,
+    target::Target,
     tui,
-    way_in::Target,
 };
 
 #[derive(Debug, Default, clap::Args)]
@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME|ID")]
     assistant: Option<String>,
     /// Go on with this thread
-    #[arg(short, long, value_name = "THREAD", value_parser = thread)]
+    #[arg(short, long, value_name = "THREAD", value_parser = parse_thread)]
     thread: Option<String>,
     /// Have the thread's sandbox ready before the first message; of this name, if one is given
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]

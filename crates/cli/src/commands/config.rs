@@ -14,7 +14,7 @@ use crate::{
     failure::Failure,
     key_prompt,
     keyring::Account,
-    way_in::Target,
+    target::Target,
 };
 
 #[derive(Debug, clap::Subcommand)]
@@ -74,8 +74,9 @@ pub struct Add {
 }
 
 pub async fn run(command: Command, context: &Context) -> Outcome {
-    let path = context::config_path(&|name| std::env::var_os(name))
-        .ok_or_else(|| Failure::new("there is no home directory to keep a config in").advise("set COBOX_CONFIG to where it should be"))?;
+    let path = context::config_path(&|name| std::env::var_os(name)).ok_or_else(|| {
+        Failure::new("there is no home directory to keep a config in").with_advice("set COBOX_CONFIG to where it should be")
+    })?;
     match command {
         Command::Show => show(context)?,
         Command::Contexts => list(context, &path)?,
@@ -95,9 +96,9 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
 
 async fn add(args: Add, path: &Path, context: &Context) -> Outcome {
     if args.name == LOCAL {
-        return Err(Failure::new("`local` is the broker that `cobox up` starts here").advise("choose another name"));
+        return Err(Failure::new("`local` is the broker that `cobox up` starts here").with_advice("choose another name"));
     }
-    let url = args.url.ok_or_else(|| Failure::new("a context needs its broker's URL").advise("name it with --url"))?;
+    let url = args.url.ok_or_else(|| Failure::new("a context needs its broker's URL").with_advice("name it with --url"))?;
     check_url(&url)?;
     let ca_file = args.ca_file.as_deref().map(absolute).transpose()?;
     let account = Account { context: args.name.clone(), url: url.clone() };
@@ -138,7 +139,7 @@ async fn add(args: Add, path: &Path, context: &Context) -> Outcome {
     if let Some(before) = before.filter(|before| before.key != place || (before.key == KeyPlace::Keyring && before.url != url)) {
         let old = Account { context: args.name.clone(), url: before.url };
         if let Err(failure) = credentials::forget(&old, path, &before.key) {
-            context.printer.note(&format!("note: {}", failure.what));
+            context.printer.note(&format!("note: {}", failure.message));
         }
     }
     if let Some(why) = why_not_keyring {
@@ -159,13 +160,13 @@ async fn check(client: &Client, context: &Context) -> Result<(), Failure> {
     match client.list_sessions(&filter).await {
         Ok(_) => Ok(()),
         Err(e) if e.is(ErrorCode::Unauthenticated) => {
-            Err(Failure::from(e).advise("check the key; nothing was added (--no-check adds it all the same)"))
+            Err(Failure::from(e).with_advice("check the key; nothing was added (--no-check adds it all the same)"))
         }
         Err(e) if e.is_retryable() => {
             context.printer.note(&format!("note: the key was not checked: {e}"));
             Ok(())
         }
-        Err(e) => Err(Failure::from(e).advise("is there a broker at this URL? --no-check adds it all the same")),
+        Err(e) => Err(Failure::from(e).with_advice("is there a broker at this URL? --no-check adds it all the same")),
     }
 }
 
@@ -174,7 +175,7 @@ fn remove(name: &str, path: &Path, context: &Context) -> Result<(), Failure> {
     // After the context: an orphaned key has no effect, but a context without its key would cause confusing errors.
     let forgotten = credentials::forget(&Account { context: name.to_owned(), url: entry.url.clone() }, path, &entry.key);
     if let Err(failure) = forgotten {
-        context.printer.note(&format!("note: {}", failure.what));
+        context.printer.note(&format!("note: {}", failure.message));
     }
     context.printer.result(&json!({"name": name, "removed": true}), || format!("removed {name}"))?;
     Ok(())

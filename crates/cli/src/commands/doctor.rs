@@ -12,7 +12,7 @@ use super::{NoBroker, Outcome};
 use crate::{
     context::{Context, default_data_dir},
     daemon::check_boxd,
-    failure::{Failure, OWN_ERROR},
+    failure::{Failure, GENERAL_ERROR},
     printer::{Printer, Tone, visible},
 };
 
@@ -49,12 +49,12 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
         checks.iter().map(|c| json!({"name": c.name, "status": word(c.status), "detail": c.detail, "mend": c.fix})).collect();
     let report = json!({"ok": !is_missing, "checks": items, "quarantine": quarantine, "restored": restored});
     context.printer.result(&report, || words(context.printer, &checks))?;
-    Ok(if is_missing { OWN_ERROR } else { 0 })
+    Ok(if is_missing { GENERAL_ERROR } else { 0 })
 }
 
 fn acknowledge(data_dir: Option<&Path>) -> Result<(), Failure> {
     let nothing =
-        |place: String| Failure::new(format!("{place} has no restored database to acknowledge")).advise("name it with --data-dir");
+        |place: String| Failure::new(format!("{place} has no restored database to acknowledge")).with_advice("name it with --data-dir");
     let Some(dir) = data_dir else { return Err(nothing("the default data directory".to_owned())) };
     match acknowledge_restored(dir, Timestamp::now()).map_err(|e| unreadable(dir, &e))? {
         true => Ok(()),
@@ -70,7 +70,7 @@ fn look_at(data_dir: &Path) -> Result<(Vec<Quarantined>, Option<Restored>), Fail
 }
 
 fn unreadable(data_dir: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(format!("looking into {}: {error}", data_dir.display())).advise("run it as the user who runs the broker")
+    Failure::new(format!("looking into {}: {error}", data_dir.display())).with_advice("run it as the user who runs the broker")
 }
 
 fn restored_check(data_dir: &Path, restored: &Restored) -> Check {

@@ -50,7 +50,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
     let Settings { mut config, .. } = match (&file, &named) {
         (Some(file), _) => Settings::read(file)?,
         (None, Some(dir)) => Settings::read_if_there(&dir.join("config.toml"))?,
-        (None, None) => return Err(Failure::new("there is no home directory to find data in").advise("name one with --data-dir")),
+        (None, None) => return Err(Failure::new("there is no home directory to find data in").with_advice("name one with --data-dir")),
     };
     if let Some(dir) = named {
         config.data_dir = dir;

@@ -24,7 +24,7 @@ pub mod watch;
 use clap::Subcommand;
 use cobox_protocol::{SandboxId, SessionId};
 
-use crate::{context::Context, failure::Failure, way_in::Target};
+use crate::{context::Context, failure::Failure, target::Target};
 
 /// Result of a command: the process's exit code, or why it failed.
 pub type Outcome = Result<u8, Failure>;
@@ -36,7 +36,7 @@ pub enum Command {
     /// Talk with an agent in a sandbox that you share; `cobox` alone does the same
     Chat(chat::Args),
     /// Run a command in a thread's sandbox
-    Exec(exec::Args),
+    Exec(exec::ExecArgs),
     /// Join a shell in a thread's sandbox, which human and agent share
     Shell(shell::Args),
     /// What goes on in a thread's sandbox: who ran what, who wrote what
@@ -116,17 +116,17 @@ impl Command {
 
 /// Selects the sandbox of a command: a thread's, or one by its own name.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct Where {
+pub struct TargetArgs {
     /// The thread whose sandbox to use; it gets one if it has none [default: COBOX_THREAD, or `default`]
-    #[arg(short, long, value_name = "THREAD", value_parser = thread)]
+    #[arg(short, long, value_name = "THREAD", value_parser = parse_thread)]
     pub thread: Option<String>,
     /// Use this sandbox, by name or id, instead of a thread's
     #[arg(long, value_name = "NAME|ID", conflicts_with = "thread")]
     pub sandbox: Option<String>,
 }
 
-impl Where {
-    pub fn target(&self) -> Target {
+impl TargetArgs {
+    pub fn resolve(&self) -> Target {
         match (&self.sandbox, &self.thread) {
             (Some(sandbox), _) => Target::Sandbox(sandbox.clone()),
             (None, Some(thread)) => Target::Thread(thread.clone()),
@@ -137,7 +137,7 @@ impl Where {
 
 /// Rejects sandbox and session ids: the broker generates ids and users name threads, so an id here is a mistake that
 /// would create a new sandbox.
-pub fn thread(text: &str) -> Result<String, String> {
+pub fn parse_thread(text: &str) -> Result<String, String> {
     if text.is_empty() {
         return Err("a thread has a name".to_owned());
     }
@@ -151,7 +151,7 @@ pub fn thread(text: &str) -> Result<String, String> {
 }
 
 /// Parses `key=value` for `--tag` of commands that create something.
-pub fn tag(text: &str) -> Result<(String, String), String> {
+pub fn parse_tag(text: &str) -> Result<(String, String), String> {
     match text.split_once(['=', ':']) {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("it must look like KEY=VALUE".to_owned()),

@@ -7,7 +7,7 @@ use cobox_protocol::{
 };
 use serde_json::json;
 
-use super::{Outcome, Where, thread};
+use super::{Outcome, TargetArgs, parse_thread};
 use crate::{context::Context, failure::Failure, printer::Printer};
 
 /// Characters of a command that a row shows.
@@ -21,9 +21,9 @@ Examples:
   cobox --json ps -t demo")]
 pub struct Args {
     #[command(flatten)]
-    place: Where,
+    target: TargetArgs,
     /// The thread whose sandbox to look at, as with --thread; or a sandbox's name, where no thread is called so
-    #[arg(value_name = "THREAD|NAME", value_parser = thread, conflicts_with_all = ["thread", "sandbox"])]
+    #[arg(value_name = "THREAD|NAME", value_parser = parse_thread, conflicts_with_all = ["thread", "sandbox"])]
     thread_name: Option<String>,
     /// Also what has ended and is still remembered
     #[arg(short, long)]
@@ -38,7 +38,7 @@ Examples:
   cobox kill -t demo main                 end a shell, for everybody")]
 pub struct KillArgs {
     #[command(flatten)]
-    place: Where,
+    target: TargetArgs,
     /// Send this signal instead of ending it: a name or a number
     #[arg(short, long, value_name = "SIGNAL")]
     signal: Option<String>,
@@ -49,11 +49,11 @@ pub struct KillArgs {
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
     let target = match args.thread_name {
-        Some(word) => context.meant(&word).await?,
-        None => args.place.target(),
+        Some(word) => context.resolve_name(&word).await?,
+        None => args.target.resolve(),
     };
-    let way_in = context.enter_existing(&target).await?;
-    let (mut processes, shells) = tokio::try_join!(way_in.dataplane.list_processes(), way_in.dataplane.list_shells())?;
+    let connection = context.open_existing_sandbox(&target).await?;
+    let (mut processes, shells) = tokio::try_join!(connection.dataplane.list_processes(), connection.dataplane.list_shells())?;
     processes.retain(|p| args.all || p.state == ProcessState::Running);
     // A shell's process is shown only in the shell's row, which has its name and its participants.
     processes.retain(|p| !shells.iter().any(|s| s.id.as_str() == p.id));
@@ -91,7 +91,7 @@ fn shell_row(printer: Printer, s: &ShellInfo) -> Vec<String> {
 }
 
 pub async fn kill(args: KillArgs, context: &Context) -> Outcome {
-    let way_in = context.enter_existing(&args.place.target()).await?;
+    let connection = context.open_existing_sandbox(&args.target.resolve()).await?;
     let signal = args.signal.map(SignalName::Name);
     if let Some(signal) = &signal {
         signal.number().map_err(Failure::new)?;
@@ -102,11 +102,11 @@ pub async fn kill(args: KillArgs, context: &Context) -> Outcome {
         match &signal {
             Some(_) if is_shell => {
                 return Err(Failure::new(format!("`{id}` is a shell's name, and a shell takes its signals from its keyboard"))
-                    .advise("without --signal it is ended; a command's id starts with cmd_"));
+                    .with_advice("without --signal it is ended; a command's id starts with cmd_"));
             }
-            Some(signal) => way_in.dataplane.signal(id, signal.clone()).await?,
-            None if is_shell => way_in.dataplane.end_shell(id).await?,
-            None => way_in.dataplane.cancel(id).await?,
+            Some(signal) => connection.dataplane.signal(id, signal.clone()).await?,
+            None if is_shell => connection.dataplane.end_shell(id).await?,
+            None => connection.dataplane.cancel(id).await?,
         }
     }
     let done = if signal.is_some() { "signalled" } else { "ended" };

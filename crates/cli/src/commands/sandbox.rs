@@ -21,7 +21,7 @@ use crate::{
     context::Context,
     failure::Failure,
     printer::{Printer, fields, visible},
-    way_in::Target,
+    target::Target,
 };
 
 /// Page size of listings.
@@ -56,7 +56,7 @@ pub enum Command {
         #[arg(long)]
         keep: bool,
         /// A tag to find it by; may be repeated
-        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::tag)]
+        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::parse_tag)]
         tags: Vec<(String, String)>,
         /// The template to make it by, as `cobox sandbox templates` shows it
         #[arg(long, value_name = "NAME")]
@@ -88,7 +88,7 @@ pub enum Command {
         #[arg(long, value_enum)]
         access: Option<AccessArg>,
         /// Add or replace a tag; may be repeated
-        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::tag)]
+        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::parse_tag)]
         tags: Vec<(String, String)>,
         /// Take a tag away; may be repeated
         #[arg(long = "untag", value_name = "KEY")]
@@ -109,7 +109,7 @@ pub enum Command {
         #[arg(value_name = "NAME|ID")]
         which: String,
         #[command(flatten)]
-        run: exec::Run,
+        options: exec::ExecOptions,
     },
     /// Join a shell in a sandbox, as `cobox shell --sandbox` does
     Connect {
@@ -234,7 +234,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 ..Default::default()
             };
             if change == PatchSandbox::default() {
-                return Err(Failure::new("there is nothing to change").advise("`cobox sandbox set --help` shows what can be"));
+                return Err(Failure::new("there is nothing to change").with_advice("`cobox sandbox set --help` shows what can be"));
             }
             show(context, &client.patch_sandbox(&which, &change).await?)?;
         }
@@ -250,7 +250,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             )?;
         }
         Command::Get { which } => show(context, &client.get_sandbox(&which).await?)?,
-        Command::Exec { which, run } => return exec::run_in(&Target::Sandbox(which), run, context).await,
+        Command::Exec { which, options } => return exec::run_in(&Target::Sandbox(which), options, context).await,
         Command::Sync { which, rest } => return sync::run(sync_args(&which, rest), context).await,
         Command::Connect { which, options } => return shell::attach(&Target::Sandbox(which), options, context).await,
         Command::Delete { which, yes, permanent } => {
@@ -261,7 +261,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                         let is_missing = missing.is(ErrorCode::SandboxNotFound);
                         let failure = Failure::from(missing);
                         if is_missing {
-                            failure.advise("`cobox sandbox list` and `cobox sandbox list --deleted` show those there are")
+                            failure.with_advice("`cobox sandbox list` and `cobox sandbox list --deleted` show those there are")
                         } else {
                             failure
                         }
@@ -288,7 +288,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 Err(e) if e.is(ErrorCode::SandboxNotFound) => {
                     let of_thread = list_deleted(&client).await?.into_iter().find(|s| s.threads.contains(&which));
                     let Some(of_thread) = of_thread else {
-                        return Err(Failure::from(e).advise("`cobox sandbox list --deleted` shows what can be restored"));
+                        return Err(Failure::from(e).with_advice("`cobox sandbox list --deleted` shows what can be restored"));
                     };
                     client.restore_sandbox(of_thread.id.as_str(), &wish).await?
                 }

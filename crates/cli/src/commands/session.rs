@@ -15,7 +15,7 @@ use crate::{
     failure::Failure,
     feed::{self, Stopped},
     printer::fields,
-    way_in::{Target, asking, no_session},
+    target::{Target, negotiate_request, no_session_failure},
 };
 
 /// Page size of listings.
@@ -34,7 +34,7 @@ pub enum Command {
 A session that exists is not changed: options that ask for something else than it has fail and say what differs.")]
     Ensure {
         /// The thread: any name, such as that of a conversation
-        #[arg(value_parser = super::thread)]
+        #[arg(value_parser = super::parse_thread)]
         thread: String,
         /// Ask for these capabilities only, such as fs_read or exec; may be repeated
         #[arg(long = "capability", value_name = "CAPABILITY")]
@@ -55,7 +55,7 @@ A session that exists is not changed: options that ask for something else than i
         #[arg(long)]
         keep: bool,
         /// A tag for a new session, to find it by; may be repeated
-        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::tag)]
+        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::parse_tag)]
         tags: Vec<(String, String)>,
         /// What a new sandbox is made by, as `cobox sandbox templates` shows it
         #[arg(long, value_name = "NAME")]
@@ -70,7 +70,7 @@ A session that exists is not changed: options that ask for something else than i
     /// The thread's session, if there is one
     Get {
         /// The thread whose session to show
-        #[arg(value_parser = super::thread)]
+        #[arg(value_parser = super::parse_thread)]
         thread: String,
         /// Print the token too
         #[arg(long)]
@@ -106,7 +106,7 @@ A session that exists is not changed: options that ask for something else than i
         #[arg(value_name = "THREAD|SESSION")]
         which: String,
         #[command(flatten)]
-        run: exec::Run,
+        options: exec::ExecOptions,
     },
     /// Join a shell in the session's sandbox, as `cobox shell` does
     Connect {
@@ -180,15 +180,15 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 tags: tags.into_iter().collect(),
                 template,
                 provider_preference: provider,
-                ..asking(&thread, Mode::Ensure)
+                ..negotiate_request(&thread, Mode::Ensure)
             };
             let session = client.negotiate(&request).await?;
             check_tags(&client, &thread, &session, &request).await?;
             show(context, &session, show_token)?;
         }
-        Command::Get { thread, show_token } => match client.negotiate(&asking(&thread, Mode::Get)).await {
+        Command::Get { thread, show_token } => match client.negotiate(&negotiate_request(&thread, Mode::Get)).await {
             Ok(session) => show(context, &session, show_token)?,
-            Err(e) if e.is(ErrorCode::SessionNotFound) => return Err(no_session(&thread, e.into())),
+            Err(e) if e.is(ErrorCode::SessionNotFound) => return Err(no_session_failure(&thread, e.into())),
             Err(e) => return Err(e.into()),
         },
         Command::List { tags } => list(context, &client, tags).await?,
@@ -227,7 +227,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 ])
             })?;
         }
-        Command::Exec { which, run } => return exec::run_in(&target(which), run, context).await,
+        Command::Exec { which, options } => return exec::run_in(&target(which), options, context).await,
         Command::Connect { which, options } => return shell::attach(&target(which), options, context).await,
         Command::Release { which, yes } => {
             let id = find(&client, &which).await?;
@@ -258,7 +258,7 @@ async fn check_tags(client: &Client, thread: &str, session: &NegotiateResponse, 
     let Some((key, value)) = request.tags.iter().find(differs) else { return Ok(()) };
     let actual = found.tags.get(key).map_or("not set", String::as_str);
     let message = format!("thread `{thread}` has a session already, and its tag {key} is {actual}, not {value}");
-    Err(Failure::new(message).advise("leave --tag out to join it; tags are set when a session is made"))
+    Err(Failure::new(message).with_advice("leave --tag out to join it; tags are set when a session is made"))
 }
 
 /// What happens to a session's sandbox when the session is released.
@@ -297,7 +297,7 @@ async fn sandbox_fate(client: &Client, session: &SessionId) -> Result<SandboxFat
 pub async fn find(client: &Client, which: &str) -> Result<SessionId, Failure> {
     match which.parse() {
         Ok(id) => Ok(id),
-        Err(_) => of_thread(client, which).await?.ok_or_else(|| no_session(which, Failure::new(""))),
+        Err(_) => of_thread(client, which).await?.ok_or_else(|| no_session_failure(which, Failure::new(""))),
     }
 }
 

@@ -10,13 +10,13 @@ use cobox_protocol::{
 };
 use cobox_stream::SequenceKinds;
 
-use super::{Outcome, Where, thread};
+use super::{Outcome, TargetArgs, parse_thread};
 use crate::{
     context::Context,
     printer::visible,
     shell_attach::{AttachEnd, AttachOptions, ShellAttachment},
+    target::Target,
     terminal::{EscapeKey, portable_term, size},
-    way_in::Target,
 };
 
 /// Exit code after detaching, and after a signal ended this process: ssh uses the same number for a lost connection.
@@ -48,9 +48,9 @@ A lost connection is made again by itself; nothing is lost on the way.
 Exit code: the shell's own; 255 when you left it or the connection ended for good.")]
 pub struct Args {
     #[command(flatten)]
-    place: Where,
+    target: TargetArgs,
     /// The thread whose sandbox to use, as with --thread; or a sandbox's name, where no thread is called so
-    #[arg(value_name = "THREAD|NAME", value_parser = thread, conflicts_with_all = ["thread", "sandbox"])]
+    #[arg(value_name = "THREAD|NAME", value_parser = parse_thread, conflicts_with_all = ["thread", "sandbox"])]
     thread_name: Option<String>,
     #[command(flatten)]
     options: ShellOptions,
@@ -93,19 +93,19 @@ enum Allow {
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
     let target = match args.thread_name {
-        Some(word) => context.meant(&word).await?,
-        None => args.place.target(),
+        Some(word) => context.resolve_name(&word).await?,
+        None => args.target.resolve(),
     };
     attach(&target, args.options, context).await
 }
 
 /// Runs `cobox shell` in the given sandbox.
 pub async fn attach(target: &Target, args: ShellOptions, context: &Context) -> Outcome {
-    let way_in = context.enter(target).await?;
+    let connection = context.open_sandbox(target).await?;
     let is_terminal = std::io::stdin().is_terminal();
     let mut observe = args.observe;
-    let may_type = way_in.granted.is_none_or(|g| g.contains(Capability::Shell));
-    if let Some(granted) = way_in.granted.filter(|g| !observe && !may_type && g.contains(Capability::ShellObserve)) {
+    let may_type = connection.granted.is_none_or(|g| g.contains(Capability::Shell));
+    if let Some(granted) = connection.granted.filter(|g| !observe && !may_type && g.contains(Capability::ShellObserve)) {
         context.printer.note(&format!("you may only look here ({}), as with --observe", granted.names().join(" ")));
         observe = true;
     }
@@ -140,7 +140,7 @@ pub async fn attach(target: &Target, args: ShellOptions, context: &Context) -> O
         true => Reconnect { give_up_after: RECONNECT_FOR, ..Reconnect::default() },
         false => Reconnect { key_age: SCRIPT_INPUT_MAX_AGE, ..Reconnect::default() },
     };
-    let dataplane = way_in.dataplane.clone().with_reconnect(reconnect);
+    let dataplane = connection.dataplane.clone().with_reconnect(reconnect);
     let mut shell = dataplane.shell(start.clone()).await?;
     if args.take {
         shell.input.control(ControlAction::Take).await?;
@@ -148,10 +148,10 @@ pub async fn attach(target: &Target, args: ShellOptions, context: &Context) -> O
 
     let shell_name = name.as_deref().unwrap_or(DEFAULT_SHELL_NAME);
     let options = AttachOptions {
-        name: if is_private { way_in.name.clone() } else { format!("{} · {shell_name}", way_in.name) },
+        name: if is_private { connection.name.clone() } else { format!("{} · {shell_name}", connection.name) },
         is_observer: observe,
         may_join: may_type,
-        principal: way_in.principal.clone(),
+        principal: connection.principal.clone(),
         escape: args.escape.unwrap_or_default(),
         shows_status: args.status,
         requests_control: args.take,
@@ -188,7 +188,7 @@ pub async fn attach(target: &Target, args: ShellOptions, context: &Context) -> O
             context.printer.note(&format!("left the shell {name}, which lives on; come back with: {command}"));
             Ok(EXIT_DETACHED)
         }
-        AttachEnd::Failed(failure) => Err(failure.exit_with(EXIT_DETACHED)),
+        AttachEnd::Failed(failure) => Err(failure.with_exit_code(EXIT_DETACHED)),
     }
 }
 

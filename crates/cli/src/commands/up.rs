@@ -52,7 +52,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     let mut signals = EndSignals::new()?;
     let data_dir = match args.data_dir.or_else(|| default_data_dir(&|name| std::env::var_os(name))) {
         Some(dir) => dir,
-        None => return Err(Failure::new("there is no home directory to keep data in").advise("name one with --data-dir")),
+        None => return Err(Failure::new("there is no home directory to keep data in").with_advice("name one with --data-dir")),
     };
     let Settings { mut config, options } = Settings::read_if_there(&data_dir.join("config.toml"))?;
     config.data_dir = data_dir;
@@ -156,7 +156,7 @@ fn write_client_config(context: &Context, note: &BrokerNote) -> Result<bool, Fai
         }
         Ok(Ok(_)) => Ok(true),
         Ok(Err(url)) => left_as_it_is(format!("{} points at {url}", path.display())),
-        Err(failure) => left_as_it_is(failure.what),
+        Err(failure) => left_as_it_is(failure.message),
     }
 }
 

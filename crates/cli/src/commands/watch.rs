@@ -5,13 +5,13 @@ use std::time::Duration;
 use cobox_client::{Client, ClientError, EventsFrom};
 use cobox_protocol::{ErrorCode, SessionId};
 
-use super::{Outcome, session, thread};
+use super::{Outcome, parse_thread, session};
 use crate::{
     context::Context,
     failure::Failure,
     feed::{Stopped, follow},
     printer::visible,
-    way_in::Target,
+    target::Target,
 };
 
 /// Interval between two attempts to find a session, or to reach a broker that was lost.
@@ -29,7 +29,7 @@ Examples:
   cobox watch demo --after evt_01j…       go on where an earlier watch stopped")]
 pub struct Args {
     /// The thread to watch, or a sandbox's name, where no thread is called so [default: COBOX_THREAD, or `default`]
-    #[arg(value_name = "THREAD|NAME", value_parser = thread)]
+    #[arg(value_name = "THREAD|NAME", value_parser = parse_thread)]
     thread: Option<String>,
     /// What has happened so far too
     #[arg(long, conflicts_with = "after")]
@@ -42,7 +42,7 @@ pub struct Args {
 pub async fn run(args: Args, context: &Context) -> Outcome {
     let client = context.client()?;
     let target = match args.thread {
-        Some(word) => context.meant(&word).await?,
+        Some(word) => context.resolve_name(&word).await?,
         None => Target::default_thread(&|name| std::env::var_os(name)),
     };
     let thread = match target {
@@ -104,7 +104,7 @@ async fn thread_in(client: &Client, sandbox: &str) -> Result<String, Failure> {
     let threads = client.get_sandbox(sandbox).await?.threads;
     threads.into_iter().next().ok_or_else(|| {
         Failure::new(format!("no thread uses sandbox {}, and nobody keeps what happens there", visible(sandbox)))
-            .advise("`cobox session ensure THREAD --sandbox` lets one use it")
+            .with_advice("`cobox session ensure THREAD --sandbox` lets one use it")
     })
 }
 

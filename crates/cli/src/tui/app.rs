@@ -227,7 +227,7 @@ impl State {
                 }
                 match choose(&self.assistants, self.asked_assistant.as_deref()) {
                     Ok(found) => self.assistant = Some(found.clone()),
-                    Err(failure) => self.complain(format!("{}; {}", failure.what, failure.advice.unwrap_or_default())),
+                    Err(failure) => self.complain(format!("{}; {}", failure.message, failure.advice.unwrap_or_default())),
                 }
                 self.send().into_iter().collect()
             }

@@ -90,7 +90,7 @@ impl State {
             Slash::Assistant(None) => return vec![Effect::ListAssistants],
             Slash::Assistant(Some(name)) => match choose(&self.assistants, Some(&name)) {
                 Ok(found) => self.assistant = Some(found.clone()),
-                Err(failure) => self.complain(format!("{}; {}", failure.what, failure.advice.unwrap_or_default())),
+                Err(failure) => self.complain(format!("{}; {}", failure.message, failure.advice.unwrap_or_default())),
             },
             Slash::SandboxList => return if self.has_a_broker() { vec![Effect::ListSandboxes] } else { Vec::new() },
             Slash::SandboxUse(name) => return self.use_sandbox(&name),

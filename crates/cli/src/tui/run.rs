@@ -47,7 +47,7 @@ pub async fn run(chat: Chat) -> Result<u8, Failure> {
         Ok(outcome) => outcome,
         Err(_) => {
             let said = last_words.lock().ok().and_then(|mut kept| kept.take()).unwrap_or_default();
-            Err(Failure::new(format!("the TUI broke: {said}")).advise("thread and sandbox live on; please report this"))
+            Err(Failure::new(format!("the TUI broke: {said}")).with_advice("thread and sandbox live on; please report this"))
         }
     }
 }

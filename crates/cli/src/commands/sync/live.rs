@@ -19,7 +19,7 @@ use crate::{
     daemon::EndSignals,
     failure::Failure,
     printer::{Printer, visible},
-    way_in::Target,
+    target::Target,
 };
 
 /// Time to finish a batch that is being applied. After that the process exits anyway, which a sync survives at any
@@ -32,9 +32,9 @@ pub async fn run(pair: Pair, settings: Settings, context: &Context) -> Outcome {
     let (state, id) = State::of(&pair, &folder, context.client()?.url())?;
     let _lock = state.lock()?;
     let own = own_places(&folder)?;
-    let way_in = tokio::select! {
-        way_in = context.enter(&pair.target) => way_in?,
-        code = signals.next_exit_code() => return Err(Failure::new("interrupted").exit_with(code)),
+    let connection = tokio::select! {
+        connection = context.open_sandbox(&pair.target) => connection?,
+        code = signals.next_exit_code() => return Err(Failure::new("interrupted").with_exit_code(code)),
     };
     let path = String::from_utf8_lossy(&pair.path).into_owned();
     let (thread, sandbox) = match &pair.target {
@@ -49,7 +49,7 @@ pub async fn run(pair: Pair, settings: Settings, context: &Context) -> Outcome {
         sandbox,
         path,
         mode: settings.mode.to_string(),
-        sandbox_id: way_in.sandbox_id.clone(),
+        sandbox_id: connection.sandbox_id.clone(),
     };
     begin(&state, &config, context.printer)?;
 
@@ -57,7 +57,7 @@ pub async fn run(pair: Pair, settings: Settings, context: &Context) -> Outcome {
     let (ending, ended) = oneshot::channel();
     let engine = {
         let settings = settings.clone();
-        let (dataplane, runtime, remote) = (way_in.dataplane.clone(), tokio::runtime::Handle::current(), pair.path.clone());
+        let (dataplane, runtime, remote) = (connection.dataplane.clone(), tokio::runtime::Handle::current(), pair.path.clone());
         let screen = Screen::new(context.printer, state.clone(), config.clone(), settings.once);
         let base = state.base();
         move || {
@@ -133,9 +133,9 @@ fn finish(done: End, state: &State, config: &Config, until_synced: bool, printer
         Some(Err(error)) => {
             let failure = Failure::new(error.to_string());
             return Err(match error {
-                SyncError::Sandbox { .. } | SyncError::NotAllowed => failure.advise("`cobox session get` shows what your token allows"),
-                SyncError::Halted(halt) if !halt.is_confirmable() => failure.advise(halt.advice()),
-                SyncError::Halted(_) => failure.advise(
+                SyncError::Sandbox { .. } | SyncError::NotAllowed => failure.with_advice("`cobox session get` shows what your token allows"),
+                SyncError::Halted(halt) if !halt.is_confirmable() => failure.with_advice(halt.advice()),
+                SyncError::Halted(_) => failure.with_advice(
                     "if that is right, run it without --until-synced and say so with `cobox sync resume --confirm`; if not, put back what is missing",
                 ),
                 _ => failure,
@@ -166,7 +166,7 @@ fn finish(done: End, state: &State, config: &Config, until_synced: bool, printer
 }
 
 fn cut_short(code: u8) -> Failure {
-    Failure::new("interrupted before both sides were the same").advise("the next run goes on from there").exit_with(code)
+    Failure::new("interrupted before both sides were the same").with_advice("the next run goes on from there").with_exit_code(code)
 }
 
 /// Number of problems that must be fixed before both sides can be the same.

@@ -17,5 +17,5 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 pub fn running_sync_of(thread: &str, sandbox_id: &str) -> Option<Result<Value, String>> {
     let is_its = |config: &Config| config.sandbox_id == sandbox_id || config.thread.as_deref() == Some(thread);
     let (state, _) = State::all().into_iter().find(|(state, config)| is_its(config) && state.is_running())?;
-    ask(&state, &Request::Status, Some(ANSWER_WITHIN)).map_err(|failure| failure.what).transpose()
+    ask(&state, &Request::Status, Some(ANSWER_WITHIN)).map_err(|failure| failure.message).transpose()
 }

@@ -19,14 +19,14 @@ use std::{
 use cobox_sync::{DEFAULT_DIRECTORY_DELETION_LIMIT, Limits, Mode, Settings, TrashLimits};
 
 pub use self::{look::running_sync_of, verbs::flush_before};
-use super::{Outcome, Where};
+use super::{Outcome, TargetArgs};
 use crate::{
     byte_size::byte_size,
     context::Context,
     failure::Failure,
-    place::{self, Place, Remote, WORK_DIR},
+    location::{self, Location, RemotePath, WORK_DIR},
     span::span,
-    way_in::Target,
+    target::Target,
 };
 
 #[derive(Debug, clap::Args)]
@@ -66,7 +66,7 @@ pub struct Args {
 #[derive(Debug, clap::Args)]
 struct Run {
     #[command(flatten)]
-    place: Where,
+    target: TargetArgs,
     /// Upload the folder once, as one archive, and end
     #[arg(long, conflicts_with_all = ["mode", "allow_risky", "until_synced", "trash_size", "trash_age", "directory_files"])]
     once: bool,
@@ -136,7 +136,7 @@ async fn pair(args: &Run, context: &Context) -> Result<Pair, Failure> {
     let folder = args.from.clone().unwrap_or_else(|| PathBuf::from("."));
     match std::fs::metadata(&folder) {
         Ok(meta) if meta.is_dir() => {}
-        Ok(_) => return Err(Failure::new(format!("{} is not a folder", folder.display())).advise("`cobox cp` copies a file")),
+        Ok(_) => return Err(Failure::new(format!("{} is not a folder", folder.display())).with_advice("`cobox cp` copies a file")),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             return Err(Failure::new(format!("{} does not exist", folder.display())));
         }
@@ -146,20 +146,20 @@ async fn pair(args: &Run, context: &Context) -> Result<Pair, Failure> {
         refuse_all_there_is(&folder)?;
     }
     let to = match &args.to {
-        None => Remote { target: None, path: WORK_DIR.into(), is_directory: true },
-        Some(text) => match place::parse(text) {
-            Ok(Place::Remote(remote)) => remote,
-            Ok(Place::Local(path)) => {
+        None => RemotePath { target: None, path: WORK_DIR.into(), is_directory: true },
+        Some(text) => match location::parse(text) {
+            Ok(Location::Remote(remote)) => remote,
+            Ok(Location::Local(path)) => {
                 return Err(Failure::new(format!("{} is a local path", path.display()))
-                    .advise("write the sandbox's as THREAD:/path, or :/path for the default thread"));
+                    .with_advice("write the sandbox's as THREAD:/path, or :/path for the default thread"));
             }
             Err(e) => return Err(Failure::new(format!("{}: {e}", text.display()))),
         },
     };
-    let target = match to.meant(&args.place, context).await {
+    let target = match to.resolve_target(&args.target, context).await {
         Ok(target) => target,
         // The sync waits for a broker that is unreachable.
-        Err(_) => to.target(&args.place)?,
+        Err(_) => to.target(&args.target)?,
     };
     Ok(Pair { folder, target, path: to.path })
 }
@@ -174,5 +174,5 @@ fn refuse_all_there_is(folder: &Path) -> Result<(), Failure> {
         folder if Some(folder) == home.as_ref() => "is your home directory, with your keys in it",
         _ => return Ok(()),
     };
-    Err(Failure::new(format!("{} {what}", folder.display())).advise("name a folder in it, or say --any-folder if you mean all of it"))
+    Err(Failure::new(format!("{} {what}", folder.display())).with_advice("name a folder in it, or say --any-folder if you mean all of it"))
 }

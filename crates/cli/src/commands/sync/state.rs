@@ -20,7 +20,7 @@ use super::Pair;
 use crate::{
     context::{Environment, default_data_dir, user_dir},
     failure::Failure,
-    way_in::Target,
+    target::Target,
 };
 
 /// Length of a sync's id: enough to distinguish the syncs of one machine.
@@ -76,7 +76,7 @@ impl State {
             [folder.as_os_str().as_bytes(), b"\0", kind.as_bytes(), b"\0", name.as_bytes(), b"\0", &pair.path, b"\0", broker.as_bytes()];
         let id = Digest::of(&parts.concat()).to_string()[..ID_CHARS].to_owned();
         let top = top().ok_or_else(|| {
-            Failure::new("there is no place to remember the sync in: neither XDG_STATE_HOME nor HOME is set").advise("set HOME")
+            Failure::new("there is no place to remember the sync in: neither XDG_STATE_HOME nor HOME is set").with_advice("set HOME")
         })?;
         Ok((Self { dir: top.join(&id) }, id))
     }
@@ -108,7 +108,7 @@ impl State {
                 Err(e) => return Err(failed(e.into())),
             }
         }
-        Err(Failure::new("this folder is already being synced there").advise("`cobox sync status` says how it stands"))
+        Err(Failure::new("this folder is already being synced there").with_advice("`cobox sync status` says how it stands"))
     }
 
     pub fn is_running(&self) -> bool {
@@ -169,7 +169,7 @@ pub fn own_places(folder: &Path) -> Result<Vec<RelPath>, Failure> {
         let place = place.canonicalize().unwrap_or(place);
         if folder.starts_with(&place) {
             return Err(Failure::new(format!("{} is where cobox keeps its own keys and notes", folder.display()))
-                .advise("name another folder; those never leave this machine"));
+                .with_advice("name another folder; those never leave this machine"));
         }
         own.extend(place.strip_prefix(folder).ok().and_then(|path| RelPath::new(path.as_os_str().as_bytes())));
     }

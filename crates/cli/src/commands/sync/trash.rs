@@ -197,7 +197,7 @@ fn chosen(asked: &[String], items: &[TrashItem], folder: &Path, current: Option<
             .map(|path| latest(items, &path))
             .collect::<Vec<_>>();
         let Some(found) = candidates.into_iter().find(|found| !found.is_empty()) else {
-            return Err(Failure::new(format!("{text} is not in the trash")).advise("`cobox sync trash list` shows its content"));
+            return Err(Failure::new(format!("{text} is not in the trash")).with_advice("`cobox sync trash list` shows its content"));
         };
         ids.extend(found);
     }

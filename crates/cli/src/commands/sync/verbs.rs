@@ -17,7 +17,7 @@ use super::{
     state::{Config, State},
     trash::{self, TrashVerb, UndoArgs},
 };
-use crate::{context::Context, failure::Failure, printer::visible, span::seconds, way_in::Target};
+use crate::{context::Context, failure::Failure, printer::visible, span::seconds, target::Target};
 
 /// Maximum time for an answer that requires no work.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -151,7 +151,11 @@ pub async fn flush_before(context: &Context, sandbox_id: &str) {
     for (state, config) in State::all().into_iter().filter(|(state, config)| is_its(config) && state.is_running()) {
         if let Err(failure) = blocking(state, Request::Flush { wait: true }, Some(EXEC_WAITS)).await {
             let folder = config.folder.display().to_string();
-            context.printer.note(&format!("cobox: {} may not be up to date in the sandbox: {}", visible(&folder), visible(&failure.what)));
+            context.printer.note(&format!(
+                "cobox: {} may not be up to date in the sandbox: {}",
+                visible(&folder),
+                visible(&failure.message)
+            ));
         }
     }
 }
@@ -181,7 +185,7 @@ async fn blocking(state: State, request: Request, within: Option<Duration>) -> R
 
 fn must(answer: Option<Value>, config: &Config) -> Result<Value, Failure> {
     answer.ok_or_else(|| {
-        Failure::new(format!("the sync of {} does not run", config.folder.display())).advise(format!(
+        Failure::new(format!("the sync of {} does not run", config.folder.display())).with_advice(format!(
             "start it with `cobox sync {} {}`",
             config.folder.display(),
             config.place()
@@ -238,7 +242,7 @@ pub fn find(which: &Which) -> Result<(State, Config), Failure> {
     match (within.as_slice(), all.as_slice(), &which.which) {
         ([found, ..], ..) => Ok((*found).clone()),
         ([], [only], None) => Ok(only.clone()),
-        _ => Err(Failure::new(format!("no sync has {}", at.display())).advise("`cobox sync list` shows them; name one with --sync")),
+        _ => Err(Failure::new(format!("no sync has {}", at.display())).with_advice("`cobox sync list` shows them; name one with --sync")),
     }
 }
 
@@ -271,8 +275,8 @@ async fn diff(args: &DiffArgs, context: &Context) -> Outcome {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
         Err(e) => return Err(Failure::new(format!("{path}: {e}"))),
     };
-    let way_in = context.enter_existing(&target).await?;
-    let there = match way_in.dataplane.read_file(format!("{}/{path}", config.path).as_bytes()).await {
+    let connection = context.open_existing_sandbox(&target).await?;
+    let there = match connection.dataplane.read_file(format!("{}/{path}", config.path).as_bytes()).await {
         Ok(file) => {
             let mut bytes = Vec::new();
             let mut chunks = std::pin::pin!(file.into_stream());
@@ -289,11 +293,11 @@ async fn diff(args: &DiffArgs, context: &Context) -> Outcome {
     };
     if here.len() > MAX_DIFF_BYTES || there.len() > MAX_DIFF_BYTES {
         return Err(
-            Failure::new(format!("{path} is larger than 1 MiB")).advise("copy the sandbox's version with `cobox cp` and compare them")
+            Failure::new(format!("{path} is larger than 1 MiB")).with_advice("copy the sandbox's version with `cobox cp` and compare them")
         );
     }
     let (Ok(here), Ok(there)) = (String::from_utf8(here), String::from_utf8(there)) else {
-        return Err(Failure::new(format!("{path} is not text")).advise("copy the sandbox's version with `cobox cp` and compare them"));
+        return Err(Failure::new(format!("{path} is not text")).with_advice("copy the sandbox's version with `cobox cp` and compare them"));
     };
     let text =
         similar::TextDiff::from_lines(&here, &there).unified_diff().header(&format!("here/{path}"), &format!("sandbox/{path}")).to_string();

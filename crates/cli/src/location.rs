@@ -9,23 +9,23 @@ use std::{
 use cobox_protocol::SandboxId;
 
 use crate::{
-    commands::{self, Where},
+    commands::{self, TargetArgs},
     context::Context,
     failure::Failure,
-    way_in::Target,
+    target::Target,
 };
 
 /// The folder that human and agent share; relative remote paths start there.
 pub const WORK_DIR: &str = "/workspace";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     Local(PathBuf),
-    Remote(Remote),
+    Remote(RemotePath),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remote {
+pub struct RemotePath {
     /// `None` for `:/path`: the options select the target.
     pub target: Option<Target>,
     /// Absolute, without a trailing slash except for `/` itself.
@@ -35,22 +35,24 @@ pub struct Remote {
 }
 
 /// Follows scp's rule: a colon before any slash means remote, so `./a:b` is a local file.
-pub fn parse(text: &OsStr) -> Result<Place, String> {
+pub fn parse(text: &OsStr) -> Result<Location, String> {
     let bytes = text.as_bytes();
     let colon = bytes.iter().position(|b| *b == b':');
     let slash = bytes.iter().position(|b| *b == b'/');
     match colon {
-        Some(at) if slash.is_none_or(|s| at < s) => remote(&bytes[..at], &bytes[at + 1..]).map(Place::Remote),
+        Some(colon_at) if slash.is_none_or(|slash| colon_at < slash) => {
+            parse_remote(&bytes[..colon_at], &bytes[colon_at + 1..]).map(Location::Remote)
+        }
         _ if bytes.is_empty() => Err("an empty path names nothing; `.` is the current directory".to_owned()),
-        _ => Ok(Place::Local(PathBuf::from(OsString::from(text)))),
+        _ => Ok(Location::Local(PathBuf::from(OsString::from(text)))),
     }
 }
 
-fn remote(whose: &[u8], path: &[u8]) -> Result<Remote, String> {
-    let target = match std::str::from_utf8(whose).map_err(|_| "a thread's name must be UTF-8".to_owned())? {
+fn parse_remote(target_name: &[u8], path: &[u8]) -> Result<RemotePath, String> {
+    let target = match std::str::from_utf8(target_name).map_err(|_| "a thread's name must be UTF-8".to_owned())? {
         "" => None,
         id if id.parse::<SandboxId>().is_ok() => Some(Target::Sandbox(id.to_owned())),
-        name => Some(Target::Thread(commands::thread(name)?)),
+        name => Some(Target::Thread(commands::parse_thread(name)?)),
     };
     let mut absolute = if path.starts_with(b"/") { Vec::new() } else { [WORK_DIR.as_bytes(), b"/"].concat() };
     absolute.extend_from_slice(path);
@@ -66,41 +68,41 @@ fn remote(whose: &[u8], path: &[u8]) -> Result<Remote, String> {
     if clean.is_empty() {
         clean.push(b'/');
     }
-    Ok(Remote { target, path: clean, is_directory })
+    Ok(RemotePath { target, path: clean, is_directory })
 }
 
-impl Remote {
+impl RemotePath {
     /// The target before the colon, or the one from the options; giving both is an error.
-    pub fn target(&self, options: &Where) -> Result<Target, Failure> {
+    pub fn target(&self, options: &TargetArgs) -> Result<Target, Failure> {
         match &self.target {
             Some(_) if options.sandbox.is_some() => {
-                Err(Failure::new("the sandbox is named twice").advise("with --sandbox write the path alone, as :/path"))
+                Err(Failure::new("the sandbox is named twice").with_advice("with --sandbox write the path alone, as :/path"))
             }
             Some(target) => Ok(target.clone()),
-            None => Ok(options.target()),
+            None => Ok(options.resolve()),
         }
     }
 
     /// Resolves the target: the word before the colon is a thread or, if no such thread exists, a sandbox's name.
-    pub async fn meant(&self, options: &Where, context: &Context) -> Result<Target, Failure> {
+    pub async fn resolve_target(&self, options: &TargetArgs, context: &Context) -> Result<Target, Failure> {
         match self.target(options)? {
-            Target::Thread(word) if self.target.is_some() => context.meant(&word).await,
+            Target::Thread(name) if self.target.is_some() => context.resolve_name(&name).await,
             target => Ok(target),
         }
     }
 
     /// The last component of the path: its name when it is copied into a directory.
-    pub fn name(&self) -> Option<&OsStr> {
+    pub fn file_name(&self) -> Option<&OsStr> {
         self.path.rsplit(|b| *b == b'/').next().filter(|n| !n.is_empty()).map(OsStr::from_bytes)
     }
 
-    /// The path of `name` in this directory.
-    pub fn join(&self, name: &OsStr) -> Vec<u8> {
+    /// The path of `file_name` in this directory.
+    pub fn join(&self, file_name: &OsStr) -> Vec<u8> {
         let mut path = self.path.clone();
         if !path.ends_with(b"/") {
             path.push(b'/');
         }
-        path.extend_from_slice(name.as_bytes());
+        path.extend_from_slice(file_name.as_bytes());
         path
     }
 }
@@ -109,19 +111,19 @@ impl Remote {
 mod tests {
     use super::*;
 
-    fn at(text: &str) -> Remote {
+    fn remote_path(text: &str) -> RemotePath {
         match parse(OsStr::new(text)).unwrap() {
-            Place::Remote(remote) => remote,
-            Place::Local(path) => panic!("{text} was read as the local {path:?}"),
+            Location::Remote(remote) => remote,
+            Location::Local(path) => panic!("{text} was read as the local {path:?}"),
         }
     }
 
     #[test]
     fn a_colon_before_any_slash_means_a_sandbox() {
-        assert_eq!(at("demo:/a/b"), Remote { target: thread("demo"), path: b"/a/b".to_vec(), is_directory: false });
-        assert_eq!(at(":/a").target, None);
+        assert_eq!(remote_path("demo:/a/b"), RemotePath { target: thread("demo"), path: b"/a/b".to_vec(), is_directory: false });
+        assert_eq!(remote_path(":/a").target, None);
         for local in ["./a:b", "/x:y", "plain", "."] {
-            assert!(matches!(parse(OsStr::new(local)).unwrap(), Place::Local(_)), "{local}");
+            assert!(matches!(parse(OsStr::new(local)).unwrap(), Location::Local(_)), "{local}");
         }
         assert!(parse(OsStr::new("")).is_err());
     }
@@ -133,34 +135,34 @@ mod tests {
     #[test]
     fn a_sandbox_id_names_a_sandbox_and_a_session_id_nothing() {
         let sandbox = "sb_00000000000000000000000000";
-        assert_eq!(at(&format!("{sandbox}:/a")).target, Some(Target::Sandbox(sandbox.to_owned())));
+        assert_eq!(remote_path(&format!("{sandbox}:/a")).target, Some(Target::Sandbox(sandbox.to_owned())));
         assert!(parse(OsStr::new("ssn_00000000000000000000000000:/a")).unwrap_err().contains("session"));
-        assert_eq!(at("sb_mine:/a").target, thread("sb_mine"));
-        let options = Where { sandbox: Some("build".into()), ..Where::default() };
-        assert_eq!(at(":/a").target(&options).unwrap(), Target::Sandbox("build".to_owned()));
-        assert!(at("demo:/a").target(&options).is_err());
+        assert_eq!(remote_path("sb_mine:/a").target, thread("sb_mine"));
+        let options = TargetArgs { sandbox: Some("build".into()), ..TargetArgs::default() };
+        assert_eq!(remote_path(":/a").target(&options).unwrap(), Target::Sandbox("build".to_owned()));
+        assert!(remote_path("demo:/a").target(&options).is_err());
     }
 
     #[test]
     fn a_relative_remote_path_starts_in_the_shared_folder() {
-        assert_eq!(at("demo:a.txt").path, b"/workspace/a.txt");
-        assert_eq!(at("demo:"), Remote { target: thread("demo"), path: b"/workspace".to_vec(), is_directory: true });
-        assert_eq!(at(":/").path, b"/");
+        assert_eq!(remote_path("demo:a.txt").path, b"/workspace/a.txt");
+        assert_eq!(remote_path("demo:"), RemotePath { target: thread("demo"), path: b"/workspace".to_vec(), is_directory: true });
+        assert_eq!(remote_path(":/").path, b"/");
     }
 
     #[test]
     fn a_trailing_slash_says_directory_and_dots_are_cleaned_or_refused() {
-        assert!(at(":/a/b/").is_directory && at(":/a/b/").path == b"/a/b");
-        assert_eq!(at(":/a/./b//c").path, b"/a/b/c");
+        assert!(remote_path(":/a/b/").is_directory && remote_path(":/a/b/").path == b"/a/b");
+        assert_eq!(remote_path(":/a/./b//c").path, b"/a/b/c");
         assert!(parse(OsStr::new(":/a/../b")).is_err());
         assert!(parse(OsStr::new("t:../b")).is_err());
     }
 
     #[test]
     fn names_join_and_split() {
-        assert_eq!(at(":/a").join(OsStr::new("b")), b"/a/b");
-        assert_eq!(at(":/").join(OsStr::new("b")), b"/b");
-        assert_eq!(at(":/a/b/").name(), Some(OsStr::new("b")));
-        assert_eq!(at(":/").name(), None);
+        assert_eq!(remote_path(":/a").join(OsStr::new("b")), b"/a/b");
+        assert_eq!(remote_path(":/").join(OsStr::new("b")), b"/b");
+        assert_eq!(remote_path(":/a/b/").file_name(), Some(OsStr::new("b")));
+        assert_eq!(remote_path(":/").file_name(), None);
     }
 }

@@ -42,7 +42,7 @@ impl Target {
 }
 
 /// An open sandbox, and its name on the command line.
-pub struct WayIn {
+pub struct SandboxConnection {
     pub dataplane: Dataplane,
     pub name: String,
     pub sandbox_id: String,
@@ -54,8 +54,8 @@ pub struct WayIn {
     _session: Option<Session>,
 }
 
-impl WayIn {
-    fn of(session: Session) -> Self {
+impl SandboxConnection {
+    fn from_session(session: Session) -> Self {
         Self {
             dataplane: session.dataplane().clone(),
             name: session.info().thread_id.clone(),
@@ -67,57 +67,57 @@ impl WayIn {
     }
 }
 
-pub fn asking(thread: &str, mode: Mode) -> NegotiateRequest {
+pub fn negotiate_request(thread: &str, mode: Mode) -> NegotiateRequest {
     NegotiateRequest::new(thread, mode)
 }
 
 /// Replaces the broker's message, which mentions modes that the command line doesn't have.
-pub fn no_session(thread: &str, told: Failure) -> Failure {
-    Failure { what: format!("thread `{thread}` has no session"), ..told }
-        .advise("`cobox session list` shows the threads that have one; `cobox session ensure` makes one")
+pub fn no_session_failure(thread: &str, failure: Failure) -> Failure {
+    Failure { message: format!("thread `{thread}` has no session"), ..failure }
+        .with_advice("`cobox session list` shows the threads that have one; `cobox session ensure` makes one")
 }
 
 impl Context {
     /// Opens a sandbox, and keeps its token fresh. Creates one for a thread without a sandbox; on a terminal the user
     /// is notified of that.
-    pub async fn enter(&self, target: &Target) -> Result<WayIn, Failure> {
-        let Target::Thread(thread) = target else { return self.enter_existing(target).await };
+    pub async fn open_sandbox(&self, target: &Target) -> Result<SandboxConnection, Failure> {
+        let Target::Thread(thread) = target else { return self.open_existing_sandbox(target).await };
         let client = self.client()?;
-        let is_lost = match self.come_back(&client, thread).await? {
-            Back::In(session) => return Ok(WayIn::of(*session)),
-            Back::Lost => true,
-            Back::Unknown => false,
+        let is_lost = match self.reopen_previous(&client, thread).await? {
+            PreviousSandbox::Open(session) => return Ok(SandboxConnection::from_session(*session)),
+            PreviousSandbox::Gone => true,
+            PreviousSandbox::Unknown => false,
         };
         if self.printer.is_interactive() {
-            match client.open(&asking(thread, Mode::Get)).await {
-                Ok(session) => return Ok(self.came_in(session)),
+            match client.open(&negotiate_request(thread, Mode::Get)).await {
+                Ok(session) => return Ok(self.remember_and_connect(session)),
                 Err(e) if e.is(ErrorCode::SessionNotFound) || e.is(ErrorCode::SessionExpired) => {}
                 Err(e) => return Err(e.into()),
             }
         }
-        let session = client.open(&asking(thread, Mode::Ensure)).await?;
+        let session = client.open(&negotiate_request(thread, Mode::Ensure)).await?;
         if self.printer.is_interactive() {
             let instead = if is_lost { "; the one it had is gone, and its files with it" } else { "" };
             self.printer.note(&format!("made a sandbox for thread {}{instead}", visible(thread)));
         }
-        Ok(self.came_in(session))
+        Ok(self.remember_and_connect(session))
     }
 
     /// Resolves a word that is a thread's or a sandbox's name. A thread that exists, or was used here before, takes
     /// precedence.
-    pub async fn meant(&self, word: &str) -> Result<Target, Failure> {
+    pub async fn resolve_name(&self, name: &str) -> Result<Target, Failure> {
         let client = self.client()?;
-        let thread = Target::Thread(word.to_owned());
-        let is_known = self.thread_cache().is_some_and(|cache| cache.get(word).is_some());
-        if is_known || session::of_thread(&client, word).await?.is_some() {
+        let thread = Target::Thread(name.to_owned());
+        let is_known = self.thread_cache().is_some_and(|cache| cache.get(name).is_some());
+        if is_known || session::of_thread(&client, name).await?.is_some() {
             return Ok(thread);
         }
-        match client.get_sandbox(word).await {
+        match client.get_sandbox(name).await {
             Ok(sandbox) => {
                 if self.printer.is_interactive() {
-                    self.printer.note(&format!("there is no thread {0}; {0} is sandbox {1}", visible(word), sandbox.id));
+                    self.printer.note(&format!("there is no thread {0}; {0} is sandbox {1}", visible(name), sandbox.id));
                 }
-                Ok(Target::Sandbox(word.to_owned()))
+                Ok(Target::Sandbox(name.to_owned()))
             }
             // Not a sandbox, or not a valid sandbox name: a thread to create. Other errors are reported when it is
             // opened.
@@ -125,69 +125,69 @@ impl Context {
         }
     }
 
-    /// Like [`Context::enter`], but never creates anything.
-    pub async fn enter_existing(&self, target: &Target) -> Result<WayIn, Failure> {
+    /// Like [`Context::open_sandbox`], but never creates anything.
+    pub async fn open_existing_sandbox(&self, target: &Target) -> Result<SandboxConnection, Failure> {
         let client = self.client()?;
         match target {
-            Target::Thread(thread) => match client.open(&asking(thread, Mode::Get)).await {
-                Ok(session) => Ok(self.came_in(session)),
-                Err(e) if e.is(ErrorCode::SessionNotFound) => Err(no_session(thread, e.into())),
+            Target::Thread(thread) => match client.open(&negotiate_request(thread, Mode::Get)).await {
+                Ok(session) => Ok(self.remember_and_connect(session)),
+                Err(e) if e.is(ErrorCode::SessionNotFound) => Err(no_session_failure(thread, e.into())),
                 Err(e) => Err(e.into()),
             },
-            Target::Session(id) => Ok(WayIn::of(client.attach(id).await?)),
+            Target::Session(id) => Ok(SandboxConnection::from_session(client.attach(id).await?)),
             Target::Sandbox(name) => {
                 let sandbox = client.get_sandbox(name).await?;
                 let (dataplane, sandbox_id) = (client.sandbox_at(&sandbox), sandbox.id.to_string());
-                Ok(WayIn { dataplane, name: name.clone(), sandbox_id, granted: None, principal: None, _session: None })
+                Ok(SandboxConnection { dataplane, name: name.clone(), sandbox_id, granted: None, principal: None, _session: None })
             }
         }
     }
 
     /// Opens the sandbox that the thread had when it was last used here, without creating one.
-    async fn come_back(&self, client: &Client, thread: &str) -> Result<Back, Failure> {
-        let Some(cache) = self.thread_cache() else { return Ok(Back::Unknown) };
-        let Some(known) = cache.get(thread) else { return Ok(Back::Unknown) };
-        let hinting = NegotiateRequest { sandbox_hint: Some(known.sandbox_id.to_string()), ..asking(thread, Mode::Ensure) };
-        match client.open(&hinting).await {
+    async fn reopen_previous(&self, client: &Client, thread: &str) -> Result<PreviousSandbox, Failure> {
+        let Some(cache) = self.thread_cache() else { return Ok(PreviousSandbox::Unknown) };
+        let Some(known) = cache.get(thread) else { return Ok(PreviousSandbox::Unknown) };
+        let request = NegotiateRequest { sandbox_hint: Some(known.sandbox_id.to_string()), ..negotiate_request(thread, Mode::Ensure) };
+        match client.open(&request).await {
             Ok(session) => {
                 cache.remember(session.info());
-                Ok(Back::In(Box::new(session)))
+                Ok(PreviousSandbox::Open(Box::new(session)))
             }
             // The cache is outdated: the broker is asked again without the hint, and reports any other error.
             Err(e) if is_stale(&e) => {
                 cache.forget(thread);
-                Ok(if e.is(ErrorCode::SandboxNotFound) { Back::Lost } else { Back::Unknown })
+                Ok(if e.is(ErrorCode::SandboxNotFound) { PreviousSandbox::Gone } else { PreviousSandbox::Unknown })
             }
             Err(e) => Err(e.into()),
         }
     }
 
-    fn came_in(&self, session: Session) -> WayIn {
+    fn remember_and_connect(&self, session: Session) -> SandboxConnection {
         if let Some(cache) = self.thread_cache() {
             cache.remember(session.info());
         }
-        WayIn::of(session)
+        SandboxConnection::from_session(session)
     }
 }
 
 /// Result of an attempt to open a thread's previous sandbox.
-enum Back {
-    In(Box<Session>),
-    Lost,
+enum PreviousSandbox {
+    Open(Box<Session>),
+    Gone,
     /// There was none, or the thread has another one now.
     Unknown,
 }
 
 /// Whether the server's refusal may be due to an outdated cache entry.
 fn is_stale(e: &ClientError) -> bool {
-    let no = [
+    let stale_codes = [
         ErrorCode::SandboxNotFound,
         ErrorCode::SessionConflict,
         ErrorCode::SandboxConflict,
         ErrorCode::SessionNotFound,
         ErrorCode::SessionExpired,
     ];
-    no.into_iter().chain([ErrorCode::Forbidden, ErrorCode::InvalidRequest]).any(|code| e.is(code))
+    stale_codes.into_iter().chain([ErrorCode::Forbidden, ErrorCode::InvalidRequest]).any(|code| e.is(code))
 }
 
 #[cfg(test)]
