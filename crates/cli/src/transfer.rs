@@ -18,7 +18,7 @@ use tokio_util::io::ReaderStream;
 
 use crate::{
     context::Context,
-    daemon::EndSignals,
+    daemon::StopSignals,
     failure::{Failure, INTERRUPTED},
     output_filter::OutputFilter,
     pack::{self, IgnoreMode, PackReport},
@@ -51,10 +51,10 @@ impl std::ops::AddAssign for TransferTotals {
 
 /// Aborts a transfer at Ctrl-C by dropping it, which also removes the partial file.
 pub async fn interruptible<T>(transfer: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let mut signals = EndSignals::new()?;
+    let mut signals = StopSignals::new()?;
     tokio::select! {
         done = transfer => done,
-        () = signals.next() => Err(Failure::new("interrupted").with_exit_code(INTERRUPTED)),
+        () = signals.recv() => Err(Failure::new("interrupted").with_exit_code(INTERRUPTED)),
     }
 }
 

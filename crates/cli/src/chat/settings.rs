@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::{
     context::{Environment, config_path},
-    credentials::{NamedBy, read_file},
+    credentials::{KeyFileOrigin, read_file},
     failure::Failure,
 };
 
@@ -49,11 +49,11 @@ pub fn resolve(deployment: Option<String>, assistant: Option<String>, env: Envir
     let key = if let Some(key) = text("COBOX_DEPLOYMENT_KEY") {
         Some(Secret::new(key))
     } else if let Some(path) = text("COBOX_DEPLOYMENT_KEY_FILE") {
-        Some(read_file(Path::new(&path), NamedBy::Caller)?.key)
+        Some(read_file(Path::new(&path), KeyFileOrigin::Caller)?.key)
     // The configured key belongs to the configured deployment, and the broker's key to the broker: no other server may
     // receive them.
     } else if let (Some(path), true) = (&config.api_key_file, config.deployment.as_deref().is_some_and(is_at)) {
-        Some(read_file(path, NamedBy::Config)?.key)
+        Some(read_file(path, KeyFileOrigin::Config)?.key)
     } else if let Some((_, key)) = broker.filter(|(broker, _)| is_at(broker)) {
         Some(key.clone())
     } else {

@@ -8,9 +8,9 @@ use cobox_protocol::frame::{ExecStart, StdinStart};
 use super::{Outcome, TargetArgs, sync};
 use crate::{
     context::Context,
+    duration::parse_seconds,
     failure::{EXEC_ERROR, Failure},
     remote_exec::{self, EarlyExit},
-    span::seconds,
     target::Target,
     terminal::size,
 };
@@ -58,7 +58,7 @@ pub struct ExecOptions {
     #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = parse_variable)]
     env: Vec<(String, String)>,
     /// End the command after this time: seconds, or such as 90s, 5m or 1h; 0 for no limit, which comes to 24 hours [default: 0]
-    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     timeout: Option<f64>,
     /// Read standard input although it may be a terminal's; without this it is read where it is none
     #[arg(long, conflicts_with = "no_stdin")]

@@ -11,8 +11,8 @@ use serde_json::json;
 use super::Outcome;
 use crate::{
     context::Context,
+    duration::parse_duration,
     printer::{Printer, fields},
-    span::span,
 };
 
 /// Keys per request.
@@ -36,7 +36,7 @@ pub enum Command {
         #[arg(long, value_enum)]
         kind: Kind,
         /// When it ends: a number and s, m, h, d or w
-        #[arg(long, value_name = "TIME", value_parser = span)]
+        #[arg(long, value_name = "TIME", value_parser = parse_duration)]
         expires: Option<Duration>,
         /// The workspace it belongs to [default: yours]
         #[arg(long)]
@@ -48,7 +48,7 @@ pub enum Command {
         #[arg(value_name = "KEY")]
         id: KeyId,
         /// In how long: a number and s, m, h, d or w
-        #[arg(long = "in", value_name = "TIME", value_parser = span)]
+        #[arg(long = "in", value_name = "TIME", value_parser = parse_duration)]
         after: Duration,
     },
     /// End a key and every token made with it

@@ -8,10 +8,10 @@ use serde_json::json;
 
 use super::{NoBroker, Outcome};
 use crate::{
+    broker_settings::BrokerSettings,
     context::{Context, default_data_dir},
     failure::Failure,
     printer::fields,
-    settings::Settings,
 };
 
 #[derive(Debug, clap::Subcommand)]
@@ -46,13 +46,13 @@ Examples:
 
 pub async fn run(command: Command, context: &Context) -> Outcome {
     let Command::Rotate { _no_broker, config: file, data_dir, immediate, lost } = command;
-    let named = data_dir.or_else(|| if file.is_none() { default_data_dir(&|name| std::env::var_os(name)) } else { None });
-    let Settings { mut config, .. } = match (&file, &named) {
-        (Some(file), _) => Settings::read(file)?,
-        (None, Some(dir)) => Settings::read_if_there(&dir.join("config.toml"))?,
+    let explicit_dir = data_dir.or_else(|| if file.is_none() { default_data_dir(&|name| std::env::var_os(name)) } else { None });
+    let BrokerSettings { mut config, .. } = match (&file, &explicit_dir) {
+        (Some(file), _) => BrokerSettings::read(file)?,
+        (None, Some(dir)) => BrokerSettings::read_or_default(&dir.join("config.toml"))?,
         (None, None) => return Err(Failure::new("there is no home directory to find data in").with_advice("name one with --data-dir")),
     };
-    if let Some(dir) = named {
+    if let Some(dir) = explicit_dir {
         config.data_dir = dir;
     }
     if let Some(url) = std::env::var("COBOX_DATABASE_URL").ok().filter(|url| !url.is_empty()) {
@@ -61,11 +61,11 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
     let rotated = rotate_master_key(&config, MasterKeyRotation { is_immediate: immediate, is_lost: lost })
         .await
         .map_err(|e| Failure::new(e.to_string()))?;
-    let told = json!({
+    let output = json!({
         "master_key": rotated.master_key, "previous_key": rotated.previous_key, "sandboxes": rotated.sandboxes,
         "old_tokens_until": rotated.old_tokens_until,
     });
-    context.printer.result(&told, || {
+    context.printer.result(&output, || {
         fields(&[
             ("master key", rotated.master_key.display().to_string()),
             ("previous key", rotated.previous_key.as_ref().map_or_else(|| "removed".to_owned(), |p| p.display().to_string())),

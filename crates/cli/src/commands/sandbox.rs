@@ -270,7 +270,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 usage => usage?,
             };
             let usage = SandboxUsage { restorable_seconds: if permanent { 0 } else { usage.restorable_seconds }, ..usage };
-            let fate = format!("{}; {}", confirm::amount(&usage), confirm::way_back(&usage, &which));
+            let fate = format!("{}; {}", confirm::format_usage(&usage), confirm::restore_hint(&usage, &which));
             confirm(context, &format!("delete sandbox {which}? It has {fate}."), yes)?;
             match permanent {
                 true => client.delete_sandbox_permanently(&which).await?,
@@ -279,7 +279,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             if let Some(cache) = context.thread_cache() {
                 cache.forget_id(&which);
             }
-            let deleted = confirm::with_members(json!({"sandbox": which, "deleted": true}), confirm::erased(&usage));
+            let deleted = confirm::merge_members(json!({"sandbox": which, "deleted": true}), confirm::erased_json(&usage));
             context.printer.result(&deleted, || format!("deleted {which}; it had {fate}"))?;
         }
         Command::Restore { which, name } => {

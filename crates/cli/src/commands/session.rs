@@ -12,8 +12,8 @@ use super::{Outcome, exec, shell};
 use crate::{
     confirm::{self, confirm},
     context::Context,
+    event_printer::{self, FeedEnd},
     failure::Failure,
-    feed::{self, Stopped},
     printer::fields,
     target::{Target, negotiate_request, no_session_failure},
 };
@@ -210,9 +210,9 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 None if new => EventsFrom::Now,
                 None => EventsFrom::Start,
             };
-            match feed::follow(context.printer, &mut client.events(&id, from), &mut None).await? {
-                Stopped::Over | Stopped::Unread => {}
-                Stopped::Failed(e) => return Err(e.into()),
+            match event_printer::print_events(context.printer, &mut client.events(&id, from), &mut None).await? {
+                FeedEnd::SessionEnded | FeedEnd::OutputClosed => {}
+                FeedEnd::Failed(e) => return Err(e.into()),
             }
         }
         Command::Heartbeat { which } => {
@@ -237,9 +237,9 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             if let Some(cache) = context.thread_cache() {
                 cache.forget_id(id.as_str());
             }
-            let erased = fate.erased.as_ref().map_or_else(confirm::nothing_erased, confirm::erased);
+            let erased = fate.erased.as_ref().map_or_else(confirm::nothing_erased_json, confirm::erased_json);
             let released = json!({"session_id": id, "sandbox_id": fate.sandbox, "released": true});
-            context.printer.result(&confirm::with_members(released, erased), || format!("released {id}; {}", fate.after()))?;
+            context.printer.result(&confirm::merge_members(released, erased), || format!("released {id}; {}", fate.after()))?;
         }
     }
     Ok(0)
@@ -273,7 +273,12 @@ impl SandboxFate {
         match &self.erased {
             None => format!("Its sandbox {} stays, with its files.", self.sandbox),
             Some(usage) => {
-                format!("Its sandbox {} has {}; {}.", self.sandbox, confirm::amount(usage), confirm::way_back(usage, self.sandbox.as_str()))
+                format!(
+                    "Its sandbox {} has {}; {}.",
+                    self.sandbox,
+                    confirm::format_usage(usage),
+                    confirm::restore_hint(usage, self.sandbox.as_str())
+                )
             }
         }
     }
@@ -281,7 +286,9 @@ impl SandboxFate {
     fn after(&self) -> String {
         match &self.erased {
             None => format!("its sandbox {} stays, with its files", self.sandbox),
-            Some(usage) => format!("its sandbox had {}; {}", confirm::amount(usage), confirm::way_back(usage, self.sandbox.as_str())),
+            Some(usage) => {
+                format!("its sandbox had {}; {}", confirm::format_usage(usage), confirm::restore_hint(usage, self.sandbox.as_str()))
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ use cobox_protocol::{
 use serde_json::json;
 
 use super::{Outcome, session};
-use crate::{context::Context, printer::fields, span::span};
+use crate::{context::Context, duration::parse_duration, printer::fields};
 
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "\
@@ -35,7 +35,7 @@ pub enum Command {
         #[arg(long = "capability", value_name = "CAPABILITY", required = true)]
         capabilities: Vec<String>,
         /// When it ends: a number and s, m, h, d or w
-        #[arg(long, value_name = "TIME", value_parser = span)]
+        #[arg(long, value_name = "TIME", value_parser = parse_duration)]
         expires: Option<Duration>,
     },
     /// Who was let in

@@ -8,14 +8,14 @@ use cobox_protocol::{ErrorCode, SessionId};
 use super::{Outcome, parse_thread, session};
 use crate::{
     context::Context,
+    event_printer::{FeedEnd, print_events},
     failure::Failure,
-    feed::{Stopped, follow},
     printer::visible,
     target::Target,
 };
 
 /// Interval between two attempts to find a session, or to reach a broker that was lost.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -42,7 +42,7 @@ pub struct Args {
 pub async fn run(args: Args, context: &Context) -> Outcome {
     let client = context.client()?;
     let target = match args.thread {
-        Some(word) => context.resolve_name(&word).await?,
+        Some(name) => context.resolve_name(&name).await?,
         None => Target::default_thread(&|name| std::env::var_os(name)),
     };
     let thread = match target {
@@ -71,30 +71,30 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
         };
         let id = match found {
             Ok(id) => id,
-            Err(why) => {
-                if why != waiting_for {
-                    context.printer.note(&why);
-                    waiting_for = why;
+            Err(reason) => {
+                if reason != waiting_for {
+                    context.printer.note(&reason);
+                    waiting_for = reason;
                 }
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
                 continue;
             }
         };
         (has_found_broker, waiting_for) = (true, String::new());
         let mut last = None;
-        let stopped = follow(context.printer, &mut client.events(&id, from.clone()), &mut last).await?;
+        let stopped = print_events(context.printer, &mut client.events(&id, from.clone()), &mut last).await?;
         if let Some(last) = last {
             from = EventsFrom::After(last);
         }
         match stopped {
-            Stopped::Unread => return Ok(0),
-            Stopped::Over => (ended, from) = (Some(id), EventsFrom::Start),
-            Stopped::Failed(e) if is_gone(&e) => (ended, from) = (Some(id), EventsFrom::Start),
-            Stopped::Failed(e) if e.is_retryable() => {
+            FeedEnd::OutputClosed => return Ok(0),
+            FeedEnd::SessionEnded => (ended, from) = (Some(id), EventsFrom::Start),
+            FeedEnd::Failed(e) if has_ended(&e) => (ended, from) = (Some(id), EventsFrom::Start),
+            FeedEnd::Failed(e) if e.is_retryable() => {
                 context.printer.note(&format!("cobox: {}; trying again", visible(&e.to_string())));
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
-            Stopped::Failed(e) => return Err(e.into()),
+            FeedEnd::Failed(e) => return Err(e.into()),
         }
     }
 }
@@ -108,6 +108,6 @@ async fn thread_in(client: &Client, sandbox: &str) -> Result<String, Failure> {
     })
 }
 
-fn is_gone(e: &ClientError) -> bool {
+fn has_ended(e: &ClientError) -> bool {
     e.is(ErrorCode::SessionNotFound) || e.is(ErrorCode::SessionExpired)
 }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     context::Context,
-    daemon::EndSignals,
+    daemon::StopSignals,
     failure::Failure,
     printer::{Printer, visible},
     target::Target,
@@ -27,14 +27,14 @@ use crate::{
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
 pub async fn run(pair: Pair, settings: Settings, context: &Context) -> Outcome {
-    let mut signals = EndSignals::new()?;
+    let mut signals = StopSignals::new()?;
     let folder = pair.folder.canonicalize().map_err(|e| Failure::new(format!("{}: {e}", pair.folder.display())))?;
     let (state, id) = State::of(&pair, &folder, context.client()?.url())?;
     let _lock = state.lock()?;
     let own = own_places(&folder)?;
     let connection = tokio::select! {
         connection = context.open_sandbox(&pair.target) => connection?,
-        code = signals.next_exit_code() => return Err(Failure::new("interrupted").with_exit_code(code)),
+        code = signals.recv_exit_code() => return Err(Failure::new("interrupted").with_exit_code(code)),
     };
     let path = String::from_utf8_lossy(&pair.path).into_owned();
     let (thread, sandbox) = match &pair.target {
@@ -110,11 +110,11 @@ enum End {
     Told(u8, Option<Ended>),
 }
 
-async fn until_the_end(handle: Handle, mut ended: oneshot::Receiver<Ended>, signals: &mut EndSignals) -> Result<End, Failure> {
+async fn until_the_end(handle: Handle, mut ended: oneshot::Receiver<Ended>, signals: &mut StopSignals) -> Result<End, Failure> {
     let lost = || Failure::new("the sync ended without a word");
     let code = tokio::select! {
         done = &mut ended => return done.map(End::ByItself).map_err(|_| lost()),
-        code = signals.next_exit_code() => code,
+        code = signals.recv_exit_code() => code,
     };
     // Sent from a blocking thread: the engine may be busy and its queue full.
     tokio::task::spawn_blocking(move || handle.send(Command::Stop));

@@ -21,11 +21,11 @@ use cobox_sync::{DEFAULT_DIRECTORY_DELETION_LIMIT, Limits, Mode, Settings, Trash
 pub use self::{look::running_sync_of, verbs::flush_before};
 use super::{Outcome, TargetArgs};
 use crate::{
-    byte_size::byte_size,
+    byte_size::parse_byte_size,
     context::Context,
+    duration::parse_duration,
     failure::Failure,
     location::{self, Location, RemotePath, WORK_DIR},
-    span::span,
     target::Target,
 };
 
@@ -80,10 +80,10 @@ struct Run {
     #[arg(long)]
     until_synced: bool,
     /// Size of the trash for what is deleted or replaced here; a full one halts the sync
-    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = byte_size)]
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_byte_size)]
     trash_size: u64,
     /// How long it stays in the trash
-    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = span)]
+    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = parse_duration)]
     trash_age: Duration,
     /// Halt when a directory with more files than this disappears
     #[arg(long, value_name = "FILES", default_value_t = DEFAULT_DIRECTORY_DELETION_LIMIT)]

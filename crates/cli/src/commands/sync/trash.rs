@@ -15,7 +15,9 @@ use super::{
     super::Outcome,
     verbs::{Which, find, within},
 };
-use crate::{byte_size::in_words, confirm::confirm, context::Context, failure::Failure, printer::visible, span::span};
+use crate::{
+    byte_size::format_byte_size, confirm::confirm, context::Context, duration::parse_duration, failure::Failure, printer::visible,
+};
 
 /// Restored files shown to people; `--json` has them all.
 const MAX_SHOWN: usize = 20;
@@ -44,7 +46,7 @@ pub struct EmptyArgs {
     #[command(flatten)]
     which: Which,
     /// Only batches older than this, such as 12h or 3d
-    #[arg(long, value_name = "TIME", value_parser = span)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     older_than: Option<Duration>,
     /// Don't ask
     #[arg(long, short = 'y')]
@@ -71,7 +73,7 @@ pub struct UndoArgs {
 
 /// Parses an absolute time, or an age such as `10m`.
 fn moment(text: &str) -> Result<SystemTime, String> {
-    if let Ok(ago) = span(text) {
+    if let Ok(ago) = parse_duration(text) {
         return SystemTime::now().checked_sub(ago).ok_or_else(|| format!("`{text}` ago is too long ago"));
     }
     let at =
@@ -145,7 +147,7 @@ fn list(items: &[TrashItem], context: &Context) -> Outcome {
             item.id.clone(),
             context.printer.moment(at(item)),
             action(item).to_owned(),
-            in_words(item.size),
+            format_byte_size(item.size),
             visible(&item.path.to_string()),
         ]
     };
@@ -253,7 +255,7 @@ async fn empty(EmptyArgs { which, older_than, yes }: EmptyArgs, context: &Contex
 }
 
 fn amount(files: usize, bytes: u64) -> String {
-    format!("{files} file{} ({})", if files == 1 { "" } else { "s" }, in_words(bytes))
+    format!("{files} file{} ({})", if files == 1 { "" } else { "s" }, format_byte_size(bytes))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use super::{
     state::{Config, State},
     trash::{self, TrashVerb, UndoArgs},
 };
-use crate::{context::Context, failure::Failure, printer::visible, span::seconds, target::Target};
+use crate::{context::Context, duration::parse_seconds, failure::Failure, printer::visible, target::Target};
 
 /// Maximum time for an answer that requires no work.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -73,7 +73,7 @@ pub struct FlushArgs {
     #[arg(long)]
     wait: bool,
     /// Longest wait: seconds, or such as 90s or 5m
-    #[arg(long, value_name = "TIME", value_parser = seconds, requires = "wait")]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds, requires = "wait")]
     timeout: Option<f64>,
 }
 

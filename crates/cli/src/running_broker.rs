@@ -14,14 +14,14 @@ use tokio::{sync::oneshot, task::JoinHandle};
 
 use crate::{
     daemon::{listen, local_provider, local_url},
-    data_dir::{BrokerNote, DataDir, write_key},
+    data_dir::{BrokerInfo, DataDir, write_key},
     failure::Failure,
 };
 
 /// Principal of the first key if the environment doesn't name the user.
 const FIRST_PRINCIPAL: &str = "operator";
 /// Principal of the agent key of a single-user broker.
-const AGENT: &str = "agent";
+const AGENT_PRINCIPAL: &str = "agent";
 
 /// Environment variable for the OpenTelemetry collector that receives a span per request; the standard name.
 const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
@@ -33,21 +33,21 @@ pub enum FirstKeys {
     OperatorAndAgent,
 }
 
-pub struct Running {
+pub struct RunningBroker {
     broker: Arc<Broker>,
-    serving: JoinHandle<Result<(), StopError>>,
+    server: JoinHandle<Result<(), StopError>>,
     shutdown: oneshot::Sender<()>,
     data_dir: DataDir,
-    pub note: BrokerNote,
+    pub info: BrokerInfo,
     /// Set when this start wrote the key file.
     pub is_first_run: bool,
 }
 
-impl Running {
+impl RunningBroker {
     /// Starts everything; on return the broker accepts requests and `broker.json` has its address.
     pub async fn start(mut config: Config, options: LocalOptions, first_keys: FirstKeys) -> Result<Self, Failure> {
-        take_all_descriptors();
-        let data_dir = DataDir::take(&config.data_dir)?;
+        raise_descriptor_limit();
+        let data_dir = DataDir::lock(&config.data_dir)?;
         config.data_dir = data_dir.path().to_owned();
         let listener = listen(config.listen).await?;
         let local = local_url(config.scheme(), listener.local_addr()?);
@@ -59,12 +59,12 @@ impl Running {
             export_spans(&mut broker, &endpoint)?;
         }
         let broker = Arc::new(broker);
-        let (shutdown, told) = oneshot::channel::<()>();
-        let serving = tokio::spawn({
+        let (shutdown, shutdown_requested) = oneshot::channel::<()>();
+        let server = tokio::spawn({
             let broker = broker.clone();
             async move {
                 // A dropped sender also stops the broker.
-                broker.run(async { drop(told.await) }).await
+                broker.run(async { drop(shutdown_requested.await) }).await
             }
         });
         let (api_key_file, agent_key_file) = (data_dir.api_key_file(), data_dir.agent_key_file());
@@ -72,7 +72,7 @@ impl Running {
         let is_first_run = ensure_key(&broker, &api_key_file, &user, PrincipalKind::Operator).await?;
         let agent_key_file = match first_keys {
             FirstKeys::Operator => None,
-            FirstKeys::OperatorAndAgent => match ensure_key(&broker, &agent_key_file, AGENT, PrincipalKind::Agent).await {
+            FirstKeys::OperatorAndAgent => match ensure_key(&broker, &agent_key_file, AGENT_PRINCIPAL, PrincipalKind::Agent).await {
                 Ok(_) => Some(agent_key_file),
                 // The name may belong to a human by now. An agent key can be created by hand, so the broker starts
                 // without one.
@@ -82,9 +82,9 @@ impl Running {
                 }
             },
         };
-        let note = BrokerNote { url: broker.url().to_owned(), pid: std::process::id(), api_key_file, agent_key_file };
-        data_dir.write_note(&note)?;
-        Ok(Self { broker, serving, shutdown, data_dir, note, is_first_run })
+        let info = BrokerInfo { url: broker.url().to_owned(), pid: std::process::id(), api_key_file, agent_key_file };
+        data_dir.write_info(&info)?;
+        Ok(Self { broker, server, shutdown, data_dir, info, is_first_run })
     }
 
     pub fn sandboxes_dir(&self) -> PathBuf {
@@ -97,14 +97,14 @@ impl Running {
 
     /// Resolves with the reason when the broker stops without a request to stop.
     pub async fn stopped(&mut self) -> Failure {
-        let why = match (&mut self.serving).await {
+        let reason = match (&mut self.server).await {
             Ok(Ok(())) => "the broker stopped by itself".to_owned(),
-            Ok(Err(why)) => why.to_string(),
+            Ok(Err(reason)) => reason.to_string(),
             Err(e) => format!("the broker stopped by itself: {e}"),
         };
         // Clients that read the note would look for a broker that is gone.
-        self.data_dir.remove_note();
-        Failure::new(why)
+        self.data_dir.remove_info();
+        Failure::new(reason)
     }
 
     /// Reloads the policy and the certificate.
@@ -119,16 +119,16 @@ impl Running {
     }
 
     /// Stops accepting requests and lets current ones finish. Sandboxes keep running.
-    pub async fn stop(self) -> Stopped {
-        self.data_dir.remove_note();
+    pub async fn stop(self) -> StoppedBroker {
+        self.data_dir.remove_info();
         // Fails only if the broker has stopped already.
         let _ = self.shutdown.send(());
-        match self.serving.await {
+        match self.server.await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::error!(%error, "the broker stopped by itself"),
             Err(error) => tracing::error!(%error, "the broker did not end in order"),
         }
-        Stopped { broker: self.broker, _data_dir: self.data_dir }
+        StoppedBroker { broker: self.broker, _data_dir: self.data_dir }
     }
 }
 
@@ -148,7 +148,7 @@ fn export_spans(_: &mut Broker, endpoint: &str) -> Result<(), Failure> {
 
 /// A connection takes two descriptors. The usual soft limit of 1024 exists for programs that use select(2), which this
 /// one doesn't.
-fn take_all_descriptors() {
+fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
         tracing::warn!(%error, "the limit of open files stays as it is");
@@ -156,14 +156,14 @@ fn take_all_descriptors() {
 }
 
 /// A broker that no longer serves; the data directory stays locked until this is dropped.
-pub struct Stopped {
+pub struct StoppedBroker {
     broker: Arc<Broker>,
     _data_dir: DataDir,
 }
 
-impl Stopped {
+impl StoppedBroker {
     pub async fn suspend_all(&self) -> Result<Vec<SandboxId>, Failure> {
-        self.broker.suspend_all().await.map_err(|e| told("suspending the sandboxes", e))
+        self.broker.suspend_all().await.map_err(|e| api_failure("suspending the sandboxes", e))
     }
 }
 
@@ -172,7 +172,7 @@ impl Stopped {
 async fn ensure_key(broker: &Broker, path: &Path, principal: &str, kind: PrincipalKind) -> Result<bool, Failure> {
     match std::fs::read_to_string(path) {
         Ok(key) => {
-            let is_known = broker.knows_key(&Secret::new(key.trim())).await.map_err(|e| told("looking at the key in use", e))?;
+            let is_known = broker.knows_key(&Secret::new(key.trim())).await.map_err(|e| api_failure("looking at the key in use", e))?;
             if is_known {
                 return Ok(false);
             }
@@ -181,11 +181,11 @@ async fn ensure_key(broker: &Broker, path: &Path, principal: &str, kind: Princip
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
         Err(e) => return Err(anyhow::Error::from(e).context(format!("reading {}", path.display())).into()),
     }
-    let key = broker.bootstrap_key(principal, kind).await.map_err(|e| told(&format!("making a key for {principal}"), e))?;
+    let key = broker.bootstrap_key(principal, kind).await.map_err(|e| api_failure(&format!("making a key for {principal}"), e))?;
     write_key(path, &key)?;
     Ok(true)
 }
 
-fn told(doing: &str, e: ApiError) -> Failure {
-    Failure::new(format!("{doing}: {}", e.message))
+fn api_failure(action: &str, e: ApiError) -> Failure {
+    Failure::new(format!("{action}: {}", e.message))
 }

@@ -13,37 +13,37 @@ use toml::{
 
 use crate::{context::default_data_dir, failure::Failure};
 
-pub struct Settings {
+pub struct BrokerSettings {
     pub config: Config,
     pub options: LocalOptions,
 }
 
-impl Settings {
+impl BrokerSettings {
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
         parse(&text).map_err(|e| Failure::new(format!("{}: {e}", path.display())))
     }
 
-    /// Like [`Settings::read`], with defaults if the file is missing.
-    pub fn read_if_there(path: &Path) -> Result<Self, Failure> {
+    /// Like [`BrokerSettings::read`], with defaults if the file is missing.
+    pub fn read_or_default(path: &Path) -> Result<Self, Failure> {
         if path.exists() { Self::read(path) } else { parse("").map_err(Failure::new) }
     }
 }
 
 /// The `[local]` table belongs to the provider, the rest to the broker. Both are deserialized in place, so that an
 /// error has its line number.
-pub fn parse(text: &str) -> Result<Settings, String> {
-    let table = DeTable::parse(text).map_err(|e| explain(text, &e))?;
-    let whole = table.span();
+pub fn parse(text: &str) -> Result<BrokerSettings, String> {
+    let table = DeTable::parse(text).map_err(|e| error_with_line(text, &e))?;
+    let span = table.span();
     let mut table = table.into_inner();
     let options = match table.remove("local") {
-        Some(local) => LocalOptions::deserialize(ValueDeserializer::from(local)).map_err(|e| explain(text, &e))?,
+        Some(local) => LocalOptions::deserialize(ValueDeserializer::from(local)).map_err(|e| error_with_line(text, &e))?,
         None => LocalOptions::default(),
     };
     options.validate()?;
     let has_data_dir = table.contains_key("data_dir");
-    let rest = Deserializer::from(Spanned::new(whole, table));
-    let mut config = Config::deserialize(rest).map_err(|e| match explain(text, &e) {
+    let broker_table = Deserializer::from(Spanned::new(span, table));
+    let mut config = Config::deserialize(broker_table).map_err(|e| match error_with_line(text, &e) {
         // `local` is also a top-level key, but this message doesn't list it.
         message if message.contains("expected one of `listen`") => message.replacen("expected one of ", "expected one of `local`, ", 1),
         message => message,
@@ -53,11 +53,11 @@ pub fn parse(text: &str) -> Result<Settings, String> {
         config.data_dir = dir.ok_or("data_dir is missing, and there is no home directory to default to")?;
     }
     config.validate().map_err(|e| e.to_string())?;
-    Ok(Settings { config, options })
+    Ok(BrokerSettings { config, options })
 }
 
 /// The error with its line number and the line itself.
-fn explain(text: &str, error: &toml::de::Error) -> String {
+fn error_with_line(text: &str, error: &toml::de::Error) -> String {
     let Some(line_start) = error.span().and_then(|span| text.get(..span.start)) else { return error.message().to_owned() };
     let number = line_start.matches('\n').count();
     let line = text.lines().nth(number).unwrap_or_default().trim_end();
@@ -75,18 +75,18 @@ mod tests {
     #[test]
     fn broker_and_provider_settings_come_from_one_file() {
         let text = "data_dir = \"/var/lib/cobox\"\nlease_seconds = 1000\n[local]\nprocesses = 77\n";
-        let Settings { config, options } = parse(text).unwrap();
+        let BrokerSettings { config, options } = parse(text).unwrap();
         assert_eq!((config.lease_seconds, options.processes), (1000, 77));
         assert_eq!(config.listen.to_string(), "127.0.0.1:8421");
     }
 
     #[test]
     fn a_wrong_setting_is_named() {
-        for (text, named) in
+        for (text, expected) in
             [("data_dir = \"/x\"\nlease = 1", "lease"), ("[local]\nmemory = 1", "memory"), ("[local]\nprocesses = 1", "local.processes")]
         {
             let error = parse(text).map(drop).unwrap_err();
-            assert!(error.contains(named), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 

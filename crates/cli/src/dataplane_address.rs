@@ -9,12 +9,12 @@ use crate::daemon;
 
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "The dataplane's own address")]
-pub struct OriginArgs {
+pub struct DataplaneAddressArgs {
     /// Give each sandbox a host name of its own, SANDBOX_ID.DOMAIN, on which nothing of the broker is served
     #[arg(long, value_name = "DOMAIN", env = "COBOX_DATAPLANE_DOMAIN")]
     dataplane_domain: Option<String>,
     /// A second address to listen on, for sandboxes alone
-    #[arg(long, value_name = "ADDR", env = "COBOX_GATEWAY_LISTEN", value_parser = daemon::address)]
+    #[arg(long, value_name = "ADDR", env = "COBOX_GATEWAY_LISTEN", value_parser = daemon::parse_address)]
     gateway_listen: Option<SocketAddr>,
     /// How clients reach that address, such as https://box.example.com
     #[arg(long, value_name = "URL", env = "COBOX_GATEWAY_URL")]
@@ -24,13 +24,13 @@ pub struct OriginArgs {
     dataplane_on_main_origin: bool,
 }
 
-impl OriginArgs {
+impl DataplaneAddressArgs {
     /// Values from flags and environment replace those of the file.
     pub fn apply(self, config: &mut Config) {
         // An empty variable counts as unset.
-        for (named, said) in [(self.dataplane_domain, &mut config.dataplane_domain), (self.gateway_url, &mut config.gateway_url)] {
-            if let Some(named) = named.filter(|n| !n.is_empty()) {
-                *said = Some(named);
+        for (explicit, configured) in [(self.dataplane_domain, &mut config.dataplane_domain), (self.gateway_url, &mut config.gateway_url)] {
+            if let Some(explicit) = explicit.filter(|n| !n.is_empty()) {
+                *configured = Some(explicit);
             }
         }
         config.gateway_listen = self.gateway_listen.or(config.gateway_listen);
@@ -45,17 +45,17 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
-        origin: OriginArgs,
+        dataplane_address: DataplaneAddressArgs,
     }
 
     #[test]
     fn flags_take_the_place_of_the_files_words() {
-        let line =
+        let arguments =
             ["cobox", "--dataplane-domain", "box.example.com", "--gateway-listen", "8422", "--gateway-url", "https://box.example.com"];
         let mut config = Config { dataplane_domain: Some("old.example".into()), dataplane_on_main_origin: true, ..Config::default() };
-        Line::parse_from(line).origin.apply(&mut config);
+        CommandLine::parse_from(arguments).dataplane_address.apply(&mut config);
         assert_eq!(config.dataplane_domain.as_deref(), Some("box.example.com"));
         assert_eq!(config.gateway_listen, Some("127.0.0.1:8422".parse().unwrap()));
         assert_eq!(config.gateway_url.as_deref(), Some("https://box.example.com"));

@@ -12,32 +12,32 @@ use crate::{
 };
 
 /// Interval between two checks whether the reader of stdout is still there.
-const LOOK_FOR_READER: Duration = Duration::from_millis(250);
+const READER_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Why a feed stopped.
-pub enum Stopped {
+pub enum FeedEnd {
     /// The session's last event was printed.
-    Over,
+    SessionEnded,
     /// The reader of stdout has closed it.
-    Unread,
+    OutputClosed,
     Failed(ClientError),
 }
 
 /// Prints each event and stores its id in `last`, so that a later call can resume after it.
-pub async fn follow(printer: Printer, events: &mut EventStream, last: &mut Option<String>) -> Result<Stopped, Failure> {
+pub async fn print_events(printer: Printer, events: &mut EventStream, last: &mut Option<String>) -> Result<FeedEnd, Failure> {
     loop {
         let next = tokio::select! {
             next = events.next() => next,
-            () = unread() => return Ok(Stopped::Unread),
+            () = output_closed() => return Ok(FeedEnd::OutputClosed),
         };
         let event = match next {
             Ok(Some(event)) => event,
-            Ok(None) => return Ok(Stopped::Over),
-            Err(error) => return Ok(Stopped::Failed(error)),
+            Ok(None) => return Ok(FeedEnd::SessionEnded),
+            Err(error) => return Ok(FeedEnd::Failed(error)),
         };
         let line = if printer.is_json() { serde_json::to_string(&event).map_err(anyhow::Error::from)? } else { line(printer, &event) };
         match printer.stream(format!("{line}\n").as_bytes()) {
-            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(Stopped::Unread),
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(FeedEnd::OutputClosed),
             other => other?,
         }
         *last = Some(event.id.to_string());
@@ -46,13 +46,13 @@ pub async fn follow(printer: Printer, events: &mut EventStream, last: &mut Optio
 
 /// Resolves when the reader of stdout has closed it, as `head` does, so that the feed stops without waiting for
 /// another event.
-async fn unread() {
+async fn output_closed() {
     loop {
-        tokio::time::sleep(LOOK_FOR_READER).await;
+        tokio::time::sleep(READER_CHECK_INTERVAL).await;
         let stdout = std::io::stdout();
-        let mut asked = [PollFd::new(&stdout, PollFlags::empty())];
-        let is_told = poll(&mut asked, Some(&Timespec::default())).is_ok_and(|n| n > 0);
-        if is_told && asked[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL) {
+        let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
+        let is_ready = poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0);
+        if is_ready && fds[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL) {
             return;
         }
     }
@@ -70,36 +70,36 @@ fn line(printer: Printer, event: &SandboxEvent) -> String {
 
 /// Formats one event as a sentence, with control characters escaped: text from a sandbox can't move the cursor.
 pub fn sentence(event: &SandboxEvent) -> String {
-    let because = |reason: &str| if reason.is_empty() { String::new() } else { format!(": {reason}") };
-    let who = match (&event.principal, &event.actor) {
+    let suffix = |reason: &str| if reason.is_empty() { String::new() } else { format!(": {reason}") };
+    let actor = match (&event.principal, &event.actor) {
         (Some(principal), Some(actor)) => format!("{principal} ({actor})"),
         (Some(principal), None) => principal.clone(),
         _ => "somebody".to_owned(),
     };
-    let said = match &event.kind {
-        EventKind::Created { state } => format!("{who} made the session ({})", state.as_str()),
+    let text = match &event.kind {
+        EventKind::Created { state } => format!("{actor} made the session ({})", state.as_str()),
         EventKind::Active => "the sandbox runs".to_owned(),
         EventKind::Idle => "the sandbox is idle".to_owned(),
-        EventKind::Suspended { reason } => format!("the sandbox was suspended{}", because(reason)),
+        EventKind::Suspended { reason } => format!("the sandbox was suspended{}", suffix(reason)),
         EventKind::Resumed => "the sandbox runs again".to_owned(),
-        EventKind::Restored => format!("{who} restored the deleted sandbox"),
-        EventKind::Terminated { reason } => format!("the session ended{}", because(reason)),
-        EventKind::Failed { reason } => format!("the session failed{}", because(reason)),
-        EventKind::Changed { change } => format!("{who} changed the sandbox{}", because(change)),
-        EventKind::Shared { with, capabilities } => format!("{who} let {with} in ({})", capabilities.names().join(" ")),
-        EventKind::Unshared { with } => format!("{who} no longer lets {with} in"),
-        EventKind::Connected => format!("{who} connected"),
-        EventKind::FileWritten(file) => format!("{who} wrote {}", file_words(file)),
-        EventKind::FileRemoved(file) => format!("{who} removed {}", file_words(file)),
-        EventKind::Exec(end) => format!("{who} ran {}", exec_words(end)),
+        EventKind::Restored => format!("{actor} restored the deleted sandbox"),
+        EventKind::Terminated { reason } => format!("the session ended{}", suffix(reason)),
+        EventKind::Failed { reason } => format!("the session failed{}", suffix(reason)),
+        EventKind::Changed { change } => format!("{actor} changed the sandbox{}", suffix(change)),
+        EventKind::Shared { with, capabilities } => format!("{actor} let {with} in ({})", capabilities.names().join(" ")),
+        EventKind::Unshared { with } => format!("{actor} no longer lets {with} in"),
+        EventKind::Connected => format!("{actor} connected"),
+        EventKind::FileWritten(file) => format!("{actor} wrote {}", describe_file(file)),
+        EventKind::FileRemoved(file) => format!("{actor} removed {}", describe_file(file)),
+        EventKind::Exec(end) => format!("{actor} ran {}", describe_exec(end)),
         EventKind::Gap { lost: Some(lost) } => format!("({lost} events were not kept)"),
         EventKind::Gap { lost: None } => "(events are missing here)".to_owned(),
         EventKind::Unknown => "(something this version of cobox has no words for)".to_owned(),
     };
-    visible(&said)
+    visible(&text)
 }
 
-fn file_words(file: &FileChange) -> String {
+fn describe_file(file: &FileChange) -> String {
     let size = match (file.size, file.entries) {
         (Some(1), _) => " (1 byte)".to_owned(),
         (Some(bytes), _) => format!(" ({bytes} bytes)"),
@@ -107,23 +107,23 @@ fn file_words(file: &FileChange) -> String {
         (None, Some(entries)) => format!(" ({entries} entries)"),
         (None, None) => String::new(),
     };
-    format!("{}{}{size}", file.path, cut(file.truncated))
+    format!("{}{}{size}", file.path, ellipsis(file.truncated))
 }
 
-fn exec_words(end: &ExecEnd) -> String {
-    let how = match (end.exit_code, end.timed_out) {
+fn describe_exec(end: &ExecEnd) -> String {
+    let outcome = match (end.exit_code, end.timed_out) {
         (_, true) => "timed out".to_owned(),
         (Some(code), false) => format!("exit {code}"),
         (None, false) => "no exit code".to_owned(),
     };
-    let took = match end.duration_ms {
+    let duration = match end.duration_ms {
         ms @ 0..1000 => format!("{ms} ms"),
         ms => format!("{}.{} s", ms / 1000, ms % 1000 / 100),
     };
-    format!("{}{} → {how} ({took})", end.command, cut(end.truncated))
+    format!("{}{} → {outcome} ({duration})", end.command, ellipsis(end.truncated))
 }
 
-const fn cut(is_truncated: bool) -> &'static str {
+const fn ellipsis(is_truncated: bool) -> &'static str {
     if is_truncated { "…" } else { "" }
 }
 
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    fn told(what: EventKind) -> String {
+    fn sentence_for(kind: EventKind) -> String {
         let event = SandboxEvent {
             id: EventId::numbered(Timestamp::from_unix(0), 1),
             at: Timestamp::from_unix(0),
@@ -142,7 +142,7 @@ mod tests {
             principal: Some("bot".into()),
             actor: Some("agent".into()),
             source: EventSource::Sandbox,
-            kind: what,
+            kind,
         };
         sentence(&event)
     }
@@ -150,19 +150,19 @@ mod tests {
     #[test]
     fn what_an_agent_does_reads_as_a_sentence() {
         let ran = |exit_code, timed_out, duration_ms| {
-            told(EventKind::Exec(ExecEnd { command: "make".into(), exit_code, timed_out, duration_ms, ..ExecEnd::default() }))
+            sentence_for(EventKind::Exec(ExecEnd { command: "make".into(), exit_code, timed_out, duration_ms, ..ExecEnd::default() }))
         };
         assert_eq!(ran(Some(0), false, 12), "bot (agent) ran make → exit 0 (12 ms)");
         assert_eq!(ran(Some(137), true, 61_250), "bot (agent) ran make → timed out (61.2 s)");
         assert_eq!(ran(None, false, 1), "bot (agent) ran make → no exit code (1 ms)");
         let file = FileChange { path: "/workspace/a.py".into(), size: Some(8), ..FileChange::default() };
-        assert_eq!(told(EventKind::FileWritten(file)), "bot (agent) wrote /workspace/a.py (8 bytes)");
-        assert_eq!(told(EventKind::Created { state: State::Active }), "bot (agent) made the session (active)");
+        assert_eq!(sentence_for(EventKind::FileWritten(file)), "bot (agent) wrote /workspace/a.py (8 bytes)");
+        assert_eq!(sentence_for(EventKind::Created { state: State::Active }), "bot (agent) made the session (active)");
     }
 
     #[test]
     fn a_hostile_file_name_can_not_repaint_the_screen_or_begin_a_line() {
         let file = FileChange { path: "/w/\x1b[2J\nbot ran rm".into(), truncated: true, ..FileChange::default() };
-        assert_eq!(told(EventKind::FileRemoved(file)), "bot (agent) removed /w/\\u{1b}[2J\\nbot ran rm…");
+        assert_eq!(sentence_for(EventKind::FileRemoved(file)), "bot (agent) removed /w/\\u{1b}[2J\\nbot ran rm…");
     }
 }

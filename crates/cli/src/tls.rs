@@ -9,7 +9,7 @@ use crate::failure::Failure;
 
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "TLS")]
-pub struct ExposureArgs {
+pub struct TlsArgs {
     /// Serve HTTPS with this certificate: PEM, the server's own first, its issuers after it. Read again when it changes and at SIGHUP
     #[arg(long, value_name = "FILE", env = "COBOX_TLS_CERT")]
     tls_cert: Option<PathBuf>,
@@ -21,15 +21,15 @@ pub struct ExposureArgs {
     insecure_listen: bool,
 }
 
-impl ExposureArgs {
+impl TlsArgs {
     /// Values from flags and environment replace those of the file.
     pub fn apply(self, config: &mut Config) -> Result<(), Failure> {
         config.insecure_listen |= self.insecure_listen;
         config.tls = match (self.tls_cert, self.tls_key, config.tls.take()) {
-            (None, None, said) => said,
+            (None, None, configured) => configured,
             (Some(cert), Some(key), _) => Some(TlsFiles { cert, key }),
-            (Some(cert), None, Some(said)) => Some(TlsFiles { cert, ..said }),
-            (None, Some(key), Some(said)) => Some(TlsFiles { key, ..said }),
+            (Some(cert), None, Some(configured)) => Some(TlsFiles { cert, ..configured }),
+            (None, Some(key), Some(configured)) => Some(TlsFiles { key, ..configured }),
             (Some(_), None, None) => return Err(Failure::new("a certificate needs its private key").with_advice("name it with --tls-key")),
             (None, Some(_), None) => return Err(Failure::new("a private key needs its certificate").with_advice("name it with --tls-cert")),
         };
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn a_certificate_goes_with_a_key_and_flags_take_the_place_of_the_file() {
-        let args = |cert: Option<&str>, key: Option<&str>| ExposureArgs {
+        let args = |cert: Option<&str>, key: Option<&str>| TlsArgs {
             tls_cert: cert.map(PathBuf::from),
             tls_key: key.map(PathBuf::from),
             insecure_listen: false,
