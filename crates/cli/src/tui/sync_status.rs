@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{message::News, tasks::Teller};
+use super::{message::ThreadUpdate, tasks::UpdateSender};
 use crate::commands::sync::running_sync_of;
 
 /// Query interval: fast enough for a user, and negligible load for the sync.
-const EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of detail lines, such as conflicts: more than a user scrolls through.
 const MAX_LINES: usize = 40;
 
@@ -38,14 +38,14 @@ impl SyncState {
     }
 
     /// Parses the output of `cobox sync status --json`.
-    pub fn of(told: Option<Result<Value, String>>) -> Self {
-        let status = match told {
+    pub fn from_status(status: Option<Result<Value, String>>) -> Self {
+        let status = match status {
             None => return Self::None,
-            Some(Err(why)) => return Self::Running { summary: "sync?".to_owned(), details: vec![why], conflicts: 0 },
+            Some(Err(reason)) => return Self::Running { summary: "sync?".to_owned(), details: vec![reason], conflicts: 0 },
             Some(Ok(status)) => status,
         };
         let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
-        let listed = |name: &str| status[name].as_array().cloned().unwrap_or_default();
+        let array = |name: &str| status[name].as_array().cloned().unwrap_or_default();
         let summary = match status["phase"].as_str() {
             Some("watching") => "in sync".to_owned(),
             phase => phase.unwrap_or("sync?").to_owned(),
@@ -60,13 +60,13 @@ impl SyncState {
             ),
         ];
         details.extend(status["why"].as_str().map(str::to_owned));
-        let conflicts = listed("conflicts");
+        let conflicts = array("conflicts");
         details.extend(conflicts.iter().map(|c| format!("conflict: {}", text(&c["path"]))));
         if !conflicts.is_empty() {
             details.push("`cobox sync resolve` settles them".to_owned());
         }
-        details.extend(listed("held_back").iter().map(|path| format!("held back: {}", text(path))));
-        details.extend(listed("problems").iter().map(|p| format!("not synced: {}: {}", text(&p["path"]), text(&p["message"]))));
+        details.extend(array("held_back").iter().map(|path| format!("held back: {}", text(path))));
+        details.extend(array("problems").iter().map(|p| format!("not synced: {}: {}", text(&p["path"]), text(&p["message"]))));
         if details.len() > MAX_LINES {
             let more = details.len() - (MAX_LINES - 1);
             details.truncate(MAX_LINES - 1);
@@ -77,19 +77,19 @@ impl SyncState {
 }
 
 /// Reports changes for as long as the state is alive.
-pub async fn watch(thread: String, sandbox: String, teller: Teller) {
+pub async fn watch(thread: String, sandbox: String, updates: UpdateSender) {
     let mut before = SyncState::None;
     loop {
-        let (asked_thread, asked_sandbox) = (thread.clone(), sandbox.clone());
-        let asked = tokio::task::spawn_blocking(move || running_sync_of(&asked_thread, &asked_sandbox)).await;
-        let now = SyncState::of(asked.unwrap_or(None));
+        let (thread_id, sandbox_id) = (thread.clone(), sandbox.clone());
+        let result = tokio::task::spawn_blocking(move || running_sync_of(&thread_id, &sandbox_id)).await;
+        let now = SyncState::from_status(result.unwrap_or(None));
         if now != before {
-            if !teller.tell(News::Sync(now.clone())).await {
+            if !updates.send(ThreadUpdate::Sync(now.clone())).await {
                 return;
             }
             before = now;
         }
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -106,7 +106,7 @@ mod tests {
             "files": {"agreed": 12}, "conflicts": [{"path": "notes.txt"}], "held_back": [".envrc"],
             "problems": [{"side": "here", "path": "a", "message": "no"}],
         });
-        let state = SyncState::of(Some(Ok(status)));
+        let state = SyncState::from_status(Some(Ok(status)));
         assert_eq!(state.summary(), "in sync, 1 conflict");
         let SyncState::Running { details, .. } = state else { panic!("it runs") };
         assert_eq!(
@@ -120,9 +120,9 @@ mod tests {
                 "not synced: a: no"
             ]
         );
-        assert_eq!(SyncState::of(None).summary(), "no sync");
+        assert_eq!(SyncState::from_status(None).summary(), "no sync");
         let many = json!({"phase": "halted", "why": "it is empty", "problems": vec![json!({"path": "x"}); 1000]});
-        let SyncState::Running { summary, details, .. } = SyncState::of(Some(Ok(many))) else { panic!("it runs") };
+        let SyncState::Running { summary, details, .. } = SyncState::from_status(Some(Ok(many))) else { panic!("it runs") };
         assert_eq!((summary.as_str(), details.len()), ("halted", MAX_LINES));
         assert_eq!(details.last().unwrap(), "and 964 more, which `cobox sync status` shows");
     }

@@ -12,22 +12,22 @@ use crossterm::{
 use ratatui::{Frame, Terminal, backend::CrosstermBackend};
 
 /// Dropped on return, on error, on unwinding, and before a handled signal ends the process.
-pub struct Screen {
+pub struct TerminalScreen {
     terminal: Terminal<CrosstermBackend<Stdout>>,
-    _lent: Lent,
+    _restore: RestoreOnDrop,
 }
 
-impl Screen {
+impl TerminalScreen {
     pub fn enter() -> io::Result<Self> {
         enable_raw_mode()?;
         // From here on the terminal is restored, even if a later step fails.
-        let lent = Lent;
+        let restore = RestoreOnDrop;
         execute!(io::stdout(), EnterAlternateScreen, EnableMouseCapture, EnableBracketedPaste)?;
         let mut terminal = Terminal::new(CrosstermBackend::new(io::stdout()))?;
         // A killed process may have left content on this screen, and ratatui draws only the difference to an empty
         // one.
         terminal.clear()?;
-        Ok(Self { terminal, _lent: lent })
+        Ok(Self { terminal, _restore: restore })
     }
 
     pub fn draw(&mut self, draw: impl FnOnce(&mut Frame)) -> io::Result<()> {
@@ -35,9 +35,9 @@ impl Screen {
     }
 }
 
-struct Lent;
+struct RestoreOnDrop;
 
-impl Drop for Lent {
+impl Drop for RestoreOnDrop {
     fn drop(&mut self) {
         // Fails only if the terminal is gone.
         let _ = execute!(io::stdout(), DisableBracketedPaste, DisableMouseCapture, LeaveAlternateScreen, Show);

@@ -22,9 +22,9 @@ fn event(path: &str, by: &str) -> WatchEvent {
     }
 }
 
-fn seen(files: &Files) -> Vec<String> {
-    let mark = |node: &Node| match node.mark {
-        Some((mark, is_agents)) => format!(" {mark:?}{}", if is_agents { " by agent" } else { "" }),
+fn tree_lines(files: &FileTree) -> Vec<String> {
+    let mark = |node: &FileNode| match node.mark {
+        Some((mark, is_by_agent)) => format!(" {mark:?}{}", if is_by_agent { " by agent" } else { "" }),
         None => String::new(),
     };
     files.nodes().iter().map(|n| format!("{}{}{}", "  ".repeat(n.depth), n.name, mark(n))).collect()
@@ -36,19 +36,19 @@ fn text(text: &str) -> Contents {
 
 #[test]
 fn what_is_in_a_directory_follows_it_and_changes_are_marked_with_who_made_them() {
-    let mut files = Files::new("/workspace");
+    let mut files = FileTree::new("/workspace");
     for (path, is_directory) in [("/workspace/a", true), ("/workspace/a.txt", false), ("/workspace/a/b.py", false), ("/elsewhere", false)] {
         files.add(path, is_directory);
     }
-    files.seen("/workspace/a.txt", text("one\n"));
-    assert_eq!(seen(&files), ["a", "  b.py", "a.txt"]);
-    files.news(&FileWatchEvent::Modified(event("/workspace/a.txt", "human")));
-    files.news(&FileWatchEvent::Created(event("/workspace/a/new.py", "agent")));
-    files.news(&FileWatchEvent::Modified(event("/workspace/a/new.py", "agent")));
-    assert_eq!(seen(&files), ["a", "  b.py", "  new.py New by agent", "a.txt Changed"]);
-    files.news(&FileWatchEvent::Removed(event("/workspace/a/b.py", "process")));
-    files.news(&FileWatchEvent::Removed(event("/workspace/a/new.py", "process")));
-    assert_eq!(seen(&files), ["a", "a.txt Changed"]);
+    files.record_contents("/workspace/a.txt", text("one\n"));
+    assert_eq!(tree_lines(&files), ["a", "  b.py", "a.txt"]);
+    files.apply_watch_event(&FileWatchEvent::Modified(event("/workspace/a.txt", "human")));
+    files.apply_watch_event(&FileWatchEvent::Created(event("/workspace/a/new.py", "agent")));
+    files.apply_watch_event(&FileWatchEvent::Modified(event("/workspace/a/new.py", "agent")));
+    assert_eq!(tree_lines(&files), ["a", "  b.py", "  new.py New by agent", "a.txt Changed"]);
+    files.apply_watch_event(&FileWatchEvent::Removed(event("/workspace/a/b.py", "process")));
+    files.apply_watch_event(&FileWatchEvent::Removed(event("/workspace/a/new.py", "process")));
+    assert_eq!(tree_lines(&files), ["a", "a.txt Changed"]);
     assert_eq!(files.changed().map(|(path, ..)| path).collect::<Vec<_>>(), ["/workspace/a.txt", "/workspace/a/b.py"]);
     files.selected = 0;
     assert_eq!(files.open_selected(), None);
@@ -57,15 +57,15 @@ fn what_is_in_a_directory_follows_it_and_changes_are_marked_with_who_made_them()
 
 #[test]
 fn a_difference_is_against_first_sight() {
-    let mut files = Files::new("/w");
-    let lines = |files: &Files| files.diff.as_ref().unwrap().lines.iter().map(|l| format!("{}{}", l.tag, l.text)).collect::<Vec<_>>();
-    files.seen("/w/a", text("one\ntwo\nthree\n"));
-    files.seen("/w/a", text("ignored"));
+    let mut files = FileTree::new("/w");
+    let lines = |files: &FileTree| files.diff.as_ref().unwrap().lines.iter().map(|l| format!("{}{}", l.tag, l.text)).collect::<Vec<_>>();
+    files.record_contents("/w/a", text("one\ntwo\nthree\n"));
+    files.record_contents("/w/a", text("ignored"));
     files.compare("/w/a", &text("one\n2\x1b[31m\nthree\n"));
     assert_eq!(lines(&files), [" one", "-two", "+2", " three"]);
     files.compare("/w/a", &text("one\ntwo\nthree\n"));
     assert_eq!(lines(&files), ["@nothing: it is as it was"]);
-    files.seen("/w/new", Contents::Missing);
+    files.record_contents("/w/new", Contents::Missing);
     files.compare("/w/new", &text("x\n"));
     assert_eq!(lines(&files), ["+x"]);
     files.compare("/w/unknown", &text("y"));
@@ -76,26 +76,26 @@ fn a_difference_is_against_first_sight() {
 
 #[test]
 fn insides_that_nobody_edits_are_left_out_and_memory_is_bounded() {
-    let mut files = Files::new("/w");
+    let mut files = FileTree::new("/w");
     files.add("/w/.git", true);
     files.add("/w/.git/config", false);
-    assert_eq!(seen(&files), [".git"]);
-    let large = "x".repeat(MAX_KEPT_BYTES);
-    files.seen("/w/large", text(&large));
-    files.seen("/w/next", text("y"));
-    assert_eq!(files.first["/w/next"], Contents::Unkept);
+    assert_eq!(tree_lines(&files), [".git"]);
+    let large = "x".repeat(MAX_CONTENTS_BYTES);
+    files.record_contents("/w/large", text(&large));
+    files.record_contents("/w/next", text("y"));
+    assert_eq!(files.first_contents["/w/next"], Contents::Unavailable);
     for n in 0..MAX_PATHS + 10 {
         files.add(&format!("/w/{n}"), false);
     }
-    assert!(files.is_cut && files.paths.len() == MAX_PATHS);
+    assert!(files.is_truncated && files.paths.len() == MAX_PATHS);
 }
 
 #[test]
 fn a_directory_that_is_renamed_is_listed_again() {
-    let mut files = Files::new("/w");
+    let mut files = FileTree::new("/w");
     files.add("/w/a", true);
     files.add("/w/a/x", false);
     let renamed = WatchEvent { kind: FileKind::Directory, from: Some("/w/a".into()), ..event("/w/b", "process") };
-    assert!(files.news(&FileWatchEvent::Renamed(renamed)));
-    assert_eq!(seen(&files), ["b"]);
+    assert!(files.apply_watch_event(&FileWatchEvent::Renamed(renamed)));
+    assert_eq!(tree_lines(&files), ["b"]);
 }

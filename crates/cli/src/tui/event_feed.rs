@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use cobox_protocol::{Timestamp, event::SandboxEvent};
 
-use crate::chat::words;
+use crate::chat::formatting;
 
 /// Lines kept; `cobox session events` shows all of them.
 const MAX_LINES: usize = 500;
@@ -13,37 +13,42 @@ const MAX_LINES: usize = 500;
 pub struct FeedLine {
     pub at: Option<Timestamp>,
     pub text: String,
-    pub is_bad: bool,
-    pub is_agents: bool,
+    pub is_error: bool,
+    pub is_by_agent: bool,
 }
 
 #[derive(Debug, Default)]
-pub struct Feed {
+pub struct EventFeed {
     lines: VecDeque<FeedLine>,
     /// Scroll offset, in lines from the end.
     pub scroll: usize,
 }
 
-impl Feed {
+impl EventFeed {
     pub fn lines(&self) -> impl DoubleEndedIterator<Item = &FeedLine> + ExactSizeIterator {
         self.lines.iter()
     }
 
-    pub fn take(&mut self, event: &SandboxEvent) {
-        let is_agents = event.actor.as_deref() == Some("agent");
-        self.add(FeedLine { at: Some(event.at), text: words::event(event), is_bad: words::is_bad(event), is_agents });
+    pub fn push_event(&mut self, event: &SandboxEvent) {
+        let is_by_agent = event.actor.as_deref() == Some("agent");
+        self.push(FeedLine {
+            at: Some(event.at),
+            text: formatting::format_event(event),
+            is_error: formatting::is_failure(event),
+            is_by_agent,
+        });
     }
 
     /// Adds a line that is not an event of the sandbox.
-    pub fn note(&mut self, text: String, is_bad: bool) {
-        self.add(FeedLine { at: None, text, is_bad, is_agents: false });
+    pub fn push_note(&mut self, text: String, is_error: bool) {
+        self.push(FeedLine { at: None, text, is_error, is_by_agent: false });
     }
 
     pub fn scroll(&mut self, lines: isize) {
         self.scroll = self.scroll.saturating_add_signed(lines).min(self.lines.len().saturating_sub(1));
     }
 
-    fn add(&mut self, line: FeedLine) {
+    fn push(&mut self, line: FeedLine) {
         if self.lines.len() == MAX_LINES {
             self.lines.pop_front();
         }

@@ -9,22 +9,22 @@ use tokio_util::task::AbortOnDropHandle;
 /// Longest message, in bytes: more than any model accepts at once.
 const MAX_LINE_BYTES: usize = 1024 * 1024;
 /// Lines read ahead; further input stays in the pipe.
-const AHEAD: usize = 1;
+const LINES_AHEAD: usize = 1;
 
 #[derive(Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum InputLine {
     Text(String),
     TooLong,
 }
 
 /// Returns the lines of an input and the task that reads them. A line that ends with a backslash continues on the
 /// next.
-pub fn read_lines(input: impl AsyncRead + Unpin + Send + 'static) -> (mpsc::Receiver<Line>, AbortOnDropHandle<()>) {
-    let (send, lines) = mpsc::channel(AHEAD);
-    (lines, AbortOnDropHandle::new(tokio::spawn(read(input, send))))
+pub fn read_lines(input: impl AsyncRead + Unpin + Send + 'static) -> (mpsc::Receiver<InputLine>, AbortOnDropHandle<()>) {
+    let (sender, lines) = mpsc::channel(LINES_AHEAD);
+    (lines, AbortOnDropHandle::new(tokio::spawn(read(input, sender))))
 }
 
-async fn read(mut input: impl AsyncRead + Unpin, lines: mpsc::Sender<Line>) {
+async fn read(mut input: impl AsyncRead + Unpin, lines: mpsc::Sender<InputLine>) {
     let (mut line, mut is_too_long) = (Vec::new(), false);
     let mut buffer = [0; 8 * 1024];
     // A read error ends the input.
@@ -36,7 +36,7 @@ async fn read(mut input: impl AsyncRead + Unpin, lines: mpsc::Sender<Line>) {
                     line.push(b'\n');
                 }
                 b'\n' => {
-                    if lines.send(taken(&mut line, &mut is_too_long)).await.is_err() {
+                    if lines.send(take_line(&mut line, &mut is_too_long)).await.is_err() {
                         return;
                     }
                 }
@@ -47,13 +47,13 @@ async fn read(mut input: impl AsyncRead + Unpin, lines: mpsc::Sender<Line>) {
     }
     if !line.is_empty() {
         // An error means that the receiver is gone.
-        let _ = lines.send(taken(&mut line, &mut is_too_long)).await;
+        let _ = lines.send(take_line(&mut line, &mut is_too_long)).await;
     }
 }
 
-fn taken(line: &mut Vec<u8>, is_too_long: &mut bool) -> Line {
+fn take_line(line: &mut Vec<u8>, is_too_long: &mut bool) -> InputLine {
     let line = std::mem::take(line);
-    if std::mem::take(is_too_long) { Line::TooLong } else { Line::Text(String::from_utf8_lossy(&line).into_owned()) }
+    if std::mem::take(is_too_long) { InputLine::TooLong } else { InputLine::Text(String::from_utf8_lossy(&line).into_owned()) }
 }
 
 #[cfg(test)]
@@ -70,7 +70,7 @@ mod tests {
         while let Some(line) = lines.recv().await {
             read.push(line);
         }
-        let text = |t: &str| Line::Text(t.to_owned());
-        assert_eq!(read, [text("one"), text("two\nmore"), text(""), Line::TooLong, text("last")]);
+        let text = |t: &str| InputLine::Text(t.to_owned());
+        assert_eq!(read, [text("one"), text("two\nmore"), text(""), InputLine::TooLong, text("last")]);
     }
 }

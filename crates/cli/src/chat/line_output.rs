@@ -7,48 +7,48 @@ use cobox_langgraph::{Action, Change, Entry, Role, ToolOutcome, Transcript};
 use cobox_protocol::event::SandboxEvent;
 use serde_json::{Value, json};
 
-use super::words;
+use super::formatting;
 use crate::{failure::Failure, printer::Printer};
 
-pub struct Lines {
+pub struct LineOutput {
     printer: Printer,
     /// The agent's text so far does not end with a newline.
     is_mid_line: bool,
     /// The reader of stdout has closed it.
-    pub is_unread: bool,
+    pub is_output_closed: bool,
 }
 
-impl Lines {
+impl LineOutput {
     pub fn new(printer: Printer) -> Self {
-        Self { printer, is_mid_line: false, is_unread: false }
+        Self { printer, is_mid_line: false, is_output_closed: false }
     }
 
     /// Writes a notice that is not part of the conversation.
-    pub fn aside(&mut self, words: &str, object: Value) -> io::Result<()> {
+    pub fn notice(&mut self, text: &str, object: Value) -> io::Result<()> {
         if self.printer.is_json() {
             return self.write(&format!("{object}\n"));
         }
         self.end_line()?;
-        self.printer.note(words);
+        self.printer.note(text);
         Ok(())
     }
 
     /// Writes an object in JSON mode only.
-    pub fn aside_json(&mut self, object: Value) -> io::Result<()> {
+    pub fn json_notice(&mut self, object: Value) -> io::Result<()> {
         if self.printer.is_json() { self.write(&format!("{object}\n")) } else { Ok(()) }
     }
 
-    pub fn changed(&mut self, transcript: &Transcript, change: &Change) -> io::Result<()> {
+    pub fn print_change(&mut self, transcript: &Transcript, change: &Change) -> io::Result<()> {
         match change {
-            Change::TextAdded(number, text) if is_agents(transcript, *number) => self.text(text),
-            Change::TextReplaced(number) if is_agents(transcript, *number) => {
+            Change::TextAdded(number, text) if is_agent_text(transcript, *number) => self.text(text),
+            Change::TextReplaced(number) if is_agent_text(transcript, *number) => {
                 let Some(Entry::Message { text, .. }) = transcript.get(*number) else { return Ok(()) };
                 self.end_line()?;
                 self.text(text)
             }
             Change::ToolCalled(number) => match transcript.get(*number) {
-                Some(Entry::Tool(tool)) => self.aside(
-                    &format!("tool: {}", words::call(&tool.name, &tool.args)),
+                Some(Entry::Tool(tool)) => self.notice(
+                    &format!("tool: {}", formatting::format_tool_call(&tool.name, &tool.args)),
                     json!({"type": "tool_call", "name": tool.name, "args": arguments(&tool.args)}),
                 ),
                 _ => Ok(()),
@@ -56,9 +56,9 @@ impl Lines {
             Change::ToolReturned(number) => match transcript.get(*number) {
                 Some(Entry::Tool(tool)) => {
                     let Some(outcome @ ToolOutcome { text, is_error }) = &tool.outcome else { return Ok(()) };
-                    let mark = if words::has_failed(outcome) { "failed" } else { "done" };
-                    self.aside(
-                        &format!("{mark}: {}", words::outcome(tool)),
+                    let mark = if formatting::has_failed(outcome) { "failed" } else { "done" };
+                    self.notice(
+                        &format!("{mark}: {}", formatting::format_tool_outcome(tool)),
                         json!({"type": "tool_result", "name": tool.name, "text": text, "is_error": is_error}),
                     )
                 }
@@ -68,34 +68,34 @@ impl Lines {
         }
     }
 
-    pub fn event(&mut self, event: &SandboxEvent) -> io::Result<()> {
-        self.aside(&format!("event: {}", words::event(event)), json!({"type": "event", "event": event}))
+    pub fn print_event(&mut self, event: &SandboxEvent) -> io::Result<()> {
+        self.notice(&format!("event: {}", formatting::format_event(event)), json!({"type": "event", "event": event}))
     }
 
-    pub fn custom(&mut self, told: &Value) -> io::Result<()> {
-        match words::custom(told) {
-            Some(sentence) => self.aside(&format!("event: {sentence}"), json!({"type": "custom", "data": told})),
-            None => self.aside_json(json!({"type": "custom", "data": told})),
+    pub fn print_custom_event(&mut self, data: &Value) -> io::Result<()> {
+        match formatting::format_custom_event(data) {
+            Some(sentence) => self.notice(&format!("event: {sentence}"), json!({"type": "custom", "data": data})),
+            None => self.json_notice(json!({"type": "custom", "data": data})),
         }
     }
 
-    pub fn asks(&mut self, action: &Action, (number, of): (usize, usize)) -> io::Result<()> {
-        let place = if of > 1 { format!("({number} of {of}) ") } else { String::new() };
-        let mut text = format!("question: {place}{}", words::question(action));
+    pub fn ask_action(&mut self, action: &Action, (number, of): (usize, usize)) -> io::Result<()> {
+        let position = if of > 1 { format!("({number} of {of}) ") } else { String::new() };
+        let mut message = format!("question: {position}{}", formatting::format_question(action));
         if !action.description.is_empty() && !action.description.starts_with("Tool execution requires approval") {
-            text = format!("{text}\n  {}", words::one_line(&action.description));
+            message = format!("{message}\n  {}", formatting::one_line(&action.description));
         }
-        self.aside(
-            &format!("{text}\n  answer: {}", words::choices(action)),
+        self.notice(
+            &format!("{message}\n  answer: {}", formatting::format_choices(action)),
             json!({"type": "interrupt", "name": action.name, "args": action.args, "description": action.description, "place": number, "of": of}),
         )
     }
 
-    pub fn asks_words(&mut self, question: &str) -> io::Result<()> {
-        self.aside(&format!("question: {question}"), json!({"type": "question", "text": question}))
+    pub fn ask_text(&mut self, question: &str) -> io::Result<()> {
+        self.notice(&format!("question: {question}"), json!({"type": "question", "text": question}))
     }
 
-    pub fn failed(&mut self, failure: &Failure) -> io::Result<()> {
+    pub fn print_failure(&mut self, failure: &Failure) -> io::Result<()> {
         if self.printer.is_json() {
             let mut object = failure.json();
             object["type"] = json!("error");
@@ -125,7 +125,7 @@ impl Lines {
 
     fn write(&mut self, text: &str) -> io::Result<()> {
         let written = self.printer.stream(text.as_bytes());
-        self.is_unread |= written.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::BrokenPipe);
+        self.is_output_closed |= written.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::BrokenPipe);
         written
     }
 
@@ -135,7 +135,7 @@ impl Lines {
 }
 
 /// Text of a subagent is excluded: its result appears as the outcome of a tool call.
-fn is_agents(transcript: &Transcript, number: usize) -> bool {
+fn is_agent_text(transcript: &Transcript, number: usize) -> bool {
     matches!(transcript.get(number), Some(Entry::Message { role: Role::Ai, is_nested: false, .. }))
 }
 

@@ -18,41 +18,41 @@ use crate::printer::visible;
 /// Maximum number of files and directories in the tree.
 const MAX_PATHS: usize = 5000;
 /// Total bytes of first-seen contents that are kept.
-const MAX_KEPT_BYTES: usize = 8 * 1024 * 1024;
+const MAX_CONTENTS_BYTES: usize = 8 * 1024 * 1024;
 /// Largest file that is compared, in bytes.
 pub const MAX_FILE_BYTES: u64 = 256 * 1024;
 /// Maximum number of lines of a difference.
 const MAX_DIFF_LINES: usize = 2000;
 /// Time limit for one comparison; past it the difference is correct but longer than necessary.
-const DIFF_WITHIN: Duration = Duration::from_millis(200);
+const DIFF_TIMEOUT: Duration = Duration::from_millis(200);
 /// Context lines around a change.
 const CONTEXT_LINES: usize = 3;
 /// Directories whose contents users don't edit by hand.
-const CLOSED: [&str; 6] = [".git", "node_modules", "__pycache__", ".venv", ".mypy_cache", "target"];
+const GENERATED_DIRECTORIES: [&str; 6] = [".git", "node_modules", "__pycache__", ".venv", ".mypy_cache", "target"];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Contents {
     Missing,
     Text(String),
     /// Not text, too large, or past the total limit.
-    Unkept,
+    Unavailable,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mark {
+pub enum ChangeMark {
     New,
     Changed,
     Removed,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct FileNode {
     pub path: String,
     pub name: String,
     pub depth: usize,
     pub is_directory: bool,
     pub is_folded: bool,
-    pub mark: Option<(Mark, bool)>,
+    pub mark: Option<(ChangeMark, bool)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,29 +69,29 @@ pub struct Diff {
 }
 
 #[derive(Debug, Default)]
-pub struct Files {
+pub struct FileTree {
     root: String,
     /// Keyed by path components, so that a directory's contents follow it in order. The value: whether it is a
     /// directory.
     paths: BTreeMap<Vec<String>, bool>,
-    first: HashMap<String, Contents>,
-    kept_bytes: usize,
+    first_contents: HashMap<String, Contents>,
+    contents_bytes: usize,
     /// The change, and whether an agent made the last one.
-    changed: BTreeMap<String, (Mark, bool)>,
+    changed: BTreeMap<String, (ChangeMark, bool)>,
     folded: HashSet<String>,
     pub selected: usize,
     pub diff: Option<Diff>,
     pub is_listed: bool,
-    pub is_cut: bool,
+    pub is_truncated: bool,
 }
 
-impl Files {
+impl FileTree {
     pub fn new(root: &str) -> Self {
         Self { root: root.to_owned(), ..Self::default() }
     }
 
     /// Replaces the tree by a new listing; files not seen before count as unchanged.
-    pub fn listed(&mut self, entries: &[FileEntry]) {
+    pub fn set_listing(&mut self, entries: &[FileEntry]) {
         self.paths.clear();
         for entry in entries {
             self.add(&entry.path, entry.kind == FileKind::Directory);
@@ -100,30 +100,30 @@ impl Files {
     }
 
     /// Keeps a file's contents if they are seen for the first time.
-    pub fn seen(&mut self, path: &str, contents: Contents) {
-        if self.first.contains_key(path) || self.first.len() >= MAX_PATHS {
+    pub fn record_contents(&mut self, path: &str, contents: Contents) {
+        if self.first_contents.contains_key(path) || self.first_contents.len() >= MAX_PATHS {
             return;
         }
         let length = if let Contents::Text(text) = &contents { text.len() } else { 0 };
-        let fits = self.kept_bytes + length <= MAX_KEPT_BYTES;
-        self.kept_bytes += if fits { length } else { 0 };
-        self.first.insert(path.to_owned(), if fits { contents } else { Contents::Unkept });
+        let fits = self.contents_bytes + length <= MAX_CONTENTS_BYTES;
+        self.contents_bytes += if fits { length } else { 0 };
+        self.first_contents.insert(path.to_owned(), if fits { contents } else { Contents::Unavailable });
     }
 
     /// Applies a watch event. Returns whether the tree must be listed again.
-    pub fn news(&mut self, news: &FileWatchEvent) -> bool {
-        match news {
+    pub fn apply_watch_event(&mut self, event: &FileWatchEvent) -> bool {
+        match event {
             FileWatchEvent::Watching => {}
             FileWatchEvent::Overflow(_) => return true,
-            FileWatchEvent::Created(event) => self.came(&event.path, event),
-            FileWatchEvent::Modified(event) if event.kind == FileKind::File => self.mark(&event.path, Mark::Changed, event),
+            FileWatchEvent::Created(event) => self.add_created(&event.path, event),
+            FileWatchEvent::Modified(event) if event.kind == FileKind::File => self.mark(&event.path, ChangeMark::Changed, event),
             FileWatchEvent::Modified(_) => {}
-            FileWatchEvent::Removed(event) => self.went(&event.path, event),
+            FileWatchEvent::Removed(event) => self.remove_path(&event.path, event),
             FileWatchEvent::Renamed(event) => {
                 if let Some(from) = &event.from {
-                    self.went(from, event);
+                    self.remove_path(from, event);
                 }
-                self.came(&event.path, event);
+                self.add_created(&event.path, event);
                 // The contents of a renamed directory have new paths.
                 return event.kind == FileKind::Directory;
             }
@@ -131,62 +131,63 @@ impl Files {
         false
     }
 
-    fn came(&mut self, path: &str, event: &WatchEvent) {
+    fn add_created(&mut self, path: &str, event: &WatchEvent) {
         let is_directory = event.kind == FileKind::Directory;
         self.add(path, is_directory);
         if !is_directory {
-            let mark = if self.first.get(path).is_some_and(|c| *c != Contents::Missing) { Mark::Changed } else { Mark::New };
-            self.seen(path, Contents::Missing);
+            let mark =
+                if self.first_contents.get(path).is_some_and(|c| *c != Contents::Missing) { ChangeMark::Changed } else { ChangeMark::New };
+            self.record_contents(path, Contents::Missing);
             self.mark(path, mark, event);
         }
     }
 
-    fn went(&mut self, path: &str, event: &WatchEvent) {
-        let parts = self.parts(path);
-        if parts.is_empty() {
+    fn remove_path(&mut self, path: &str, event: &WatchEvent) {
+        let components = self.components(path);
+        if components.is_empty() {
             return;
         }
-        self.paths.retain(|known, _| !known.starts_with(&parts));
-        if self.first.get(path) == Some(&Contents::Missing) {
+        self.paths.retain(|known, _| !known.starts_with(&components));
+        if self.first_contents.get(path) == Some(&Contents::Missing) {
             // The file was created and removed again since the first listing.
             self.changed.remove(path);
         } else if event.kind == FileKind::File {
-            self.mark(path, Mark::Removed, event);
+            self.mark(path, ChangeMark::Removed, event);
         }
     }
 
-    fn mark(&mut self, path: &str, mark: Mark, event: &WatchEvent) {
-        if is_closed(path) || self.changed.len() >= MAX_PATHS {
+    fn mark(&mut self, path: &str, mark: ChangeMark, event: &WatchEvent) {
+        if is_in_generated_directory(path) || self.changed.len() >= MAX_PATHS {
             return;
         }
-        let is_agents = matches!(&event.by, ChangedBy::Client { actor, .. } if actor == "agent");
+        let is_by_agent = matches!(&event.by, ChangedBy::Client { actor, .. } if actor == "agent");
         let mark = match (self.changed.get(path), mark) {
-            (Some((Mark::New, _)), Mark::Changed) => Mark::New,
-            _ if mark == Mark::Changed && self.first.get(path) == Some(&Contents::Missing) => Mark::New,
+            (Some((ChangeMark::New, _)), ChangeMark::Changed) => ChangeMark::New,
+            _ if mark == ChangeMark::Changed && self.first_contents.get(path) == Some(&Contents::Missing) => ChangeMark::New,
             _ => mark,
         };
-        self.changed.insert(path.to_owned(), (mark, is_agents));
+        self.changed.insert(path.to_owned(), (mark, is_by_agent));
     }
 
     /// The changed files, sorted by path.
-    pub fn changed(&self) -> impl Iterator<Item = (&str, Mark, bool)> {
-        self.changed.iter().map(|(path, (mark, is_agents))| (path.as_str(), *mark, *is_agents))
+    pub fn changed(&self) -> impl Iterator<Item = (&str, ChangeMark, bool)> {
+        self.changed.iter().map(|(path, (mark, is_by_agent))| (path.as_str(), *mark, *is_by_agent))
     }
 
     /// The visible nodes of the tree.
-    pub fn nodes(&self) -> Vec<Node> {
+    pub fn nodes(&self) -> Vec<FileNode> {
         let mut nodes = Vec::with_capacity(self.paths.len());
-        let mut within: Option<Vec<String>> = None;
-        for (parts, is_directory) in &self.paths {
-            if within.as_ref().is_some_and(|folded| parts.starts_with(folded)) {
+        let mut folded_parent: Option<Vec<String>> = None;
+        for (components, is_directory) in &self.paths {
+            if folded_parent.as_ref().is_some_and(|folded| components.starts_with(folded)) {
                 continue;
             }
-            let path = format!("{}/{}", self.root, parts.join("/"));
+            let path = format!("{}/{}", self.root, components.join("/"));
             let is_folded = *is_directory && self.folded.contains(&path);
-            within = is_folded.then(|| parts.clone());
-            let name = parts.last().map(|name| clean(&visible(name), 256)).unwrap_or_default();
+            folded_parent = is_folded.then(|| components.clone());
+            let name = components.last().map(|name| clean(&visible(name), 256)).unwrap_or_default();
             let mark = self.changed.get(&path).copied();
-            nodes.push(Node { name, depth: parts.len() - 1, is_directory: *is_directory, is_folded, mark, path });
+            nodes.push(FileNode { name, depth: components.len() - 1, is_directory: *is_directory, is_folded, mark, path });
         }
         nodes
     }
@@ -210,13 +211,13 @@ impl Files {
 
     /// Shows how a file differs from its first-seen contents.
     pub fn compare(&mut self, path: &str, now: &Contents) {
-        let before = self.first.get(path).unwrap_or(&Contents::Unkept);
+        let before = self.first_contents.get(path).unwrap_or(&Contents::Unavailable);
         let lines = match (before, now) {
             (Contents::Missing, Contents::Missing) => vec![note("it came and went")],
-            (Contents::Text(_) | Contents::Missing, Contents::Text(_) | Contents::Missing) => compare(text_of(before), text_of(now)),
-            (_, Contents::Unkept) => vec![note("it is no text, or too large to show")],
-            (Contents::Unkept, Contents::Missing) => vec![note("it was removed, and had not been seen before")],
-            (Contents::Unkept, Contents::Text(text)) => {
+            (Contents::Text(_) | Contents::Missing, Contents::Text(_) | Contents::Missing) => line_diff(text_of(before), text_of(now)),
+            (_, Contents::Unavailable) => vec![note("it is no text, or too large to show")],
+            (Contents::Unavailable, Contents::Missing) => vec![note("it was removed, and had not been seen before")],
+            (Contents::Unavailable, Contents::Text(text)) => {
                 let whole = std::iter::once(note("it was not seen before it changed; this is all of it"));
                 whole.chain(text.lines().take(MAX_DIFF_LINES).map(|line| diff_line(' ', line))).collect()
             }
@@ -225,34 +226,34 @@ impl Files {
     }
 
     fn add(&mut self, path: &str, is_directory: bool) {
-        let parts = self.parts(path);
-        if parts.is_empty() || is_closed_inside(&parts) {
+        let components = self.components(path);
+        if components.is_empty() || is_inside_generated_directory(&components) {
             return;
         }
         if self.paths.len() >= MAX_PATHS {
-            self.is_cut = true;
+            self.is_truncated = true;
             return;
         }
-        self.paths.insert(parts, is_directory);
+        self.paths.insert(components, is_directory);
     }
 
     /// The path's components below the root; empty for a path outside it.
-    fn parts(&self, path: &str) -> Vec<String> {
+    fn components(&self, path: &str) -> Vec<String> {
         let below = path.strip_prefix(&self.root).and_then(|rest| rest.strip_prefix('/')).unwrap_or_default();
         below.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect()
     }
 }
 
-pub fn is_closed(path: &str) -> bool {
-    path.split('/').any(|part| CLOSED.contains(&part))
+pub fn is_in_generated_directory(path: &str) -> bool {
+    path.split('/').any(|part| GENERATED_DIRECTORIES.contains(&part))
 }
 
-fn is_closed_inside(parts: &[String]) -> bool {
-    parts[..parts.len() - 1].iter().any(|part| CLOSED.contains(&part.as_str()))
+fn is_inside_generated_directory(components: &[String]) -> bool {
+    components[..components.len() - 1].iter().any(|part| GENERATED_DIRECTORIES.contains(&part.as_str()))
 }
 
-fn compare(before: &str, now: &str) -> Vec<DiffLine> {
-    let diff = TextDiff::configure().timeout(DIFF_WITHIN).diff_lines(before, now);
+fn line_diff(before: &str, now: &str) -> Vec<DiffLine> {
+    let diff = TextDiff::configure().timeout(DIFF_TIMEOUT).diff_lines(before, now);
     let mut lines = Vec::new();
     for (n, group) in diff.grouped_ops(CONTEXT_LINES).iter().enumerate() {
         if n > 0 {
@@ -290,5 +291,5 @@ fn note(text: &str) -> DiffLine {
 }
 
 #[cfg(test)]
-#[path = "files_tests.rs"]
+#[path = "file_tree_tests.rs"]
 mod tests;

@@ -4,7 +4,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent,
 use vt100::{MouseProtocolEncoding, MouseProtocolMode};
 
 /// Empty for a key that terminals have no encoding for.
-pub fn encode(key: &KeyEvent, has_application_cursor: bool) -> Vec<u8> {
+pub fn encode_key(key: &KeyEvent, has_application_cursor: bool) -> Vec<u8> {
     let (alt, ctrl, shift) = (
         key.modifiers.contains(KeyModifiers::ALT),
         key.modifiers.contains(KeyModifiers::CONTROL),
@@ -50,9 +50,9 @@ pub fn encode(key: &KeyEvent, has_application_cursor: bool) -> Vec<u8> {
 
 /// Encodes pasted text, with bracketed paste markers if the program enabled them. An end marker within the text is
 /// removed: the text after it would run as typed input.
-pub fn paste(text: &str, is_marked: bool) -> Vec<u8> {
+pub fn encode_paste(text: &str, is_bracketed: bool) -> Vec<u8> {
     let text = text.replace("\r\n", "\r").replace('\n', "\r");
-    if is_marked {
+    if is_bracketed {
         format!("\x1b[200~{}\x1b[201~", text.replace("\x1b[201~", "").replace('\x1b', "")).into_bytes()
     } else {
         text.into_bytes()
@@ -60,15 +60,15 @@ pub fn paste(text: &str, is_marked: bool) -> Vec<u8> {
 }
 
 /// Encodes a mouse event at this column and row; `None` if the program did not enable it.
-pub fn mouse(mouse: &MouseEvent, at: (u16, u16), mode: MouseProtocolMode, encoding: MouseProtocolEncoding) -> Option<Vec<u8>> {
+pub fn encode_mouse(mouse: &MouseEvent, at: (u16, u16), mode: MouseProtocolMode, encoding: MouseProtocolEncoding) -> Option<Vec<u8>> {
     use MouseProtocolMode as Mode;
-    let is_asked_for = match mouse.kind {
+    let is_enabled = match mouse.kind {
         MouseEventKind::Down(_) => mode != Mode::None,
         MouseEventKind::Drag(_) => matches!(mode, Mode::ButtonMotion | Mode::AnyMotion),
         MouseEventKind::Moved => mode == Mode::AnyMotion,
         _ => !matches!(mode, Mode::None | Mode::Press),
     };
-    if !is_asked_for {
+    if !is_enabled {
         return None;
     }
     let button = |button: MouseButton| match button {
@@ -77,7 +77,7 @@ pub fn mouse(mouse: &MouseEvent, at: (u16, u16), mode: MouseProtocolMode, encodi
         MouseButton::Right => 2,
     };
     let is_sgr = encoding == MouseProtocolEncoding::Sgr;
-    let what: u16 = match mouse.kind {
+    let code: u16 = match mouse.kind {
         MouseEventKind::Up(_) if !is_sgr => 3,
         MouseEventKind::Down(b) | MouseEventKind::Up(b) => button(b),
         MouseEventKind::Drag(b) => 32 + button(b),
@@ -87,22 +87,22 @@ pub fn mouse(mouse: &MouseEvent, at: (u16, u16), mode: MouseProtocolMode, encodi
         MouseEventKind::ScrollLeft => 66,
         MouseEventKind::ScrollRight => 67,
     };
-    let held = |modifier, bit: u16| if mouse.modifiers.contains(modifier) { bit } else { 0 };
-    let what = what + held(KeyModifiers::SHIFT, 4) + held(KeyModifiers::ALT, 8) + held(KeyModifiers::CONTROL, 16);
+    let modifier_bit = |modifier, bit: u16| if mouse.modifiers.contains(modifier) { bit } else { 0 };
+    let code = code + modifier_bit(KeyModifiers::SHIFT, 4) + modifier_bit(KeyModifiers::ALT, 8) + modifier_bit(KeyModifiers::CONTROL, 16);
     let (col, row) = (at.0.saturating_add(1), at.1.saturating_add(1));
-    let plain = [what, col, row].map(|n| n.saturating_add(32));
+    let encoded_bytes = [code, col, row].map(|n| n.saturating_add(32));
     match encoding {
         MouseProtocolEncoding::Sgr => {
             let last = if matches!(mouse.kind, MouseEventKind::Up(_)) { 'm' } else { 'M' };
-            Some(format!("\x1b[<{what};{col};{row}{last}").into_bytes())
+            Some(format!("\x1b[<{code};{col};{row}{last}").into_bytes())
         }
         MouseProtocolEncoding::Utf8 => {
-            let letters: Option<String> = plain.into_iter().map(|n| char::from_u32(u32::from(n))).collect();
+            let letters: Option<String> = encoded_bytes.into_iter().map(|n| char::from_u32(u32::from(n))).collect();
             Some([b"\x1b[M", letters?.as_bytes()].concat())
         }
         // Fails for a position beyond the range of a byte.
         MouseProtocolEncoding::Default => {
-            let bytes: Result<Vec<u8>, _> = plain.into_iter().map(u8::try_from).collect();
+            let bytes: Result<Vec<u8>, _> = encoded_bytes.into_iter().map(u8::try_from).collect();
             Some([b"\x1b[M".to_vec(), bytes.ok()?].concat())
         }
     }
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn keys_are_what_xterm_sends() {
-        let key = |code, modifiers| String::from_utf8(encode(&KeyEvent::new(code, modifiers), false)).unwrap();
+        let key = |code, modifiers| String::from_utf8(encode_key(&KeyEvent::new(code, modifiers), false)).unwrap();
         let (none, ctrl, alt) = (KeyModifiers::NONE, KeyModifiers::CONTROL, KeyModifiers::ALT);
         for (code, modifiers, bytes) in [
             (KeyCode::Char('é'), none, "é"),
@@ -145,7 +145,7 @@ mod tests {
         ] {
             assert_eq!(key(code, modifiers), bytes, "{code:?}");
         }
-        assert_eq!(encode(&KeyEvent::new(KeyCode::Up, none), true), b"\x1bOA");
+        assert_eq!(encode_key(&KeyEvent::new(KeyCode::Up, none), true), b"\x1bOA");
     }
 
     #[test]
@@ -153,7 +153,8 @@ mod tests {
         use MouseProtocolEncoding as Encoding;
         use MouseProtocolMode as Mode;
         let (left, right) = (MouseButton::Left, MouseButton::Right);
-        let told = |kind, modifiers, mode, encoding| mouse(&MouseEvent { kind, column: 0, row: 0, modifiers }, (4, 2), mode, encoding);
+        let encoded =
+            |kind, modifiers, mode, encoding| encode_mouse(&MouseEvent { kind, column: 0, row: 0, modifiers }, (4, 2), mode, encoding);
         let (none, ctrl) = (KeyModifiers::NONE, KeyModifiers::CONTROL);
         for (kind, modifiers, mode, encoding, bytes) in [
             (MouseEventKind::Down(left), none, Mode::PressRelease, Encoding::Sgr, Some("\x1b[<0;5;3M")),
@@ -168,16 +169,16 @@ mod tests {
             (MouseEventKind::Up(left), none, Mode::Press, Encoding::Sgr, None),
             (MouseEventKind::Down(left), none, Mode::None, Encoding::Sgr, None),
         ] {
-            let told = told(kind, modifiers, mode, encoding).map(|bytes| String::from_utf8(bytes).unwrap());
-            assert_eq!(told.as_deref(), bytes, "{kind:?} {mode:?}");
+            let encoded = encoded(kind, modifiers, mode, encoding).map(|bytes| String::from_utf8(bytes).unwrap());
+            assert_eq!(encoded.as_deref(), bytes, "{kind:?} {mode:?}");
         }
         let click = MouseEvent { kind: MouseEventKind::Down(left), column: 0, row: 0, modifiers: none };
-        assert_eq!(mouse(&click, (300, 2), Mode::Press, Encoding::Default), None, "too far for a byte");
+        assert_eq!(encode_mouse(&click, (300, 2), Mode::Press, Encoding::Default), None, "too far for a byte");
     }
 
     #[test]
     fn a_paste_can_not_end_its_own_mark() {
-        assert_eq!(paste("a\nb", false), b"a\rb");
-        assert_eq!(paste("a\x1b[201~rm\n", true), b"\x1b[200~arm\r\x1b[201~");
+        assert_eq!(encode_paste("a\nb", false), b"a\rb");
+        assert_eq!(encode_paste("a\x1b[201~rm\n", true), b"\x1b[200~arm\r\x1b[201~");
     }
 }

@@ -11,34 +11,36 @@ use serde_json::{Value, json};
 
 /// Which sandbox the conversation should use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum SandboxChoice {
     /// The thread's sandbox, if it has one.
     Existing,
     /// Created before the first message if the thread has none; with this name if one is given.
-    Ready { name: Option<String> },
+    Ensure { name: Option<String> },
     /// This sandbox, by name or id.
     Use { sandbox: String },
 }
 
 /// An open session of the thread's sandbox: its token is refreshed as long as this value lives.
-pub struct Room {
+pub struct ChatSandbox {
     client: Client,
     session: Session,
 }
 
-impl Room {
+impl ChatSandbox {
     /// `None` if the thread has no sandbox and none should be created.
-    pub async fn open(client: Client, thread: &str, wish: &Wish) -> Result<Option<Self>, ClientError> {
-        let request = match wish {
-            Wish::Existing => NegotiateRequest::new(thread, Mode::Get),
-            Wish::Ready { name } => NegotiateRequest { name: name.clone(), ..NegotiateRequest::new(thread, Mode::Ensure) },
-            Wish::Use { sandbox } => {
+    pub async fn open(client: Client, thread: &str, choice: &SandboxChoice) -> Result<Option<Self>, ClientError> {
+        let request = match choice {
+            SandboxChoice::Existing => NegotiateRequest::new(thread, Mode::Get),
+            SandboxChoice::Ensure { name } => NegotiateRequest { name: name.clone(), ..NegotiateRequest::new(thread, Mode::Ensure) },
+            SandboxChoice::Use { sandbox } => {
                 NegotiateRequest { sandbox_hint: Some(sandbox.clone()), ..NegotiateRequest::new(thread, Mode::Ensure) }
             }
         };
         match client.open(&request).await {
             Ok(session) => Ok(Some(Self { client, session })),
-            Err(e) if *wish == Wish::Existing && (e.is(ErrorCode::SessionNotFound) || e.is(ErrorCode::SessionExpired)) => Ok(None),
+            Err(e) if *choice == SandboxChoice::Existing && (e.is(ErrorCode::SessionNotFound) || e.is(ErrorCode::SessionExpired)) => {
+                Ok(None)
+            }
             Err(e) => Err(e),
         }
     }
@@ -54,7 +56,7 @@ impl Room {
     /// `config.configurable.sandbox` of a run: the session's simple fields, with a token that has an agent's
     /// capabilities and expires on its own. A failed delegation is no error: an agent with its own broker access needs
     /// only the ids.
-    pub async fn for_run(&self) -> Value {
+    pub async fn run_configuration(&self) -> Value {
         let info = self.session.info();
         let mut sandbox = json!({
             "session_id": info.session_id,
