@@ -109,7 +109,7 @@ impl Context {
         let client = self.client()?;
         let thread = Target::Thread(name.to_owned());
         let is_known = self.thread_cache().is_some_and(|cache| cache.get(name).is_some());
-        if is_known || session::of_thread(&client, name).await?.is_some() {
+        if is_known || session::session_of_thread(&client, name).await?.is_some() {
             return Ok(thread);
         }
         match client.get_sandbox(name).await {

@@ -27,7 +27,7 @@ beside the client's config. Its key: COBOX_DEPLOYMENT_KEY, COBOX_DEPLOYMENT_KEY_
 `api_key_file` in chat.toml, or the broker's where both have one address.
 Without a deployment the thread's terminal, events and files are shown.
 /help lists what can be typed.")]
-pub struct Args {
+pub struct ChatArgs {
     /// The LangGraph deployment to talk to
     #[arg(long, value_name = "URL")]
     deployment: Option<String>,
@@ -45,7 +45,7 @@ pub struct Args {
     no_tui: bool,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
+pub async fn run(args: ChatArgs, context: &Context) -> Outcome {
     let has_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let chat = resolve_options(&args, context)?;
     if args.no_tui || !has_terminal || context.printer.is_json() {
@@ -59,7 +59,7 @@ pub async fn run_bare(context: &Context) -> Option<Outcome> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() || context.printer.is_json() {
         return None;
     }
-    match resolve_options(&Args::default(), context) {
+    match resolve_options(&ChatArgs::default(), context) {
         Ok(chat) => Some(tui::run(chat).await),
         // Nothing is configured yet.
         Err(_) if context.broker().is_err() => None,
@@ -67,7 +67,7 @@ pub async fn run_bare(context: &Context) -> Option<Outcome> {
     }
 }
 
-fn resolve_options(args: &Args, context: &Context) -> Result<ChatOptions, Failure> {
+fn resolve_options(args: &ChatArgs, context: &Context) -> Result<ChatOptions, Failure> {
     let broker = context.broker();
     let broker_credentials = broker.as_ref().ok().map(|broker| (broker.url.as_str(), &broker.api_key));
     let settings = settings::resolve(args.deployment.clone(), args.assistant.clone(), &|name| std::env::var_os(name), broker_credentials)?;

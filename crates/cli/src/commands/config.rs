@@ -28,7 +28,7 @@ Examples:
   cobox config use prod
   cobox --context local session list
   cobox config show")]
-pub enum Command {
+pub enum ConfigCommand {
     /// Every setting of this command line, and where it came from
     Show,
     /// The contexts there are
@@ -73,23 +73,23 @@ pub struct AddContextArgs {
     no_check: bool,
 }
 
-pub async fn run(command: Command, context: &Context) -> Outcome {
+pub async fn run(command: ConfigCommand, context: &Context) -> Outcome {
     let path = context::config_path(&|name| std::env::var_os(name)).ok_or_else(|| {
         Failure::new("there is no home directory to keep a config in").with_advice("set COBOX_CONFIG to where it should be")
     })?;
     match command {
-        Command::Show => show(context)?,
-        Command::Contexts => list(context, &path)?,
-        Command::Use { name } => {
+        ConfigCommand::Show => show(context)?,
+        ConfigCommand::Contexts => list(context, &path)?,
+        ConfigCommand::Use { name } => {
             let url = Contexts::update(&path, |contexts| {
                 contexts.select(&name)?;
                 Ok(contexts.get(&name)?.url.clone())
             })?;
             context.printer.result(&json!({"current": name, "url": url}), || format!("commands go to {name} at {url}"))?;
         }
-        Command::Add(add) => return self::add(add, &path, context).await,
-        Command::Remove { name } => remove(&name, &path, context)?,
-        Command::Path => context.printer.result(&json!({"path": path, "exists": path.exists()}), || path.display().to_string())?,
+        ConfigCommand::Add(add) => return self::add(add, &path, context).await,
+        ConfigCommand::Remove { name } => remove(&name, &path, context)?,
+        ConfigCommand::Path => context.printer.result(&json!({"path": path, "exists": path.exists()}), || path.display().to_string())?,
     }
     Ok(0)
 }

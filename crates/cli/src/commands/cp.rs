@@ -34,7 +34,7 @@ Examples:
   cobox cp . demo:/workspace             what is in this folder
   cobox cp demo:/workspace/log - | less"
 )]
-pub struct Args {
+pub struct CpArgs {
     #[command(flatten)]
     target: TargetArgs,
     /// Taken for the habit of it: folders are always copied with all that is in them
@@ -49,7 +49,7 @@ pub struct Args {
     paths: Vec<OsString>,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
+pub async fn run(args: CpArgs, context: &Context) -> Outcome {
     let Some(totals) = interruptible(copy(&args, context)).await? else { return Ok(0) };
     context.printer.result(&totals, || format!("copied {}", totals.summary()))?;
     Ok(0)
@@ -67,7 +67,7 @@ struct Download {
 }
 
 /// Copies, and returns the totals; `None` if the file went to standard output, where a summary would mix with it.
-async fn copy(args: &Args, context: &Context) -> Result<Option<TransferTotals>, Failure> {
+async fn copy(args: &CpArgs, context: &Context) -> Result<Option<TransferTotals>, Failure> {
     let parse = |text: &OsString| location::parse(text).map_err(|e| Failure::new(format!("{}: {e}", text.display())));
     let (to, sources) = match args.paths.split_last() {
         Some((to, sources)) if !sources.is_empty() => (parse(to)?, sources),

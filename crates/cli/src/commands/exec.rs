@@ -107,7 +107,7 @@ async fn run_remote(target: &Target, args: ExecOptions, context: &Context) -> Ou
     let start = exec_start(&args)?;
     let connection = context.open_sandbox(target).await?;
     if !args.no_flush {
-        sync::flush_before(context, &connection.sandbox_id).await;
+        sync::flush_before_exec(context, &connection.sandbox_id).await;
     }
     match remote_exec::run(&connection.dataplane, start, context.printer, args.raw).await {
         Ok(ended) if ended.timed_out => {
@@ -128,7 +128,7 @@ async fn run_json(target: &Target, args: ExecOptions, context: &Context) -> Outc
     let start = exec_start(&ExecOptions { tty: false, ..args })?;
     let connection = context.open_sandbox(target).await?;
     if flushes {
-        sync::flush_before(context, &connection.sandbox_id).await;
+        sync::flush_before_exec(context, &connection.sandbox_id).await;
     }
     let response = match remote_exec::capture(&connection.dataplane, start, context.printer, MAX_OUTPUT_BYTES).await {
         Ok(response) => response,

@@ -6,7 +6,7 @@ use cobox_broker::{MasterKeyRotation, rotate_master_key};
 use cobox_protocol::Secret;
 use serde_json::json;
 
-use super::{NoBroker, Outcome};
+use super::{HiddenBrokerFlags, Outcome};
 use crate::{
     broker_settings::BrokerSettings,
     context::{Context, default_data_dir},
@@ -15,7 +15,7 @@ use crate::{
 };
 
 #[derive(Debug, clap::Subcommand)]
-pub enum Command {
+pub enum MasterKeyCommand {
     /// Make a new master key, and a new token key for every sandbox
     #[command(after_help = "\
 Stop every broker on the database first. Sandboxes may go on running; they get their new keys when their broker starts again.
@@ -28,7 +28,7 @@ Examples:
   cobox master-key rotate --immediate --lost     the file is gone for good")]
     Rotate {
         #[command(flatten)]
-        _no_broker: NoBroker,
+        _hidden_flags: HiddenBrokerFlags,
         /// The config file of `cobox serve` [default: config.toml in the data directory]
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
@@ -44,8 +44,8 @@ Examples:
     },
 }
 
-pub async fn run(command: Command, context: &Context) -> Outcome {
-    let Command::Rotate { _no_broker, config: file, data_dir, immediate, lost } = command;
+pub async fn run(command: MasterKeyCommand, context: &Context) -> Outcome {
+    let MasterKeyCommand::Rotate { _hidden_flags, config: file, data_dir, immediate, lost } = command;
     let explicit_dir = data_dir.or_else(|| if file.is_none() { default_data_dir(&|name| std::env::var_os(name)) } else { None });
     let BrokerSettings { mut config, .. } = match (&file, &explicit_dir) {
         (Some(file), _) => BrokerSettings::read(file)?,

@@ -32,55 +32,55 @@ pub type Outcome = Result<u8, Failure>;
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Start a broker here with everything embedded, and say what to type next
-    Up(up::Args),
+    Up(up::UpArgs),
     /// Talk with an agent in a sandbox that you share; `cobox` alone does the same
-    Chat(chat::Args),
+    Chat(chat::ChatArgs),
     /// Run a command in a thread's sandbox
     Exec(exec::ExecArgs),
     /// Join a shell in a thread's sandbox, which human and agent share
-    Shell(shell::Args),
+    Shell(shell::ShellArgs),
     /// What goes on in a thread's sandbox: who ran what, who wrote what
-    Watch(watch::Args),
+    Watch(watch::WatchArgs),
     /// What runs in a thread's sandbox, and who started it
-    Ps(ps::Args),
+    Ps(ps::PsArgs),
     /// End a command or a shell, or send it a signal
     Kill(ps::KillArgs),
     /// Copy files and folders into or out of a sandbox
-    Cp(cp::Args),
+    Cp(cp::CpArgs),
     /// Keep a folder and a sandbox's the same, live
-    Sync(sync::Args),
+    Sync(sync::SyncArgs),
     /// Get, make, refresh or release a thread's session
     #[command(subcommand)]
-    Session(session::Command),
+    Session(session::SessionCommand),
     /// Let others into a thread's session, see who is, and take it back
     #[command(subcommand)]
-    Share(share::Command),
+    Share(share::ShareCommand),
     /// List, make, show or delete sandboxes
     #[command(subcommand)]
-    Sandbox(sandbox::Command),
+    Sandbox(sandbox::SandboxCommand),
     /// List, make, expire or revoke API keys
     #[command(subcommand)]
-    Keys(keys::Command),
+    Keys(keys::KeysCommand),
     /// List principals, shut one out or let one in again
     #[command(subcommand)]
-    Principals(principals::Command),
+    Principals(principals::PrincipalsCommand),
     /// Check a policy file, or say why somebody gets what they get
     #[command(subcommand)]
-    Policy(policy::Command),
+    Policy(policy::PolicyCommand),
     /// Replace a broker's master key, while it is stopped
     #[command(subcommand)]
-    MasterKey(master_key::Command),
+    MasterKey(master_key::MasterKeyCommand),
     /// Show who did what, for operators
-    Audit(audit::Args),
+    Audit(audit::AuditArgs),
     /// The brokers you use, which of them commands go to, and where each setting comes from
     #[command(subcommand)]
-    Config(config::Command),
+    Config(config::ConfigCommand),
     /// Check what this machine offers for sandboxes
-    Doctor(doctor::Args),
+    Doctor(doctor::DoctorArgs),
     /// Run a broker for production from a config file
-    Serve(serve::Args),
+    Serve(serve::ServeArgs),
     /// Completions for a shell
-    Completions(completions::Args),
+    Completions(completions::CompletionsArgs),
     /// Manual pages
     Man(completions::ManArgs),
 }
@@ -106,8 +106,8 @@ impl Command {
             Command::Policy(command) => policy::run(command, context),
             Command::Audit(args) => audit::run(args, context).await,
             Command::Config(command) => config::run(command, context).await,
-            Command::Completions(args) => completions::completions(args, context),
-            Command::Man(args) => completions::man(args, context),
+            Command::Completions(args) => completions::run_completions(args, context),
+            Command::Man(args) => completions::run_man(args, context),
             Command::Doctor(args) => doctor::run(args, context).await,
             Command::Serve(args) => serve::run(args, context).await,
         }
@@ -160,7 +160,7 @@ pub fn parse_tag(text: &str) -> Result<(String, String), String> {
 
 /// Hides the options that choose a broker on commands that use none: they are accepted, but not shown in the help.
 #[derive(Debug, clap::Args)]
-pub struct NoBroker {
+pub struct HiddenBrokerFlags {
     #[arg(id = "context", long = "context", hide = true)]
     _context: Option<String>,
     #[arg(id = "url", long = "url", hide = true)]

@@ -19,7 +19,7 @@ Examples:
   cobox ps demo
   cobox ps -t demo --all         those that ended lately too
   cobox --json ps -t demo")]
-pub struct Args {
+pub struct PsArgs {
     #[command(flatten)]
     target: TargetArgs,
     /// The thread whose sandbox to look at, as with --thread; or a sandbox's name, where no thread is called so
@@ -47,9 +47,9 @@ pub struct KillArgs {
     ids: Vec<String>,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
+pub async fn run(args: PsArgs, context: &Context) -> Outcome {
     let target = match args.thread_name {
-        Some(word) => context.resolve_name(&word).await?,
+        Some(name) => context.resolve_name(&name).await?,
         None => args.target.resolve(),
     };
     let connection = context.open_existing_sandbox(&target).await?;
@@ -79,15 +79,15 @@ fn row(printer: Printer, p: &ProcessInfo) -> Vec<String> {
 }
 
 fn shell_row(printer: Printer, s: &ShellInfo) -> Vec<String> {
-    let who = s.controller.as_ref().map_or_else(|| "-".to_owned(), |c| c.principal.clone());
-    let watching = match s.viewers {
+    let controller = s.controller.as_ref().map_or_else(|| "-".to_owned(), |c| c.principal.clone());
+    let viewers = match s.viewers {
         0 => "nobody there".to_owned(),
         1 => "1 there".to_owned(),
         n => format!("{n} there"),
     };
     let command = s.command.as_deref().map_or_else(|| "(shell)".to_owned(), |c| format!("(shell) {c}"));
     let command = command.chars().take(MAX_COMMAND_CHARS).collect();
-    vec![s.name.clone(), "-".to_owned(), who, watching, printer.moment(s.created_at), command]
+    vec![s.name.clone(), "-".to_owned(), controller, viewers, printer.moment(s.created_at), command]
 }
 
 pub async fn kill(args: KillArgs, context: &Context) -> Outcome {

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use cobox_protocol::Secret;
 
-use super::{NoBroker, Outcome};
+use super::{HiddenBrokerFlags, Outcome};
 use crate::{
     broker_settings::BrokerSettings,
     context::Context,
@@ -37,9 +37,9 @@ Example config:
   dataplane_domain = \"box.example.com\"
   [local]
   memory_bytes = 4294967296")]
-pub struct Args {
+pub struct ServeArgs {
     #[command(flatten)]
-    _no_broker: NoBroker,
+    _hidden_flags: HiddenBrokerFlags,
     /// The config file
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
@@ -77,7 +77,7 @@ fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
     Ok(Secret::new(text))
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
+pub async fn run(args: ServeArgs, context: &Context) -> Outcome {
     daemon::init_logging("info", args.log_format == LogFormat::Json);
     let mut signals = StopSignals::new()?;
     let mut reload_signal = daemon::reload_signal()?;

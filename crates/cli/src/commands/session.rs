@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Page size of listings.
-const PAGE: u32 = 100;
+const PAGE_SIZE: u32 = 100;
 
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "\
@@ -28,7 +28,7 @@ Examples:
   cobox session ensure demo --sandbox dev
   cobox --json session get demo
   cobox session release demo --yes")]
-pub enum Command {
+pub enum SessionCommand {
     /// The thread's session, made with a sandbox if there is none
     #[command(after_help = "\
 A session that exists is not changed: options that ask for something else than it has fail and say what differs.")]
@@ -166,10 +166,10 @@ impl From<AccessArg> for Access {
     }
 }
 
-pub async fn run(command: Command, context: &Context) -> Outcome {
+pub async fn run(command: SessionCommand, context: &Context) -> Outcome {
     let client = context.client()?;
     match command {
-        Command::Ensure { thread, capabilities, access, ttl, sandbox, name, keep, tags, template, provider, show_token } => {
+        SessionCommand::Ensure { thread, capabilities, access, ttl, sandbox, name, keep, tags, template, provider, show_token } => {
             let request = NegotiateRequest {
                 requested_capabilities: (!capabilities.is_empty()).then_some(capabilities),
                 access: access.map(Access::from),
@@ -186,14 +186,14 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             check_tags(&client, &thread, &session, &request).await?;
             show(context, &session, show_token)?;
         }
-        Command::Get { thread, show_token } => match client.negotiate(&negotiate_request(&thread, Mode::Get)).await {
+        SessionCommand::Get { thread, show_token } => match client.negotiate(&negotiate_request(&thread, Mode::Get)).await {
             Ok(session) => show(context, &session, show_token)?,
             Err(e) if e.is(ErrorCode::SessionNotFound) => return Err(no_session_failure(&thread, e.into())),
             Err(e) => return Err(e.into()),
         },
-        Command::List { tags } => list(context, &client, tags).await?,
-        Command::Refresh { which, show_token } => {
-            let id = find(&client, &which).await?;
+        SessionCommand::List { tags } => list(context, &client, tags).await?,
+        SessionCommand::Refresh { which, show_token } => {
+            let id = find_session(&client, &which).await?;
             let refreshed = client.refresh(&id, &RefreshRequest::default()).await?;
             context.printer.result(&refreshed, || {
                 let mut pairs = vec![("session", id.to_string()), ("token expires", refreshed.expires_at.to_string())];
@@ -203,8 +203,8 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 fields(&pairs)
             })?;
         }
-        Command::Events { which, new, after } => {
-            let id = find(&client, &which).await?;
+        SessionCommand::Events { which, new, after } => {
+            let id = find_session(&client, &which).await?;
             let from = match after {
                 Some(id) => EventsFrom::After(id),
                 None if new => EventsFrom::Now,
@@ -215,31 +215,31 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 FeedEnd::Failed(e) => return Err(e.into()),
             }
         }
-        Command::Heartbeat { which } => {
-            let id = find(&client, &which).await?;
-            let beat = client.heartbeat(&id).await?;
-            let told = json!({"session_id": id, "state": beat.state, "lease_expires_at": beat.lease_expires_at});
-            context.printer.result(&told, || {
+        SessionCommand::Heartbeat { which } => {
+            let id = find_session(&client, &which).await?;
+            let heartbeat = client.heartbeat(&id).await?;
+            let output = json!({"session_id": id, "state": heartbeat.state, "lease_expires_at": heartbeat.lease_expires_at});
+            context.printer.result(&output, || {
                 fields(&[
                     ("session", id.to_string()),
-                    ("state", beat.state.as_str().to_owned()),
-                    ("lease expires", beat.lease_expires_at.to_string()),
+                    ("state", heartbeat.state.as_str().to_owned()),
+                    ("lease expires", heartbeat.lease_expires_at.to_string()),
                 ])
             })?;
         }
-        Command::Exec { which, options } => return exec::run_in(&target(which), options, context).await,
-        Command::Connect { which, options } => return shell::attach(&target(which), options, context).await,
-        Command::Release { which, yes } => {
-            let id = find(&client, &which).await?;
-            let fate = sandbox_fate(&client, &id).await?;
-            confirm(context, &format!("release {which}? {}", fate.before()), yes)?;
+        SessionCommand::Exec { which, options } => return exec::run_in(&target(which), options, context).await,
+        SessionCommand::Connect { which, options } => return shell::attach(&target(which), options, context).await,
+        SessionCommand::Release { which, yes } => {
+            let id = find_session(&client, &which).await?;
+            let outcome = release_outcome(&client, &id).await?;
+            confirm(context, &format!("release {which}? {}", outcome.describe_before()), yes)?;
             client.release(&id).await?;
             if let Some(cache) = context.thread_cache() {
                 cache.forget_id(id.as_str());
             }
-            let erased = fate.erased.as_ref().map_or_else(confirm::nothing_erased_json, confirm::erased_json);
-            let released = json!({"session_id": id, "sandbox_id": fate.sandbox, "released": true});
-            context.printer.result(&confirm::merge_members(released, erased), || format!("released {id}; {}", fate.after()))?;
+            let erased = outcome.erased.as_ref().map_or_else(confirm::nothing_erased_json, confirm::erased_json);
+            let released = json!({"session_id": id, "sandbox_id": outcome.sandbox, "released": true});
+            context.printer.result(&confirm::merge_members(released, erased), || format!("released {id}; {}", outcome.describe_after()))?;
         }
     }
     Ok(0)
@@ -262,14 +262,14 @@ async fn check_tags(client: &Client, thread: &str, session: &NegotiateResponse, 
 }
 
 /// What happens to a session's sandbox when the session is released.
-struct SandboxFate {
+struct ReleaseOutcome {
     sandbox: SandboxId,
     /// The files to be erased; `None` if the sandbox is kept.
     erased: Option<SandboxUsage>,
 }
 
-impl SandboxFate {
-    fn before(&self) -> String {
+impl ReleaseOutcome {
+    fn describe_before(&self) -> String {
         match &self.erased {
             None => format!("Its sandbox {} stays, with its files.", self.sandbox),
             Some(usage) => {
@@ -283,7 +283,7 @@ impl SandboxFate {
         }
     }
 
-    fn after(&self) -> String {
+    fn describe_after(&self) -> String {
         match &self.erased {
             None => format!("its sandbox {} stays, with its files", self.sandbox),
             Some(usage) => {
@@ -293,24 +293,24 @@ impl SandboxFate {
     }
 }
 
-async fn sandbox_fate(client: &Client, session: &SessionId) -> Result<SandboxFate, ClientError> {
+async fn release_outcome(client: &Client, session: &SessionId) -> Result<ReleaseOutcome, ClientError> {
     let sandbox = client.get_sandbox(client.get_session(session).await?.sandbox.id.as_str()).await?;
-    let ends = sandbox.name.is_none() && !sandbox.keep && sandbox.sessions.iter().all(|s| s == session);
-    let erased = if ends { confirm::usage(client, sandbox.id.as_str()).await? } else { None };
-    Ok(SandboxFate { sandbox: sandbox.id, erased })
+    let is_erased = sandbox.name.is_none() && !sandbox.keep && sandbox.sessions.iter().all(|s| s == session);
+    let erased = if is_erased { confirm::usage(client, sandbox.id.as_str()).await? } else { None };
+    Ok(ReleaseOutcome { sandbox: sandbox.id, erased })
 }
 
 /// Finds a session by its id or its thread.
-pub async fn find(client: &Client, which: &str) -> Result<SessionId, Failure> {
+pub async fn find_session(client: &Client, which: &str) -> Result<SessionId, Failure> {
     match which.parse() {
         Ok(id) => Ok(id),
-        Err(_) => of_thread(client, which).await?.ok_or_else(|| no_session_failure(which, Failure::new(""))),
+        Err(_) => session_of_thread(client, which).await?.ok_or_else(|| no_session_failure(which, Failure::new(""))),
     }
 }
 
 /// Uses the list request: unlike a negotiation, it neither resumes the sandbox nor issues a token.
-pub async fn of_thread(client: &Client, thread: &str) -> Result<Option<SessionId>, ClientError> {
-    let filter = SessionFilter { thread_id: Some(thread.to_owned()), limit: Some(PAGE), ..SessionFilter::default() };
+pub async fn session_of_thread(client: &Client, thread: &str) -> Result<Option<SessionId>, ClientError> {
+    let filter = SessionFilter { thread_id: Some(thread.to_owned()), limit: Some(PAGE_SIZE), ..SessionFilter::default() };
     let found = client.list_sessions(&filter).await?.items;
     Ok(found.into_iter().find(|s| s.thread_id == thread && !s.state.is_ended()).map(|s| s.session_id))
 }
@@ -346,7 +346,7 @@ fn show(context: &Context, session: &NegotiateResponse, show_token: bool) -> Res
 
 async fn list(context: &Context, client: &Client, tags: Vec<String>) -> Result<(), Failure> {
     let mut sessions: Vec<SessionInfo> = Vec::new();
-    let mut filter = SessionFilter { tags, limit: Some(PAGE), ..SessionFilter::default() };
+    let mut filter = SessionFilter { tags, limit: Some(PAGE_SIZE), ..SessionFilter::default() };
     loop {
         let page = client.list_sessions(&filter).await?;
         sessions.extend(page.items);

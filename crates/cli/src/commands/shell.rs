@@ -46,7 +46,7 @@ After Enter:  ~. leave   ~t take control   ~r release it   ~s status line   ~l r
 `exit` ends it for everybody. With -c, or where input is no terminal, the shell is yours alone and ends with you.
 A lost connection is made again by itself; nothing is lost on the way.
 Exit code: the shell's own; 255 when you left it or the connection ended for good.")]
-pub struct Args {
+pub struct ShellArgs {
     #[command(flatten)]
     target: TargetArgs,
     /// The thread whose sandbox to use, as with --thread; or a sandbox's name, where no thread is called so
@@ -91,9 +91,9 @@ enum Allow {
     Clipboard,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
+pub async fn run(args: ShellArgs, context: &Context) -> Outcome {
     let target = match args.thread_name {
-        Some(word) => context.resolve_name(&word).await?,
+        Some(name) => context.resolve_name(&name).await?,
         None => args.target.resolve(),
     };
     attach(&target, args.options, context).await
@@ -217,11 +217,11 @@ fn reattach_command(target: &Target, name: Option<&str>, observe: bool) -> Strin
 }
 
 /// Quotes a word for a shell.
-fn shell_quote(word: &str) -> String {
+fn shell_quote(name: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
-    match word.chars().all(is_plain) && !word.starts_with('-') {
-        true => word.to_owned(),
-        false => format!("'{}'", visible(word).replace('\'', "'\\''")),
+    match name.chars().all(is_plain) && !name.starts_with('-') {
+        true => name.to_owned(),
+        false => format!("'{}'", visible(name).replace('\'', "'\\''")),
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::json;
 
-use super::{NoBroker, Outcome};
+use super::{HiddenBrokerFlags, Outcome};
 use crate::{
     broker_settings::BrokerSettings,
     context::{Context, config_path, default_data_dir},
@@ -29,9 +29,9 @@ Settings, such as limits on sandboxes, are read from config.toml in the data dir
 Examples:
   cobox up
   cobox up --data-dir /tmp/try --listen 127.0.0.1:0")]
-pub struct Args {
+pub struct UpArgs {
     #[command(flatten)]
-    _no_broker: NoBroker,
+    _hidden_flags: HiddenBrokerFlags,
     /// Where everything is kept [default: ~/.local/share/cobox]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
@@ -47,7 +47,7 @@ pub struct Args {
     cors: CorsArgs,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
+pub async fn run(args: UpArgs, context: &Context) -> Outcome {
     daemon::init_logging("warn", false);
     let mut signals = StopSignals::new()?;
     let data_dir = match args.data_dir.or_else(|| default_data_dir(&|name| std::env::var_os(name))) {

@@ -27,7 +27,7 @@ Examples:
   cobox watch demo --history
   cobox watch demo --json | jq -r 'select(.type == \"exec\") | .command'
   cobox watch demo --after evt_01j…       go on where an earlier watch stopped")]
-pub struct Args {
+pub struct WatchArgs {
     /// The thread to watch, or a sandbox's name, where no thread is called so [default: COBOX_THREAD, or `default`]
     #[arg(value_name = "THREAD|NAME", value_parser = parse_thread)]
     thread: Option<String>,
@@ -39,7 +39,7 @@ pub struct Args {
     after: Option<String>,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
+pub async fn run(args: WatchArgs, context: &Context) -> Outcome {
     let client = context.client()?;
     let target = match args.thread {
         Some(name) => context.resolve_name(&name).await?,
@@ -47,7 +47,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     };
     let thread = match target {
         Target::Thread(thread) => thread,
-        other => thread_in(&client, other.name()).await?,
+        other => thread_of_sandbox(&client, other.name()).await?,
     };
     let mut from = match args.after {
         Some(id) => EventsFrom::After(id),
@@ -58,18 +58,19 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     let mut has_found_broker = false;
     let mut ended: Option<SessionId> = None;
     loop {
-        let found = match session::of_thread(&client, &thread).await.map(|found| found.filter(|id| Some(id) != ended.as_ref())) {
-            Ok(Some(id)) => Ok(id),
-            Ok(None) => {
-                // For a session that is created later, every event is new.
-                from = EventsFrom::Start;
-                has_found_broker = true;
-                Err(format!("thread {} has no session; waiting for one", visible(&thread)))
-            }
-            Err(e) if e.is_retryable() && has_found_broker => Err(format!("cobox: {}; trying again", visible(&e.to_string()))),
-            Err(e) => return Err(e.into()),
-        };
-        let id = match found {
+        let session =
+            match session::session_of_thread(&client, &thread).await.map(|session| session.filter(|id| Some(id) != ended.as_ref())) {
+                Ok(Some(id)) => Ok(id),
+                Ok(None) => {
+                    // For a session that is created later, every event is new.
+                    from = EventsFrom::Start;
+                    has_found_broker = true;
+                    Err(format!("thread {} has no session; waiting for one", visible(&thread)))
+                }
+                Err(e) if e.is_retryable() && has_found_broker => Err(format!("cobox: {}; trying again", visible(&e.to_string()))),
+                Err(e) => return Err(e.into()),
+            };
+        let id = match session {
             Ok(id) => id,
             Err(reason) => {
                 if reason != waiting_for {
@@ -100,7 +101,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
 }
 
 /// Returns a thread that uses this sandbox: the sandbox's events are recorded in its session.
-async fn thread_in(client: &Client, sandbox: &str) -> Result<String, Failure> {
+async fn thread_of_sandbox(client: &Client, sandbox: &str) -> Result<String, Failure> {
     let threads = client.get_sandbox(sandbox).await?.threads;
     threads.into_iter().next().ok_or_else(|| {
         Failure::new(format!("no thread uses sandbox {}, and nobody keeps what happens there", visible(sandbox)))

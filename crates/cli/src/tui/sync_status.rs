@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{message::ThreadUpdate, tasks::UpdateSender};
-use crate::commands::sync::running_sync_of;
+use crate::commands::sync::running_sync_status;
 
 /// Query interval: fast enough for a user, and negligible load for the sync.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -81,7 +81,7 @@ pub async fn watch(thread: String, sandbox: String, updates: UpdateSender) {
     let mut before = SyncState::None;
     loop {
         let (thread_id, sandbox_id) = (thread.clone(), sandbox.clone());
-        let result = tokio::task::spawn_blocking(move || running_sync_of(&thread_id, &sandbox_id)).await;
+        let result = tokio::task::spawn_blocking(move || running_sync_status(&thread_id, &sandbox_id)).await;
         let now = SyncState::from_status(result.unwrap_or(None));
         if now != before {
             if !updates.send(ThreadUpdate::Sync(now.clone())).await {

@@ -1,14 +1,14 @@
 //! `cobox sync`: keeps a local folder and a sandbox folder identical in real time, and reports the state of such a
 //! sync.
 
-mod control;
+mod control_socket;
 mod live;
-mod look;
 mod once;
 mod report;
-mod state;
+mod running_status;
+mod state_dir;
+mod subcommands;
 mod trash;
-mod verbs;
 
 use std::{
     ffi::OsString,
@@ -18,7 +18,7 @@ use std::{
 
 use cobox_sync::{DEFAULT_DIRECTORY_DELETION_LIMIT, Limits, Mode, Settings, TrashLimits};
 
-pub use self::{look::running_sync_of, verbs::flush_before};
+pub use self::{running_status::running_sync_status, subcommands::flush_before_exec};
 use super::{Outcome, TargetArgs};
 use crate::{
     byte_size::parse_byte_size,
@@ -56,15 +56,15 @@ Examples:
   cobox sync undo
   cobox sync --once ."
 )]
-pub struct Args {
+pub struct SyncArgs {
     #[command(subcommand)]
-    verb: Option<verbs::Verb>,
+    command: Option<subcommands::SyncCommand>,
     #[command(flatten)]
-    run: Run,
+    options: SyncOptions,
 }
 
 #[derive(Debug, clap::Args)]
-struct Run {
+struct SyncOptions {
     #[command(flatten)]
     target: TargetArgs,
     /// Upload the folder once, as one archive, and end
@@ -100,22 +100,22 @@ struct Run {
 }
 
 /// The local and the sandbox folder of a sync.
-pub struct Pair {
+pub struct SyncPair {
     pub folder: PathBuf,
     pub target: Target,
     /// Absolute path in the sandbox.
     pub path: Vec<u8>,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
-    match args.verb {
-        Some(verb) => verbs::run(verb, context).await,
+pub async fn run(args: SyncArgs, context: &Context) -> Outcome {
+    match args.command {
+        Some(command) => subcommands::run(command, context).await,
         None => {
-            let pair = pair(&args.run, context).await?;
-            match args.run.once {
+            let pair = resolve_pair(&args.options, context).await?;
+            match args.options.once {
                 true => once::run(pair, context).await,
                 false => {
-                    let Run { mode, allow_risky, until_synced, trash_size, trash_age, directory_files, .. } = args.run;
+                    let SyncOptions { mode, allow_risky, until_synced, trash_size, trash_age, directory_files, .. } = args.options;
                     let trash = TrashLimits { bytes: trash_size, age: trash_age };
                     let settings = Settings {
                         mode,
@@ -132,7 +132,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     }
 }
 
-async fn pair(args: &Run, context: &Context) -> Result<Pair, Failure> {
+async fn resolve_pair(args: &SyncOptions, context: &Context) -> Result<SyncPair, Failure> {
     let folder = args.from.clone().unwrap_or_else(|| PathBuf::from("."));
     match std::fs::metadata(&folder) {
         Ok(meta) if meta.is_dir() => {}
@@ -143,7 +143,7 @@ async fn pair(args: &Run, context: &Context) -> Result<Pair, Failure> {
         Err(e) => return Err(Failure::new(format!("{}: {e}", folder.display()))),
     }
     if !args.any_folder {
-        refuse_all_there_is(&folder)?;
+        refuse_home_and_root(&folder)?;
     }
     let to = match &args.to {
         None => RemotePath { target: None, path: WORK_DIR.into(), is_directory: true },
@@ -161,12 +161,12 @@ async fn pair(args: &Run, context: &Context) -> Result<Pair, Failure> {
         // The sync waits for a broker that is unreachable.
         Err(_) => to.target(&args.target)?,
     };
-    Ok(Pair { folder, target, path: to.path })
+    Ok(SyncPair { folder, target, path: to.path })
 }
 
 /// Refuses the home directory and `/`: a home directory holds keys, histories and caches of everything the user does,
 /// and files that a sandbox places there may be executed on this machine.
-fn refuse_all_there_is(folder: &Path) -> Result<(), Failure> {
+fn refuse_home_and_root(folder: &Path) -> Result<(), Failure> {
     let Ok(folder) = folder.canonicalize() else { return Ok(()) };
     let home = std::env::var_os("HOME").filter(|home| !home.is_empty()).and_then(|home| Path::new(&home).canonicalize().ok());
     let what = match &folder {

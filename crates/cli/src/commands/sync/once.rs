@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{super::Outcome, Pair};
+use super::{super::Outcome, SyncPair};
 use crate::{
     context::Context,
     pack::IgnoreMode,
@@ -10,7 +10,7 @@ use crate::{
     transfer::{interruptible, send_folder},
 };
 
-pub async fn run(pair: Pair, context: &Context) -> Outcome {
+pub async fn run(pair: SyncPair, context: &Context) -> Outcome {
     let upload = async {
         let connection = context.open_sandbox(&pair.target).await?;
         let totals = send_folder(context, &connection.dataplane, &pair.folder, &pair.path, IgnoreMode::IgnoreFiles).await?;

@@ -16,7 +16,7 @@ use cobox_sync::{Digest, RelPath};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
-use super::Pair;
+use super::SyncPair;
 use crate::{
     context::{Environment, default_data_dir, user_dir},
     failure::Failure,
@@ -33,7 +33,7 @@ const MAX_STATE_BYTES: u64 = 64 * 1024 * 1024;
 
 /// The stored configuration of a sync: its pair of folders.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Config {
+pub struct SyncConfig {
     pub id: String,
     pub folder: PathBuf,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,26 +47,26 @@ pub struct Config {
     pub sandbox_id: String,
 }
 
-impl Config {
-    pub fn place(&self) -> String {
+impl SyncConfig {
+    pub fn location(&self) -> String {
         format!("{}:{}", self.thread.as_deref().or(self.sandbox.as_deref()).unwrap_or("?"), self.path)
     }
 }
 
 /// The state directory of one sync.
 #[derive(Clone, Debug)]
-pub struct State {
+pub struct SyncStateDir {
     pub dir: PathBuf,
 }
 
 /// Held by the only process that runs a sync.
-pub struct Lock {
+pub struct SyncLock {
     _file: File,
 }
 
-impl State {
+impl SyncStateDir {
     /// The state of the sync between these two folders at that broker.
-    pub fn of(pair: &Pair, folder: &Path, broker: &str) -> Result<(Self, String), Failure> {
+    pub fn for_pair(pair: &SyncPair, folder: &Path, broker: &str) -> Result<(Self, String), Failure> {
         let (kind, name) = match &pair.target {
             Target::Thread(name) => ("thread", name.as_str()),
             Target::Sandbox(name) => ("sandbox", name.as_str()),
@@ -75,16 +75,16 @@ impl State {
         let parts =
             [folder.as_os_str().as_bytes(), b"\0", kind.as_bytes(), b"\0", name.as_bytes(), b"\0", &pair.path, b"\0", broker.as_bytes()];
         let id = Digest::of(&parts.concat()).to_string()[..ID_CHARS].to_owned();
-        let top = top().ok_or_else(|| {
+        let state_root = state_root().ok_or_else(|| {
             Failure::new("there is no place to remember the sync in: neither XDG_STATE_HOME nor HOME is set").with_advice("set HOME")
         })?;
-        Ok((Self { dir: top.join(&id) }, id))
+        Ok((Self { dir: state_root.join(&id) }, id))
     }
 
     /// All syncs whose configuration can be read.
-    pub fn all() -> Vec<(Self, Config)> {
-        let Some(listing) = top().and_then(|top| fs::read_dir(top).ok()) else { return Vec::new() };
-        let mut all: Vec<(Self, Config)> = listing
+    pub fn all() -> Vec<(Self, SyncConfig)> {
+        let Some(listing) = state_root().and_then(|state_root| fs::read_dir(state_root).ok()) else { return Vec::new() };
+        let mut all: Vec<(Self, SyncConfig)> = listing
             .flatten()
             .filter_map(|entry| {
                 let state = Self { dir: entry.path() };
@@ -96,13 +96,13 @@ impl State {
     }
 
     /// Creates the directory, for this user only, and locks it for this process.
-    pub fn lock(&self) -> Result<Lock, Failure> {
+    pub fn lock(&self) -> Result<SyncLock, Failure> {
         let failed = |e: io::Error| Failure::new(format!("{}: {e}", self.dir.display()));
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir).map_err(failed)?;
         let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(self.dir.join("lock")).map_err(failed)?;
         for _ in 0..LOCK_TRIES {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Lock { _file: file }),
+                Ok(()) => return Ok(SyncLock { _file: file }),
                 // The lock may be held briefly by a process that only checks whether the sync is running.
                 Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
                 Err(e) => return Err(failed(e.into())),
@@ -120,11 +120,11 @@ impl State {
         self.dir.join("base")
     }
 
-    pub fn config(&self) -> Option<Config> {
+    pub fn config(&self) -> Option<SyncConfig> {
         self.read("config.json")
     }
 
-    pub fn set_config(&self, config: &Config) -> Result<(), Failure> {
+    pub fn set_config(&self, config: &SyncConfig) -> Result<(), Failure> {
         self.write("config.json", config).map_err(|e| Failure::new(format!("{}: {e}", self.dir.display())))
     }
 
@@ -143,44 +143,44 @@ impl State {
     }
 
     fn write(&self, name: &str, value: &impl Serialize) -> io::Result<()> {
-        let beside = self.dir.join(format!("{name}.new"));
-        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&beside)?;
+        let temporary = self.dir.join(format!("{name}.new"));
+        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;
         file.write_all(&serde_json::to_vec(value)?)?;
-        fs::rename(beside, self.dir.join(name))
+        fs::rename(temporary, self.dir.join(name))
     }
 }
 
 /// The parts of cobox's own configuration and state that lie within the folder. They are never synced, because they
 /// contain keys and change while a sync runs.
-pub fn own_places(folder: &Path) -> Result<Vec<RelPath>, Failure> {
+pub fn own_paths(folder: &Path) -> Result<Vec<RelPath>, Failure> {
     let env: Environment = &|name| std::env::var_os(name);
-    let named = env("COBOX_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
-    let under = |variable: &str, in_home: &str| user_dir(env, variable, in_home).map(|dir| dir.join("cobox"));
-    let places = [
-        top().and_then(|sync| sync.parent().map(Path::to_owned)),
-        under("XDG_CONFIG_HOME", ".config"),
-        under("XDG_CACHE_HOME", ".cache"),
+    let config_path = env("COBOX_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let cobox_dir = |variable: &str, in_home: &str| user_dir(env, variable, in_home).map(|dir| dir.join("cobox"));
+    let candidates = [
+        state_root().and_then(|sync| sync.parent().map(Path::to_owned)),
+        cobox_dir("XDG_CONFIG_HOME", ".config"),
+        cobox_dir("XDG_CACHE_HOME", ".cache"),
         default_data_dir(env),
-        named,
+        config_path,
     ];
-    let mut own = Vec::new();
-    for place in places.into_iter().flatten() {
+    let mut excluded = Vec::new();
+    for path in candidates.into_iter().flatten() {
         // A path that doesn't exist yet may be created while the sync runs.
-        let place = place.canonicalize().unwrap_or(place);
-        if folder.starts_with(&place) {
+        let path = path.canonicalize().unwrap_or(path);
+        if folder.starts_with(&path) {
             return Err(Failure::new(format!("{} is where cobox keeps its own keys and notes", folder.display()))
                 .with_advice("name another folder; those never leave this machine"));
         }
-        own.extend(place.strip_prefix(folder).ok().and_then(|path| RelPath::new(path.as_os_str().as_bytes())));
+        excluded.extend(path.strip_prefix(folder).ok().and_then(|path| RelPath::new(path.as_os_str().as_bytes())));
     }
-    Ok(own)
+    Ok(excluded)
 }
 
 /// `cobox/sync` under the user's state directory.
-fn top() -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|v: &OsString| !v.is_empty()).map(PathBuf::from);
+fn state_root() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|v: &OsString| !v.is_empty()).map(PathBuf::from);
     // The XDG specification requires that a relative path is ignored.
-    let state = set("XDG_STATE_HOME").filter(|p| p.is_absolute()).or_else(|| set("HOME").map(|home| home.join(".local/state")));
+    let state = variable("XDG_STATE_HOME").filter(|p| p.is_absolute()).or_else(|| variable("HOME").map(|home| home.join(".local/state")));
     state.map(|dir| dir.join("cobox/sync"))
 }
 
@@ -190,8 +190,8 @@ mod tests {
 
     #[test]
     fn the_same_names_at_another_broker_are_another_sync() {
-        let pair = Pair { folder: "/f".into(), target: Target::Thread("demo".to_owned()), path: b"/workspace".to_vec() };
-        let id = |broker| State::of(&pair, Path::new("/f"), broker).map(|(_, id)| id).unwrap_or_default();
+        let pair = SyncPair { folder: "/f".into(), target: Target::Thread("demo".to_owned()), path: b"/workspace".to_vec() };
+        let id = |broker| SyncStateDir::for_pair(&pair, Path::new("/f"), broker).map(|(_, id)| id).unwrap_or_default();
         assert_eq!(id("https://a"), id("https://a"));
         assert_ne!(id("https://a"), id("https://b"));
     }
