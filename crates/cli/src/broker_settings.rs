@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_setting_is_named() {
+    fn an_invalid_setting_is_named() {
         for (text, expected) in
             [("data_dir = \"/x\"\nlease = 1", "lease"), ("[local]\nmemory = 1", "memory"), ("[local]\nprocesses = 1", "local.processes")]
         {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_has_the_line_of_the_file_as_it_stands() {
+    fn an_error_has_the_line_number_and_text() {
         let error = |text: &str| parse(text).map(drop).unwrap_err();
         let unknown = error("# mine\n\ndata_dir = \"/x\"\nlease = 1\n[local]\nprocesses = 77\n");
         assert!(unknown.starts_with("line 4: unknown field `lease`") && unknown.contains("`local`"), "{unknown}");

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configured_key_is_not_shown_to_another_broker() {
+    fn the_configured_key_is_not_sent_to_another_broker() {
         let home = Home::new().configured().with("COBOX_URL", "http://stranger:9");
         let failure = home.resolve(&BrokerFlags::default()).unwrap_err();
         assert!(failure.message.contains("http://stranger:9"), "{failure:?}");
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_url_or_a_key_file_is_said_first_and_by_name() {
+    fn errors_name_the_invalid_url_or_key_file() {
         let home = Home::new().configured().with("COBOX_URL", "nonsense");
         assert!(home.resolve(&BrokerFlags::default()).unwrap_err().message.contains("`nonsense` is not a usable broker URL"));
         for text in ["", "two words", "caf\u{e9}"] {
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn cobox_config_and_the_xdg_directory_move_the_config() {
+    fn the_config_path_follows_cobox_config_and_xdg() {
         let home = Home::new();
         let key = home.file("key", "k");
         let path = home.file("elsewhere.toml", &format!("url = \"http://moved:1\"\napi_key_file = {key:?}\n"));
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_wins_over_a_context_unless_a_flag_named_it() {
+    fn the_environment_overrides_a_context_unless_a_flag_selected_it() {
         let home =
             Home::new().configured().with("COBOX_URL", "http://env:2").with("COBOX_API_KEY", "from-env").with("COBOX_CONTEXT", "local");
         assert_eq!(home.resolve(&BrokerFlags::default()).unwrap().url, "http://env:2");
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_says_where_each_value_came_from_and_reads_no_key() {
+    fn the_selection_has_the_source_of_each_value_and_reads_no_key() {
         let home = Home::new().configured().with("COBOX_CA_FILE", "/nonexistent");
         std::fs::remove_file(home.dir.path().join("key")).unwrap();
         let selection = select_broker(&BrokerFlags::default(), &|name| home.vars.get(name).map(OsString::from)).unwrap();

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again_and_what_up_wrote_stays_where_it_was() {
+    fn contexts_are_read_back_and_the_local_one_stays_at_the_top() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cobox/config.toml");
         let update = |update: &dyn Fn(&mut Contexts)| {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_fails_leaves_the_file_as_it_was() {
+    fn a_failed_update_leaves_the_file_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.toml");
         let failed = Contexts::update(&path, |contexts| {
@@ -272,14 +272,14 @@ mod tests {
     }
 
     #[test]
-    fn the_only_context_is_the_current_one_and_of_several_none_is_guessed() {
+    fn a_single_context_is_current_and_none_of_several_is() {
         let a = "[contexts.a]\nurl = \"http://a\"\nkeyring = true\n";
         assert_eq!(parse_config(a).unwrap().current(), Some("a"));
         assert_eq!(parse_config(&format!("{a}[contexts.b]\nurl = \"http://b\"\nkeyring = true\n")).unwrap().current(), None);
     }
 
     #[test]
-    fn what_is_wrong_with_a_file_is_named() {
+    fn an_invalid_file_is_reported_with_the_offending_key() {
         for (text, named) in [
             ("url = \"http://x\"", "api_key_file"),
             ("api_key_file = \"/k\"", "url"),
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_can_be_a_file_s_too() {
+    fn a_context_name_is_a_valid_file_name() {
         for valid in ["prod", "eu-1", "a.b_c", "1"] {
             assert!(parse_name(valid).is_ok(), "{valid}");
         }

@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_take_the_place_of_the_files_words_and_may_be_repeated() {
+    fn flags_override_the_config_file_and_can_be_repeated() {
         let origin = "http://localhost:5173";
         let arguments = ["cobox", "--cors-allow-origin", origin, "--cors-allow-method", "GET", "--cors-allow-method", "POST"];
         let mut cors = Cors { allow_origins: vec!["https://old.example".into()], allow_headers: vec!["range".into()], ..Cors::default() };

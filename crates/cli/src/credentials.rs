@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_kept_in_a_file_is_its_owner_s_alone_and_is_removed_with_its_context() {
+    fn a_key_file_is_private_and_is_removed_with_its_context() {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("config.toml");
         let (location, reason) = store_key(&account("prod"), &config, &Secret::new("cbx_x"), Some(KeyStore::File)).unwrap();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_somebody_else_s_is_not_removed() {
+    fn a_key_file_given_by_the_user_is_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("mine");
         std::fs::write(&path, "cbx_x").unwrap();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_file_that_others_can_read_is_mended_where_it_is_the_config_s_and_told_of_where_it_is_not() {
+    fn a_readable_key_file_is_made_private_if_configured_and_reported_otherwise() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         std::fs::write(&path, "cbx_x").unwrap();

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boxd_that_is_missing_or_not_executable_is_told_with_what_mends_it() {
+    fn a_missing_or_non_executable_boxd_is_reported_with_a_fix() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("boxd");
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broker_on_every_address_is_reached_by_the_loopback() {
+    fn a_broker_on_every_address_is_reached_through_loopback() {
         assert_eq!(local_url("http", "0.0.0.0:80".parse().unwrap()), "http://127.0.0.1:80");
         assert_eq!(local_url("http", "[::]:80".parse().unwrap()), "http://[::1]:80");
         assert_eq!(local_url("http", "10.0.0.1:80".parse().unwrap()), "http://10.0.0.1:80");

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_brokers_never_share_a_data_directory_and_the_second_learns_who_has_it() {
+    fn a_data_directory_in_use_is_refused_with_its_broker() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data");
         let first = DataDir::lock(&path).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_keys_and_the_directory_are_for_their_owner_alone() {
+    fn keys_and_directory_are_private_to_their_owner() {
         let dir = tempfile::tempdir().unwrap();
         let data = DataDir::lock(&dir.path().join("data")).unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;

@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_take_the_place_of_the_files_words() {
+    fn flags_override_the_config_file() {
         let arguments =
             ["cobox", "--dataplane-domain", "box.example.com", "--gateway-listen", "8422", "--gateway-url", "https://box.example.com"];
         let mut config = Config { dataplane_domain: Some("old.example".into()), dataplane_on_main_origin: true, ..Config::default() };

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_life_is_a_number_and_a_unit() {
+    fn a_duration_is_a_number_and_a_unit() {
         assert_eq!(parse_duration("30d").unwrap(), Duration::from_secs(30 * 86400));
         assert_eq!(parse_duration("90s").unwrap(), Duration::from_secs(90));
         for invalid in ["", "30", "d", "0d", "1.5h", "-1h", "1y", "99999999999999999999d", "18446744073709551615w"] {
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_limit_may_be_bare_seconds_too_and_0() {
+    fn a_time_limit_can_be_bare_seconds_or_0() {
         for (text, expected) in [("0", 0.0), ("1.5", 1.5), ("90s", 90.0), ("5m", 300.0), ("1h", 3600.0)] {
             assert_eq!(parse_seconds(text).unwrap(), expected, "{text}");
         }
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rough_time_is_short() {
+    fn approximate_durations_are_short() {
         let approximate: Vec<_> = [0, 59, 60, 3599, 3600, 47 * 3600, 49 * 3600].into_iter().map(approximate).collect();
         assert_eq!(approximate, ["0s", "59s", "1m", "59m", "1h", "47h", "2d"]);
     }

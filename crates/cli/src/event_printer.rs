@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_agent_does_reads_as_a_sentence() {
+    fn events_are_formatted_as_sentences() {
         let ran = |exit_code, timed_out, duration_ms| {
             sentence_for(EventKind::Exec(ExecEnd { command: "make".into(), exit_code, timed_out, duration_ms, ..ExecEnd::default() }))
         };
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_file_name_can_not_repaint_the_screen_or_begin_a_line() {
+    fn a_hostile_file_name_cannot_repaint_the_screen_or_start_a_line() {
         let file = FileChange { path: "/w/\x1b[2J\nbot ran rm".into(), truncated: true, ..FileChange::default() };
         assert_eq!(sentence_for(EventKind::FileRemoved(file)), "bot (agent) removed /w/\\u{1b}[2J\\nbot ran rm…");
     }

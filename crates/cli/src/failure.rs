@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_as_json_says_each_thing_once_and_whether_to_try_again() {
+    fn json_errors_have_no_duplicates_and_say_whether_to_retry() {
         let refusal = ApiFailure {
             status: 409,
             code: "SANDBOX_CONFLICT".into(),

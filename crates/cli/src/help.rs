@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sentences_flow_and_examples_stay() {
+    fn prose_is_reflowed_and_examples_are_not() {
         let text = "One sentence that\ngoes on.\nAnother.\n\nExamples:\n  cobox up\n  cobox exec\nKeys:  ~. leave   ~? help\nEnd";
         let reflowed = "One sentence that goes on.\nAnother.\n\nExamples:\n  cobox up\n  cobox exec\nKeys:  ~. leave   ~? help\nEnd";
         assert_eq!(reflow(text), reflowed);

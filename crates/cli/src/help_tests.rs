@@ -51,7 +51,7 @@ fn snapshots(kind: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_help_of_every_command_is_as_it_was() {
+fn the_help_of_every_command_matches_its_snapshot() {
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("../tests/snapshots");
     settings.set_prepend_module_to_snapshot(false);
@@ -68,7 +68,7 @@ fn the_help_of_every_command_is_as_it_was() {
 }
 
 #[test]
-fn every_command_has_a_transcript_or_a_reason_not_to() {
+fn every_command_has_a_transcript_or_a_documented_exception() {
     let transcripts = snapshots("output__");
     for (name, command) in commands() {
         // Some commands with subcommands also do something on their own.
@@ -84,7 +84,7 @@ fn every_command_has_a_transcript_or_a_reason_not_to() {
 }
 
 #[test]
-fn every_command_takes_json_and_shows_how_it_is_used() {
+fn every_command_accepts_json_and_has_a_description() {
     for (name, command) in commands() {
         let has_json = command.get_arguments().any(|arg| arg.get_long() == Some("json"));
         assert!(has_json, "`cobox {name}` has no --json");

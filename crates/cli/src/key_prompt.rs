@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_can_be_mended_while_it_is_typed() {
+    fn a_key_can_be_edited_while_it_is_typed() {
         assert_eq!(edit_line(&b"cbx_ax\x7fb\r"[..]).unwrap(), "cbx_ab");
         assert_eq!(edit_line(&b"wrong\x15cbx_a\n"[..]).unwrap(), "cbx_a");
         assert_eq!(edit_line(&b"\x04"[..]).unwrap(), "");

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_id_names_a_sandbox_and_a_session_id_nothing() {
+    fn a_sandbox_id_is_accepted_and_a_session_id_refused() {
         let sandbox = "sb_00000000000000000000000000";
         assert_eq!(remote_path(&format!("{sandbox}:/a")).target, Some(Target::Sandbox(sandbox.to_owned())));
         assert!(parse(OsStr::new("ssn_00000000000000000000000000:/a")).unwrap_err().contains("session"));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trailing_slash_says_directory_and_dots_are_cleaned_or_refused() {
+    fn a_trailing_slash_means_a_directory_and_dots_are_normalized_or_refused() {
         assert!(remote_path(":/a/b/").is_directory && remote_path(":/a/b/").path == b"/a/b");
         assert_eq!(remote_path(":/a/./b//c").path, b"/a/b/c");
         assert!(parse(OsStr::new(":/a/../b")).is_err());
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn names_join_and_split() {
+    fn names_are_joined_and_split() {
         assert_eq!(remote_path(":/a").join(OsStr::new("b")), b"/a/b");
         assert_eq!(remote_path(":/").join(OsStr::new("b")), b"/b");
         assert_eq!(remote_path(":/a/b/").file_name(), Some(OsStr::new("b")));

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_arguments_fit_together() {
+    fn the_argument_definitions_are_consistent() {
         Cli::command().debug_assert();
     }
 
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_and_a_sandbox_are_not_both_named() {
+    fn a_thread_and_a_sandbox_cannot_be_given_together() {
         for verb in [&["exec", "-c", "ls"][..], &["shell"], &["cp", "a", ":b"]] {
             let with = |more: &[&str]| parse(&[verb, more].concat());
             assert!(with(&["-t", "demo"]).is_ok() && with(&["--sandbox", "build"]).is_ok(), "{verb:?}");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_options_that_choose_a_broker_are_not_shown_where_none_is_asked() {
+    fn broker_options_are_hidden_on_commands_without_a_broker() {
         let mut cli = Cli::command();
         cli.build();
         let help = |verb: &str| cli.find_subcommand(verb).unwrap().clone().render_long_help().to_string();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_can_not_be_read_is_told_in_one_sentence_and_its_usage() {
+    fn a_parse_error_is_one_sentence_with_the_usage() {
         let parse_failure = |line: &[&str]| usage_failure(&parse(line).unwrap_err());
         let failure = parse_failure(&["exec", "--tread", "demo", "--", "ls"]);
         assert_eq!((failure.message.as_str(), failure.exit_code), ("unexpected argument '--tread' found", USAGE_ERROR));
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_is_synced_with_this_folder_and_as_json_wherever_that_stands() {
+    fn sandbox_sync_accepts_json_anywhere_in_its_arguments() {
         for (line, is_json) in [
             (&["sandbox", "sync", "build"][..], false),
             (&["sandbox", "sync", "build", "--once", ".", "--json"], true),
@@ -265,12 +265,12 @@ mod tests {
     }
 
     #[test]
-    fn an_api_key_is_no_argument() {
+    fn an_api_key_is_not_an_argument() {
         assert!(parse(&["--api-key", "cbx_secret", "sandbox", "list"]).is_err());
     }
 
     #[test]
-    fn sync_runs_live_unless_asked_for_once_or_with_a_verb() {
+    fn sync_runs_live_without_once_or_a_subcommand() {
         for line in [
             &["sync"][..],
             &["sync", "."],

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_outage_is_not_worth_a_word_and_a_long_one_is_counted() {
+    fn a_short_outage_is_not_reported_and_a_long_one_is_counted() {
         let mut notices = Notices::default();
         let mut now = Instant::now();
         notices.set_status(Some("status".into()));

@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_string_that_a_terminal_was_shown_and_that_has_no_end_gets_one() {
+    fn an_unterminated_string_sequence_is_terminated() {
         for (output, is_filtered, end) in [
             (b"a\x1bXb".as_slice(), true, b"\x1b\\".as_slice()),
             (b"a\x1bXb\x1b\\", true, b""),

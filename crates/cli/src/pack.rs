@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_ignore_files_name_is_left_out_and_the_rest_goes_hidden_files_too() {
+    fn ignored_files_are_left_out_and_hidden_files_are_packed() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         fs::create_dir_all(root.join("target/deep")).unwrap();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repository_above_counts_and_a_stray_ignore_file_above_does_not() {
+    fn parent_ignore_files_apply_only_within_a_repository() {
         let dir = tempfile::tempdir().unwrap();
         let sub = dir.path().join("sub");
         fs::create_dir(&sub).unwrap();
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn links_go_as_links_and_never_as_what_they_point_to() {
+    fn links_are_packed_as_links() {
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("private"), "private").unwrap();
         let dir = tempfile::tempdir().unwrap();
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_shrinks_while_it_is_read_is_told_of() {
+    fn a_file_that_shrinks_while_it_is_read_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a");
         fs::write(&file, vec![b'x'; 1 << 20]).unwrap();
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_can_not_be_listed_costs_only_what_is_in_it() {
+    fn an_unlistable_folder_loses_only_its_own_contents() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         for folder in ["gone", "other"] {
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn long_and_strange_names_and_modes_survive() {
+    fn long_and_unusual_names_and_modes_are_preserved() {
         use std::os::unix::{ffi::OsStrExt, fs::PermissionsExt};
         let dir = tempfile::tempdir().unwrap();
         let strange = Path::new(std::ffi::OsStr::from_bytes(b"caf\xe9")).join("x".repeat(150)).join("y".repeat(150));

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_stream_is_whole_or_ends_in_an_error() {
+    async fn a_stream_is_complete_or_ends_in_an_error() {
         let written = |outcome: Option<io::Result<()>>| async move {
             let (mut writer, chunks) = writer();
             let writing = tokio::task::spawn_blocking(move || {

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown_is_what_is_there() {
+    fn invisible_and_control_characters_are_escaped() {
         assert_eq!(visible("plain 建 e\u{301}"), "plain 建 e\u{301}");
         assert_eq!(visible("a\u{1b}[2J"), "a\\u{1b}[2J");
         assert_eq!(visible("txt.\u{202e}exe"), "txt.\\u{202e}exe");
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_sees_colours_there_are_none() {
+    fn colours_are_used_only_on_a_terminal() {
         let plain = Printer { json: false, has_stderr_colour: false, has_stdout_colour: false, is_interactive: false };
         assert_eq!(plain.paint(Tone::Bad, "no"), "no");
         let painting = Printer { has_stdout_colour: true, ..plain };

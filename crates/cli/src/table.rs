@@ -81,14 +81,14 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_aligned_and_a_hostile_name_can_not_repaint_the_screen() {
+    fn a_table_is_aligned_and_a_hostile_name_cannot_repaint_the_screen() {
         let lines = lines(&["ID", "NAME"], &rows(&[&["a", "x\x1b[2Jy"], &["long-id", "z"]]), None);
         assert_eq!(lines, ["ID       NAME", "a        x\\u{1b}[2Jy", "long-id  z"]);
         assert!(super::lines(&["ID"], &[], None).is_empty());
     }
 
     #[test]
-    fn what_is_too_wide_is_cut_where_it_hurts_least() {
+    fn the_widest_column_without_ids_is_cut_first() {
         let wide = "w".repeat(60);
         let table = rows(&[&[ID, &wide, "ann"]]);
         let rendered = lines(&["SANDBOX", "NAME", "OWNER"], &table, Some(60));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_cut_only_where_nothing_else_is_left_to_cut() {
+    fn ids_are_cut_last() {
         let rendered = lines(&["A", "B"], &rows(&[&[ID, ID]]), Some(40));
         assert!(rendered.iter().all(|line| line.width() <= 40), "{rendered:?}");
         let rendered = lines(&["A", "B"], &rows(&[&["short", "short"]]), Some(3));

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_thread_in_the_environment_is_none() {
+    fn an_empty_thread_variable_means_the_default_thread() {
         for (value, thread) in [("", DEFAULT_THREAD), ("demo", "demo")] {
             assert_eq!(Target::default_thread(&|_| Some(value.into())), Target::Thread(thread.to_owned()));
         }

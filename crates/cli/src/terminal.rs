@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_gives_the_terminal_back() {
+    fn a_panic_restores_the_terminal() {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).and_then(|()| unlockpt(&master)).unwrap();
         let path = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_nobody_knows_is_a_common_one() {
+    fn an_unknown_terminal_is_treated_as_xterm() {
         for (term, name) in [
             ("xterm", "xterm"),
             ("screen-256color", "screen-256color"),

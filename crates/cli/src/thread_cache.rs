@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_found_again_by_the_same_key_alone_and_no_secret_is_written() {
+    fn a_thread_is_found_only_with_the_same_key_and_no_secret_is_written() {
         let home = tempfile::tempdir().unwrap();
         let response = session("demo");
         cache(home.path(), "cbx_mine").remember(&response);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_gone_and_what_is_somebody_else_s_stays() {
+    fn forgetting_removes_only_entries_of_the_same_key() {
         let home = tempfile::tempdir().unwrap();
         let (first_key, other_key) = (cache(home.path(), "a"), cache(home.path(), "b"));
         let response = session("demo");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_grows_past_its_bound_and_keeps_the_newest() {
+    fn the_cache_is_bounded_and_keeps_the_newest_entries() {
         let home = tempfile::tempdir().unwrap();
         let cache = cache(home.path(), "a");
         (0..MAX_ENTRIES + 10).for_each(|i| cache.remember(&session(&format!("t{i}"))));
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_can_not_be_read_counts_as_empty_and_is_written_anew() {
+    fn an_unreadable_file_counts_as_empty_and_is_rewritten() {
         let home = tempfile::tempdir().unwrap();
         let cache = cache(home.path(), "a");
         cache.remember(&session("demo"));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_used_again_at_once_is_not_written_again() {
+    fn a_recently_used_thread_is_not_rewritten() {
         let home = tempfile::tempdir().unwrap();
         let cache = cache(home.path(), "a");
         let response = session("demo");

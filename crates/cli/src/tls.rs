@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_goes_with_a_key_and_flags_take_the_place_of_the_file() {
+    fn a_certificate_needs_a_key_and_flags_override_the_file() {
         let args = |cert: Option<&str>, key: Option<&str>| TlsArgs {
             tls_cert: cert.map(PathBuf::from),
             tls_key: key.map(PathBuf::from),

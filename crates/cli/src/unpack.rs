@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_the_archive_is_no_way_out_of_the_folder() {
+    fn links_in_an_archive_do_not_lead_outside_the_folder() {
         let outside = tempfile::tempdir().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let mut tar = Builder::new(Vec::new());
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_climbs_lands_nowhere() {
+    fn paths_with_parent_components_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let into = dir.path().join("into");
         let mut header = entry(EntryType::Regular, 0o644, 4);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_sandbox_could_not_read_is_told_and_the_rest_is_unpacked() {
+    fn unreadable_files_are_reported_and_the_rest_is_unpacked() {
         let dir = tempfile::tempdir().unwrap();
         let mut tar = Builder::new(Vec::new());
         let record = b"33 COBOX.skipped=a%20closed/file\n";

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_a_sentence_and_can_not_repaint_the_screen() {
+    fn an_event_is_a_sentence_and_cannot_repaint_the_screen() {
         let format_kind = |kind: EventKind| {
             format_event(&SandboxEvent {
                 id: cobox_protocol::EventId::numbered(Timestamp::from_unix(0), 7),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_told_by_its_most_telling_argument() {
+    fn a_tool_call_shows_its_most_descriptive_argument() {
         assert_eq!(format_tool_call("execute", r#"{"timeout": 3, "command": "ls -la"}"#), "execute ls -la");
         assert_eq!(format_tool_call("write_file", r#"{"content": "x", "file_path": "/a"}"#), "write_file /a");
         assert_eq!(format_tool_call("add", r#"{"a":1}"#), r#"add {"a":1}"#);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_is_its_first_line_and_how_many_follow() {
+    fn an_outcome_shows_its_first_line_and_the_number_of_others() {
         let format_text = |text: &str| {
             format_tool_outcome(&ToolUse {
                 name: String::new(),

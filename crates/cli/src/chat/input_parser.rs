@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slash_commands_are_read_and_everything_else_is_a_message() {
+    fn slash_commands_are_parsed_and_other_lines_are_messages() {
         assert_eq!(SlashCommand::parse("hello /help"), None);
         assert_eq!((SlashCommand::parse("//etc/passwd"), message_text("//etc/passwd"), message_text(" hi ")), (None, "/etc/passwd", "hi"));
         assert_eq!(SlashCommand::parse("/sandbox list"), Some(Ok(SlashCommand::SandboxList)));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_completed_as_far_as_it_is_the_only_one() {
+    fn a_command_is_completed_to_the_common_prefix() {
         assert_eq!(complete_command("/he").as_deref(), Some("/help "));
         assert_eq!(complete_command("/sa").as_deref(), Some("/sandbox "));
         assert_eq!(complete_command("/sandbox l").as_deref(), Some("/sandbox list "));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn decisions_are_words() {
+    fn decisions_are_parsed_from_words() {
         assert_eq!(parse_decision("Yes"), Some(Ok(Decision::Approve)));
         assert_eq!(parse_decision("No, rather not"), Some(Ok(Decision::Reject("rather not".into()))));
         assert_eq!(parse_decision("no rather not"), Some(Ok(Decision::Reject("rather not".into()))));

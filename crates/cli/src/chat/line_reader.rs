@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn lines_come_one_by_one_continued_ones_together_and_long_ones_not_at_all() {
+    async fn lines_are_read_one_by_one_joined_if_continued_and_refused_if_too_long() {
         let mut input = b"one\ntwo\\\nmore\n\n".to_vec();
         input.extend(std::iter::repeat_n(b'x', MAX_LINE_BYTES + 10));
         input.extend(b"\nlast");

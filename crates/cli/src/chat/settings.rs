@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broker_that_is_the_deployment_is_logged_in_to_once() {
+    fn a_deployment_at_the_brokers_address_uses_the_brokers_key() {
         let key = Secret::new("ann");
         let broker = Some(("http://here:1", &key));
         assert_eq!(resolved(&[], Some("http://here:1/"), broker).key.unwrap().expose(), "ann");

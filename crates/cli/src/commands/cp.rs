@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_named_by_a_dot_means_what_is_in_it() {
+    fn a_folder_given_as_a_dot_means_its_contents() {
         for path in [".", "..", "./", "src/.", "src/..", "demo:.", "demo:/workspace/./"] {
             assert!(is_contents(OsStr::new(path)), "{path}");
         }

@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_way_back_can_be_pasted() {
+    fn the_reattach_command_can_be_pasted() {
         let thread = |name: &str| Target::Thread(name.to_owned());
         assert_eq!(reattach_command(&thread("demo"), None, false), "cobox shell demo");
         assert_eq!(
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_that_only_its_owner_knows_is_told_by_a_name_everybody_knows() {
+    fn an_uncommon_term_is_replaced_by_a_portable_one() {
         let var = |name: &str| match name {
             "TERM" => Some("xterm-kitty".to_owned()),
             "LANG" => Some("de_DE.UTF-8".to_owned()),

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn words_lie_over_the_picture_and_leave_no_trace() {
+    fn an_overlay_is_removed_without_a_trace() {
         let mut screen = VirtualScreen::new((20, 5), SequenceKinds::NONE);
         let mut terminal = Terminal::new((20, 5));
         let mut plain = Terminal::new((20, 5));
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watcher_of_another_size_sees_the_shell_as_it_is() {
+    fn an_observer_of_another_size_sees_the_shell_unchanged() {
         for terminal_size in [(30, 4), (80, 24), (120, 40)] {
             let mut screen = VirtualScreen::new(terminal_size, SequenceKinds::NONE);
             let mut terminal = Terminal::new(terminal_size);
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_had_on_the_screen_is_scrolled_away_before_anything_is_drawn_over_it() {
+    fn earlier_screen_contents_are_scrolled_away_before_drawing() {
         let mut screen = VirtualScreen::new((20, 5), SequenceKinds::NONE);
         let mut terminal = Terminal(vt100::Parser::new(5, 20, 100));
         terminal.process(b"mine\r\n$ cobox\r\n");
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_made_small_and_large_again_before_anybody_heard_of_it_shows_everything() {
+    fn a_terminal_shrunk_and_enlarged_at_once_shows_everything() {
         let mut screen = VirtualScreen::new((20, 5), SequenceKinds::NONE);
         let mut terminal = Terminal::new((20, 5));
         let shown = terminal.process(&screen.output(b"\x1b[?1049h\x1b[Htop left\x1b[5;12Hlow right\x1b[2;3H"));
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_clipped_to_the_terminal() {
+    fn overlay_text_is_clipped_to_the_terminal() {
         assert_eq!(clip("cobox: ada · 80×24", 12), "cobox: ada ·");
         assert_eq!(clip("漢字漢字", 5), "漢字");
     }

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_after_enter_and_tilde_are_ours_and_everything_else_is_sent_as_typed() {
+    fn escape_commands_are_recognized_after_enter_and_other_input_is_sent() {
         let scan = |parts: &[&str]| scanned("~", parts);
         assert_eq!(scan(&["ls\r", "~", "."]), "ls\r<Leave>");
         assert_eq!(scan(&["~."]), "<Leave>");
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_can_be_another_or_none() {
+    fn the_escape_key_is_configurable() {
         assert_eq!(scanned("^]", &["in a line\x1d", ".", "\r~."]), "in a line<Leave>\r~.");
         assert_eq!(scanned("^a", &["\x01\x01\x01x"]), "\x01\x01x");
         assert_eq!(scanned("%", &["\r%.", "\r~."]), "\r<Leave>\r~.");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pasted_is_text_whatever_stands_in_it() {
+    fn pasted_text_is_never_interpreted() {
         let pasted = "\x1b[200~one\r~.\r~t\x1b[201~";
         assert_eq!(scanned("~", &[pasted]), pasted);
         for cut in 1..pasted.len() {

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_on_is_switched_off_and_nothing_else() {
+    fn only_modes_that_are_on_are_reset() {
         assert_eq!(reset_after(&["ls\r\nplain text\r\n"]), "");
         assert_eq!(reset_after(&["\x1b[?1049h\x1b[?25l vim \x1b[?25h\x1b[?1049l", "\x1b[1mbold\x1b[0m"]), "");
         assert_eq!(reset_after(&["\x1b[?1049h", "vim"]), "\x1b[?1049l");
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn who_watches_is_spared_the_reports_of_their_own_terminal() {
+    fn observers_get_no_terminal_reports() {
         let mut modes = Modes::default();
         modes.track(b"\x1b[?1002h\x1b[?2004h\x1b[?1006h");
         assert_eq!(modes.reports_off(), b"\x1b[?1002l\x1b[?1006l");
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_printed_what_is_remembered_is_bounded() {
+    fn tracked_state_is_bounded_for_any_output() {
         let mut modes = Modes::default();
         for mode in 0..10_000 {
             modes.track(format!("\x1b[?{mode}h\x1b[{}m\x1b]{}", "1;".repeat(1000), "x".repeat(1000)).as_bytes());

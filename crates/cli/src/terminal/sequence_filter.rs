@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sandbox_that_leaves_nothing_out_still_reaches_neither_clipboard_nor_title_nor_keyboard() {
+    fn unfiltered_output_reaches_neither_clipboard_nor_title_nor_keyboard() {
         let output = "one\x1b]52;c;aGVsbG8=\x07 two\x1b]0;title\x1b\\ \x1b[31mred\x1b[m\x1b[6n \x1bPtmux;copy\x1b\\é\u{9d}2;t\x07.";
         let plain = "one two \x1b[31mred\x1b[m é.";
         let with_queries = "one two \x1b[31mred\x1b[m\x1b[6n é.";
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_back_is_little_however_long_nobody_can_say_what_it_is() {
+    fn undecided_sequences_hold_back_a_bounded_amount() {
         for unfinished in ["\x1b[0;", "\x1b]", "\x1bP1;", "\x1b]4;1;", "\x1b(\x01"] {
             let mut filter = SequenceFilter::default();
             for _ in 0..10_000 {

@@ -70,7 +70,7 @@ fn is_run(effect: &Effect) -> bool {
 }
 
 #[test]
-fn a_thread_and_its_sandbox_are_made_ready_before_anything_is_typed() {
+fn a_thread_and_its_sandbox_are_prepared_before_any_input() {
     let (mut state, effects) = AppState::begin(app_options());
     assert!(effects.contains(&Effect::ListAssistants) && effects.contains(&Effect::Enter { visit: 1, thread: None }));
     let effects = apply_update(&mut state, ThreadUpdate::Entered(Ok(("t-1".into(), ThreadState::default()))));
@@ -95,7 +95,7 @@ fn a_message_waits_for_its_sandbox_and_is_sent_once() {
 }
 
 #[test]
-fn a_sandbox_that_fails_doesn_t_keep_the_message() {
+fn a_failed_sandbox_does_not_hold_the_message_back() {
     let (mut state, _) = AppState::begin(app_options());
     state.update(Message::Assistants(Ok(vec![assistant()])));
     apply_update(&mut state, ThreadUpdate::Entered(Ok(("t-1".into(), ThreadState::default()))));
@@ -115,7 +115,7 @@ fn the_first_message_names_the_thread() {
 }
 
 #[test]
-fn news_of_a_thread_that_was_left_are_not_of_the_next() {
+fn updates_of_a_left_thread_are_ignored() {
     let mut state = ready_state();
     submit_text(&mut state, "hello");
     let effects = submit_text(&mut state, "/new");
@@ -126,7 +126,7 @@ fn news_of_a_thread_that_was_left_are_not_of_the_next() {
 }
 
 #[test]
-fn what_the_agent_asks_is_decided_by_a_letter_or_in_words_and_enter() {
+fn questions_are_answered_by_a_letter_or_a_sentence() {
     let interrupts = json!([{"id": "i", "value": {"action_requests": [{"name": "execute", "args": {"command": "rm x"}}]}}]);
     let interrupt = || ThreadUpdate::Run(RunEvent::Interrupted(Interrupt::read_all(&interrupts)));
     let resumed = |effects: &[Effect]| match effects {
@@ -159,7 +159,7 @@ fn what_the_agent_asks_is_decided_by_a_letter_or_in_words_and_enter() {
 }
 
 #[test]
-fn a_run_is_ended_by_escape_twice_and_the_program_by_interrupt_twice() {
+fn escape_twice_cancels_a_run_and_interrupt_twice_quits() {
     let mut state = ready_state();
     submit_text(&mut state, "go");
     apply_update(&mut state, ThreadUpdate::Run(RunEvent::Started { run_id: "r-1".into() }));
@@ -175,7 +175,7 @@ fn a_run_is_ended_by_escape_twice_and_the_program_by_interrupt_twice() {
 }
 
 #[test]
-fn keys_go_into_the_shell_only_where_nobody_else_has_control() {
+fn keys_reach_the_shell_only_without_another_controller() {
     let mut state = ready_state();
     press(&mut state, KeyCode::Char('2'), KeyModifiers::ALT);
     assert_eq!(press(&mut state, KeyCode::Char('l'), KeyModifiers::NONE), [Effect::Type(b"l".to_vec())]);
@@ -193,7 +193,7 @@ fn keys_go_into_the_shell_only_where_nobody_else_has_control() {
 }
 
 #[test]
-fn whoever_may_only_look_types_nothing() {
+fn an_observer_cannot_type() {
     let (mut state, _) = AppState::begin(app_options());
     apply_update(&mut state, ThreadUpdate::Entered(Ok(("t-1".into(), ThreadState::default()))));
     let effects = apply_update(&mut state, ThreadUpdate::Sandbox(Ok(Some(OpenSandbox { may_type: false, ..open_sandbox() }))));
@@ -215,7 +215,7 @@ fn the_shell_follows_the_size_of_its_pane() {
 }
 
 #[test]
-fn without_a_broker_what_the_run_tells_of_its_sandbox_is_the_feed() {
+fn without_a_broker_the_feed_shows_the_sandbox_events_of_the_run() {
     let (mut state, _) = AppState::begin(AppOptions { has_broker: false, sandbox_choice: SandboxChoice::Existing, ..app_options() });
     state.update(Message::Assistants(Ok(vec![assistant()])));
     let effects = apply_update(&mut state, ThreadUpdate::Entered(Ok(("t-1".into(), ThreadState::default()))));
@@ -227,7 +227,7 @@ fn without_a_broker_what_the_run_tells_of_its_sandbox_is_the_feed() {
 }
 
 #[test]
-fn a_sandbox_that_the_agent_made_is_found_as_soon_as_it_is_told_of() {
+fn a_sandbox_made_by_the_agent_is_opened_at_its_first_event() {
     let (mut state, _) = AppState::begin(AppOptions { sandbox_choice: SandboxChoice::Existing, ..app_options() });
     state.update(Message::Assistants(Ok(vec![assistant()])));
     apply_update(&mut state, ThreadUpdate::Entered(Ok(("t-1".into(), ThreadState::default()))));
@@ -240,7 +240,7 @@ fn a_sandbox_that_the_agent_made_is_found_as_soon_as_it_is_told_of() {
 }
 
 #[test]
-fn without_a_deployment_there_is_the_sandbox_and_a_word_on_how_to_have_one() {
+fn without_a_deployment_the_sandbox_opens_and_a_notice_explains_how_to_add_one() {
     let (mut state, effects) = AppState::begin(AppOptions {
         deployment: None,
         thread: Some("demo".into()),
@@ -261,7 +261,7 @@ fn without_a_deployment_there_is_the_sandbox_and_a_word_on_how_to_have_one() {
 }
 
 #[test]
-fn slash_commands_lead_where_they_say() {
+fn slash_commands_start_their_actions() {
     let mut state = ready_state();
     assert_eq!(submit_text(&mut state, "/threads"), [Effect::ListThreads]);
     assert_eq!(submit_text(&mut state, "/sandbox list"), [Effect::ListSandboxes]);
@@ -286,7 +286,7 @@ fn slash_commands_lead_where_they_say() {
 }
 
 #[test]
-fn a_change_of_the_agent_s_is_marked_and_its_difference_read() {
+fn agent_changes_are_marked_and_can_be_compared() {
     let mut state = ready_state();
     let event = WatchEvent {
         path: "/workspace/leap.py".into(),
@@ -310,7 +310,7 @@ fn a_change_of_the_agent_s_is_marked_and_its_difference_read() {
 }
 
 #[test]
-fn the_mouse_focuses_scrolls_and_unfolds() {
+fn the_mouse_focuses_scrolls_and_expands() {
     let mut state = ready_state();
     let at = |kind, column, row| Message::Mouse(MouseEvent { kind, column, row, modifiers: KeyModifiers::NONE });
     state.update(at(MouseEventKind::Down(MouseButton::Left), 100, 5));
@@ -334,7 +334,7 @@ fn mouse_at(kind: MouseEventKind, column: u16, row: u16) -> Message {
 }
 
 #[test]
-fn the_mouse_is_the_program_s_where_it_asked_for_it() {
+fn mouse_events_go_to_a_program_that_enabled_the_mouse() {
     let mut state = ready_state();
     let inner = Block::bordered().inner(state.layout().unwrap().pane(Pane::Terminal).unwrap());
     let (left, at) = (MouseButton::Left, |kind| mouse_at(kind, inner.x + 4, inner.y + 2));
@@ -357,7 +357,7 @@ fn the_mouse_is_the_program_s_where_it_asked_for_it() {
 }
 
 #[test]
-fn another_terminal_of_ones_own_is_somebody_else() {
+fn another_terminal_of_the_same_user_counts_as_another_controller() {
     let mut state = ready_state();
     state.focus_pane(Pane::Terminal);
     let ann = || Some(Controller { principal: "ann".into(), actor: PrincipalKind::Human });
@@ -369,7 +369,7 @@ fn another_terminal_of_ones_own_is_somebody_else() {
 }
 
 #[test]
-fn a_click_in_a_list_chooses() {
+fn a_click_chooses_a_list_item() {
     let mut state = ready_state();
     let line = |n: u8| SandboxLine { name: format!("dev{n}"), id: format!("sb_{n}"), state: "active".into() };
     let sandboxes = (2..6).map(line).collect();
@@ -386,7 +386,7 @@ fn a_click_in_a_list_chooses() {
 }
 
 #[test]
-fn the_state_of_sync_scrolls_as_far_as_there_is_something() {
+fn the_sync_pane_scrolls_to_its_last_line() {
     let mut state = ready_state();
     state.focus_pane(Pane::Sync);
     press(&mut state, KeyCode::Down, KeyModifiers::NONE);
@@ -401,7 +401,7 @@ fn the_state_of_sync_scrolls_as_far_as_there_is_something() {
 }
 
 #[test]
-fn a_terminal_by_name_is_a_sandbox_s_where_the_thread_has_none() {
+fn a_terminal_name_means_a_sandbox_if_the_thread_has_none() {
     let (mut state, _) = AppState::begin(AppOptions { sandbox_choice: SandboxChoice::Existing, ..app_options() });
     apply_update(&mut state, ThreadUpdate::Entered(Ok(("t-1".into(), ThreadState::default()))));
     apply_update(&mut state, ThreadUpdate::Sandbox(Ok(None)));

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_typed_before_is_found_again_and_the_draft_too() {
+    fn the_history_restores_earlier_input_and_the_draft() {
         let mut editor = Editor::default();
         for text in ["one", "two", "two"] {
             editor.set(text);
@@ -178,7 +178,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_order_of_keys_breaks_it(keys in proptest::collection::vec((0u8..11, ".{0,3}"), 0..64)) {
+        fn any_key_sequence_keeps_the_cursor_on_a_character_boundary(keys in proptest::collection::vec((0u8..11, ".{0,3}"), 0..64)) {
             let mut editor = Editor::default();
             for (key, text) in keys {
                 match key {

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_screen_taller_than_the_pane_is_seen_around_its_cursor() {
+    fn a_screen_taller_than_the_pane_shows_the_rows_around_the_cursor() {
         let mut emulator = Emulator::new(20, 10);
         for n in 0..10 {
             emulator.process(format!("line {n}{}", if n < 9 { "\r\n" } else { "" }).as_bytes());
@@ -136,7 +136,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_output_and_no_size_brings_it_down(parts in proptest::collection::vec((any::<Vec<u8>>(), 0u16..40, 0u16..40), 0..8)) {
+        fn no_output_or_size_makes_it_panic(parts in proptest::collection::vec((any::<Vec<u8>>(), 0u16..40, 0u16..40), 0..8)) {
             let mut emulator = Emulator::new(10, 3);
             for (bytes, cols, rows) in parts {
                 emulator.process(&bytes);

@@ -35,7 +35,7 @@ fn text(text: &str) -> Contents {
 }
 
 #[test]
-fn what_is_in_a_directory_follows_it_and_changes_are_marked_with_who_made_them() {
+fn directories_precede_their_contents_and_changes_show_their_author() {
     let mut files = FileTree::new("/workspace");
     for (path, is_directory) in [("/workspace/a", true), ("/workspace/a.txt", false), ("/workspace/a/b.py", false), ("/elsewhere", false)] {
         files.add(path, is_directory);
@@ -56,7 +56,7 @@ fn what_is_in_a_directory_follows_it_and_changes_are_marked_with_who_made_them()
 }
 
 #[test]
-fn a_difference_is_against_first_sight() {
+fn differences_are_against_first_seen_contents() {
     let mut files = FileTree::new("/w");
     let lines = |files: &FileTree| files.diff.as_ref().unwrap().lines.iter().map(|l| format!("{}{}", l.tag, l.text)).collect::<Vec<_>>();
     files.record_contents("/w/a", text("one\ntwo\nthree\n"));
@@ -75,7 +75,7 @@ fn a_difference_is_against_first_sight() {
 }
 
 #[test]
-fn insides_that_nobody_edits_are_left_out_and_memory_is_bounded() {
+fn generated_directories_are_skipped_and_memory_is_bounded() {
     let mut files = FileTree::new("/w");
     files.add("/w/.git", true);
     files.add("/w/.git/config", false);

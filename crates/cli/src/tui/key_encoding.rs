@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_what_xterm_sends() {
+    fn keys_are_encoded_as_by_xterm() {
         let key = |code, modifiers| String::from_utf8(encode_key(&KeyEvent::new(code, modifiers), false)).unwrap();
         let (none, ctrl, alt) = (KeyModifiers::NONE, KeyModifiers::CONTROL, KeyModifiers::ALT);
         for (code, modifiers, bytes) in [
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mouse_is_what_xterm_sends() {
+    fn mouse_events_are_encoded_as_by_xterm() {
         use MouseProtocolEncoding as Encoding;
         use MouseProtocolMode as Mode;
         let (left, right) = (MouseButton::Left, MouseButton::Right);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_paste_can_not_end_its_own_mark() {
+    fn a_paste_cannot_contain_its_end_marker() {
         assert_eq!(encode_paste("a\nb", false), b"a\rb");
         assert_eq!(encode_paste("a\x1b[201~rm\n", true), b"\x1b[200~arm\r\x1b[201~");
     }

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn panes_fill_the_screen_and_none_lies_over_another() {
+    fn panes_fill_the_screen_without_overlap() {
         for cols in [80, 100, 119, 120, 200] {
             for rows in [24, 29, 30, 60] {
                 for focus in Pane::ALL {

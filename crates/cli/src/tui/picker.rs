@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_there_is_to_choose_from_stands_in_columns() {
+    fn choices_are_aligned_in_columns() {
         let line = |name: &str, state: &str| SandboxLine { name: name.into(), id: format!("sb_{name}"), state: state.into() };
         let picker = Picker::sandboxes(&[line("dev", "active"), line("", "suspended"), line("建設", "active")], Some("sb_dev"));
         let labels: Vec<&str> = picker.items.iter().map(|item| item.label.as_str()).collect();

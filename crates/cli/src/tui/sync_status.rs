@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sync_is_summed_up_with_what_needs_somebody() {
+    fn a_sync_summary_lists_what_needs_attention() {
         let status = json!({
             "folder": "/home/ann/project", "path": "/workspace", "phase": "watching", "mode": "two-way-safe", "why": null,
             "files": {"agreed": 12}, "conflicts": [{"path": "notes.txt"}], "held_back": [".envrc"],

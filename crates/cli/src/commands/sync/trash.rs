@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_moment_is_a_time_or_how_long_ago() {
+    fn a_moment_is_a_time_or_an_age() {
         let ago = SystemTime::now().duration_since(parse_moment("10m").unwrap()).unwrap().as_secs();
         assert!((599..=601).contains(&ago), "{ago}");
         assert_eq!(parse_moment("1970-01-01T00:01:00Z").unwrap(), SystemTime::UNIX_EPOCH + Duration::from_secs(60));

@@ -114,7 +114,7 @@ fn a_small_screen_shows_one_pane_and_the_last_events() {
 }
 
 #[test]
-fn a_small_screen_with_the_terminal_in_front() {
+fn a_small_screen_shows_the_focused_terminal() {
     let mut state = at_work();
     press(&mut state, KeyCode::Char('2'), KeyModifiers::ALT);
     insta::assert_snapshot!(render(&mut state, 80, 24));
@@ -133,7 +133,7 @@ fn files_that_changed_are_marked_and_one_is_compared() {
 }
 
 #[test]
-fn a_question_is_above_the_line_that_answers_it() {
+fn a_question_is_shown_above_the_input() {
     let mut state = at_work();
     let interrupts =
         json!([{"id": "i", "value": {"action_requests": [{"name": "execute", "args": {"command": "rm -rf /workspace/build"}}]}}]);
@@ -143,7 +143,7 @@ fn a_question_is_above_the_line_that_answers_it() {
 }
 
 #[test]
-fn tools_unfold_to_all_that_went_in_and_came_out() {
+fn expanded_tools_show_arguments_and_outcomes() {
     let mut state = at_work();
     press(&mut state, KeyCode::Char('o'), KeyModifiers::CONTROL);
     insta::assert_snapshot!(render(&mut state, 100, 30));
@@ -157,14 +157,14 @@ fn help_lists_keys_and_commands() {
 }
 
 #[test]
-fn a_beginning_without_a_deployment_says_how_to_have_one() {
+fn a_start_without_a_deployment_explains_how_to_add_one() {
     let (mut state, _) = AppState::begin(AppOptions { deployment: None, thread: Some("demo".into()), ..app_options() });
     press(&mut state, KeyCode::Char('1'), KeyModifiers::ALT);
     insta::assert_snapshot!(render(&mut state, 80, 24));
 }
 
 #[test]
-fn sync_is_summed_up_in_the_header() {
+fn sync_is_summarized_in_the_header() {
     let mut state = ready_state();
     assert!(render(&mut state, 80, 24).contains("no sync"));
     let sync = SyncState::Running { summary: "synced".into(), details: vec!["conflict: a.txt".into()], conflicts: 1 };
@@ -175,12 +175,12 @@ fn sync_is_summed_up_in_the_header() {
 }
 
 #[test]
-fn a_screen_that_is_too_small_says_so_politely() {
+fn a_screen_that_is_too_small_shows_a_message() {
     insta::assert_snapshot!(render(&mut at_work(), 50, 10));
 }
 
 #[test]
-fn no_size_and_no_state_breaks_the_drawing() {
+fn every_size_and_state_can_be_drawn() {
     for (cols, rows) in [(1, 1), (2, 40), (79, 24), (80, 24), (81, 25), (119, 29), (120, 30), (121, 31), (300, 100)] {
         let mut state = at_work();
         for pane in Pane::ALL {
@@ -197,7 +197,7 @@ fn no_size_and_no_state_breaks_the_drawing() {
 }
 
 #[test]
-fn what_a_sandbox_and_a_deployment_say_can_not_repaint_the_screen() {
+fn untrusted_text_cannot_repaint_the_screen() {
     let mut state = ready_state();
     add_message(&mut state, json!({"type": "ai", "id": "m", "content": "a\u{1b}[2Jb\u{7}c\u{202e}d"}));
     add_event(&mut state, EventKind::FileWritten(FileChange { path: "/workspace/\u{1b}]0;x\u{7}y".into(), ..FileChange::default() }));
