@@ -40,8 +40,8 @@ pub fn commands() -> Vec<(String, clap::Command)> {
 }
 
 fn snapshot_name(kind: &str, command: &str) -> String {
-    let words = if command.is_empty() { "cobox" } else { command };
-    format!("{kind}__{}", words.replace([' ', '-'], "_"))
+    let name = if command.is_empty() { "cobox" } else { command };
+    format!("{kind}__{}", name.replace([' ', '-'], "_"))
 }
 
 fn snapshots(kind: &str) -> BTreeSet<String> {

@@ -58,7 +58,7 @@ struct Conversation {
 enum ChatSandboxState {
     None,
     Opening(AbortOnDropHandle<Result<Option<ChatSandbox>, ClientError>>),
-    Open { sandbox: Box<ChatSandbox>, _following: AbortOnDropHandle<()> },
+    Open { sandbox: Box<ChatSandbox>, _event_task: AbortOnDropHandle<()> },
 }
 
 /// Outcome of a wait for the next input line.
@@ -196,7 +196,7 @@ impl Conversation {
             tokio::select! {
                 line = input_lines.recv() => return Ok(line.map_or(NextInput::End, NextInput::Line)),
                 Some(event) = self.events.1.recv() => output.print_event(&event)?,
-                result = opened_sandbox(&mut self.sandbox) => self.sandbox_opened(result, output)?,
+                result = wait_for_sandbox(&mut self.sandbox) => self.finish_opening(result, output)?,
                 _ = tokio::signal::ctrl_c() => return Ok(NextInput::Interrupt),
             }
         }
@@ -234,8 +234,8 @@ impl Conversation {
 
     async fn run(&mut self, input: RunInput, output: &mut LineOutput) -> Result<(), Failure> {
         if let ChatSandboxState::Opening(_) = self.sandbox {
-            let result = opened_sandbox(&mut self.sandbox).await;
-            self.sandbox_opened(result, output)?;
+            let result = wait_for_sandbox(&mut self.sandbox).await;
+            self.finish_opening(result, output)?;
         }
         let sandbox = match &self.sandbox {
             ChatSandboxState::Open { sandbox, .. } => Some(sandbox.run_configuration().await),
@@ -293,7 +293,7 @@ impl Conversation {
         Ok(output.notice("(the run is told to end)", json!({"type": "cancelled", "run_id": id}))?)
     }
 
-    fn sandbox_opened(&mut self, result: Result<Option<ChatSandbox>, ClientError>, output: &mut LineOutput) -> Result<(), Failure> {
+    fn finish_opening(&mut self, result: Result<Option<ChatSandbox>, ClientError>, output: &mut LineOutput) -> Result<(), Failure> {
         self.sandbox = ChatSandboxState::None;
         match result {
             Ok(None) => {}
@@ -304,7 +304,7 @@ impl Conversation {
                     json!({"type": "sandbox", "sandbox_id": info.sandbox.id, "session_id": info.session_id}),
                 )?;
                 let (mut events, sender) = (sandbox.events(EventsFrom::Now), self.events.0.clone());
-                let following = tokio::spawn(async move {
+                let event_task = tokio::spawn(async move {
                     // The next operation reports a stream that can't be resumed.
                     while let Ok(Some(event)) = events.next().await {
                         if sender.send(event).await.is_err() {
@@ -312,7 +312,7 @@ impl Conversation {
                         }
                     }
                 });
-                self.sandbox = ChatSandboxState::Open { sandbox: Box::new(sandbox), _following: AbortOnDropHandle::new(following) };
+                self.sandbox = ChatSandboxState::Open { sandbox: Box::new(sandbox), _event_task: AbortOnDropHandle::new(event_task) };
             }
             Err(e) => output.print_failure(&Failure { message: format!("no sandbox: {e}"), ..e.into() })?,
         }
@@ -373,7 +373,7 @@ impl Conversation {
 }
 
 /// Waits for the sandbox; never resolves if none is being opened.
-async fn opened_sandbox(sandbox: &mut ChatSandboxState) -> Result<Option<ChatSandbox>, ClientError> {
+async fn wait_for_sandbox(sandbox: &mut ChatSandboxState) -> Result<Option<ChatSandbox>, ClientError> {
     match sandbox {
         ChatSandboxState::Opening(task) => task.await.unwrap_or(Ok(None)),
         _ => std::future::pending().await,

@@ -217,11 +217,11 @@ fn reattach_command(target: &Target, name: Option<&str>, observe: bool) -> Strin
 }
 
 /// Quotes a word for a shell.
-fn shell_quote(name: &str) -> String {
+fn shell_quote(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
-    match name.chars().all(is_plain) && !name.starts_with('-') {
-        true => name.to_owned(),
-        false => format!("'{}'", visible(name).replace('\'', "'\\''")),
+    match text.chars().all(is_plain) && !text.starts_with('-') {
+        true => text.to_owned(),
+        false => format!("'{}'", visible(text).replace('\'', "'\\''")),
     }
 }
 

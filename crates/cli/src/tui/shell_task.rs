@@ -1,4 +1,4 @@
-//! The task attached to a shared shell: its output goes to the state, and orders of the state go to it.
+//! The task attached to a shared shell: its output goes to the state, and commands of the state go to it.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use tokio::sync::mpsc;
 
 use super::message::ShellUpdate;
 
-/// Buffered orders: a user types fewer than this in the time a shell takes to answer.
-pub const QUEUED_ORDERS: usize = 256;
+/// Buffered commands: a user types fewer than this in the time a shell takes to answer.
+pub const QUEUED_COMMANDS: usize = 256;
 /// Time limit for an orderly detach.
 pub const DETACH_TIMEOUT: Duration = Duration::from_millis(500);
 
-pub enum ShellOrder {
+pub enum ShellCommand {
     Type(Vec<u8>),
     Resize(u16, u16),
     Control(ControlAction),
@@ -27,7 +27,7 @@ pub enum ShellOrder {
 pub async fn run_shell<F: Future<Output = bool>>(
     dataplane: Dataplane,
     start: ShellStart,
-    mut orders: mpsc::Receiver<ShellOrder>,
+    mut commands: mpsc::Receiver<ShellCommand>,
     send: impl Fn(ShellUpdate) -> F,
 ) {
     let mut shell = match dataplane.shell(start).await {
@@ -49,12 +49,12 @@ pub async fn run_shell<F: Future<Output = bool>>(
                     return;
                 }
             }
-            order = orders.recv() => {
-                let result = match order {
-                    Some(ShellOrder::Type(bytes)) => shell.input.stdin(&bytes).await,
-                    Some(ShellOrder::Resize(cols, rows)) => shell.input.resize(cols, rows).await,
-                    Some(ShellOrder::Control(action)) => shell.input.control(action).await,
-                    Some(ShellOrder::Detach) | None => {
+            command = commands.recv() => {
+                let result = match command {
+                    Some(ShellCommand::Type(bytes)) => shell.input.stdin(&bytes).await,
+                    Some(ShellCommand::Resize(cols, rows)) => shell.input.resize(cols, rows).await,
+                    Some(ShellCommand::Control(action)) => shell.input.control(action).await,
+                    Some(ShellCommand::Detach) | None => {
                         detach(shell).await;
                         return;
                     }

@@ -17,7 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{
     message::{Effect, Message, OpenSandbox, SandboxLine, ThreadUpdate, UserResult},
     sandbox_watch,
-    shell_task::{DETACH_TIMEOUT, QUEUED_ORDERS, ShellOrder, run_shell},
+    shell_task::{DETACH_TIMEOUT, QUEUED_COMMANDS, ShellCommand, run_shell},
     sync_status,
 };
 use crate::chat::{ChatOptions, ChatSandbox, SandboxChoice};
@@ -38,7 +38,7 @@ pub struct Tasks {
     run: Option<AbortOnDropHandle<()>>,
     watchers: Vec<AbortOnDropHandle<()>>,
     opening: Option<AbortOnDropHandle<()>>,
-    shell: Option<(mpsc::Sender<ShellOrder>, tokio::task::JoinHandle<()>)>,
+    shell: Option<(mpsc::Sender<ShellCommand>, tokio::task::JoinHandle<()>)>,
 }
 
 /// Sends a task's messages for one visit of a thread.
@@ -98,11 +98,11 @@ impl Tasks {
                 ];
             }
             Effect::JoinShell { visit, name, cols, rows, observe } => self.join_shell(visit, name, (cols, rows), observe),
-            Effect::LeaveShell => self.send_order(ShellOrder::Detach),
-            Effect::Type(bytes) => self.send_order(ShellOrder::Type(bytes)),
-            Effect::ResizeShell(cols, rows) => self.send_order(ShellOrder::Resize(cols, rows)),
-            Effect::TakeControl => self.send_order(ShellOrder::Control(ControlAction::Take)),
-            Effect::ReleaseControl => self.send_order(ShellOrder::Control(ControlAction::Release)),
+            Effect::LeaveShell => self.send_shell_command(ShellCommand::Detach),
+            Effect::Type(bytes) => self.send_shell_command(ShellCommand::Type(bytes)),
+            Effect::ResizeShell(cols, rows) => self.send_shell_command(ShellCommand::Resize(cols, rows)),
+            Effect::TakeControl => self.send_shell_command(ShellCommand::Control(ControlAction::Take)),
+            Effect::ReleaseControl => self.send_shell_command(ShellCommand::Control(ControlAction::Release)),
             Effect::Run { visit, thread, assistant, input } => {
                 let Some(deployment) = self.chat.deployment.clone() else { return };
                 let (updates, sandbox) = (self.update_sender(visit), self.sandbox.borrow().clone());
@@ -137,9 +137,9 @@ impl Tasks {
 
     /// Detaches from the shell in an orderly way.
     pub async fn leave(mut self) {
-        if let Some((orders, task)) = self.shell.take() {
-            // A shell task that has ended needs no order.
-            let _ = orders.try_send(ShellOrder::Detach);
+        if let Some((commands, task)) = self.shell.take() {
+            // A shell task that has ended needs no command.
+            let _ = commands.try_send(ShellCommand::Detach);
             let _ = tokio::time::timeout(DETACH_TIMEOUT, task).await;
         }
     }
@@ -162,10 +162,10 @@ impl Tasks {
     }
 
     fn join_shell(&mut self, visit: u64, name: Option<String>, (cols, rows): (u16, u16), observe: bool) {
-        self.send_order(ShellOrder::Detach);
+        self.send_shell_command(ShellCommand::Detach);
         self.shell = None;
         let Some(sandbox) = self.sandbox.borrow().clone() else { return };
-        let (orders, receiver) = mpsc::channel(QUEUED_ORDERS);
+        let (commands, receiver) = mpsc::channel(QUEUED_COMMANDS);
         // The pane's own emulator, which is independent of the terminal it is drawn on.
         let env = BTreeMap::from([("TERM".to_owned(), "xterm-256color".to_owned())]);
         let start = ShellStart { shell: name, cols: Some(cols), rows: Some(rows), observe, env: Some(env), ..ShellStart::default() };
@@ -174,13 +174,13 @@ impl Tasks {
             let updates = updates.clone();
             async move { updates.send(ThreadUpdate::Shell(update)).await }
         });
-        self.shell = Some((orders, tokio::spawn(shell)));
+        self.shell = Some((commands, tokio::spawn(shell)));
     }
 
-    fn send_order(&mut self, order: ShellOrder) {
+    fn send_shell_command(&mut self, command: ShellCommand) {
         // A shell that has ended reports that itself; for one that is stuck, keys are dropped.
-        if let Some((orders, _)) = &self.shell {
-            let _ = orders.try_send(order);
+        if let Some((commands, _)) = &self.shell {
+            let _ = commands.try_send(command);
         }
     }
 

@@ -91,7 +91,7 @@ impl<'a> Transcript<'a> {
 
 /// How often a sync rescans without finding changes depends on timing, so repeated events are removed.
 fn without_repeated_events(text: &str) -> String {
-    let (mut kept, mut events) = (String::new(), Vec::new());
+    let (mut filtered, mut events) = (String::new(), Vec::new());
     for line in text.lines() {
         if line.starts_with("$ ") {
             events.clear();
@@ -102,10 +102,10 @@ fn without_repeated_events(text: &str) -> String {
             }
             events.push(line);
         }
-        kept.push_str(line);
-        kept.push('\n');
+        filtered.push_str(line);
+        filtered.push('\n');
     }
-    kept
+    filtered
 }
 
 fn feed(command: &mut Command, input: &str) -> Output {
