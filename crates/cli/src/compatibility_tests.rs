@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use crate::{help_tests::commands, settings};
+use crate::{broker_settings, help_tests::commands};
 
 /// Tables of the settings file; the empty name is the top level.
 const TABLES: [&str; 14] = [
@@ -65,7 +65,7 @@ fn the_settings_file_keeps_its_keys() {
     let mut lines = String::new();
     for table in TABLES {
         let header = if table.is_empty() { String::new() } else { format!("[{table}]\n") };
-        let error = settings::parse(&format!("{header}no_such_key = 1\n")).map(drop).unwrap_err();
+        let error = broker_settings::parse(&format!("{header}no_such_key = 1\n")).map(drop).unwrap_err();
         let (_, keys) = error.split_once("expected ").unwrap_or_else(|| panic!("[{table}]: {error}"));
         let mut keys: Vec<_> = keys.split('`').skip(1).step_by(2).collect();
         keys.sort_unstable();

@@ -9,7 +9,7 @@ use cobox_protocol::{
 };
 use serde_json::{Value, json};
 
-use crate::{context::Context, failure::Failure, span::rough};
+use crate::{context::Context, duration::approximate, failure::Failure};
 
 /// Returns if the user agrees or `has_agreed`; otherwise fails, and the caller must not proceed.
 pub fn confirm(context: &Context, question: &str, has_agreed: bool) -> Result<(), Failure> {
@@ -17,7 +17,7 @@ pub fn confirm(context: &Context, question: &str, has_agreed: bool) -> Result<()
         return Ok(());
     }
     if context.printer.is_json() || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-        return Err(Failure::new(format!("this needs a confirmation: {question}")).advise("add --yes to do it without being asked"));
+        return Err(Failure::new(format!("this needs a confirmation: {question}")).with_advice("add --yes to do it without being asked"));
     }
     context.printer.err(format!("{question} [y/N] ").as_bytes());
     let mut answer = String::new();
@@ -38,46 +38,46 @@ pub async fn usage(client: &Client, sandbox: &str) -> Result<Option<SandboxUsage
 }
 
 /// A size such as "42 files, 1.2 MiB".
-pub fn amount(usage: &SandboxUsage) -> String {
+pub fn format_usage(usage: &SandboxUsage) -> String {
     let (Some(files), Some(bytes)) = (usage.files, usage.bytes) else {
-        let why = match usage.uncounted {
+        let reason = match usage.uncounted {
             Some(Uncounted::OtherNode) => " (they are on another node, and only its broker can count them)",
             Some(Uncounted::Provider) => " (its provider could not count them)",
             Some(Uncounted::Unknown) | None => "",
         };
-        return format!("an unknown number of files{why}");
+        return format!("an unknown number of files{reason}");
     };
-    let more = if usage.complete { "" } else { "more than " };
+    let prefix = if usage.complete { "" } else { "more than " };
     let noun = if files == 1 { "file" } else { "files" };
-    format!("{more}{files} {noun}, {}", indicatif::HumanBytes(bytes))
+    format!("{prefix}{files} {noun}, {}", indicatif::HumanBytes(bytes))
 }
 
 /// Whether the files are erased immediately, or how they can be restored and for how long.
-pub fn way_back(usage: &SandboxUsage, sandbox: &str) -> String {
+pub fn restore_hint(usage: &SandboxUsage, sandbox: &str) -> String {
     match usage.restorable_seconds {
         0 => "they are erased at once and can't be restored".to_owned(),
         seconds => format!(
             "`cobox sandbox restore {sandbox}` brings them back within {}, or until you need the room for another sandbox",
-            rough(seconds)
+            approximate(seconds)
         ),
     }
 }
 
 /// Members of a command's JSON object that report what a deletion erased; `null` if it could not be counted.
-pub fn erased(usage: &SandboxUsage) -> Value {
+pub fn erased_json(usage: &SandboxUsage) -> Value {
     let SandboxUsage { files, bytes, complete, restorable_seconds, .. } = usage;
     json!({ "files": files, "bytes": bytes, "complete": complete, "restorable_seconds": restorable_seconds })
 }
 
-/// The members of [`erased`] for a command that erased nothing.
-pub fn nothing_erased() -> Value {
+/// The members of [`erased_json`] for a command that erased nothing.
+pub fn nothing_erased_json() -> Value {
     json!({ "files": 0, "bytes": 0, "complete": true, "restorable_seconds": null })
 }
 
-/// Adds the members of `more` to a JSON object.
-pub fn with_members(mut object: Value, more: Value) -> Value {
-    if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
-        object.extend(more);
+/// Adds the members of `members` to a JSON object.
+pub fn merge_members(mut object: Value, members: Value) -> Value {
+    if let (Value::Object(object), Value::Object(members)) = (&mut object, members) {
+        object.extend(members);
     }
     object
 }

@@ -19,13 +19,13 @@ pub struct CorsArgs {
 impl CorsArgs {
     /// Values from flags and environment replace those of the file.
     pub fn apply(self, cors: &mut Cors) {
-        for (named, said) in [
+        for (explicit, configured) in [
             (self.cors_allow_origin, &mut cors.allow_origins),
             (self.cors_allow_method, &mut cors.allow_methods),
             (self.cors_allow_header, &mut cors.allow_headers),
         ] {
-            if !named.is_empty() {
-                *said = named;
+            if !explicit.is_empty() {
+                *configured = explicit;
             }
         }
     }
@@ -38,17 +38,17 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         cors: CorsArgs,
     }
 
     #[test]
-    fn flags_take_the_place_of_the_files_words_and_may_be_repeated() {
+    fn flags_override_the_config_file_and_can_be_repeated() {
         let origin = "http://localhost:5173";
-        let line = ["cobox", "--cors-allow-origin", origin, "--cors-allow-method", "GET", "--cors-allow-method", "POST"];
+        let arguments = ["cobox", "--cors-allow-origin", origin, "--cors-allow-method", "GET", "--cors-allow-method", "POST"];
         let mut cors = Cors { allow_origins: vec!["https://old.example".into()], allow_headers: vec!["range".into()], ..Cors::default() };
-        Line::parse_from(line).cors.apply(&mut cors);
+        CommandLine::parse_from(arguments).cors.apply(&mut cors);
         assert_eq!(cors.allow_origins, [origin]);
         assert_eq!(cors.allow_methods, ["GET", "POST"]);
         assert_eq!(cors.allow_headers, ["range"]);

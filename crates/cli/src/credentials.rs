@@ -11,17 +11,17 @@ use std::{
 use anyhow::Context as _;
 use cobox_protocol::Secret;
 
-use crate::{contexts::KeyPlace, data_dir::write_key, failure::Failure, keyring::Account};
+use crate::{contexts::KeyLocation, data_dir::write_key, failure::Failure, keyring::Account};
 
 /// Longest key file read, in bytes: a key has 74 characters, and the bound keeps a wrong file from being read whole.
-const MAX_KEY_FILE: u64 = 4096;
+const MAX_KEY_FILE_BYTES: u64 = 4096;
 /// Permission bits for users other than the file's owner.
-const FOR_OTHERS: u32 = 0o077;
-const OWNER_ALONE: u32 = 0o600;
+const GROUP_AND_OTHERS: u32 = 0o077;
+const OWNER_ONLY: u32 = 0o600;
 
 /// Where a new key should go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Store {
+pub enum KeyStore {
     /// The system's keyring (Secret Service)
     Keyring,
     /// A file beside the config, readable by you alone
@@ -30,7 +30,7 @@ pub enum Store {
 
 /// Who named the key file; this decides how a file that other users can read is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NamedBy {
+pub enum KeyFileOrigin {
     /// The config, which cobox protects: the file is made private, or not used.
     Config,
     /// A flag or the environment. Some files, such as a container's secrets, can't be private, so this is only a
@@ -40,74 +40,82 @@ pub enum NamedBy {
 
 /// A key, and a warning about it for the user.
 #[derive(Debug)]
-pub struct Found {
+pub struct StoredKey {
     pub key: Secret,
-    pub note: Option<String>,
+    pub warning: Option<String>,
 }
 
 /// Stores a context's key. Returns where, and why not in the keyring unless a file was requested.
-pub fn keep(account: &Account, config: &Path, key: &Secret, wish: Option<Store>) -> Result<(KeyPlace, Option<String>), Failure> {
-    let refusal = match wish {
-        Some(Store::File) => None,
-        Some(Store::Keyring) | None => match account.store(key) {
-            Ok(()) => return Ok((KeyPlace::Keyring, None)),
-            Err(why) if wish.is_some() => {
-                return Err(Failure::new(format!("the key could not be kept in the keyring: {why}"))
-                    .advise("leave out `--store keyring` to keep it in a file that only you can read"));
+pub fn store_key(
+    account: &Account,
+    config: &Path,
+    key: &Secret,
+    requested: Option<KeyStore>,
+) -> Result<(KeyLocation, Option<String>), Failure> {
+    let keyring_refusal = match requested {
+        Some(KeyStore::File) => None,
+        Some(KeyStore::Keyring) | None => match account.store(key) {
+            Ok(()) => return Ok((KeyLocation::Keyring, None)),
+            Err(reason) if requested.is_some() => {
+                return Err(Failure::new(format!("the key could not be kept in the keyring: {reason}"))
+                    .with_advice("leave out `--store keyring` to keep it in a file that only you can read"));
             }
-            Err(why) => Some(why),
+            Err(reason) => Some(reason),
         },
     };
-    let path = file_of(config, &account.context);
+    let path = key_file_path(config, &account.context);
     let folder = path.parent().unwrap_or(Path::new("."));
     DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(|| format!("making {}", folder.display()))?;
     write_key(&path, key)?;
-    Ok((KeyPlace::File(path), refusal))
+    Ok((KeyLocation::File(path), keyring_refusal))
 }
 
 /// Reads a context's key from its storage.
-pub fn read(account: &Account, place: &KeyPlace) -> Result<Found, Failure> {
-    match place {
-        KeyPlace::File(path) => read_file(path, NamedBy::Config),
-        KeyPlace::Keyring => match account.read() {
-            Ok(Some(key)) => Ok(Found { key, note: None }),
+pub fn read_key(account: &Account, location: &KeyLocation) -> Result<StoredKey, Failure> {
+    match location {
+        KeyLocation::File(path) => read_file(path, KeyFileOrigin::Config),
+        KeyLocation::Keyring => match account.read() {
+            Ok(Some(key)) => Ok(StoredKey { key, warning: None }),
             Ok(None) => Err(Failure::new(format!("the keyring has no key of context `{}` for {}", account.context, account.url))
-                .advise(format!("`cobox config add {} --url {}` takes it again", account.context, account.url))),
-            Err(why) => Err(Failure::new(format!("the API key of context `{}` can't be had: {why}", account.context))
-                .advise("unlock the keyring, or set COBOX_API_KEY for this once")),
+                .with_advice(format!("`cobox config add {} --url {}` takes it again", account.context, account.url))),
+            Err(reason) => Err(Failure::new(format!("the API key of context `{}` can't be had: {reason}", account.context))
+                .with_advice("unlock the keyring, or set COBOX_API_KEY for this once")),
         },
     }
 }
 
-/// Removes a key that [`keep`] stored; a file that the user named is kept.
-pub fn forget(account: &Account, config: &Path, place: &KeyPlace) -> Result<(), Failure> {
-    match place {
-        KeyPlace::Keyring => account
-            .delete()
-            .map_err(|why| Failure::new(format!("the key of context `{}` could not be removed from the keyring: {why}", account.context))),
-        KeyPlace::File(path) if *path == file_of(config, &account.context) => match std::fs::remove_file(path) {
+/// Removes a key that [`store_key`] stored; a file that the user named is kept.
+pub fn delete_key(account: &Account, config: &Path, location: &KeyLocation) -> Result<(), Failure> {
+    match location {
+        KeyLocation::Keyring => account.delete().map_err(|reason| {
+            Failure::new(format!("the key of context `{}` could not be removed from the keyring: {reason}", account.context))
+        }),
+        KeyLocation::File(path) if *path == key_file_path(config, &account.context) => match std::fs::remove_file(path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Failure::new(format!("removing {}: {e}", path.display()))),
             _ => Ok(()),
         },
-        KeyPlace::File(_) => Ok(()),
+        KeyLocation::File(_) => Ok(()),
     }
 }
 
-fn file_of(config: &Path, context: &str) -> PathBuf {
+fn key_file_path(config: &Path, context: &str) -> PathBuf {
     config.with_file_name("keys").join(context)
 }
 
-pub fn read_file(path: &Path, named_by: NamedBy) -> Result<Found, Failure> {
-    let reading = || format!("reading the API key from {}", path.display());
-    let file = File::open(path).with_context(reading)?;
-    let note = keep_private(path, &file, named_by)?;
+pub fn read_file(path: &Path, origin: KeyFileOrigin) -> Result<StoredKey, Failure> {
+    let context = || format!("reading the API key from {}", path.display());
+    let file = File::open(path).with_context(context)?;
+    let warning = check_permissions(path, &file, origin)?;
     let mut text = String::new();
-    file.take(MAX_KEY_FILE).read_to_string(&mut text).with_context(reading)?;
-    Ok(Found { key: parse(&text).map_err(|why| Failure::new(format!("{} holds no API key: {why}", path.display())))?, note })
+    file.take(MAX_KEY_FILE_BYTES).read_to_string(&mut text).with_context(context)?;
+    Ok(StoredKey {
+        key: parse_key(&text).map_err(|reason| Failure::new(format!("{} holds no API key: {reason}", path.display())))?,
+        warning,
+    })
 }
 
 /// Parses a key that a user wrote, pasted or piped.
-pub fn parse(text: &str) -> Result<Secret, &'static str> {
+pub fn parse_key(text: &str) -> Result<Secret, &'static str> {
     match text.trim() {
         "" => Err("it is empty"),
         text if !text.bytes().all(|b| b.is_ascii_graphic()) => Err("a key is one word that starts with cbx_"),
@@ -115,25 +123,25 @@ pub fn parse(text: &str) -> Result<Secret, &'static str> {
     }
 }
 
-fn keep_private(path: &Path, file: &File, named_by: NamedBy) -> Result<Option<String>, Failure> {
-    let meta = file.metadata().with_context(|| format!("looking at {}", path.display()))?;
-    let mode = meta.permissions().mode() & 0o777;
+fn check_permissions(path: &Path, file: &File, origin: KeyFileOrigin) -> Result<Option<String>, Failure> {
+    let metadata = file.metadata().with_context(|| format!("looking at {}", path.display()))?;
+    let mode = metadata.permissions().mode() & 0o777;
     // A pipe, for example from `<(…)`, is not accessible to other users.
-    if mode & FOR_OTHERS == 0 || !meta.is_file() {
+    if mode & GROUP_AND_OTHERS == 0 || !metadata.is_file() {
         return Ok(None);
     }
     let shown = path.display();
-    match named_by {
-        NamedBy::Caller => {
+    match origin {
+        KeyFileOrigin::Caller => {
             Ok(Some(format!("note: others on this machine may read the API key in {shown} (mode {mode:o}); `chmod 600` keeps them out")))
         }
-        NamedBy::Config => match file.set_permissions(Permissions::from_mode(OWNER_ALONE)) {
+        KeyFileOrigin::Config => match file.set_permissions(Permissions::from_mode(OWNER_ONLY)) {
             Ok(()) => Ok(Some(format!(
                 "note: others on this machine could read the API key in {shown} (mode {mode:o}); now only you can, and a new key would be safer"
             ))),
             Err(e) => {
                 Err(Failure::new(format!("others on this machine can read the API key in {shown} (mode {mode:o}), so it is not used: {e}"))
-                    .advise(format!("its owner can keep them out with `chmod 600 {shown}`; a new key would be safer still")))
+                    .with_advice(format!("its owner can keep them out with `chmod 600 {shown}`; a new key would be safer still")))
             }
         },
     }
@@ -152,39 +160,39 @@ mod tests {
     }
 
     #[test]
-    fn a_key_kept_in_a_file_is_its_owner_s_alone_and_is_removed_with_its_context() {
+    fn a_key_file_is_private_and_is_removed_with_its_context() {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("config.toml");
-        let (place, why) = keep(&account("prod"), &config, &Secret::new("cbx_x"), Some(Store::File)).unwrap();
-        let KeyPlace::File(path) = &place else { panic!("{place:?}") };
-        assert_eq!((why, mode(path), mode(path.parent().unwrap())), (None, 0o600, 0o700));
-        assert_eq!(read(&account("prod"), &place).unwrap().key.expose(), "cbx_x");
-        forget(&account("prod"), &config, &place).unwrap();
+        let (location, reason) = store_key(&account("prod"), &config, &Secret::new("cbx_x"), Some(KeyStore::File)).unwrap();
+        let KeyLocation::File(path) = &location else { panic!("{location:?}") };
+        assert_eq!((reason, mode(path), mode(path.parent().unwrap())), (None, 0o600, 0o700));
+        assert_eq!(read_key(&account("prod"), &location).unwrap().key.expose(), "cbx_x");
+        delete_key(&account("prod"), &config, &location).unwrap();
         assert!(!path.exists());
-        forget(&account("prod"), &config, &place).unwrap();
+        delete_key(&account("prod"), &config, &location).unwrap();
     }
 
     #[test]
-    fn a_file_of_somebody_else_s_is_not_removed() {
+    fn a_key_file_given_by_the_user_is_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("mine");
         std::fs::write(&path, "cbx_x").unwrap();
-        forget(&account("prod"), &dir.path().join("config.toml"), &KeyPlace::File(path.clone())).unwrap();
+        delete_key(&account("prod"), &dir.path().join("config.toml"), &KeyLocation::File(path.clone())).unwrap();
         assert!(path.exists());
     }
 
     #[test]
-    fn a_key_file_that_others_can_read_is_mended_where_it_is_the_config_s_and_told_of_where_it_is_not() {
+    fn a_readable_key_file_is_made_private_if_configured_and_reported_otherwise() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         std::fs::write(&path, "cbx_x").unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        let found = read_file(&path, NamedBy::Caller).unwrap();
-        assert!(found.note.unwrap().contains("chmod 600"));
+        let found = read_file(&path, KeyFileOrigin::Caller).unwrap();
+        assert!(found.warning.unwrap().contains("chmod 600"));
         assert_eq!(mode(&path), 0o644);
-        let found = read_file(&path, NamedBy::Config).unwrap();
-        assert!(found.note.unwrap().contains("could read"));
+        let found = read_file(&path, KeyFileOrigin::Config).unwrap();
+        assert!(found.warning.unwrap().contains("could read"));
         assert_eq!(mode(&path), 0o600);
-        assert!(read_file(&path, NamedBy::Config).unwrap().note.is_none());
+        assert!(read_file(&path, KeyFileOrigin::Config).unwrap().warning.is_none());
     }
 }

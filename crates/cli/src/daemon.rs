@@ -18,25 +18,25 @@ use crate::failure::{Failure, INTERRUPTED, TERMINATED};
 
 /// Runs on a blocking thread: it prepares the sandboxes' root file system, which can take a second the first time.
 pub async fn local_provider(data_dir: &Path, options: LocalOptions) -> Result<LocalProvider, Failure> {
-    let (launcher, boxd) = programs()?;
+    let (launcher, boxd) = program_paths()?;
     let config = LocalConfig { data_dir: data_dir.to_owned(), boxd, launcher, options };
-    let made = tokio::task::spawn_blocking(move || LocalProvider::new(config)).await.context("preparing the local provider")?;
-    made.map_err(|e| Failure::from(e).advise("`cobox doctor` checks what local sandboxes need"))
+    let provider = tokio::task::spawn_blocking(move || LocalProvider::new(config)).await.context("preparing the local provider")?;
+    provider.map_err(|e| Failure::from(e).with_advice("`cobox doctor` checks what local sandboxes need"))
 }
 
 /// The paths of this program and of the daemon that runs in each sandbox.
-fn programs() -> Result<(PathBuf, PathBuf), Failure> {
+fn program_paths() -> Result<(PathBuf, PathBuf), Failure> {
     let launcher = std::env::current_exe().context("finding this program")?;
-    let boxd = boxd(&launcher, std::env::var_os("COBOX_BOXD").map(PathBuf::from));
+    let boxd = boxd_path(&launcher, std::env::var_os("COBOX_BOXD").map(PathBuf::from));
     Ok((launcher, boxd))
 }
 
 /// Checks that boxd is where a broker would load it from.
 pub fn check_boxd() -> Result<Check, Failure> {
-    Ok(boxd_at(&programs()?.1))
+    Ok(check_boxd_at(&program_paths()?.1))
 }
 
-fn boxd_at(path: &Path) -> Check {
+fn check_boxd_at(path: &Path) -> Check {
     let shown = path.display();
     let (status, detail, fix) = match std::fs::metadata(path) {
         Err(e) => {
@@ -52,19 +52,19 @@ fn boxd_at(path: &Path) -> Check {
 }
 
 /// Beside this program, unless `COBOX_BOXD` names another path.
-fn boxd(launcher: &Path, named: Option<PathBuf>) -> PathBuf {
-    named.filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| launcher.with_file_name("boxd"))
+fn boxd_path(launcher: &Path, explicit: Option<PathBuf>) -> PathBuf {
+    explicit.filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| launcher.with_file_name("boxd"))
 }
 
 /// Parses a listen address: `127.0.0.1:8421`, `localhost:8421`, or a port on the loopback address.
-pub fn address(text: &str) -> Result<SocketAddr, String> {
+pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     if let Ok(port) = text.parse::<u16>() {
         return Ok(SocketAddr::from(([127, 0, 0, 1], port)));
     }
-    let found: Vec<SocketAddr> =
+    let addresses: Vec<SocketAddr> =
         text.to_socket_addrs().map_err(|_| "it must look like 127.0.0.1:8421, localhost:8421 or 8421".to_owned())?.collect();
     // A name may resolve to IPv4 and IPv6; IPv4 is the most compatible with local clients and URLs.
-    found.iter().find(|a| a.is_ipv4()).or(found.first()).copied().ok_or_else(|| "it stands for no address".to_owned())
+    addresses.iter().find(|a| a.is_ipv4()).or(addresses.first()).copied().ok_or_else(|| "it stands for no address".to_owned())
 }
 
 pub async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
@@ -72,7 +72,7 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
         let failure = Failure::new(format!("can't listen on {address}: {e}"));
         match e.kind() {
             std::io::ErrorKind::AddrInUse => {
-                failure.advise("another program has it; choose another, such as --listen 127.0.0.1:0 for any free port")
+                failure.with_advice("another program has it; choose another, such as --listen 127.0.0.1:0 for any free port")
             }
             _ => failure,
         }
@@ -90,7 +90,7 @@ pub fn local_url(scheme: &str, address: SocketAddr) -> String {
 }
 
 /// Logs to stderr, filtered by `COBOX_LOG`, for example `COBOX_LOG=cobox_broker=debug`.
-pub fn log(default: &str, json: bool) {
+pub fn init_logging(default: &str, json: bool) {
     let filter = EnvFilter::try_from_env("COBOX_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // Fails only on a second call; each process calls it once.
@@ -98,27 +98,27 @@ pub fn log(default: &str, json: bool) {
 }
 
 /// SIGHUP, which asks a service to reload its files.
-pub fn hangups() -> Result<Signal, Failure> {
+pub fn reload_signal() -> Result<Signal, Failure> {
     Ok(signal(SignalKind::hangup())?)
 }
 
 /// The signals that stop a broker: SIGINT (Ctrl-C) and SIGTERM.
-pub struct EndSignals {
+pub struct StopSignals {
     interrupt: Signal,
     terminate: Signal,
 }
 
-impl EndSignals {
+impl StopSignals {
     pub fn new() -> Result<Self, Failure> {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    pub async fn next(&mut self) {
-        self.next_exit_code().await;
+    pub async fn recv(&mut self) {
+        self.recv_exit_code().await;
     }
 
     /// Waits for a signal and returns the shell's exit code for it.
-    pub async fn next_exit_code(&mut self) -> u8 {
+    pub async fn recv_exit_code(&mut self) -> u8 {
         tokio::select! {
             _ = self.interrupt.recv() => INTERRUPTED,
             _ = self.terminate.recv() => TERMINATED,
@@ -133,33 +133,33 @@ mod tests {
     #[test]
     fn boxd_is_beside_this_program_unless_named() {
         let launcher = Path::new("/opt/cobox/cobox");
-        assert_eq!(boxd(launcher, None), Path::new("/opt/cobox/boxd"));
-        assert_eq!(boxd(launcher, Some("/x/boxd".into())), Path::new("/x/boxd"));
-        assert_eq!(boxd(launcher, Some("".into())), Path::new("/opt/cobox/boxd"));
+        assert_eq!(boxd_path(launcher, None), Path::new("/opt/cobox/boxd"));
+        assert_eq!(boxd_path(launcher, Some("/x/boxd".into())), Path::new("/x/boxd"));
+        assert_eq!(boxd_path(launcher, Some("".into())), Path::new("/opt/cobox/boxd"));
     }
 
     #[test]
     fn an_address_may_be_a_name_or_just_a_port() {
         for text in ["127.0.0.1:8421", "localhost:8421", "8421"] {
-            assert_eq!(address(text).unwrap(), "127.0.0.1:8421".parse().unwrap(), "{text}");
+            assert_eq!(parse_address(text).unwrap(), "127.0.0.1:8421".parse().unwrap(), "{text}");
         }
-        assert!(address("localhost").is_err() && address("70000").is_err());
+        assert!(parse_address("localhost").is_err() && parse_address("70000").is_err());
     }
 
     #[test]
-    fn a_boxd_that_is_missing_or_not_executable_is_told_with_what_mends_it() {
+    fn a_missing_or_non_executable_boxd_is_reported_with_a_fix() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("boxd");
-        assert!(boxd_at(&path).fix.unwrap().contains("COBOX_BOXD"));
+        assert!(check_boxd_at(&path).fix.unwrap().contains("COBOX_BOXD"));
         std::fs::write(&path, "").unwrap();
-        assert!(boxd_at(&path).fix.unwrap().contains("chmod"));
+        assert!(check_boxd_at(&path).fix.unwrap().contains("chmod"));
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        assert_eq!(boxd_at(&path).status, CheckStatus::Enforced);
+        assert_eq!(check_boxd_at(&path).status, CheckStatus::Enforced);
     }
 
     #[test]
-    fn a_broker_on_every_address_is_reached_by_the_loopback() {
+    fn a_broker_on_every_address_is_reached_through_loopback() {
         assert_eq!(local_url("http", "0.0.0.0:80".parse().unwrap()), "http://127.0.0.1:80");
         assert_eq!(local_url("http", "[::]:80".parse().unwrap()), "http://[::1]:80");
         assert_eq!(local_url("http", "10.0.0.1:80".parse().unwrap()), "http://10.0.0.1:80");

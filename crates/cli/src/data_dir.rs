@@ -18,11 +18,11 @@ use crate::failure::Failure;
 
 /// Separate from the broker's own lock and taken earlier, because preparing the provider already changes the
 /// directory.
-const LOCK: &str = "node.lock";
+const LOCK_FILE: &str = "node.lock";
 
 /// Address of a running broker, for scripts: written when it is ready, removed when it stops.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BrokerNote {
+pub struct BrokerInfo {
     pub url: String,
     pub pid: u32,
     pub api_key_file: PathBuf,
@@ -40,19 +40,19 @@ pub struct DataDir {
 
 impl DataDir {
     /// Creates the directory if it is missing and locks it; the error names the process that holds the lock.
-    pub fn take(path: &Path) -> Result<Self, Failure> {
+    pub fn lock(path: &Path) -> Result<Self, Failure> {
         private_data_dir(path).context("preparing the data directory")?;
         let path = path.canonicalize().with_context(|| format!("opening the data directory {}", path.display()))?;
-        let lock = OpenOptions::new()
+        let file = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(false)
             .mode(0o600)
-            .open(path.join(LOCK))
-            .with_context(|| format!("opening {}", path.join(LOCK).display()))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { path, _lock: lock }),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(in_use(&path)),
+            .open(path.join(LOCK_FILE))
+            .with_context(|| format!("opening {}", path.join(LOCK_FILE).display()))?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { path, _lock: file }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(in_use_failure(&path)),
             Err(e) => Err(Failure::new(format!("locking {}: {e}", path.display()))),
         }
     }
@@ -69,40 +69,41 @@ impl DataDir {
         self.path.join("agent_key")
     }
 
-    pub fn write_note(&self, note: &BrokerNote) -> Result<(), Failure> {
-        let path = self.note_file();
-        let text = serde_json::to_vec_pretty(note).context("writing broker.json")?;
-        replace(&path, &text).with_context(|| format!("writing {}", path.display()))?;
+    pub fn write_info(&self, info: &BrokerInfo) -> Result<(), Failure> {
+        let path = self.info_file();
+        let text = serde_json::to_vec_pretty(info).context("writing broker.json")?;
+        replace_file(&path, &text).with_context(|| format!("writing {}", path.display()))?;
         Ok(())
     }
 
     /// A note that stays behind misleads scripts only briefly, so this is no reason to fail an orderly shutdown.
-    pub fn remove_note(&self) {
-        if let Err(error) = std::fs::remove_file(self.note_file())
+    pub fn remove_info(&self) {
+        if let Err(error) = std::fs::remove_file(self.info_file())
             && error.kind() != io::ErrorKind::NotFound
         {
             tracing::warn!(%error, "broker.json could not be removed");
         }
     }
 
-    fn note_file(&self) -> PathBuf {
+    fn info_file(&self) -> PathBuf {
         self.path.join("broker.json")
     }
 }
 
-fn in_use(path: &Path) -> Failure {
-    let note: Option<BrokerNote> = std::fs::read(path.join("broker.json")).ok().and_then(|text| serde_json::from_slice(&text).ok());
-    let who = note.map_or_else(|| "another broker".to_owned(), |n| format!("the broker at {} (pid {})", n.url, n.pid));
-    Failure::new(format!("{} is in use by {who}", path.display())).advise("end that one first, or choose another directory with --data-dir")
+fn in_use_failure(path: &Path) -> Failure {
+    let info: Option<BrokerInfo> = std::fs::read(path.join("broker.json")).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    let holder = info.map_or_else(|| "another broker".to_owned(), |n| format!("the broker at {} (pid {})", n.url, n.pid));
+    Failure::new(format!("{} is in use by {holder}", path.display()))
+        .with_advice("end that one first, or choose another directory with --data-dir")
 }
 
 pub fn write_key(path: &Path, key: &Secret) -> Result<(), Failure> {
-    replace(path, format!("{}\n", key.expose()).as_bytes()).with_context(|| format!("writing {}", path.display()))?;
+    replace_file(path, format!("{}\n", key.expose()).as_bytes()).with_context(|| format!("writing {}", path.display()))?;
     Ok(())
 }
 
 /// Replaces a file atomically and durably, also across a power failure. Only its owner can read it.
-pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // A temporary file is created with mode 0600.
     let mut file = tempfile::NamedTempFile::new_in(folder).map_err(|e| io::Error::from(e.kind()))?;
@@ -119,22 +120,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_brokers_never_share_a_data_directory_and_the_second_learns_who_has_it() {
+    fn a_data_directory_in_use_is_refused_with_its_broker() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data");
-        let first = DataDir::take(&path).unwrap();
-        let note = BrokerNote { url: "http://127.0.0.1:1".into(), pid: 42, api_key_file: first.api_key_file(), agent_key_file: None };
-        first.write_note(&note).unwrap();
-        let failure = DataDir::take(&path).unwrap_err();
-        assert!(failure.what.contains("http://127.0.0.1:1 (pid 42)"), "{}", failure.what);
+        let first = DataDir::lock(&path).unwrap();
+        let info = BrokerInfo { url: "http://127.0.0.1:1".into(), pid: 42, api_key_file: first.api_key_file(), agent_key_file: None };
+        first.write_info(&info).unwrap();
+        let failure = DataDir::lock(&path).unwrap_err();
+        assert!(failure.message.contains("http://127.0.0.1:1 (pid 42)"), "{}", failure.message);
         drop(first);
-        DataDir::take(&path).unwrap();
+        DataDir::lock(&path).unwrap();
     }
 
     #[test]
-    fn the_keys_and_the_directory_are_for_their_owner_alone() {
+    fn keys_and_directory_are_private_to_their_owner() {
         let dir = tempfile::tempdir().unwrap();
-        let data = DataDir::take(&dir.path().join("data")).unwrap();
+        let data = DataDir::lock(&dir.path().join("data")).unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         for file in [data.api_key_file(), data.agent_key_file()] {
             write_key(&file, &Secret::new("cbx_x")).unwrap();

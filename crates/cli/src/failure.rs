@@ -4,7 +4,7 @@ use cobox_client::{ApiFailure, ClientError};
 use serde_json::json;
 
 /// Exit code when `cobox` itself fails.
-pub const OWN_ERROR: u8 = 1;
+pub const GENERAL_ERROR: u8 = 1;
 /// Exit code when `cobox exec` itself fails and the command may not have run; docker uses the same number.
 pub const EXEC_ERROR: u8 = 125;
 /// Exit code after Ctrl-C, as in a shell.
@@ -14,7 +14,7 @@ pub const TERMINATED: u8 = 143;
 
 #[derive(Debug)]
 pub struct Failure {
-    pub what: String,
+    pub message: String,
     pub advice: Option<String>,
     pub request_id: Option<String>,
     /// The server's error response, if the server refused the request.
@@ -25,21 +25,21 @@ pub struct Failure {
 }
 
 impl Failure {
-    pub fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), advice: None, request_id: None, api: None, is_retryable: false, exit_code: OWN_ERROR }
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), advice: None, request_id: None, api: None, is_retryable: false, exit_code: GENERAL_ERROR }
     }
-    pub fn advise(mut self, advice: impl Into<String>) -> Self {
+    pub fn with_advice(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self
     }
-    pub fn exit_with(mut self, code: u8) -> Self {
+    pub fn with_exit_code(mut self, code: u8) -> Self {
         self.exit_code = code;
         self
     }
     pub fn json(&self) -> serde_json::Value {
         let api = self.api.as_deref();
         // The code has its own field, so the message omits it.
-        let message = api.and_then(|a| self.what.strip_suffix(&format!(" ({})", a.code))).unwrap_or(&self.what);
+        let message = api.and_then(|a| self.message.strip_suffix(&format!(" ({})", a.code))).unwrap_or(&self.message);
         json!({"error": {
             "code": api.map(|a| &a.code),
             "message": message,
@@ -53,17 +53,17 @@ impl Failure {
 
 impl From<ClientError> for Failure {
     fn from(e: ClientError) -> Self {
-        let what = match e.api() {
-            Some(told) => format!("{} ({})", without_api_hint(&told.message), told.code),
+        let message = match e.api() {
+            Some(error) => format!("{} ({})", without_api_hint(&error.message), error.code),
             None => e.to_string(),
         };
         Self {
-            what,
+            message,
             advice: e.advice().map(str::to_owned),
             request_id: e.request_id().map(str::to_owned),
             is_retryable: e.is_retryable(),
             api: e.api().cloned().map(Box::new),
-            exit_code: OWN_ERROR,
+            exit_code: GENERAL_ERROR,
         }
     }
 }
@@ -71,7 +71,7 @@ impl From<ClientError> for Failure {
 /// Removes the broker's hint for programs to ensure a session: the advice names the command for that.
 fn without_api_hint(message: &str) -> &str {
     match message.rsplit_once("; ") {
-        Some((said, hint)) if hint.starts_with("ensure a new") => said,
+        Some((sentence, hint)) if hint.starts_with("ensure a new") => sentence,
         _ => message,
     }
 }
@@ -79,10 +79,10 @@ fn without_api_hint(message: &str) -> &str {
 /// Puts the whole chain of causes on one line. A client error within the chain keeps its advice.
 impl From<anyhow::Error> for Failure {
     fn from(e: anyhow::Error) -> Self {
-        let what = format!("{e:#}");
+        let message = format!("{e:#}");
         match e.downcast::<ClientError>() {
-            Ok(client) => Self { what, ..Self::from(client) },
-            Err(_) => Self::new(what),
+            Ok(client) => Self { message, ..Self::from(client) },
+            Err(_) => Self::new(message),
         }
     }
 }
@@ -98,8 +98,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_as_json_says_each_thing_once_and_whether_to_try_again() {
-        let told = ApiFailure {
+    fn json_errors_have_no_duplicates_and_say_whether_to_retry() {
+        let refusal = ApiFailure {
             status: 409,
             code: "SANDBOX_CONFLICT".into(),
             message: "the name is taken".into(),
@@ -108,7 +108,7 @@ mod tests {
             retry_after: None,
             details: Some(json!({"sandbox_id": "sb_1"})),
         };
-        let error = &Failure::from(ClientError::Api(Box::new(told))).json()["error"];
+        let error = &Failure::from(ClientError::Api(Box::new(refusal))).json()["error"];
         assert_eq!((&error["code"], &error["message"]), (&json!("SANDBOX_CONFLICT"), &json!("the name is taken")));
         assert_eq!((&error["retryable"], &error["details"]["sandbox_id"]), (&json!(false), &json!("sb_1")));
         assert_eq!(without_api_hint("session x is over: released; ensure a new one"), "session x is over: released");

@@ -7,20 +7,20 @@ use crate::Cli;
 
 /// The definition used for parsing, help, completions and manual pages.
 pub fn command() -> Command {
-    flowing(Cli::command())
+    reflow_help(Cli::command())
 }
 
-fn flowing(command: Command) -> Command {
-    let command = match command.get_after_help().map(|text| flow(&text.to_string())) {
+fn reflow_help(command: Command) -> Command {
+    let command = match command.get_after_help().map(|text| reflow(&text.to_string())) {
         Some(text) => command.after_help(text),
         None => command,
     };
-    command.mut_subcommands(flowing)
+    command.mut_subcommands(reflow_help)
 }
 
 /// Joins the lines of a sentence, so that only the terminal's width breaks it. Examples and key lists are laid out by
 /// hand; they are recognized by their double or leading spaces.
-fn flow(text: &str) -> String {
+fn reflow(text: &str) -> String {
     let is_prose = |line: &str| !line.is_empty() && !line.contains("  ") && !line.starts_with(' ');
     let mut lines: Vec<String> = Vec::new();
     for line in text.lines() {
@@ -40,20 +40,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sentences_flow_and_examples_stay() {
+    fn prose_is_reflowed_and_examples_are_not() {
         let text = "One sentence that\ngoes on.\nAnother.\n\nExamples:\n  cobox up\n  cobox exec\nKeys:  ~. leave   ~? help\nEnd";
-        let flown = "One sentence that goes on.\nAnother.\n\nExamples:\n  cobox up\n  cobox exec\nKeys:  ~. leave   ~? help\nEnd";
-        assert_eq!(flow(text), flown);
+        let reflowed = "One sentence that goes on.\nAnother.\n\nExamples:\n  cobox up\n  cobox exec\nKeys:  ~. leave   ~? help\nEnd";
+        assert_eq!(reflow(text), reflowed);
     }
 
     #[test]
     fn no_example_is_broken_by_a_terminal_of_80_columns() {
-        let mut left = vec![command()];
-        while let Some(command) = left.pop() {
+        let mut remaining = vec![command()];
+        while let Some(command) = remaining.pop() {
             let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            let long: Vec<&str> = text.lines().filter(|line| line.starts_with(' ') && line.chars().count() > 80).collect();
-            assert!(long.is_empty(), "in the help of {}: {long:#?}", command.get_name());
-            left.extend(command.get_subcommands().cloned());
+            let too_long: Vec<&str> = text.lines().filter(|line| line.starts_with(' ') && line.chars().count() > 80).collect();
+            assert!(too_long.is_empty(), "in the help of {}: {too_long:#?}", command.get_name());
+            remaining.extend(command.get_subcommands().cloned());
         }
     }
 }

@@ -29,10 +29,10 @@ pub fn commands() -> Vec<(String, clap::Command)> {
     let mut cli = help::command().term_width(WIDTH).disable_help_subcommand(true);
     cli.build();
     let mut found = Vec::new();
-    let mut left = vec![(String::new(), cli)];
-    while let Some((name, command)) = left.pop() {
+    let mut remaining = vec![(String::new(), cli)];
+    while let Some((name, command)) = remaining.pop() {
         let named = |sub: &clap::Command| format!("{name} {}", sub.get_name()).trim().to_owned();
-        left.extend(command.get_subcommands().filter(|sub| !sub.is_hide_set()).map(|sub| (named(sub), sub.clone())));
+        remaining.extend(command.get_subcommands().filter(|sub| !sub.is_hide_set()).map(|sub| (named(sub), sub.clone())));
         found.push((name, command));
     }
     found.sort_by(|a, b| a.0.cmp(&b.0));
@@ -40,8 +40,8 @@ pub fn commands() -> Vec<(String, clap::Command)> {
 }
 
 fn snapshot_name(kind: &str, command: &str) -> String {
-    let words = if command.is_empty() { "cobox" } else { command };
-    format!("{kind}__{}", words.replace([' ', '-'], "_"))
+    let name = if command.is_empty() { "cobox" } else { command };
+    format!("{kind}__{}", name.replace([' ', '-'], "_"))
 }
 
 fn snapshots(kind: &str) -> BTreeSet<String> {
@@ -51,40 +51,40 @@ fn snapshots(kind: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_help_of_every_command_is_as_it_was() {
+fn the_help_of_every_command_matches_its_snapshot() {
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("../tests/snapshots");
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
-    let mut wanted = BTreeSet::new();
+    let mut expected = BTreeSet::new();
     for (name, mut command) in commands() {
         let snapshot = snapshot_name("help", &name);
         let help = command.render_long_help().to_string();
         settings.bind(|| insta::assert_snapshot!(snapshot.clone(), help.trim_end()));
-        wanted.insert(snapshot);
+        expected.insert(snapshot);
     }
-    let left_over: Vec<_> = snapshots("help__").difference(&wanted).cloned().collect();
-    assert!(left_over.is_empty(), "snapshots of commands that are no more; remove them: {left_over:?}");
+    let stale: Vec<_> = snapshots("help__").difference(&expected).cloned().collect();
+    assert!(stale.is_empty(), "snapshots of commands that are no more; remove them: {stale:?}");
 }
 
 #[test]
-fn every_command_has_a_transcript_or_a_reason_not_to() {
-    let there = snapshots("output__");
+fn every_command_has_a_transcript_or_a_documented_exception() {
+    let transcripts = snapshots("output__");
     for (name, command) in commands() {
         // Some commands with subcommands also do something on their own.
         let is_leaf = command.get_subcommands().next().is_none() || !command.is_subcommand_required_set();
         if name.is_empty() || !is_leaf {
             continue;
         }
-        let is_excused = NO_TRANSCRIPT.iter().any(|(excused, _)| *excused == name);
-        let has_one = there.contains(&snapshot_name("output", &name));
-        assert!(is_excused || has_one, "`cobox {name}` has no transcript; add one to tests/output/main.rs");
-        assert!(!(is_excused && has_one), "`cobox {name}` has a transcript and a reason not to");
+        let has_excuse = NO_TRANSCRIPT.iter().any(|(excused, _)| *excused == name);
+        let has_transcript = transcripts.contains(&snapshot_name("output", &name));
+        assert!(has_excuse || has_transcript, "`cobox {name}` has no transcript; add one to tests/output/main.rs");
+        assert!(!(has_excuse && has_transcript), "`cobox {name}` has a transcript and a reason not to");
     }
 }
 
 #[test]
-fn every_command_takes_json_and_shows_how_it_is_used() {
+fn every_command_accepts_json_and_has_a_description() {
     for (name, command) in commands() {
         let has_json = command.get_arguments().any(|arg| arg.get_long() == Some("json"));
         assert!(has_json, "`cobox {name}` has no --json");

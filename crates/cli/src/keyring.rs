@@ -6,16 +6,16 @@ use cobox_protocol::Secret;
 use secret_service::{EncryptionType, Error, SecretService};
 
 /// Time limit for one operation, including the user's entry of the password for a locked keyring.
-const PATIENCE: Duration = Duration::from_secs(60);
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit to connect: a bus without the service reports that in milliseconds, one that hangs never does.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const APPLICATION: &str = "cobox";
 const PLAIN_TEXT: &str = "text/plain";
 /// D-Bus error for a name that no service owns and that no service can be started for.
 const NO_SERVICE: &str = "org.freedesktop.DBus.Error.ServiceUnknown";
 
 /// Why the keyring refused the operation, as text.
-pub type Refusal = String;
+pub type KeyringRefusal = String;
 
 /// Identifies one key in the keyring: a context's key for one broker. Another URL under the same name is another key.
 #[derive(Clone, Debug)]
@@ -25,9 +25,9 @@ pub struct Account {
 }
 
 impl Account {
-    pub fn store(&self, key: &Secret) -> Result<(), Refusal> {
+    pub fn store(&self, key: &Secret) -> Result<(), KeyringRefusal> {
         let (account, key) = (self.clone(), key.clone());
-        apart(move |service| {
+        run_on_thread(move |service| {
             Box::pin(async move {
                 let collection = service.get_default_collection().await?;
                 if collection.is_locked().await? {
@@ -40,9 +40,9 @@ impl Account {
     }
 
     /// `None` if the keyring has no such key.
-    pub fn read(&self) -> Result<Option<Secret>, Refusal> {
+    pub fn read(&self) -> Result<Option<Secret>, KeyringRefusal> {
         let account = self.clone();
-        apart(move |service| {
+        run_on_thread(move |service| {
             Box::pin(async move {
                 let found = service.search_items(account.attributes()).await?;
                 let Some(item) = found.unlocked.first().or(found.locked.first()) else { return Ok(None) };
@@ -55,9 +55,9 @@ impl Account {
         })
     }
 
-    pub fn delete(&self) -> Result<(), Refusal> {
+    pub fn delete(&self) -> Result<(), KeyringRefusal> {
         let account = self.clone();
-        apart(move |service| {
+        run_on_thread(move |service| {
             Box::pin(async move {
                 let found = service.search_items(account.attributes()).await?;
                 for item in found.unlocked.iter().chain(&found.locked) {
@@ -76,36 +76,38 @@ impl Account {
     }
 }
 
-type Asking<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T, Error>> + 'a>>;
+type KeyringFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T, Error>> + 'a>>;
 
 /// Runs on its own thread and runtime: keys are also needed in synchronous code, and a bus that hangs must not block
 /// the process.
-fn apart<T: Send + 'static>(ask: impl for<'a> FnOnce(&'a SecretService<'static>) -> Asking<'a, T> + Send + 'static) -> Result<T, Refusal> {
+fn run_on_thread<T: Send + 'static>(
+    operation_fn: impl for<'a> FnOnce(&'a SecretService<'static>) -> KeyringFuture<'a, T> + Send + 'static,
+) -> Result<T, KeyringRefusal> {
     if !has_bus() {
         return Err("there is no session bus here".to_owned());
     }
-    let asked = std::thread::spawn(move || {
+    let worker = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
-        let asking = async {
-            let connecting = tokio::time::timeout(CONNECT_WITHIN, SecretService::connect(EncryptionType::Dh)).await;
-            let service = connecting.map_err(|_| "the keyring doesn't answer".to_owned())?.map_err(in_words)?;
-            let asked = tokio::time::timeout(PATIENCE, ask(&service)).await;
-            asked.map_err(|_| format!("the keyring was not unlocked within {} s", PATIENCE.as_secs()))?.map_err(in_words)
+        let operation = async {
+            let connection = tokio::time::timeout(CONNECT_TIMEOUT, SecretService::connect(EncryptionType::Dh)).await;
+            let service = connection.map_err(|_| "the keyring doesn't answer".to_owned())?.map_err(describe_error)?;
+            let result = tokio::time::timeout(OPERATION_TIMEOUT, operation_fn(&service)).await;
+            result.map_err(|_| format!("the keyring was not unlocked within {} s", OPERATION_TIMEOUT.as_secs()))?.map_err(describe_error)
         };
-        let asked = runtime.block_on(asking);
+        let result = runtime.block_on(operation);
         runtime.shutdown_background();
-        asked
+        result
     });
-    asked.join().map_err(|_| "asking the keyring failed".to_owned())?
+    worker.join().map_err(|_| "asking the keyring failed".to_owned())?
 }
 
 /// Whether a session bus may exist; without one, a connection attempt would only wait.
 fn has_bus() -> bool {
-    let is_named = std::env::var_os("DBUS_SESSION_BUS_ADDRESS").is_some_and(|v| !v.is_empty());
-    is_named || std::env::var_os("XDG_RUNTIME_DIR").is_some_and(|dir| std::path::Path::new(&dir).join("bus").exists())
+    let has_bus_address = std::env::var_os("DBUS_SESSION_BUS_ADDRESS").is_some_and(|v| !v.is_empty());
+    has_bus_address || std::env::var_os("XDG_RUNTIME_DIR").is_some_and(|dir| std::path::Path::new(&dir).join("bus").exists())
 }
 
-fn in_words(e: Error) -> Refusal {
+fn describe_error(e: Error) -> KeyringRefusal {
     match e {
         Error::Locked => "the keyring is locked".to_owned(),
         Error::NoResult => "the keyring has no collection to keep it in".to_owned(),

@@ -1,5 +1,6 @@
 //! `cobox`: the command line program, for brokers and for the sandboxes they manage.
 
+mod broker_settings;
 mod byte_size;
 mod chat;
 mod commands;
@@ -12,34 +13,32 @@ mod cors;
 mod credentials;
 mod daemon;
 mod data_dir;
-mod exposure;
+mod dataplane_address;
+mod duration;
+mod event_printer;
 mod failure;
-mod feed;
 mod help;
 #[cfg(test)]
 mod help_tests;
 mod key_prompt;
 mod keyring;
-mod notice;
-mod origin;
+mod location;
+mod notices;
 mod output_filter;
 mod pack;
 mod pipe;
-mod place;
 mod printer;
-mod running;
-mod settings;
-mod sitting;
-mod span;
-mod streaming;
+mod remote_exec;
+mod running_broker;
+mod shell_attach;
 mod table;
+mod target;
 mod terminal;
 mod thread_cache;
+mod tls;
 mod transfer;
 mod tui;
-mod typist;
 mod unpack;
-mod way_in;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -51,8 +50,8 @@ use clap::{FromArgMatches, Parser};
 
 use crate::{
     commands::Command,
-    context::{Context, Flags},
-    failure::{Failure, OWN_ERROR},
+    context::{BrokerFlags, Context},
+    failure::{Failure, GENERAL_ERROR},
     printer::Printer,
 };
 
@@ -93,25 +92,26 @@ struct Cli {
 }
 
 /// First argument of the process that becomes a sandbox's launcher.
-const LAUNCH: &str = "__launch";
+const LAUNCH_ARGUMENT: &str = "__launch";
 /// Exit code of a command line that names no command or can't be parsed.
-const USAGE: u8 = 2;
+const USAGE_ERROR: u8 = 2;
 
 fn main() -> ExitCode {
     // Must come first: namespaces have to be entered by a process with a single thread and no state.
-    if std::env::args_os().nth(1).is_some_and(|arg| arg == LAUNCH) {
+    if std::env::args_os().nth(1).is_some_and(|arg| arg == LAUNCH_ARGUMENT) {
         cobox_provider::local::launch_main()
     }
-    let read = help::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
-    let mut cli = match read {
+    let parsed = help::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let mut cli = match parsed {
         Ok(cli) => cli,
-        Err(e) => return misread(&e),
+        Err(e) => return print_parse_error(&e),
     };
     if let Some(Command::Sandbox(command)) = &mut cli.command {
         cli.json |= command.take_json();
     }
     let printer = Printer::new(cli.json);
-    let context = Context::new(printer, Flags { context: cli.context, url: cli.url, api_key_file: cli.api_key_file, ca_file: cli.ca_file });
+    let context =
+        Context::new(printer, BrokerFlags { context: cli.context, url: cli.url, api_key_file: cli.api_key_file, ca_file: cli.ca_file });
     let outcome = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
             let outcome = catch_unwind(AssertUnwindSafe(|| runtime.block_on(run(cli.command, &context))));
@@ -126,32 +126,32 @@ fn main() -> ExitCode {
         Err(failure) => {
             let failure = context.explain(failure);
             printer.failure(&failure);
-            ExitCode::from(if failure.exit_code == 0 { OWN_ERROR } else { failure.exit_code })
+            ExitCode::from(if failure.exit_code == 0 { GENERAL_ERROR } else { failure.exit_code })
         }
     }
 }
 
 /// Prints what clap returned instead of a command: help, or a parse error, which is JSON if the command line has
 /// `--json`.
-fn misread(e: &clap::Error) -> ExitCode {
-    let is_for_program = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
-    if !e.use_stderr() || !is_for_program {
+fn print_parse_error(e: &clap::Error) -> ExitCode {
+    let wants_json = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
+    if !e.use_stderr() || !wants_json {
         e.exit()
     }
     Printer::new(true).failure(&usage_failure(e));
-    ExitCode::from(USAGE)
+    ExitCode::from(USAGE_ERROR)
 }
 
 fn usage_failure(e: &clap::Error) -> Failure {
-    let told = e.render().to_string();
+    let text = e.render().to_string();
     let paragraph = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join(" ").trim().to_owned();
-    let usage = told.split("\n\n").find(|part| part.starts_with("Usage:")).map(paragraph);
-    let what = match e.kind() {
+    let usage = text.split("\n\n").find(|part| part.starts_with("Usage:")).map(paragraph);
+    let message = match e.kind() {
         // This kind of error contains the whole help text.
         clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "this says nothing to do".to_owned(),
-        _ => paragraph(told.split("\n\n").next().unwrap_or_default().trim_start_matches("error:")),
+        _ => paragraph(text.split("\n\n").next().unwrap_or_default().trim_start_matches("error:")),
     };
-    Failure::new(what).advise(usage.unwrap_or_else(|| "`--help` shows what there is".to_owned())).exit_with(USAGE)
+    Failure::new(message).with_advice(usage.unwrap_or_else(|| "`--help` shows what there is".to_owned())).with_exit_code(USAGE_ERROR)
 }
 
 /// `cobox` without a command opens the sandbox view, or prints help if there is no sandbox to view.
@@ -162,7 +162,7 @@ async fn run(command: Option<Command>, context: &Context) -> commands::Outcome {
             Some(outcome) => outcome,
             None => {
                 context.printer.err(help::command().render_help().to_string().as_bytes());
-                Ok(USAGE)
+                Ok(USAGE_ERROR)
             }
         },
     }
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_arguments_fit_together() {
+    fn the_argument_definitions_are_consistent() {
         Cli::command().debug_assert();
     }
 
@@ -203,8 +203,8 @@ mod tests {
         for time in ["0", "1.5", "5m"] {
             assert!(parse(&["exec", "--timeout", time, "--", "ls"]).is_ok(), "{time}");
         }
-        let told = parse(&["exec"]).unwrap_err().to_string();
-        assert!(told.contains("cobox exec [OPTIONS] -- COMMAND"), "{told}");
+        let error = parse(&["exec"]).unwrap_err().to_string();
+        assert!(error.contains("cobox exec [OPTIONS] -- COMMAND"), "{error}");
     }
 
     #[test]
@@ -215,13 +215,13 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_and_a_sandbox_are_not_both_named() {
+    fn a_thread_and_a_sandbox_cannot_be_given_together() {
         for verb in [&["exec", "-c", "ls"][..], &["shell"], &["cp", "a", ":b"]] {
             let with = |more: &[&str]| parse(&[verb, more].concat());
             assert!(with(&["-t", "demo"]).is_ok() && with(&["--sandbox", "build"]).is_ok(), "{verb:?}");
             assert!(with(&["-t", "demo", "--sandbox", "build"]).is_err(), "{verb:?}");
-            let told = with(&["-t", "sb_00000000000000000000000000"]).unwrap_err().to_string();
-            assert!(told.contains("--sandbox"), "{told}");
+            let error = with(&["-t", "sb_00000000000000000000000000"]).unwrap_err().to_string();
+            assert!(error.contains("--sandbox"), "{error}");
         }
         assert!(parse(&["cp", "a", "b", "-t", "demo", ":c"]).is_ok(), "options may stand anywhere");
         assert!(parse(&["shell", "demo"]).is_ok());
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_options_that_choose_a_broker_are_not_shown_where_none_is_asked() {
+    fn broker_options_are_hidden_on_commands_without_a_broker() {
         let mut cli = Cli::command();
         cli.build();
         let help = |verb: &str| cli.find_subcommand(verb).unwrap().clone().render_long_help().to_string();
@@ -242,16 +242,16 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_can_not_be_read_is_told_in_one_sentence_and_its_usage() {
-        let told = |line: &[&str]| usage_failure(&parse(line).unwrap_err());
-        let failure = told(&["exec", "--tread", "demo", "--", "ls"]);
-        assert_eq!((failure.what.as_str(), failure.exit_code), ("unexpected argument '--tread' found", USAGE));
+    fn a_parse_error_is_one_sentence_with_the_usage() {
+        let parse_failure = |line: &[&str]| usage_failure(&parse(line).unwrap_err());
+        let failure = parse_failure(&["exec", "--tread", "demo", "--", "ls"]);
+        assert_eq!((failure.message.as_str(), failure.exit_code), ("unexpected argument '--tread' found", USAGE_ERROR));
         assert!(failure.advice.unwrap().starts_with("Usage: cobox exec "));
-        assert_eq!(told(&["sandbox"]).what, "this says nothing to do");
+        assert_eq!(parse_failure(&["sandbox"]).message, "this says nothing to do");
     }
 
     #[test]
-    fn a_sandbox_is_synced_with_this_folder_and_as_json_wherever_that_stands() {
+    fn sandbox_sync_accepts_json_anywhere_in_its_arguments() {
         for (line, is_json) in [
             (&["sandbox", "sync", "build"][..], false),
             (&["sandbox", "sync", "build", "--once", ".", "--json"], true),
@@ -265,12 +265,12 @@ mod tests {
     }
 
     #[test]
-    fn an_api_key_is_no_argument() {
+    fn an_api_key_is_not_an_argument() {
         assert!(parse(&["--api-key", "cbx_secret", "sandbox", "list"]).is_err());
     }
 
     #[test]
-    fn sync_runs_live_unless_asked_for_once_or_with_a_verb() {
+    fn sync_runs_live_without_once_or_a_subcommand() {
         for line in [
             &["sync"][..],
             &["sync", "."],

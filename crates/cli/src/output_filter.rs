@@ -4,31 +4,31 @@
 use bytes::Bytes;
 use cobox_stream::SequenceKinds;
 
-use crate::sitting::gate::Gate;
+use crate::terminal::SequenceFilter;
 
 /// Filter of one output stream.
 pub struct OutputFilter {
     /// `None` if nothing is filtered: for a pipe or a file, or with `--raw`.
-    gate: Option<Gate>,
-    hides: SequenceKinds,
+    filter: Option<SequenceFilter>,
+    hidden: SequenceKinds,
 }
 
 impl OutputFilter {
-    pub fn new(is_filtered: bool, hides: SequenceKinds) -> Self {
-        Self { gate: is_filtered.then(Gate::default), hides }
+    pub fn new(is_filtered: bool, hidden: SequenceKinds) -> Self {
+        Self { filter: is_filtered.then(SequenceFilter::default), hidden }
     }
 
     /// Returns the bytes to write. A sequence that is cut off at the end is never written: later output would complete it.
-    pub fn admit(&mut self, bytes: Bytes) -> Bytes {
-        match &mut self.gate {
-            Some(gate) => gate.admit(&bytes, self.hides).0.into(),
+    pub fn apply(&mut self, bytes: Bytes) -> Bytes {
+        match &mut self.filter {
+            Some(filter) => filter.apply(&bytes, self.hidden).0.into(),
             None => bytes,
         }
     }
 
-    /// Returns the bytes to write after the last output, see [`Gate::finish`].
+    /// Returns the bytes to write after the last output, see [`SequenceFilter::finish`].
     pub fn finish(&self) -> &'static [u8] {
-        self.gate.as_ref().map_or(b"", |gate| gate.finish(self.hides))
+        self.filter.as_ref().map_or(b"", |filter| filter.finish(self.hidden))
     }
 }
 
@@ -40,7 +40,7 @@ mod tests {
         b"a\x1b]52;c;aGk=\x07b\x1b]0;title\x07c\x1b[5id\x1b]9;note\x07e\x1b]777;notify;t;b\x07f\x1b_Gt=f;L2V0Yw==\x1b\\\x1b[31mg\x1b[6n";
 
     fn shown(mut filter: OutputFilter) -> Vec<u8> {
-        HOSTILE.chunks(3).flat_map(|piece| filter.admit(Bytes::from_static(piece))).filter(|b| *b != 0).collect()
+        HOSTILE.chunks(3).flat_map(|chunk| filter.apply(Bytes::from_static(chunk))).filter(|b| *b != 0).collect()
     }
 
     #[test]
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_string_that_a_terminal_was_shown_and_that_has_no_end_gets_one() {
+    fn an_unterminated_string_sequence_is_terminated() {
         for (output, is_filtered, end) in [
             (b"a\x1bXb".as_slice(), true, b"\x1b\\".as_slice()),
             (b"a\x1bXb\x1b\\", true, b""),
@@ -60,7 +60,7 @@ mod tests {
             (b"a\x1bXb", false, b""),
         ] {
             let mut filter = OutputFilter::new(is_filtered, SequenceKinds::ALL);
-            filter.admit(Bytes::from_static(output));
+            filter.apply(Bytes::from_static(output));
             assert_eq!(filter.finish(), end, "{output:?}");
         }
     }

@@ -18,14 +18,14 @@ const ZSTD_LEVEL: i32 = 3;
 const IGNORE_FILE: &str = ".coboxignore";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ignoring {
+pub enum IgnoreMode {
     Nothing,
     /// Leaves out the files that `.gitignore` and `.coboxignore` match.
     IgnoreFiles,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Packed {
+pub struct PackReport {
     pub files: u64,
     pub links: u64,
     pub directories: u64,
@@ -39,14 +39,14 @@ pub struct Packed {
 /// Maximum number of notices: a folder with ten thousand sockets must not print ten thousand lines.
 pub const MAX_NOTICES: usize = 20;
 
-impl Packed {
-    fn leave_out(&mut self, path: &Path, why: &str) {
+impl PackReport {
+    fn skip(&mut self, path: &Path, why: &str) {
         self.notice(format!("left out {}: {why}", path.display()));
     }
 
-    fn notice(&mut self, words: String) {
+    fn notice(&mut self, text: String) {
         if self.notices.len() < MAX_NOTICES {
-            self.notices.push(words);
+            self.notices.push(text);
         } else {
             self.notices_left_out += 1;
         }
@@ -54,22 +54,22 @@ impl Packed {
 }
 
 /// Bytes of file contents that [`pack`] will read, for a progress bar.
-pub fn measure(root: &Path, ignoring: Ignoring) -> u64 {
-    walk(root, ignoring).flatten().filter_map(|e| e.metadata().ok()).filter(Metadata::is_file).map(|m| m.len()).sum()
+pub fn total_bytes(root: &Path, ignore_mode: IgnoreMode) -> u64 {
+    walk(root, ignore_mode).flatten().filter_map(|e| e.metadata().ok()).filter(Metadata::is_file).map(|m| m.len()).sum()
 }
 
 /// Blocking. Calls `progress` with the number of content bytes read.
-pub fn pack(root: &Path, ignoring: Ignoring, out: &mut dyn Write, progress: &dyn Fn(u64)) -> io::Result<Packed> {
+pub fn pack(root: &Path, ignore_mode: IgnoreMode, out: &mut dyn Write, progress: &dyn Fn(u64)) -> io::Result<PackReport> {
     // The root itself may be given as a symbolic link; below it, none is followed.
-    let root = root.canonicalize().map_err(|e| naming(root, e))?;
-    let anchor = File::open(&root).map_err(|e| naming(&root, e))?;
-    let mut packed = Packed::default();
+    let root = root.canonicalize().map_err(|e| with_path(root, e))?;
+    let anchor = File::open(&root).map_err(|e| with_path(&root, e))?;
+    let mut report = PackReport::default();
     let mut tar = Builder::new(zstd::Encoder::new(out, ZSTD_LEVEL)?);
-    for entry in walk(&root, ignoring) {
+    for entry in walk(&root, ignore_mode) {
         let entry = match entry {
             Ok(entry) => entry,
             Err(e) => {
-                unlisted(&root, &e, &mut packed);
+                skip_unlisted(&root, &e, &mut report);
                 continue;
             }
         };
@@ -82,48 +82,48 @@ pub fn pack(root: &Path, ignoring: Ignoring, out: &mut dyn Write, progress: &dyn
             // Deleted since the folder was listed; a slightly later listing would not contain it either.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => {
-                packed.leave_out(relative, &unreadable(&e));
+                report.skip(relative, &unreadable_reason(&e));
                 continue;
             }
         };
-        append(&mut tar, &anchor, relative, &meta, &mut packed, progress).map_err(|e| naming(relative, e))?;
+        append(&mut tar, &anchor, relative, &meta, &mut report, progress).map_err(|e| with_path(relative, e))?;
     }
     tar.into_inner()?.finish()?.flush()?;
-    Ok(packed)
+    Ok(report)
 }
 
 /// Leaves out the contents of a folder that can't be listed; the rest is packed.
-fn unlisted(root: &Path, e: &ignore::Error, packed: &mut Packed) {
-    match (path_of(e), e.io_error()) {
+fn skip_unlisted(root: &Path, e: &ignore::Error, report: &mut PackReport) {
+    match (error_path(e), e.io_error()) {
         // Deleted since its parent folder was listed.
         (_, Some(cause)) if cause.kind() == io::ErrorKind::NotFound => {}
         (Some(path), Some(cause)) => {
             let relative = path.strip_prefix(root).unwrap_or(path);
-            packed.leave_out(relative, &unreadable(cause));
+            report.skip(relative, &unreadable_reason(cause));
         }
-        _ => packed.notice(format!("left out: {e}")),
+        _ => report.notice(format!("left out: {e}")),
     }
 }
 
-fn path_of(e: &ignore::Error) -> Option<&Path> {
+fn error_path(e: &ignore::Error) -> Option<&Path> {
     match e {
         ignore::Error::WithPath { path, .. } => Some(path),
-        ignore::Error::WithDepth { err, .. } | ignore::Error::WithLineNumber { err, .. } => path_of(err),
+        ignore::Error::WithDepth { err, .. } | ignore::Error::WithLineNumber { err, .. } => error_path(err),
         _ => None,
     }
 }
 
-fn unreadable(e: &io::Error) -> String {
+fn unreadable_reason(e: &io::Error) -> String {
     match e.kind() {
         io::ErrorKind::PermissionDenied => "no permission to read it".to_owned(),
         _ => format!("it can't be read: {e}"),
     }
 }
 
-fn walk(root: &Path, ignoring: Ignoring) -> Walk {
+fn walk(root: &Path, ignore_mode: IgnoreMode) -> Walk {
     let mut builder = WalkBuilder::new(root);
     builder.standard_filters(false).follow_links(false).sort_by_file_name(Ord::cmp);
-    if ignoring == Ignoring::IgnoreFiles {
+    if ignore_mode == IgnoreMode::IgnoreFiles {
         // Git's ignore rules also apply in a folder that is not a repository yet. Those of parent folders apply only
         // inside a repository: a stray .gitignore in a home directory is unrelated to this folder.
         let is_in_repository = root.canonicalize().is_ok_and(|r| r.ancestors().skip(1).any(|a| a.join(".git").exists()));
@@ -137,12 +137,12 @@ fn append<W: Write>(
     anchor: &File,
     path: &Path,
     meta: &Metadata,
-    packed: &mut Packed,
+    report: &mut PackReport,
     progress: &dyn Fn(u64),
 ) -> io::Result<()> {
     let kind = meta.file_type();
     if kind.is_dir() {
-        packed.directories += 1;
+        report.directories += 1;
         let mut directory = header(EntryType::Directory, meta);
         tar.append_data(&mut directory, path, io::empty())
     } else if kind.is_symlink() {
@@ -151,26 +151,32 @@ fn append<W: Write>(
             // Deleted or replaced since it was listed.
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => return Ok(()),
             Err(e) => {
-                packed.leave_out(path, &unreadable(&e));
+                report.skip(path, &unreadable_reason(&e));
                 return Ok(());
             }
         };
-        packed.links += 1;
+        report.links += 1;
         tar.append_link(&mut header(EntryType::Symlink, meta), path, target)
     } else if kind.is_file() {
-        append_file(tar, anchor, path, packed, progress)
+        append_file(tar, anchor, path, report, progress)
     } else {
         let what = match kind {
             k if k.is_socket() => "it is a socket",
             k if k.is_fifo() => "it is a named pipe",
             _ => "it is a device",
         };
-        packed.leave_out(path, what);
+        report.skip(path, what);
         Ok(())
     }
 }
 
-fn append_file<W: Write>(tar: &mut Builder<W>, anchor: &File, path: &Path, packed: &mut Packed, progress: &dyn Fn(u64)) -> io::Result<()> {
+fn append_file<W: Write>(
+    tar: &mut Builder<W>,
+    anchor: &File,
+    path: &Path,
+    report: &mut PackReport,
+    progress: &dyn Fn(u64),
+) -> io::Result<()> {
     // Resolved again from the root without following links: an entry swapped since the listing can't lead outside.
     // Non-blocking, because the file may have become a pipe without a writer.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -179,28 +185,28 @@ fn append_file<W: Write>(tar: &mut Builder<W>, anchor: &File, path: &Path, packe
         Ok(fd) => File::from(fd),
         Err(rustix::io::Errno::NOENT) => return Ok(()),
         Err(rustix::io::Errno::LOOP | rustix::io::Errno::XDEV) => {
-            packed.leave_out(path, "it became a link while the folder was read");
+            report.skip(path, "it became a link while the folder was read");
             return Ok(());
         }
         Err(e) => {
-            packed.leave_out(path, &unreadable(&e.into()));
+            report.skip(path, &unreadable_reason(&e.into()));
             return Ok(());
         }
     };
     let meta = file.metadata()?;
     if !meta.is_file() {
-        packed.leave_out(path, "it is no longer a regular file");
+        report.skip(path, "it is no longer a regular file");
         return Ok(());
     }
-    packed.files += 1;
-    packed.bytes += meta.len();
+    report.files += 1;
+    report.bytes += meta.len();
     let mut header = header(EntryType::Regular, &meta);
     header.set_size(meta.len());
     let mut contents = ExactLength { file, left: meta.len(), missing: 0, progress };
     tar.append_data(&mut header, path, &mut contents)?;
     if contents.missing > 0 {
         let (path, missing) = (path.display(), contents.missing);
-        packed.notice(format!("{path} became shorter while it was read: its last {missing} bytes there are zeros; copy it again"));
+        report.notice(format!("{path} became shorter while it was read: its last {missing} bytes there are zeros; copy it again"));
     }
     Ok(())
 }
@@ -235,15 +241,15 @@ struct ExactLength<'a> {
 
 impl Read for ExactLength<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
-        if most == 0 {
+        let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
+        if wanted == 0 {
             return Ok(0);
         }
-        let n = match self.file.read(&mut buffer[..most])? {
+        let n = match self.file.read(&mut buffer[..wanted])? {
             0 => {
-                buffer[..most].fill(0);
-                self.missing += most as u64;
-                most
+                buffer[..wanted].fill(0);
+                self.missing += wanted as u64;
+                wanted
             }
             n => n,
         };
@@ -253,7 +259,7 @@ impl Read for ExactLength<'_> {
     }
 }
 
-fn naming(path: &Path, e: io::Error) -> io::Error {
+fn with_path(path: &Path, e: io::Error) -> io::Error {
     io::Error::new(e.kind(), format!("{}: {e}", path.display()))
 }
 
@@ -263,9 +269,9 @@ mod tests {
 
     use super::*;
 
-    fn contents(root: &Path, ignoring: Ignoring) -> (Packed, BTreeMap<String, (EntryType, Vec<u8>)>) {
+    fn contents(root: &Path, ignore_mode: IgnoreMode) -> (PackReport, BTreeMap<String, (EntryType, Vec<u8>)>) {
         let mut out = Vec::new();
-        let packed = pack(root, ignoring, &mut out, &|_| ()).unwrap();
+        let report = pack(root, ignore_mode, &mut out, &|_| ()).unwrap();
         let mut archive = tar::Archive::new(zstd::Decoder::new(&out[..]).unwrap());
         let mut found = BTreeMap::new();
         for entry in archive.entries().unwrap() {
@@ -278,7 +284,7 @@ mod tests {
             }
             found.insert(name, (entry.header().entry_type(), bytes));
         }
-        (packed, found)
+        (report, found)
     }
 
     fn names(found: &BTreeMap<String, (EntryType, Vec<u8>)>) -> Vec<&str> {
@@ -286,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_ignore_files_name_is_left_out_and_the_rest_goes_hidden_files_too() {
+    fn ignored_files_are_left_out_and_hidden_files_are_packed() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         fs::create_dir_all(root.join("target/deep")).unwrap();
@@ -303,37 +309,37 @@ mod tests {
         for name in ["keep.log", "secret.env", "target/deep/x", "src/main.rs", "src/y.log"] {
             fs::write(root.join(name), "x").unwrap();
         }
-        let (packed, found) = contents(root, Ignoring::IgnoreFiles);
+        let (report, found) = contents(root, IgnoreMode::IgnoreFiles);
         assert_eq!(names(&found), [".coboxignore", ".gitignore", ".hidden", "a.txt", "keep.log", "src", "src/main.rs"]);
-        assert_eq!((packed.files, packed.directories), (6, 1));
-        assert_eq!(measure(root, Ignoring::IgnoreFiles), packed.bytes);
+        assert_eq!((report.files, report.directories), (6, 1));
+        assert_eq!(total_bytes(root, IgnoreMode::IgnoreFiles), report.bytes);
 
-        let (_, everything) = contents(root, Ignoring::Nothing);
+        let (_, everything) = contents(root, IgnoreMode::Nothing);
         assert!(everything.contains_key("target/deep/x") && everything.contains_key("secret.env"));
     }
 
     #[test]
-    fn a_repository_above_counts_and_a_stray_ignore_file_above_does_not() {
+    fn parent_ignore_files_apply_only_within_a_repository() {
         let dir = tempfile::tempdir().unwrap();
         let sub = dir.path().join("sub");
         fs::create_dir(&sub).unwrap();
         fs::write(dir.path().join(".gitignore"), "*.log\n").unwrap();
         fs::write(sub.join("a.log"), "x").unwrap();
-        assert_eq!(names(&contents(&sub, Ignoring::IgnoreFiles).1), ["a.log"]);
+        assert_eq!(names(&contents(&sub, IgnoreMode::IgnoreFiles).1), ["a.log"]);
         fs::create_dir(dir.path().join(".git")).unwrap();
-        assert_eq!(contents(&sub, Ignoring::IgnoreFiles).1.len(), 0);
+        assert_eq!(contents(&sub, IgnoreMode::IgnoreFiles).1.len(), 0);
     }
 
     #[test]
-    fn links_go_as_links_and_never_as_what_they_point_to() {
+    fn links_are_packed_as_links() {
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("private"), "private").unwrap();
         let dir = tempfile::tempdir().unwrap();
         symlink(outside.path(), dir.path().join("out")).unwrap();
         symlink(outside.path().join("private"), dir.path().join("file")).unwrap();
-        let (packed, found) = contents(dir.path(), Ignoring::IgnoreFiles);
+        let (report, found) = contents(dir.path(), IgnoreMode::IgnoreFiles);
         assert_eq!(names(&found), ["file", "out"]);
-        assert_eq!((packed.files, packed.links), (0, 2));
+        assert_eq!((report.files, report.links), (0, 2));
         assert!(found.values().all(|(kind, _)| *kind == EntryType::Symlink));
         assert_eq!(found["out"].1, outside.path().display().to_string().as_bytes());
     }
@@ -343,25 +349,25 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("s")).unwrap();
         fs::write(dir.path().join("f"), "f").unwrap();
-        let (packed, found) = contents(dir.path(), Ignoring::Nothing);
+        let (report, found) = contents(dir.path(), IgnoreMode::Nothing);
         assert_eq!(names(&found), ["f"]);
-        assert_eq!(packed.notices, ["left out s: it is a socket"]);
+        assert_eq!(report.notices, ["left out s: it is a socket"]);
     }
 
     #[test]
-    fn a_file_that_shrinks_while_it_is_read_is_told_of() {
+    fn a_file_that_shrinks_while_it_is_read_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a");
         fs::write(&file, vec![b'x'; 1 << 20]).unwrap();
         let shrink = |_| File::options().write(true).open(&file).unwrap().set_len(0).unwrap();
         let mut out = Vec::new();
-        let packed = pack(dir.path(), Ignoring::Nothing, &mut out, &shrink).unwrap();
-        assert_eq!(packed.files, 1);
-        assert!(packed.notices[0].starts_with("a became shorter while it was read: its last "), "{:?}", packed.notices);
+        let report = pack(dir.path(), IgnoreMode::Nothing, &mut out, &shrink).unwrap();
+        assert_eq!(report.files, 1);
+        assert!(report.notices[0].starts_with("a became shorter while it was read: its last "), "{:?}", report.notices);
     }
 
     #[test]
-    fn a_folder_that_can_not_be_listed_costs_only_what_is_in_it() {
+    fn an_unlistable_folder_loses_only_its_own_contents() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         for folder in ["gone", "other"] {
@@ -378,14 +384,14 @@ mod tests {
             }
         };
         let mut out = Vec::new();
-        let packed = pack(root, Ignoring::Nothing, &mut out, &change).unwrap();
-        assert_eq!(packed.files, 3, "a, other and z");
-        assert_eq!(packed.notices.len(), 1, "{:?}", packed.notices);
-        assert!(packed.notices[0].starts_with("left out other: it can't be read: "), "{:?}", packed.notices);
+        let report = pack(root, IgnoreMode::Nothing, &mut out, &change).unwrap();
+        assert_eq!(report.files, 3, "a, other and z");
+        assert_eq!(report.notices.len(), 1, "{:?}", report.notices);
+        assert!(report.notices[0].starts_with("left out other: it can't be read: "), "{:?}", report.notices);
     }
 
     #[test]
-    fn long_and_strange_names_and_modes_survive() {
+    fn long_and_unusual_names_and_modes_are_preserved() {
         use std::os::unix::{ffi::OsStrExt, fs::PermissionsExt};
         let dir = tempfile::tempdir().unwrap();
         let strange = Path::new(std::ffi::OsStr::from_bytes(b"caf\xe9")).join("x".repeat(150)).join("y".repeat(150));
@@ -393,7 +399,7 @@ mod tests {
         fs::write(dir.path().join(&strange), "deep").unwrap();
         fs::set_permissions(dir.path().join(&strange), fs::Permissions::from_mode(0o751)).unwrap();
         let mut out = Vec::new();
-        pack(dir.path(), Ignoring::Nothing, &mut out, &|_| ()).unwrap();
+        pack(dir.path(), IgnoreMode::Nothing, &mut out, &|_| ()).unwrap();
         let mut archive = tar::Archive::new(zstd::Decoder::new(&out[..]).unwrap());
         let last = archive.entries().unwrap().last().unwrap().unwrap();
         assert_eq!(last.path().unwrap(), strange);

@@ -12,7 +12,7 @@ const CHUNK: usize = 64 * 1024;
 const IN_FLIGHT: usize = 16;
 
 /// An item of the channel. If the channel closes before `End`, the writer was lost.
-enum Piece {
+enum PipeItem {
     Bytes(Bytes),
     End(io::Result<()>),
 }
@@ -23,9 +23,9 @@ pub fn writer() -> (PipeWriter, impl Stream<Item = io::Result<Bytes>> + Send + '
     let chunks = stream::unfold(Some(receiver), |receiver| async move {
         let mut receiver = receiver?;
         match receiver.recv().await {
-            Some(Piece::Bytes(chunk)) => Some((Ok(chunk), Some(receiver))),
-            Some(Piece::End(Ok(()))) => None,
-            Some(Piece::End(Err(error))) => Some((Err(error), None)),
+            Some(PipeItem::Bytes(chunk)) => Some((Ok(chunk), Some(receiver))),
+            Some(PipeItem::End(Ok(()))) => None,
+            Some(PipeItem::End(Err(error))) => Some((Err(error), None)),
             None => Some((Err(io::Error::new(io::ErrorKind::UnexpectedEof, "packing was given up half-way")), None)),
         }
     });
@@ -35,7 +35,7 @@ pub fn writer() -> (PipeWriter, impl Stream<Item = io::Result<Bytes>> + Send + '
 /// Must be ended with [`PipeWriter::finish`]: dropping it fails the stream, so that a partial archive is never taken
 /// for a complete one.
 pub struct PipeWriter {
-    sender: mpsc::Sender<Piece>,
+    sender: mpsc::Sender<PipeItem>,
     buffer: BytesMut,
 }
 
@@ -44,7 +44,7 @@ impl PipeWriter {
     pub fn finish(mut self, outcome: io::Result<()>) {
         let outcome = outcome.and_then(|()| self.flush());
         // The reader may be gone already; then there is no one to notify.
-        let _ = self.sender.blocking_send(Piece::End(outcome));
+        let _ = self.sender.blocking_send(PipeItem::End(outcome));
     }
 }
 
@@ -63,7 +63,7 @@ impl Write for PipeWriter {
         }
         let chunk = self.buffer.split().freeze();
         self.buffer.reserve(CHUNK);
-        self.sender.blocking_send(Piece::Bytes(chunk)).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        self.sender.blocking_send(PipeItem::Bytes(chunk)).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
 
@@ -73,7 +73,7 @@ where
     E: std::error::Error + Send + Sync + 'static,
 {
     let (sender, receiver) = mpsc::channel(IN_FLIGHT);
-    let feeding = async move {
+    let feeder = async move {
         let mut chunks = std::pin::pin!(chunks);
         while let Some(chunk) = chunks.next().await {
             if sender.send(chunk.map_err(io::Error::other)).await.is_err() {
@@ -81,7 +81,7 @@ where
             }
         }
     };
-    (PipeReader { receiver, current: Bytes::new() }, feeding)
+    (PipeReader { receiver, current: Bytes::new() }, feeder)
 }
 
 pub struct PipeReader {
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_stream_is_whole_or_ends_in_an_error() {
+    async fn a_stream_is_complete_or_ends_in_an_error() {
         let written = |outcome: Option<io::Result<()>>| async move {
             let (mut writer, chunks) = writer();
             let writing = tokio::task::spawn_blocking(move || {

@@ -6,16 +6,16 @@ use cobox_protocol::Timestamp;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use serde::Serialize;
 
-use crate::{failure::Failure, span::rough, table, terminal};
+use crate::{duration::approximate, failure::Failure, table, terminal};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Printer {
     json: bool,
     /// Colours on stderr.
-    has_colour: bool,
+    has_stderr_colour: bool,
     /// Colours on stdout.
-    paints: bool,
-    has_progress: bool,
+    has_stdout_colour: bool,
+    is_interactive: bool,
 }
 
 /// Emphasis of a word. Colour never carries information that the text lacks.
@@ -47,35 +47,35 @@ impl Printer {
         let is_tty = io::stderr().is_terminal();
         let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()) && !is_dumb;
-        let paints = io::stdout().is_terminal() && wants_colour && !json;
-        Self { json, has_colour: is_tty && wants_colour, paints, has_progress: is_tty && !json }
+        let has_stdout_colour = io::stdout().is_terminal() && wants_colour && !json;
+        Self { json, has_stderr_colour: is_tty && wants_colour, has_stdout_colour, is_interactive: is_tty && !json }
     }
 
     /// Colours a word for stdout if colours are enabled and supported.
     pub fn paint(self, tone: Tone, text: &str) -> String {
         match tone.code() {
-            Some(code) if self.paints => format!("\x1b[{code}m{text}\x1b[0m"),
+            Some(code) if self.has_stdout_colour => format!("\x1b[{code}m{text}\x1b[0m"),
             _ => text.to_owned(),
         }
     }
 
     /// Whether a user reads along: stderr is a terminal and the output is not JSON.
     pub fn is_interactive(self) -> bool {
-        self.has_progress
+        self.is_interactive
     }
 
     pub fn is_json(self) -> bool {
         self.json
     }
 
-    /// Prints the result of a command: a JSON object for programs, or `words` for people.
-    pub fn result(self, value: &impl Serialize, words: impl FnOnce() -> String) -> io::Result<()> {
+    /// Prints the result of a command: a JSON object for programs, or `text` for people.
+    pub fn result(self, value: &impl Serialize, text: impl FnOnce() -> String) -> io::Result<()> {
         if self.json {
-            let mut text = serde_json::to_string_pretty(value)?;
-            text.push('\n');
-            self.out(text.as_bytes())
+            let mut json = serde_json::to_string_pretty(value)?;
+            json.push('\n');
+            self.out(json.as_bytes())
         } else {
-            self.line(&words())
+            self.line(&text())
         }
     }
 
@@ -99,10 +99,10 @@ impl Printer {
 
     /// The time of day (UTC) on a terminal, otherwise the full timestamp, which a program may read.
     pub fn clock(self, at: Timestamp) -> String {
-        let whole = at.to_string();
-        match whole.get(11..19) {
+        let timestamp = at.to_string();
+        match timestamp.get(11..19) {
             Some(time) if io::stdout().is_terminal() => format!("{time}Z"),
-            _ => whole,
+            _ => timestamp,
         }
     }
 
@@ -113,8 +113,8 @@ impl Printer {
         }
         let now = Timestamp::now();
         match at.saturating_since(now).as_secs() {
-            0 => format!("{} ago", rough(now.saturating_since(at).as_secs())),
-            ahead => format!("in {}", rough(ahead)),
+            0 => format!("{} ago", approximate(now.saturating_since(at).as_secs())),
+            seconds => format!("in {}", approximate(seconds)),
         }
     }
 
@@ -134,11 +134,11 @@ impl Printer {
         let text = if self.json {
             format!("{}\n", failure.json())
         } else {
-            let label = if self.has_colour { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
+            let label = if self.has_stderr_colour { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
             // Only local messages may have several lines: a server could otherwise imitate further output.
             let what = match &failure.api {
-                Some(_) => visible(&failure.what),
-                None => failure.what.lines().map(visible).collect::<Vec<_>>().join("\n  "),
+                Some(_) => visible(&failure.message),
+                None => failure.message.lines().map(visible).collect::<Vec<_>>().join("\n  "),
             };
             let mut text = format!("{label} {what}\n");
             if let Some(advice) = &failure.advice {
@@ -175,7 +175,7 @@ impl Printer {
 
     /// A line that stays at the bottom of a terminal; hidden elsewhere.
     pub fn status_line(self) -> ProgressBar {
-        if !self.has_progress {
+        if !self.is_interactive {
             return ProgressBar::hidden();
         }
         let line = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
@@ -187,7 +187,7 @@ impl Printer {
 
     /// A progress bar on a terminal; hidden elsewhere. Without a known length it shows a byte count.
     pub fn progress(self, length: Option<u64>, label: &str) -> ProgressBar {
-        if !self.has_progress {
+        if !self.is_interactive {
             return ProgressBar::hidden();
         }
         let bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr());
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown_is_what_is_there() {
+    fn invisible_and_control_characters_are_escaped() {
         assert_eq!(visible("plain 建 e\u{301}"), "plain 建 e\u{301}");
         assert_eq!(visible("a\u{1b}[2J"), "a\\u{1b}[2J");
         assert_eq!(visible("txt.\u{202e}exe"), "txt.\\u{202e}exe");
@@ -240,10 +240,10 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_sees_colours_there_are_none() {
-        let plain = Printer { json: false, has_colour: false, paints: false, has_progress: false };
+    fn colours_are_used_only_on_a_terminal() {
+        let plain = Printer { json: false, has_stderr_colour: false, has_stdout_colour: false, is_interactive: false };
         assert_eq!(plain.paint(Tone::Bad, "no"), "no");
-        let painting = Printer { paints: true, ..plain };
+        let painting = Printer { has_stdout_colour: true, ..plain };
         assert_eq!(painting.paint(Tone::Bad, "no"), "\x1b[31mno\x1b[0m");
         assert_eq!(painting.paint(Tone::Plain, "no"), "no");
     }

@@ -29,7 +29,7 @@ pub struct ThreadCache {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct ThreadCacheEntry {
     owner: String,
     thread: String,
     pub sandbox_id: SandboxId,
@@ -40,13 +40,13 @@ pub struct Entry {
 }
 
 #[derive(Default, Serialize, Deserialize)]
-struct Written {
-    threads: Vec<Entry>,
+struct CacheFile {
+    threads: Vec<ThreadCacheEntry>,
 }
 
 impl ThreadCache {
     /// `None` without a home directory.
-    pub fn of(url: &str, api_key: &Secret, env: Environment) -> Option<Self> {
+    pub fn for_broker(url: &str, api_key: &Secret, env: Environment) -> Option<Self> {
         let path = user_dir(env, "XDG_CACHE_HOME", ".cache")?.join("cobox/threads.json");
         let mut hasher = blake3::Hasher::new_derive_key("cobox 2026 owner of a thread cache entry");
         hasher.update(url.trim_end_matches('/').as_bytes()).update(b"\0").update(api_key.expose().as_bytes());
@@ -54,12 +54,12 @@ impl ThreadCache {
         Some(Self { path, owner })
     }
 
-    pub fn get(&self, thread: &str) -> Option<Entry> {
-        self.read().threads.into_iter().find(|e| self.is_of(e, thread))
+    pub fn get(&self, thread: &str) -> Option<ThreadCacheEntry> {
+        self.read().threads.into_iter().find(|e| self.belongs_to(e, thread))
     }
 
     pub fn remember(&self, session: &NegotiateResponse) {
-        let entry = Entry {
+        let entry = ThreadCacheEntry {
             owner: self.owner.clone(),
             thread: session.thread_id.clone(),
             sandbox_id: session.sandbox.id.clone(),
@@ -71,16 +71,16 @@ impl ThreadCache {
         if [&entry.thread, &entry.http_base_url, &entry.ws_base_url].iter().any(|text| text.len() > MAX_TEXT_BYTES) {
             return;
         }
-        let mut written = self.read();
-        let is_fresh = |e: &Entry| entry.used_at.saturating_since(e.used_at).as_secs() < TOUCH_SECONDS;
-        if written.threads.iter().any(|e| Entry { used_at: entry.used_at, ..e.clone() } == entry && is_fresh(e)) {
+        let mut file = self.read();
+        let is_fresh = |e: &ThreadCacheEntry| entry.used_at.saturating_since(e.used_at).as_secs() < TOUCH_SECONDS;
+        if file.threads.iter().any(|e| ThreadCacheEntry { used_at: entry.used_at, ..e.clone() } == entry && is_fresh(e)) {
             return;
         }
-        written.threads.retain(|e| !self.is_of(e, &entry.thread));
-        written.threads.insert(0, entry);
-        written.threads.sort_by_key(|e| std::cmp::Reverse(e.used_at));
-        written.threads.truncate(MAX_ENTRIES);
-        self.write(&written);
+        file.threads.retain(|e| !self.belongs_to(e, &entry.thread));
+        file.threads.insert(0, entry);
+        file.threads.sort_by_key(|e| std::cmp::Reverse(e.used_at));
+        file.threads.truncate(MAX_ENTRIES);
+        self.write(&file);
     }
 
     pub fn forget(&self, thread: &str) {
@@ -92,28 +92,28 @@ impl ThreadCache {
         self.forget_where(|e| e.session_id.as_str() == id || e.sandbox_id.as_str() == id);
     }
 
-    fn forget_where(&self, is_it: impl Fn(&Entry) -> bool) {
-        let mut written = self.read();
-        let before = written.threads.len();
-        written.threads.retain(|e| e.owner != self.owner || !is_it(e));
-        if written.threads.len() != before {
-            self.write(&written);
+    fn forget_where(&self, matches: impl Fn(&ThreadCacheEntry) -> bool) {
+        let mut file = self.read();
+        let before = file.threads.len();
+        file.threads.retain(|e| e.owner != self.owner || !matches(e));
+        if file.threads.len() != before {
+            self.write(&file);
         }
     }
 
-    fn is_of(&self, entry: &Entry, thread: &str) -> bool {
+    fn belongs_to(&self, entry: &ThreadCacheEntry, thread: &str) -> bool {
         entry.owner == self.owner && entry.thread == thread
     }
 
     /// An unreadable file counts as empty: the broker has the authoritative state.
-    fn read(&self) -> Written {
+    fn read(&self) -> CacheFile {
         let mut text = Vec::new();
-        let is_read = std::fs::File::open(&self.path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut text));
-        is_read.ok().and_then(|_| serde_json::from_slice(&text).ok()).unwrap_or_default()
+        let read = std::fs::File::open(&self.path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut text));
+        read.ok().and_then(|_| serde_json::from_slice(&text).ok()).unwrap_or_default()
     }
 
-    fn write(&self, written: &Written) {
-        if let Err(error) = serde_json::to_vec(written).map_err(io::Error::other).and_then(|text| replace(&self.path, &text)) {
+    fn write(&self, file: &CacheFile) {
+        if let Err(error) = serde_json::to_vec(file).map_err(io::Error::other).and_then(|text| replace_file(&self.path, &text)) {
             tracing::debug!(path = %self.path.display(), %error, "the thread cache is not written");
         }
     }
@@ -121,11 +121,11 @@ impl ThreadCache {
 
 /// Replaces the file atomically, readable by its owner only. Not synced to disk: an empty cache after a power failure
 /// is harmless.
-fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+fn replace_file(path: &Path, text: &[u8]) -> io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     // A temporary file is created with mode 0600.
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
     file.write_all(text)?;
     file.persist(path).map_err(|e| e.error).map(drop)
 }
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     fn cache(home: &Path, key: &str) -> ThreadCache {
-        ThreadCache::of("http://x/", &Secret::new(key), &|name| (name == "HOME").then(|| OsString::from(home))).unwrap()
+        ThreadCache::for_broker("http://x/", &Secret::new(key), &|name| (name == "HOME").then(|| OsString::from(home))).unwrap()
     }
 
     fn session(thread: &str) -> NegotiateResponse {
@@ -155,12 +155,12 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_found_again_by_the_same_key_alone_and_no_secret_is_written() {
+    fn a_thread_is_found_only_with_the_same_key_and_no_secret_is_written() {
         let home = tempfile::tempdir().unwrap();
-        let made = session("demo");
-        cache(home.path(), "cbx_mine").remember(&made);
+        let response = session("demo");
+        cache(home.path(), "cbx_mine").remember(&response);
         let found = cache(home.path(), "cbx_mine").get("demo").unwrap();
-        assert_eq!((found.sandbox_id, found.session_id), (made.sandbox.id, made.session_id));
+        assert_eq!((found.sandbox_id, found.session_id), (response.sandbox.id, response.session_id));
         assert_eq!(cache(home.path(), "cbx_other").get("demo"), None);
         let file = home.path().join(".cache/cobox/threads.json");
         let text = std::fs::read_to_string(&file).unwrap();
@@ -170,21 +170,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_gone_and_what_is_somebody_else_s_stays() {
+    fn forgetting_removes_only_entries_of_the_same_key() {
         let home = tempfile::tempdir().unwrap();
-        let (mine, other) = (cache(home.path(), "a"), cache(home.path(), "b"));
-        let made = session("demo");
-        mine.remember(&made);
-        mine.remember(&session("two"));
-        other.remember(&session("demo"));
-        mine.forget_id(made.session_id.as_str());
-        assert!(mine.get("demo").is_none() && mine.get("two").is_some() && other.get("demo").is_some());
-        mine.forget("two");
-        assert!(mine.get("two").is_none() && other.get("demo").is_some());
+        let (first_key, other_key) = (cache(home.path(), "a"), cache(home.path(), "b"));
+        let response = session("demo");
+        first_key.remember(&response);
+        first_key.remember(&session("two"));
+        other_key.remember(&session("demo"));
+        first_key.forget_id(response.session_id.as_str());
+        assert!(first_key.get("demo").is_none() && first_key.get("two").is_some() && other_key.get("demo").is_some());
+        first_key.forget("two");
+        assert!(first_key.get("two").is_none() && other_key.get("demo").is_some());
     }
 
     #[test]
-    fn it_never_grows_past_its_bound_and_keeps_the_newest() {
+    fn the_cache_is_bounded_and_keeps_the_newest_entries() {
         let home = tempfile::tempdir().unwrap();
         let cache = cache(home.path(), "a");
         (0..MAX_ENTRIES + 10).for_each(|i| cache.remember(&session(&format!("t{i}"))));
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_can_not_be_read_counts_as_empty_and_is_written_anew() {
+    fn an_unreadable_file_counts_as_empty_and_is_rewritten() {
         let home = tempfile::tempdir().unwrap();
         let cache = cache(home.path(), "a");
         cache.remember(&session("demo"));
@@ -206,14 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_used_again_at_once_is_not_written_again() {
+    fn a_recently_used_thread_is_not_rewritten() {
         let home = tempfile::tempdir().unwrap();
         let cache = cache(home.path(), "a");
-        let made = session("demo");
-        cache.remember(&made);
+        let response = session("demo");
+        cache.remember(&response);
         let inode = || std::os::unix::fs::MetadataExt::ino(&cache.path.metadata().unwrap());
         let before = inode();
-        cache.remember(&made);
+        cache.remember(&response);
         assert_eq!(inode(), before);
         cache.remember(&session("demo"));
         assert_ne!(inode(), before);

@@ -18,13 +18,13 @@ use tokio_util::io::ReaderStream;
 
 use crate::{
     context::Context,
-    daemon::EndSignals,
+    daemon::StopSignals,
     failure::{Failure, INTERRUPTED},
     output_filter::OutputFilter,
-    pack::{self, Ignoring, Packed},
+    pack::{self, IgnoreMode, PackReport},
     pipe,
     printer::visible,
-    unpack::{Unpacked, unpack},
+    unpack::{UnpackReport, unpack},
 };
 
 /// Read size for local files, in bytes.
@@ -32,7 +32,7 @@ const READ_CHUNK: usize = 64 * 1024;
 
 /// Totals of a transfer, as `--json` shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Moved {
+pub struct TransferTotals {
     pub files: u64,
     pub links: u64,
     /// Size of the files' contents before compression.
@@ -40,7 +40,7 @@ pub struct Moved {
     pub left_out: u64,
 }
 
-impl std::ops::AddAssign for Moved {
+impl std::ops::AddAssign for TransferTotals {
     fn add_assign(&mut self, more: Self) {
         self.files += more.files;
         self.links += more.links;
@@ -51,15 +51,15 @@ impl std::ops::AddAssign for Moved {
 
 /// Aborts a transfer at Ctrl-C by dropping it, which also removes the partial file.
 pub async fn interruptible<T>(transfer: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let mut signals = EndSignals::new()?;
+    let mut signals = StopSignals::new()?;
     tokio::select! {
         done = transfer => done,
-        () = signals.next() => Err(Failure::new("interrupted").exit_with(INTERRUPTED)),
+        () = signals.recv() => Err(Failure::new("interrupted").with_exit_code(INTERRUPTED)),
     }
 }
 
-impl Moved {
-    pub fn words(&self) -> String {
+impl TransferTotals {
+    pub fn summary(&self) -> String {
         let count = |n: u64, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
         let links = if self.links == 0 { String::new() } else { format!(", {}", count(self.links, "link")) };
         format!("{}{links}, {}", count(self.files, "file"), indicatif::HumanBytes(self.bytes))
@@ -67,18 +67,18 @@ impl Moved {
 }
 
 /// Uploads one local file, with its mode.
-pub async fn send_file(context: &Context, dataplane: &Dataplane, from: &Path, to: &[u8]) -> Result<Moved, Failure> {
+pub async fn send_file(context: &Context, dataplane: &Dataplane, from: &Path, to: &[u8]) -> Result<TransferTotals, Failure> {
     use std::os::unix::fs::PermissionsExt;
     let meta = tokio::fs::metadata(from).await.with_context(|| format!("reading {}", from.display()))?;
     if !meta.is_file() {
         return Err(Failure::new(format!("{} is neither a file nor a folder", from.display())));
     }
     let bar = context.printer.progress(Some(meta.len()), &from.display().to_string());
-    let (path, counted) = (from.to_owned(), bar.clone());
+    let (path, progress) = (from.to_owned(), bar.clone());
     // Files in /proc and similar report a size of 0 although they have contents.
     let length = Some(meta.len()).filter(|length| *length > 0);
     let upload = Upload::from_stream(length, move || {
-        let (path, bar) = (path.clone(), counted.clone());
+        let (path, bar) = (path.clone(), progress.clone());
         async move {
             bar.set_position(0);
             // At most the announced length, even if the file grows during the upload.
@@ -88,57 +88,63 @@ pub async fn send_file(context: &Context, dataplane: &Dataplane, from: &Path, to
     });
     let written = dataplane.write_file(to, Some(meta.permissions().mode() & 0o777), upload).await;
     bar.finish_and_clear();
-    Ok(Moved { files: 1, bytes: written?.size, ..Moved::default() })
+    Ok(TransferTotals { files: 1, bytes: written?.size, ..TransferTotals::default() })
 }
 
 /// Uploads a local folder's contents into a folder of the sandbox.
-pub async fn send_folder(context: &Context, dataplane: &Dataplane, from: &Path, to: &[u8], ignoring: Ignoring) -> Result<Moved, Failure> {
+pub async fn send_folder(
+    context: &Context,
+    dataplane: &Dataplane,
+    from: &Path,
+    to: &[u8],
+    ignore_mode: IgnoreMode,
+) -> Result<TransferTotals, Failure> {
     let root = from.to_owned();
     let total = {
         let root = root.clone();
-        tokio::task::spawn_blocking(move || pack::measure(&root, ignoring)).await.context("measuring the folder")?
+        tokio::task::spawn_blocking(move || pack::total_bytes(&root, ignore_mode)).await.context("measuring the folder")?
     };
     let bar = context.printer.progress(Some(total), &from.display().to_string());
-    let packed: Arc<Mutex<Packed>> = Arc::default();
+    let last_report: Arc<Mutex<PackReport>> = Arc::default();
     let upload = {
-        let (bar, packed) = (bar.clone(), packed.clone());
+        let (bar, last_report) = (bar.clone(), last_report.clone());
         Upload::from_stream(None, move || {
-            let (root, bar, packed) = (root.clone(), bar.clone(), packed.clone());
+            let (root, bar, last_report) = (root.clone(), bar.clone(), last_report.clone());
             async move {
                 bar.set_position(0);
                 let (mut writer, chunks) = pipe::writer();
                 tokio::task::spawn_blocking(move || {
-                    let outcome = pack::pack(&root, ignoring, &mut writer, &|n| bar.inc(n));
-                    writer.finish(outcome.map(|done| *packed.lock().unwrap_or_else(PoisonError::into_inner) = done));
+                    let outcome = pack::pack(&root, ignore_mode, &mut writer, &|n| bar.inc(n));
+                    writer.finish(outcome.map(|report| *last_report.lock().unwrap_or_else(PoisonError::into_inner) = report));
                 });
                 Ok(chunks)
             }
         })
     };
-    let answer: Result<ArchiveUnpacked, _> = dataplane.put_archive(to, ArchiveFormat::TarZstd, ArchiveLinks::Any, upload).await;
+    let response: Result<ArchiveUnpacked, _> = dataplane.put_archive(to, ArchiveFormat::TarZstd, ArchiveLinks::Any, upload).await;
     bar.finish_and_clear();
-    answer?;
-    let packed = packed.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    for notice in &packed.notices {
+    response?;
+    let report = last_report.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for notice in &report.notices {
         context.printer.note(notice);
     }
-    if packed.notices_left_out > 0 {
-        context.printer.note(&format!("and {} more left out", packed.notices_left_out));
+    if report.notices_left_out > 0 {
+        context.printer.note(&format!("and {} more left out", report.notices_left_out));
     }
-    Ok(Moved {
-        files: packed.files,
-        links: packed.links,
-        bytes: packed.bytes,
-        left_out: packed.notices.len() as u64 + packed.notices_left_out,
+    Ok(TransferTotals {
+        files: report.files,
+        links: report.links,
+        bytes: report.bytes,
+        left_out: report.notices.len() as u64 + report.notices_left_out,
     })
 }
 
 /// Uploads standard input to a path in the sandbox.
-pub async fn send_input(context: &Context, dataplane: &Dataplane, to: &[u8]) -> Result<Moved, Failure> {
+pub async fn send_stdin(context: &Context, dataplane: &Dataplane, to: &[u8]) -> Result<TransferTotals, Failure> {
     let bar = context.printer.progress(None, "standard input");
-    let (counted, unread) = (bar.clone(), Mutex::new(Some(tokio::io::stdin())));
+    let (progress, unread_stdin) = (bar.clone(), Mutex::new(Some(tokio::io::stdin())));
     let upload = Upload::from_stream(None, move || {
-        let (bar, stdin) = (counted.clone(), unread.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let (bar, stdin) = (progress.clone(), unread_stdin.lock().unwrap_or_else(PoisonError::into_inner).take());
         async move {
             let stdin = stdin.ok_or_else(|| io::Error::other("standard input can't be read again; put it into a file and copy that"))?;
             Ok(ReaderStream::with_capacity(stdin, READ_CHUNK).inspect_ok(move |chunk| bar.inc(chunk.len() as u64)))
@@ -146,47 +152,47 @@ pub async fn send_input(context: &Context, dataplane: &Dataplane, to: &[u8]) -> 
     });
     let written = dataplane.write_file(to, None, upload).await;
     bar.finish_and_clear();
-    Ok(Moved { files: 1, bytes: written?.size, ..Moved::default() })
+    Ok(TransferTotals { files: 1, bytes: written?.size, ..TransferTotals::default() })
 }
 
 /// Downloads a file into a local one, which is replaced atomically. A target that is not a regular file, such as a pipe
 /// or a terminal, is written to directly. A terminal gets every escape sequence only with `is_raw`.
-pub async fn receive_file(context: &Context, file: RemoteFile, to: &Path, is_raw: bool) -> Result<Moved, Failure> {
+pub async fn receive_file(context: &Context, file: RemoteFile, to: &Path, is_raw: bool) -> Result<TransferTotals, Failure> {
     use std::os::unix::fs::PermissionsExt;
     // Writes through a symlink, as cp does, instead of replacing it.
     let to: PathBuf = to.canonicalize().unwrap_or_else(|_| to.to_owned());
-    let shown = to.display().to_string();
+    let name = to.display().to_string();
     if to.metadata().is_ok_and(|meta| !meta.is_file()) {
-        let out = std::fs::File::options().write(true).open(&to).with_context(|| format!("writing {shown}"))?;
-        let (bar, filter) = bar_and_filter(context, &file, &shown, out.is_terminal(), is_raw);
-        let bytes = pour(file, &mut tokio::fs::File::from_std(out), filter, &bar, &shown).await?;
-        return Ok(Moved { files: 1, bytes, ..Moved::default() });
+        let out = std::fs::File::options().write(true).open(&to).with_context(|| format!("writing {name}"))?;
+        let (bar, filter) = bar_and_filter(context, &file, &name, out.is_terminal(), is_raw);
+        let bytes = copy_bytes(file, &mut tokio::fs::File::from_std(out), filter, &bar, &name).await?;
+        return Ok(TransferTotals { files: 1, bytes, ..TransferTotals::default() });
     }
-    let bar = context.printer.progress(file.size, &shown);
+    let bar = context.printer.progress(file.size, &name);
     let folder = match to.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
     // These errors would name the temporary file, which the user doesn't know.
-    let unwritable = |e: io::Error| match e.kind() {
+    let write_error = |e: io::Error| match e.kind() {
         io::ErrorKind::NotFound => Failure::new(format!("{} does not exist", folder.display())),
         kind => Failure::new(format!("can't write in {}: {kind}", folder.display())),
     };
-    let temporary = tempfile::NamedTempFile::new_in(folder).map_err(unwritable)?;
-    let mut out = tokio::fs::File::from_std(temporary.reopen().map_err(unwritable)?);
+    let temporary = tempfile::NamedTempFile::new_in(folder).map_err(write_error)?;
+    let mut out = tokio::fs::File::from_std(temporary.reopen().map_err(write_error)?);
     let mode = file.mode.unwrap_or(0o644) & 0o777;
-    let bytes = pour(file, &mut out, OutputFilter::new(false, SequenceKinds::ALL), &bar, &shown).await?;
+    let bytes = copy_bytes(file, &mut out, OutputFilter::new(false, SequenceKinds::ALL), &bar, &name).await?;
     temporary.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
-    temporary.persist(&to).map_err(|e| e.error).with_context(|| format!("writing {shown}"))?;
-    Ok(Moved { files: 1, bytes, ..Moved::default() })
+    temporary.persist(&to).map_err(|e| e.error).with_context(|| format!("writing {name}"))?;
+    Ok(TransferTotals { files: 1, bytes, ..TransferTotals::default() })
 }
 
 /// Downloads a file to standard output. A closed standard output is not an error. A terminal gets every escape sequence
 /// only with `is_raw`.
-pub async fn receive_to_output(context: &Context, file: RemoteFile, is_raw: bool) -> Result<(), Failure> {
+pub async fn receive_to_stdout(context: &Context, file: RemoteFile, is_raw: bool) -> Result<(), Failure> {
     let (bar, filter) = bar_and_filter(context, &file, "standard output", io::stdout().is_terminal(), is_raw);
-    match pour(file, &mut tokio::io::stdout(), filter, &bar, "standard output").await {
-        Err(Poured::Unwritable(e)) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+    match copy_bytes(file, &mut tokio::io::stdout(), filter, &bar, "standard output").await {
+        Err(DownloadError::Write(e)) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other.map(drop)?),
     }
 }
@@ -198,59 +204,61 @@ fn bar_and_filter(context: &Context, file: &RemoteFile, to: &str, is_terminal: b
 }
 
 /// Copies the file's bytes, and checks that they are as many as announced.
-async fn pour(
+async fn copy_bytes(
     file: RemoteFile,
     out: &mut (impl AsyncWrite + Unpin),
     mut filter: OutputFilter,
     bar: &ProgressBar,
     to: &str,
-) -> Result<u64, Poured> {
+) -> Result<u64, DownloadError> {
     let size = file.size;
     let mut bytes = 0;
     let mut chunks = std::pin::pin!(file.into_stream());
-    let unwritable = |e: io::Error| Poured::Unwritable(io::Error::new(e.kind(), format!("writing {to}: {e}")));
+    let write_error = |e: io::Error| DownloadError::Write(io::Error::new(e.kind(), format!("writing {to}: {e}")));
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(|e| Poured::Failed(e.into()))?;
+        let chunk = chunk.map_err(|e| DownloadError::Failed(e.into()))?;
         bytes += chunk.len() as u64;
         bar.inc(chunk.len() as u64);
-        out.write_all(&filter.admit(chunk)).await.map_err(unwritable)?;
+        out.write_all(&filter.apply(chunk)).await.map_err(write_error)?;
     }
-    out.write_all(filter.finish()).await.map_err(unwritable)?;
-    out.flush().await.map_err(unwritable)?;
+    out.write_all(filter.finish()).await.map_err(write_error)?;
+    out.flush().await.map_err(write_error)?;
     bar.finish_and_clear();
     match size {
-        Some(size) if size != bytes => Err(Poured::Failed(Failure::new(format!("{to} came short: {bytes} bytes")).advise("try again"))),
+        Some(size) if size != bytes => {
+            Err(DownloadError::Failed(Failure::new(format!("{to} came short: {bytes} bytes")).with_advice("try again")))
+        }
         _ => Ok(bytes),
     }
 }
 
 /// Why a download is incomplete.
-enum Poured {
-    Unwritable(io::Error),
+enum DownloadError {
+    Write(io::Error),
     Failed(Failure),
 }
 
-impl From<Poured> for Failure {
-    fn from(why: Poured) -> Self {
-        match why {
-            Poured::Unwritable(e) => e.into(),
-            Poured::Failed(failure) => failure,
+impl From<DownloadError> for Failure {
+    fn from(error: DownloadError) -> Self {
+        match error {
+            DownloadError::Write(e) => e.into(),
+            DownloadError::Failed(failure) => failure,
         }
     }
 }
 
 /// Downloads a folder of the sandbox into a local one.
-pub async fn receive_folder(context: &Context, archive: RemoteFile, to: &Path) -> Result<Moved, Failure> {
+pub async fn receive_folder(context: &Context, archive: RemoteFile, to: &Path) -> Result<TransferTotals, Failure> {
     let bar = context.printer.progress(None, &to.display().to_string());
-    let counted = counting(archive, bar.clone());
-    let (reader, feeding) = pipe::reader(counted);
+    let chunks = count_progress(archive, bar.clone());
+    let (reader, feeding) = pipe::reader(chunks);
     let into = to.to_owned();
     let unpacking = tokio::task::spawn_blocking(move || unpack(reader, &into));
-    let (unpacked, ()) = tokio::join!(unpacking, feeding);
+    let (report, ()) = tokio::join!(unpacking, feeding);
     bar.finish_and_clear();
-    let unpacked: io::Result<Unpacked> = unpacked.context("unpacking")?;
-    let unpacked = unpacked.with_context(|| format!("unpacking into {}", to.display()))?;
-    let Unpacked { files, links, bytes, left_out, unreadable, unreadable_count } = unpacked;
+    let report: io::Result<UnpackReport> = report.context("unpacking")?;
+    let report = report.with_context(|| format!("unpacking into {}", to.display()))?;
+    let UnpackReport { files, links, bytes, left_out, unreadable, unreadable_count } = report;
     for name in &unreadable {
         context.printer.note(&format!("left out {}: the sandbox's user may not read it", visible(name)));
     }
@@ -260,10 +268,10 @@ pub async fn receive_folder(context: &Context, archive: RemoteFile, to: &Path) -
     if left_out > 0 {
         context.printer.note(&format!("left out {left_out} entries: devices, pipes, or paths outside the folder"));
     }
-    Ok(Moved { files, links, bytes, left_out: left_out + unreadable_count })
+    Ok(TransferTotals { files, links, bytes, left_out: left_out + unreadable_count })
 }
 
-fn counting(
+fn count_progress(
     archive: RemoteFile,
     bar: ProgressBar,
 ) -> impl futures_util::Stream<Item = Result<bytes::Bytes, cobox_client::ClientError>> + Send {

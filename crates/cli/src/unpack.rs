@@ -12,7 +12,7 @@ use tar::{Archive, Entry, EntryType};
 use crate::pack::MAX_NOTICES;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Unpacked {
+pub struct UnpackReport {
     pub files: u64,
     /// Symbolic links; a hard link counts as a file.
     pub links: u64,
@@ -24,7 +24,7 @@ pub struct Unpacked {
     pub unreadable_count: u64,
 }
 
-impl Unpacked {
+impl UnpackReport {
     fn note_unreadable(&mut self, entry: &mut Entry<'_, impl Read>) -> io::Result<()> {
         if entry.size() > MAX_RECORD_BYTES {
             return Ok(());
@@ -46,11 +46,11 @@ const MAX_DIRECTORIES: usize = 1_000_000;
 const MAX_RECORD_BYTES: u64 = 16 * 1024;
 
 /// Blocking. Keeps modes and times, but not owners, set-id bits and devices.
-pub fn unpack(archive: impl Read, into: &Path) -> io::Result<Unpacked> {
+pub fn unpack(archive: impl Read, into: &Path) -> io::Result<UnpackReport> {
     std::fs::create_dir_all(into)?;
     let into = into.canonicalize()?;
     let mut archive = Archive::new(zstd::Decoder::new(archive)?);
-    let mut unpacked = Unpacked::default();
+    let mut report = UnpackReport::default();
     // Directories get their modes last: extraction into a read-only directory would fail.
     let mut directories = Vec::new();
     for entry in archive.entries()? {
@@ -66,24 +66,24 @@ pub fn unpack(archive: impl Read, into: &Path) -> io::Result<Unpacked> {
                 let (size, is_link) = (entry.header().entry_size().unwrap_or(0), entry.header().entry_type().is_symlink());
                 // Refuses `..`, and any entry whose parent is a link that leads outside.
                 if entry.unpack_in(&into)? {
-                    *(if is_link { &mut unpacked.links } else { &mut unpacked.files }) += 1;
-                    unpacked.bytes += size;
+                    *(if is_link { &mut report.links } else { &mut report.files }) += 1;
+                    report.bytes += size;
                 } else {
-                    unpacked.left_out += 1;
+                    report.left_out += 1;
                 }
             }
-            EntryType::XGlobalHeader => unpacked.note_unreadable(&mut entry)?,
-            _ => unpacked.left_out += 1,
+            EntryType::XGlobalHeader => report.note_unreadable(&mut entry)?,
+            _ => report.left_out += 1,
         }
     }
     // Deepest first, so that a parent's mode is set after all its contents.
     directories.sort_by(|a, b| b.path_bytes().cmp(&a.path_bytes()));
     for mut directory in directories {
         if !directory.unpack_in(&into)? {
-            unpacked.left_out += 1;
+            report.left_out += 1;
         }
     }
-    Ok(unpacked)
+    Ok(report)
 }
 
 #[cfg(test)]
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_the_archive_is_no_way_out_of_the_folder() {
+    fn links_in_an_archive_do_not_lead_outside_the_folder() {
         let outside = tempfile::tempdir().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let mut tar = Builder::new(Vec::new());
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_climbs_lands_nowhere() {
+    fn paths_with_parent_components_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let into = dir.path().join("into");
         let mut header = entry(EntryType::Regular, 0o644, 4);
@@ -139,23 +139,28 @@ mod tests {
         tar.append_data(&mut entry(EntryType::Directory, 0o555, 0), "ro", io::empty()).unwrap();
         tar.append_data(&mut entry(EntryType::Regular, 0o4755, 1), "ro/tool", &b"x"[..]).unwrap();
         tar.append_data(&mut entry(EntryType::Fifo, 0o644, 0), "pipe", io::empty()).unwrap();
-        let unpacked = unpack(&compressed(tar)[..], dir.path()).unwrap();
-        assert_eq!(unpacked, Unpacked { files: 1, bytes: 1, left_out: 1, ..Unpacked::default() });
+        let report = unpack(&compressed(tar)[..], dir.path()).unwrap();
+        assert_eq!(report, UnpackReport { files: 1, bytes: 1, left_out: 1, ..UnpackReport::default() });
         let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode("ro/tool"), mode("ro")), (0o755, 0o555));
         fs::set_permissions(dir.path().join("ro"), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
     #[test]
-    fn what_the_sandbox_could_not_read_is_told_and_the_rest_is_unpacked() {
+    fn unreadable_files_are_reported_and_the_rest_is_unpacked() {
         let dir = tempfile::tempdir().unwrap();
         let mut tar = Builder::new(Vec::new());
         let record = b"33 COBOX.skipped=a%20closed/file\n";
         tar.append_data(&mut entry(EntryType::XGlobalHeader, 0o644, record.len()), "pax_global_header", &record[..]).unwrap();
         tar.append_data(&mut entry(EntryType::Regular, 0o644, 1), "open", &b"x"[..]).unwrap();
-        let unpacked = unpack(&compressed(tar)[..], dir.path()).unwrap();
-        let expected =
-            Unpacked { files: 1, bytes: 1, unreadable: vec!["a closed/file".to_owned()], unreadable_count: 1, ..Unpacked::default() };
-        assert_eq!(unpacked, expected);
+        let report = unpack(&compressed(tar)[..], dir.path()).unwrap();
+        let expected = UnpackReport {
+            files: 1,
+            bytes: 1,
+            unreadable: vec!["a closed/file".to_owned()],
+            unreadable_count: 1,
+            ..UnpackReport::default()
+        };
+        assert_eq!(report, expected);
     }
 }

@@ -37,59 +37,59 @@ fn agent(home: &Path) -> Command {
 #[test]
 fn an_exec_that_took_too_long_ends_with_124_and_names_the_limit() {
     let stub = Stub::start();
-    let (code, _, told) = run(cobox(&stub).args(["exec", "--timeout", "5m", "--", "slow"]));
+    let (code, _, output) = run(cobox(&stub).args(["exec", "--timeout", "5m", "--", "slow"]));
     assert_eq!(code, Some(124));
-    assert!(told.contains("limit of 300 s"), "{told}");
-    assert_eq!(stub.asked("/exec/ws")[0].json()["timeout_seconds"], 300.0);
+    assert!(output.contains("limit of 300 s"), "{output}");
+    assert_eq!(stub.requests("/exec/ws")[0].json()["timeout_seconds"], 300.0);
     run(cobox(&stub).args(["exec", "--", "quick"]));
-    assert_eq!(stub.asked("/exec/ws")[1].json()["timeout_seconds"], 0.0, "no limit unless one is asked for");
+    assert_eq!(stub.requests("/exec/ws")[1].json()["timeout_seconds"], 0.0, "no limit unless one is asked for");
 }
 
 #[test]
-fn a_line_that_can_not_be_read_is_json_for_who_asked_for_it() {
+fn parse_errors_are_json_with_the_json_flag() {
     let stub = Stub::start();
-    let (code, out, told) = run(cobox(&stub).args(["exec", "--json", "--tread", "demo", "--", "ls"]));
+    let (code, out, output) = run(cobox(&stub).args(["exec", "--json", "--tread", "demo", "--", "ls"]));
     assert_eq!((code, out.as_str()), (Some(2), ""));
-    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["error"]["message"], "unexpected argument '--tread' found");
-    let (code, _, told) = run(cobox(&stub).args(["exec", "--tread", "demo", "--", "ls", "--json"]));
+    let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert_eq!(output["error"]["message"], "unexpected argument '--tread' found");
+    let (code, _, output) = run(cobox(&stub).args(["exec", "--tread", "demo", "--", "ls", "--json"]));
     assert_eq!(code, Some(2));
-    assert!(told.starts_with("error: unexpected argument '--tread' found"), "{told}");
+    assert!(output.starts_with("error: unexpected argument '--tread' found"), "{output}");
     let (code, out, _) = run(cobox(&stub).args(["exec", "--json", "--help"]));
     assert!(code == Some(0) && out.contains("Usage: cobox exec"), "help is help");
 }
 
 #[test]
-fn exec_as_json_answers_whole() {
+fn exec_as_json_returns_one_object() {
     let stub = Stub::start();
-    let (code, told, _) = run(cobox(&stub).args(["--json", "exec", "--", "slow"]));
+    let (code, output, _) = run(cobox(&stub).args(["--json", "exec", "--", "slow"]));
     assert_eq!(code, Some(124));
-    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    assert_eq!((&told["timed_out"], &told["exit_code"]), (&true.into(), &137.into()));
+    let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert_eq!((&output["timed_out"], &output["exit_code"]), (&true.into(), &137.into()));
 }
 
 #[test]
-fn a_download_makes_no_sandbox() {
+fn a_download_creates_no_sandbox() {
     let stub = Stub::start();
     let dir = tempfile::tempdir().unwrap();
-    let (code, _, told) = run(cobox(&stub).args(["cp", "nobody:/workspace/a"]).arg(dir.path()));
+    let (code, _, output) = run(cobox(&stub).args(["cp", "nobody:/workspace/a"]).arg(dir.path()));
     assert_eq!(code, Some(1));
-    assert!(told.contains("thread `nobody` has no session"), "{told}");
-    assert!(stub.asked("/sessions").iter().all(|request| request.json()["mode"] == "get"));
+    assert!(output.contains("thread `nobody` has no session"), "{output}");
+    assert!(stub.requests("/sessions").iter().all(|request| request.json()["mode"] == "get"));
 }
 
 #[test]
-fn nothing_is_made_for_what_can_not_be_uploaded() {
+fn an_invalid_upload_creates_no_sandbox() {
     let stub = Stub::start();
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    let (code, _, told) = run(cobox(&stub).arg("cp").arg(&socket).arg("demo:/workspace/"));
+    let (code, _, output) = run(cobox(&stub).arg("cp").arg(&socket).arg("demo:/workspace/"));
     assert_eq!(code, Some(1));
-    assert!(told.contains("neither a file nor a folder"), "{told}");
-    let (_, _, told) = run(cobox(&stub).args(["sync", "--once", "nope", "demo:/workspace"]));
-    assert!(told.contains("nope does not exist"), "{told}");
-    assert!(stub.asked("/sessions").is_empty());
+    assert!(output.contains("neither a file nor a folder"), "{output}");
+    let (_, _, output) = run(cobox(&stub).args(["sync", "--once", "nope", "demo:/workspace"]));
+    assert!(output.contains("nope does not exist"), "{output}");
+    assert!(stub.requests("/sessions").is_empty());
 }
 
 #[test]
@@ -99,9 +99,9 @@ fn several_files_are_copied_into_one_folder() {
     let (one, two) = (dir.path().join("one"), dir.path().join("two"));
     fs::write(&one, "1").unwrap();
     fs::write(&two, "2").unwrap();
-    let (code, told, error) = run(cobox(&stub).arg("cp").args([&one, &two]).arg("there:/workspace/new"));
-    assert_eq!((code, told.as_str()), (Some(0), "copied 2 files, 2 B\n"), "{error}");
-    let written = |name: &str| stub.asked(&format!("/files/workspace/new/{name}")).last().unwrap().body.clone();
+    let (code, output, error) = run(cobox(&stub).arg("cp").args([&one, &two]).arg("there:/workspace/new"));
+    assert_eq!((code, output.as_str()), (Some(0), "copied 2 files, 2 B\n"), "{error}");
+    let written = |name: &str| stub.requests(&format!("/files/workspace/new/{name}")).last().unwrap().body.clone();
     assert_eq!((written("one"), written("two")), (b"1".to_vec(), b"2".to_vec()));
 }
 
@@ -112,14 +112,14 @@ fn an_interrupted_download_leaves_nothing_behind() {
     let mut command = cobox(&stub);
     command.args(["cp", "there:/workspace/endless"]).arg(dir.path().join("file")).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
-    let left = || fs::read_dir(dir.path()).unwrap().count();
-    while left() == 0 {
+    let remaining_files = || fs::read_dir(dir.path()).unwrap().count();
+    while remaining_files() == 0 {
         std::thread::yield_now();
     }
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let Output { status, stderr, .. } = child.wait_with_output().unwrap();
     assert_eq!(status.code(), Some(130), "{}", String::from_utf8_lossy(&stderr));
-    assert_eq!(left(), 0);
+    assert_eq!(remaining_files(), 0);
 }
 
 #[test]
@@ -130,8 +130,8 @@ fn a_download_onto_a_pipe_goes_into_it() {
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR, 0).unwrap();
     // Opened for reading and writing, so that neither side waits for the other.
     let mut reader = fs::File::options().read(true).write(true).open(&pipe).unwrap();
-    let (code, told, error) = run(cobox(&stub).args(["cp", "there:/workspace/small"]).arg(&pipe));
-    assert_eq!((code, told.as_str()), (Some(0), "copied 1 file, 1 B\n"), "{error}");
+    let (code, output, error) = run(cobox(&stub).args(["cp", "there:/workspace/small"]).arg(&pipe));
+    assert_eq!((code, output.as_str()), (Some(0), "copied 1 file, 1 B\n"), "{error}");
     assert!(pipe.symlink_metadata().unwrap().file_type().is_fifo());
     let mut byte = [0];
     reader.read_exact(&mut byte).unwrap();
@@ -139,7 +139,7 @@ fn a_download_onto_a_pipe_goes_into_it() {
 }
 
 #[test]
-fn a_file_that_grows_is_uploaded_as_long_as_it_was() {
+fn a_growing_file_is_uploaded_at_its_initial_length() {
     let stub = Stub::start();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
@@ -154,16 +154,16 @@ fn a_file_that_grows_is_uploaded_as_long_as_it_was() {
                 log.write_all(&[b'x'; 4096]).unwrap();
             }
         });
-        let done = run(cobox(&stub).args(["cp"]).arg(&path).arg("there:/workspace/log"));
+        let result = run(cobox(&stub).args(["cp"]).arg(&path).arg("there:/workspace/log"));
         is_over.store(true, Ordering::Relaxed);
-        done
+        result
     });
     assert_eq!(code, Some(0), "{error}");
-    assert!(stub.asked("/files/workspace/log").last().unwrap().body.len() as u64 >= length);
+    assert!(stub.requests("/files/workspace/log").last().unwrap().body.len() as u64 >= length);
 }
 
 #[test]
-fn a_copy_takes_the_flag_that_cp_needs_for_folders() {
+fn cp_accepts_the_recursive_flag() {
     let stub = Stub::start();
     let dir = tempfile::tempdir().unwrap();
     for flag in ["-r", "-R", "--recursive"] {
@@ -177,9 +177,9 @@ fn one_file_can_be_copied_to_standard_output_and_nothing_else() {
     let stub = Stub::start();
     assert_eq!(run(cobox(&stub).args(["cp", "there:/workspace/small", "-"])), (Some(0), "x".to_owned(), String::new()));
     let refused = |args: &[&str]| {
-        let (code, out, told) = run(cobox(&stub).arg("cp").args(args));
-        assert_eq!((code, out.as_str()), (Some(1), ""), "{told}");
-        told
+        let (code, out, output) = run(cobox(&stub).arg("cp").args(args));
+        assert_eq!((code, out.as_str()), (Some(1), ""), "{output}");
+        output
     };
     assert!(refused(&["there:/workspace/small", "there:/workspace/small", "-"]).contains("one by one"));
     assert!(refused(&["--json", "there:/workspace/small", "-"]).contains("JSON"));
@@ -189,22 +189,22 @@ fn one_file_can_be_copied_to_standard_output_and_nothing_else() {
 #[test]
 fn an_error_never_shows_a_temporary_name() {
     let stub = Stub::start();
-    let (_, _, told) = run(cobox(&stub).args(["cp", "there:/workspace/small", "/nonexistent/folder/file"]));
-    assert_eq!(told, "error: /nonexistent/folder does not exist\n");
+    let (_, _, output) = run(cobox(&stub).args(["cp", "there:/workspace/small", "/nonexistent/folder/file"]));
+    assert_eq!(output, "error: /nonexistent/folder does not exist\n");
 }
 
 #[test]
-fn a_refused_key_is_named_by_its_file() {
+fn a_refused_key_is_reported_with_its_file() {
     let stub = Stub::start();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("my-key");
     fs::write(&file, "cbx_wrong").unwrap();
-    let (_, _, told) = run(cobox(&stub).arg("--api-key-file").arg(&file).args(["session", "get", "there"]));
-    assert!(told.contains("my-key"), "{told}");
+    let (_, _, output) = run(cobox(&stub).arg("--api-key-file").arg(&file).args(["session", "get", "there"]));
+    assert!(output.contains("my-key"), "{output}");
 }
 
 #[test]
-fn up_makes_a_key_for_an_agent_and_says_how_an_agent_finds_it() {
+fn up_creates_an_agent_key_and_shows_how_to_use_it() {
     let home = tempfile::tempdir().unwrap();
     let elsewhere = home.path().join("elsewhere");
     let default = home.path().join(".local/share/cobox");
@@ -217,13 +217,13 @@ fn up_makes_a_key_for_an_agent_and_says_how_an_agent_finds_it() {
             command.arg("--data-dir").arg(dir);
         }
         let mut child = command.spawn().unwrap();
-        let mut said = String::new();
+        let mut stdout = String::new();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
-        while !said.contains("Ctrl-C") && lines.read_line(&mut said).unwrap() > 0 {}
+        while !stdout.contains("Ctrl-C") && lines.read_line(&mut stdout).unwrap() > 0 {}
         let note: serde_json::Value = serde_json::from_slice(&fs::read(dir.join("broker.json")).unwrap()).unwrap();
         kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
         assert!(child.wait().unwrap().success());
-        assert!(said.contains(line), "{said}");
+        assert!(stdout.contains(line), "{stdout}");
         let file = Path::new(note["agent_key_file"].as_str().unwrap());
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert!(fs::read_to_string(file).unwrap().starts_with("cbx_"));
@@ -231,7 +231,7 @@ fn up_makes_a_key_for_an_agent_and_says_how_an_agent_finds_it() {
 }
 
 #[test]
-fn the_example_agent_finds_the_broker_of_this_user_and_uses_the_agent_s_key() {
+fn the_example_agent_finds_the_users_broker_and_agent_key() {
     let stub = Stub::start();
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join(".local/share/cobox");
@@ -240,14 +240,14 @@ fn the_example_agent_finds_the_broker_of_this_user_and_uses_the_agent_s_key() {
     let note = serde_json::json!({"url": stub.url, "pid": 1, "api_key_file": "/nonexistent", "agent_key_file": data.join("agent_key")});
     fs::write(data.join("broker.json"), note.to_string()).unwrap();
     for command in [&mut agent(home.path()), agent(Path::new("/nonexistent")).arg("--data-dir").arg(&data)] {
-        let (code, told, error) = run(command.args(["--thread", "there"]));
+        let (code, output, error) = run(command.args(["--thread", "there"]));
         assert_eq!(code, Some(0), "{error}");
-        assert!(told.contains("in sandbox sb_"), "{told}");
+        assert!(output.contains("in sandbox sb_"), "{output}");
     }
 }
 
 #[test]
-fn the_example_agent_tells_what_is_wrong_in_one_line() {
+fn the_example_agent_reports_errors_in_one_line() {
     let home = tempfile::tempdir().unwrap();
     fs::write(home.path().join("broker.json"), "no json").unwrap();
     let nowhere = |url: &str| agent(home.path()).env("COBOX_URL", url).env("COBOX_API_KEY", "cbx_key").output().unwrap();
@@ -260,9 +260,9 @@ fn the_example_agent_tells_what_is_wrong_in_one_line() {
         nowhere("http://127.0.0.1:99999"),
         nowhere("http://127.0.0.1:1"),
     ] {
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert_eq!((output.status.code(), told.lines().count()), (Some(1), 1), "{told}");
-        assert!(told.starts_with("agent: "), "{told}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
+        assert!(stderr.starts_with("agent: "), "{stderr}");
     }
 }
 
@@ -276,19 +276,19 @@ fn a_policy_is_checked_and_explained_without_a_broker() {
     };
     let path = file.to_str().unwrap();
     fs::write(&file, "[agent]\ncapabilites = []\n").unwrap();
-    let (code, told, _) = policy(&["check", path]);
-    assert_eq!((code, told), (Some(1), format!("{path}:2: `capabilites` is not known; did you mean `capabilities`?\n")));
+    let (code, output, _) = policy(&["check", path]);
+    assert_eq!((code, output), (Some(1), format!("{path}:2: `capabilites` is not known; did you mean `capabilities`?\n")));
     assert_eq!(policy(&["explain", "--policy", path, "--principal", "bot", "--kind", "agent"]).0, Some(1));
     fs::write(&file, "[agent]\ncapabilities = [\"fs_read\"]\n").unwrap();
     assert_eq!(policy(&["check", path]), (Some(0), format!("{path} is good\n"), String::new()));
-    let (code, told, error) =
+    let (code, output, error) =
         policy(&["explain", "--policy", path, "--principal", "bot", "--kind", "agent", "--capabilities", "exec,fs:ro"]);
     assert_eq!(code, Some(0), "{error}");
-    assert!(told.contains("exec") && told.contains("dropped") && told.contains("not allowed by [agent], line 2"), "{told}");
-    let (_, told, _) = policy(&["explain", "--policy", path, "--principal", "bot", "--kind", "agent", "--json"]);
-    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["capabilities"][0]["outcome"], "granted");
-    let (code, _, told) = policy(&["explain", "--policy", path, "--principal", "bot", "--kind", "agent", "--capabilities", "root"]);
+    assert!(output.contains("exec") && output.contains("dropped") && output.contains("not allowed by [agent], line 2"), "{output}");
+    let (_, output, _) = policy(&["explain", "--policy", path, "--principal", "bot", "--kind", "agent", "--json"]);
+    let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert_eq!(output["capabilities"][0]["outcome"], "granted");
+    let (code, _, output) = policy(&["explain", "--policy", path, "--principal", "bot", "--kind", "agent", "--capabilities", "root"]);
     assert_eq!(code, Some(1));
-    assert!(told.contains("`root` is not a capability"), "{told}");
+    assert!(output.contains("`root` is not a capability"), "{output}");
 }

@@ -23,7 +23,7 @@ fn offered(script: &str, words: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn bash_completes_verbs_their_verbs_and_options() {
+fn bash_completes_commands_subcommands_and_options() {
     let script = cobox(&["completions", "bash"]);
     assert_eq!(offered(&script, &["cobox", "sess"]), ["session"]);
     assert_eq!(offered(&script, &["cobox", "session", "ens"]), ["ensure"]);
@@ -32,11 +32,11 @@ fn bash_completes_verbs_their_verbs_and_options() {
 }
 
 #[test]
-fn zsh_and_fish_have_completions_of_their_own() {
+fn zsh_and_fish_have_completions() {
     assert!(cobox(&["completions", "zsh"]).starts_with("#compdef cobox"));
     assert!(cobox(&["completions", "fish"]).contains("complete -c cobox"));
-    let told: serde_json::Value = serde_json::from_str(&cobox(&["--json", "completions", "fish"])).unwrap();
-    assert_eq!(told["shell"], "fish");
+    let output: serde_json::Value = serde_json::from_str(&cobox(&["--json", "completions", "fish"])).unwrap();
+    assert_eq!(output["shell"], "fish");
 }
 
 #[test]
@@ -44,8 +44,8 @@ fn there_is_a_manual_page_for_cobox_and_for_each_of_its_commands() {
     let page = cobox(&["man"]);
     assert!(page.contains(".TH cobox 1") && page.contains("One sandbox, shared"), "{page}");
     let dir = tempfile::tempdir().unwrap();
-    let said = cobox(&["man", "--dir", dir.path().join("man1").to_str().unwrap()]);
-    assert!(said.starts_with("wrote "), "{said}");
+    let output = cobox(&["man", "--dir", dir.path().join("man1").to_str().unwrap()]);
+    assert!(output.starts_with("wrote "), "{output}");
     for page in ["cobox.1", "cobox-session.1", "cobox-session-ensure.1", "cobox-watch.1"] {
         let text = fs::read_to_string(dir.path().join("man1").join(page)).unwrap();
         assert!(text.contains(".SH NAME"), "{page}");

@@ -10,35 +10,35 @@ use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
-    Chat, Room, choose,
-    lines::Lines,
-    reading::{Line, read_lines},
-    typed::{self, Slash},
-    words::one_line,
+    ChatOptions, ChatSandbox, choose_assistant,
+    formatting::one_line,
+    input_parser::{self, SlashCommand},
+    line_output::LineOutput,
+    line_reader::{InputLine, read_lines},
 };
 use crate::{
-    failure::{Failure, INTERRUPTED, OWN_ERROR},
+    failure::{Failure, GENERAL_ERROR, INTERRUPTED},
     printer::Printer,
 };
 
 /// Events buffered between the event stream and the output.
-const EVENTS: usize = 64;
+const QUEUED_EVENTS: usize = 64;
 /// The sandbox must be idle for this long before the chat ends, so that the last run's events are still printed.
-const HEAR_OUT: Duration = Duration::from_millis(500);
+const DRAIN_IDLE: Duration = Duration::from_millis(500);
 /// Maximum number of threads or sandboxes in a list.
-const THREADS: u32 = 20;
+const LIST_LIMIT: u32 = 20;
 const HELP: &str = "a line is a message; one that ends with \\ goes on in the next.\n\
     /new a new thread, /threads [id] list them or go on with one, /assistant [name], /sandbox list, /quit; Ctrl-C ends the run under way";
 
-pub async fn run(chat: Chat, printer: Printer) -> Result<u8, Failure> {
-    let mut lines = Lines::new(printer);
+pub async fn run(chat: ChatOptions, printer: Printer) -> Result<u8, Failure> {
+    let mut output = LineOutput::new(printer);
     let outcome = async {
-        let mut conversation = Conversation::begin(chat, &mut lines).await?;
-        conversation.go_on(&mut lines).await
+        let mut conversation = Conversation::start(chat, &mut output).await?;
+        conversation.run_loop(&mut output).await
     }
     .await;
     // A closed stdout is not a failure.
-    if lines.is_unread { Ok(0) } else { outcome }
+    if output.is_output_closed { Ok(0) } else { outcome }
 }
 
 struct Conversation {
@@ -47,53 +47,53 @@ struct Conversation {
     thread: String,
     review: Option<Review>,
     transcript: Transcript,
-    room: Rooming,
+    sandbox: ChatSandboxState,
     events: (mpsc::Sender<SandboxEvent>, mpsc::Receiver<SandboxEvent>),
     /// Needed to open the sandbox of each later thread.
-    broker: Option<(cobox_client::Client, super::Wish)>,
+    broker: Option<(cobox_client::Client, super::SandboxChoice)>,
     last_failed: bool,
 }
 
 /// State of the sandbox, which is opened in the background while the user already types.
-enum Rooming {
-    Without,
-    Opening(AbortOnDropHandle<Result<Option<Room>, ClientError>>),
-    Open { room: Box<Room>, _following: AbortOnDropHandle<()> },
+enum ChatSandboxState {
+    None,
+    Opening(AbortOnDropHandle<Result<Option<ChatSandbox>, ClientError>>),
+    Open { sandbox: Box<ChatSandbox>, _event_task: AbortOnDropHandle<()> },
 }
 
 /// Outcome of a wait for the next input line.
-enum Typed {
-    Line(Line),
+enum NextInput {
+    Line(InputLine),
     End,
     Interrupt,
 }
 
 impl Conversation {
-    async fn begin(chat: Chat, lines: &mut Lines) -> Result<Self, Failure> {
+    async fn start(chat: ChatOptions, output: &mut LineOutput) -> Result<Self, Failure> {
         let deployment = chat.deployment.ok_or_else(no_deployment)?;
         let assistants = deployment.assistants().await?;
-        let assistant = choose(&assistants, chat.assistant.as_deref())?;
+        let assistant = choose_assistant(&assistants, chat.assistant.as_deref())?;
         let mut conversation = Self {
             assistant: assistant.id.clone(),
             thread: String::new(),
             review: None,
             transcript: Transcript::default(),
-            room: Rooming::Without,
-            events: mpsc::channel(EVENTS),
-            broker: chat.broker.map(|client| (client, chat.wish)),
+            sandbox: ChatSandboxState::None,
+            events: mpsc::channel(QUEUED_EVENTS),
+            broker: chat.broker.map(|client| (client, chat.sandbox_choice)),
             last_failed: false,
             deployment,
         };
-        lines.aside(
+        output.notice(
             &format!("{} at {}", assistant.name, conversation.deployment.url()),
             json!({"type": "assistant", "assistant_id": assistant.id, "name": assistant.name}),
         )?;
-        conversation.enter(chat.thread, lines).await?;
+        conversation.enter_thread(chat.thread, output).await?;
         Ok(conversation)
     }
 
     /// Enters an existing or a new thread and starts to open its sandbox.
-    async fn enter(&mut self, thread: Option<String>, lines: &mut Lines) -> Result<(), Failure> {
+    async fn enter_thread(&mut self, thread: Option<String>, output: &mut LineOutput) -> Result<(), Failure> {
         let (thread, state) = match thread {
             Some(thread) => {
                 let state = self.deployment.state(&thread).await?;
@@ -105,104 +105,108 @@ impl Conversation {
         for message in &state.messages {
             self.transcript.apply(message, false);
         }
-        let before = match state.messages.len() {
+        let history = match state.messages.len() {
             0 => String::new(),
             n => format!(", {n} messages so far"),
         };
-        lines
-            .aside(&format!("thread {thread}{before}"), json!({"type": "thread", "thread_id": thread, "messages": state.messages.len()}))?;
+        output.notice(
+            &format!("thread {thread}{history}"),
+            json!({"type": "thread", "thread_id": thread, "messages": state.messages.len()}),
+        )?;
         self.review = Review::of(state.interrupts);
-        self.room = match &self.broker {
-            Some((client, wish)) => {
-                let (client, wish, thread) = (client.clone(), wish.clone(), thread.clone());
-                Rooming::Opening(AbortOnDropHandle::new(tokio::spawn(async move { Room::open(client, &thread, &wish).await })))
+        self.sandbox = match &self.broker {
+            Some((client, sandbox_choice)) => {
+                let (client, sandbox_choice, thread) = (client.clone(), sandbox_choice.clone(), thread.clone());
+                ChatSandboxState::Opening(AbortOnDropHandle::new(tokio::spawn(async move {
+                    ChatSandbox::open(client, &thread, &sandbox_choice).await
+                })))
             }
-            None => Rooming::Without,
+            None => ChatSandboxState::None,
         };
         self.thread = thread;
         Ok(())
     }
 
-    async fn go_on(&mut self, lines: &mut Lines) -> Result<u8, Failure> {
+    async fn run_loop(&mut self, output: &mut LineOutput) -> Result<u8, Failure> {
         let is_terminal = std::io::stdin().is_terminal();
-        let (mut typed, _reading) = read_lines(tokio::io::stdin());
+        let (mut input_lines, _reading) = read_lines(tokio::io::stdin());
         loop {
             match self.review.as_ref().and_then(|review| Some((review.next()?, review.progress()))) {
-                Some((Question::Action(action), place)) => lines.asks(action, place)?,
-                Some((Question::Text(question), _)) => lines.asks_words(question)?,
+                Some((Question::Action(action), position)) => output.ask_action(action, position)?,
+                Some((Question::Text(question), _)) => output.ask_text(question)?,
                 None => {}
             }
-            lines.prompt(is_terminal)?;
-            let text = match self.typed(&mut typed, lines).await? {
-                Typed::Line(Line::Text(text)) => text,
-                Typed::Line(Line::TooLong) => {
-                    lines.failed(
-                        &Failure::new("this line is too long for a message").advise("put it into a file in the sandbox: `cobox cp`"),
+            output.prompt(is_terminal)?;
+            let text = match self.next_input(&mut input_lines, output).await? {
+                NextInput::Line(InputLine::Text(text)) => text,
+                NextInput::Line(InputLine::TooLong) => {
+                    output.print_failure(
+                        &Failure::new("this line is too long for a message").with_advice("put it into a file in the sandbox: `cobox cp`"),
                     )?;
                     continue;
                 }
-                Typed::Interrupt => return Ok(INTERRUPTED),
-                Typed::End if self.review.is_some() => {
+                NextInput::Interrupt => return Ok(INTERRUPTED),
+                NextInput::End if self.review.is_some() => {
                     return Err(Failure::new("the agent waits for an answer, and there is no more input")
-                        .advise(format!("go on with it: cobox chat --thread {}", self.thread)));
+                        .with_advice(format!("go on with it: cobox chat --thread {}", self.thread)));
                 }
-                Typed::End => {
-                    self.hear_out(lines).await?;
-                    return Ok(if self.last_failed { OWN_ERROR } else { 0 });
+                NextInput::End => {
+                    self.drain_events(output).await?;
+                    return Ok(if self.last_failed { GENERAL_ERROR } else { 0 });
                 }
             };
             if text.trim().is_empty() {
                 continue;
             }
-            let input = match Slash::read(&text) {
-                Some(Ok(Slash::Quit)) => return Ok(0),
-                Some(Ok(slash)) => {
-                    if let Err(failure) = self.obey(slash, lines).await {
-                        lines.failed(&failure)?;
+            let input = match SlashCommand::parse(&text) {
+                Some(Ok(SlashCommand::Quit)) => return Ok(0),
+                Some(Ok(command)) => {
+                    if let Err(failure) = self.run_command(command, output).await {
+                        output.print_failure(&failure)?;
                     }
                     continue;
                 }
-                Some(Err(why)) => {
-                    lines.failed(&Failure::new(why))?;
+                Some(Err(reason)) => {
+                    output.print_failure(&Failure::new(reason))?;
                     continue;
                 }
                 None => match self.input(&text) {
                     Ok(Some(input)) => input,
                     Ok(None) => continue,
-                    Err(why) => {
-                        lines.failed(&Failure::new(why))?;
+                    Err(reason) => {
+                        output.print_failure(&Failure::new(reason))?;
                         continue;
                     }
                 },
             };
             self.last_failed = false;
-            if let Err(failure) = self.run(input, lines).await {
-                if lines.is_unread {
+            if let Err(failure) = self.run(input, output).await {
+                if output.is_output_closed {
                     return Err(failure);
                 }
                 self.last_failed = true;
-                lines.failed(&failure)?;
+                output.print_failure(&failure)?;
             }
         }
     }
 
     /// Returns the next input line. Sandbox events that arrive during the wait are printed.
-    async fn typed(&mut self, typed: &mut mpsc::Receiver<Line>, lines: &mut Lines) -> Result<Typed, Failure> {
+    async fn next_input(&mut self, input_lines: &mut mpsc::Receiver<InputLine>, output: &mut LineOutput) -> Result<NextInput, Failure> {
         loop {
             tokio::select! {
-                line = typed.recv() => return Ok(line.map_or(Typed::End, Typed::Line)),
-                Some(event) = self.events.1.recv() => lines.event(&event)?,
-                opened = opening(&mut self.room) => self.opened(opened, lines)?,
-                _ = tokio::signal::ctrl_c() => return Ok(Typed::Interrupt),
+                line = input_lines.recv() => return Ok(line.map_or(NextInput::End, NextInput::Line)),
+                Some(event) = self.events.1.recv() => output.print_event(&event)?,
+                result = wait_for_sandbox(&mut self.sandbox) => self.finish_opening(result, output)?,
+                _ = tokio::signal::ctrl_c() => return Ok(NextInput::Interrupt),
             }
         }
     }
 
     /// Prints the remaining events: they have their own stream and arrive slightly later than the run's own events.
-    async fn hear_out(&mut self, lines: &mut Lines) -> Result<(), Failure> {
-        if let Rooming::Open { .. } = self.room {
-            while let Ok(Some(event)) = tokio::time::timeout(HEAR_OUT, self.events.1.recv()).await {
-                lines.event(&event)?;
+    async fn drain_events(&mut self, output: &mut LineOutput) -> Result<(), Failure> {
+        if let ChatSandboxState::Open { .. } = self.sandbox {
+            while let Ok(Some(event)) = tokio::time::timeout(DRAIN_IDLE, self.events.1.recv()).await {
+                output.print_event(&event)?;
             }
         }
         Ok(())
@@ -212,13 +216,13 @@ impl Conversation {
     /// `None` while decisions are still missing.
     fn input(&mut self, text: &str) -> Result<Option<RunInput>, String> {
         let Some(review) = &mut self.review else {
-            let (id, text) = (format!("cobox-{}", ShellId::new()), typed::message(text));
+            let (id, text) = (format!("cobox-{}", ShellId::new()), input_parser::message_text(text));
             self.transcript.add_user_message(&id, text);
             return Ok(Some(RunInput::Message { id, text: text.to_owned() }));
         };
         let decision = match review.next() {
             Some(Question::Text(_)) => Decision::Respond(text.trim().to_owned()),
-            _ => typed::decision(text).unwrap_or_else(|| Err("the answer is one of the words above".to_owned()))?,
+            _ => input_parser::parse_decision(text).unwrap_or_else(|| Err("the answer is one of the words above".to_owned()))?,
         };
         review.decide(decision)?;
         let answer = review.answer();
@@ -228,13 +232,13 @@ impl Conversation {
         Ok(answer.map(RunInput::Resume))
     }
 
-    async fn run(&mut self, input: RunInput, lines: &mut Lines) -> Result<(), Failure> {
-        if let Rooming::Opening(_) = self.room {
-            let opened = opening(&mut self.room).await;
-            self.opened(opened, lines)?;
+    async fn run(&mut self, input: RunInput, output: &mut LineOutput) -> Result<(), Failure> {
+        if let ChatSandboxState::Opening(_) = self.sandbox {
+            let result = wait_for_sandbox(&mut self.sandbox).await;
+            self.finish_opening(result, output)?;
         }
-        let sandbox = match &self.room {
-            Rooming::Open { room, .. } => Some(room.for_run().await),
+        let sandbox = match &self.sandbox {
+            ChatSandboxState::Open { sandbox, .. } => Some(sandbox.run_configuration().await),
             _ => None,
         };
         let request = RunRequest { assistant: self.assistant.clone(), input, sandbox };
@@ -242,89 +246,89 @@ impl Conversation {
             run = self.deployment.run(&self.thread, &request) => run?,
             _ = tokio::signal::ctrl_c() => return Err(Failure::new("interrupted before the run began")),
         };
-        let (mut failed, mut is_cancelled) = (None, false);
+        let (mut failure_message, mut is_cancelled) = (None, false);
         loop {
             tokio::select! {
-                told = run.next() => match told? {
-                    Some(RunEvent::Failed { message }) => failed = Some(message),
-                    Some(told) => self.told(told, lines)?,
+                event = run.next() => match event? {
+                    Some(RunEvent::Failed { message }) => failure_message = Some(message),
+                    Some(event) => self.handle_run_event(event, output)?,
                     None => break,
                 },
-                Some(event) = self.events.1.recv() => lines.event(&event)?,
+                Some(event) = self.events.1.recv() => output.print_event(&event)?,
                 _ = tokio::signal::ctrl_c() => {
-                    self.cancel(&run, lines).await?;
+                    self.cancel(&run, output).await?;
                     is_cancelled = true;
                 }
             }
         }
-        lines.end_line()?;
-        if let Some(message) = failed.filter(|_| !is_cancelled) {
+        output.end_line()?;
+        if let Some(message) = failure_message.filter(|_| !is_cancelled) {
             return Err(Failure::new(format!("the run failed: {message}")));
         }
-        lines.aside_json(json!({"type": "end", "thread_id": self.thread, "waits": self.review.is_some()}))?;
+        output.json_notice(json!({"type": "end", "thread_id": self.thread, "waits": self.review.is_some()}))?;
         Ok(())
     }
 
-    fn told(&mut self, told: RunEvent, lines: &mut Lines) -> Result<(), Failure> {
-        match told {
+    fn handle_run_event(&mut self, event: RunEvent, output: &mut LineOutput) -> Result<(), Failure> {
+        match event {
             RunEvent::Message { message, is_nested } => {
                 for change in self.transcript.apply(&message, is_nested) {
-                    lines.changed(&self.transcript, &change)?;
+                    output.print_change(&self.transcript, &change)?;
                 }
             }
-            RunEvent::Interrupted(asked) => self.review = Review::of(asked),
+            RunEvent::Interrupted(interrupts) => self.review = Review::of(interrupts),
             // The broker's event stream reports the same events, and also those of other users.
-            RunEvent::Custom(_) if matches!(self.room, Rooming::Open { .. }) => {}
-            RunEvent::Custom(told) => lines.custom(&told)?,
-            RunEvent::Reconnected => lines.aside("(connected again)", json!({"type": "reconnected"}))?,
-            RunEvent::Started { run_id } => lines.aside_json(json!({"type": "run", "run_id": run_id}))?,
+            RunEvent::Custom(_) if matches!(self.sandbox, ChatSandboxState::Open { .. }) => {}
+            RunEvent::Custom(event) => output.print_custom_event(&event)?,
+            RunEvent::Reconnected => output.notice("(connected again)", json!({"type": "reconnected"}))?,
+            RunEvent::Started { run_id } => output.json_notice(json!({"type": "run", "run_id": run_id}))?,
             RunEvent::Failed { .. } => {}
         }
         Ok(())
     }
 
-    async fn cancel(&self, run: &RunStream, lines: &mut Lines) -> Result<(), Failure> {
+    async fn cancel(&self, run: &RunStream, output: &mut LineOutput) -> Result<(), Failure> {
         let Some(id) = run.run_id() else { return Ok(()) };
         self.deployment.cancel(&self.thread, id).await?;
-        Ok(lines.aside("(the run is told to end)", json!({"type": "cancelled", "run_id": id}))?)
+        Ok(output.notice("(the run is told to end)", json!({"type": "cancelled", "run_id": id}))?)
     }
 
-    fn opened(&mut self, opened: Result<Option<Room>, ClientError>, lines: &mut Lines) -> Result<(), Failure> {
-        self.room = Rooming::Without;
-        match opened {
+    fn finish_opening(&mut self, result: Result<Option<ChatSandbox>, ClientError>, output: &mut LineOutput) -> Result<(), Failure> {
+        self.sandbox = ChatSandboxState::None;
+        match result {
             Ok(None) => {}
-            Ok(Some(room)) => {
-                let info = room.session().info();
-                lines.aside(
+            Ok(Some(sandbox)) => {
+                let info = sandbox.session().info();
+                output.notice(
                     &format!("sandbox {} is ready", info.sandbox.id),
                     json!({"type": "sandbox", "sandbox_id": info.sandbox.id, "session_id": info.session_id}),
                 )?;
-                let (mut events, send) = (room.events(EventsFrom::Now), self.events.0.clone());
-                let following = tokio::spawn(async move {
+                let (mut events, sender) = (sandbox.events(EventsFrom::Now), self.events.0.clone());
+                let event_task = tokio::spawn(async move {
                     // The next operation reports a stream that can't be resumed.
                     while let Ok(Some(event)) = events.next().await {
-                        if send.send(event).await.is_err() {
+                        if sender.send(event).await.is_err() {
                             break;
                         }
                     }
                 });
-                self.room = Rooming::Open { room: Box::new(room), _following: AbortOnDropHandle::new(following) };
+                self.sandbox = ChatSandboxState::Open { sandbox: Box::new(sandbox), _event_task: AbortOnDropHandle::new(event_task) };
             }
-            Err(e) => lines.failed(&Failure { what: format!("no sandbox: {e}"), ..e.into() })?,
+            Err(e) => output.print_failure(&Failure { message: format!("no sandbox: {e}"), ..e.into() })?,
         }
         Ok(())
     }
 
-    async fn list_sandboxes(&self, lines: &mut Lines) -> Result<(), Failure> {
+    async fn list_sandboxes(&self, output: &mut LineOutput) -> Result<(), Failure> {
         let Some((client, _)) = &self.broker else { return Err(Failure::new("no broker is configured, so there are no sandboxes")) };
-        let here = match &self.room {
-            Rooming::Open { room, .. } => Some(room.session().info().sandbox.id.to_string()),
+        let current = match &self.sandbox {
+            ChatSandboxState::Open { sandbox, .. } => Some(sandbox.session().info().sandbox.id.to_string()),
             _ => None,
         };
-        for sandbox in client.list_sandboxes(Some(THREADS), None).await?.items {
+        for sandbox in client.list_sandboxes(Some(LIST_LIMIT), None).await?.items {
             let (id, name) = (sandbox.id.to_string(), sandbox.name.as_deref().unwrap_or("-"));
-            let mark = if here.as_deref() == Some(id.as_str()) { "*" } else { " " };
-            lines.aside(
+            let mark = if current.as_deref() == Some(id.as_str()) { "*" } else { " " };
+            output.notice(
                 &one_line(&format!("{mark} {name}  {}  {id}", sandbox.state.as_str())),
                 json!({"type": "sandbox_listed", "sandbox_id": id, "name": sandbox.name, "state": sandbox.state.as_str()}),
             )?;
@@ -332,54 +336,52 @@ impl Conversation {
         Ok(())
     }
 
-    async fn obey(&mut self, slash: Slash, lines: &mut Lines) -> Result<(), Failure> {
-        match slash {
-            Slash::New => self.enter(None, lines).await,
-            Slash::Threads(Some(thread)) => self.enter(Some(thread), lines).await,
-            Slash::Threads(None) => {
-                for thread in self.deployment.threads(THREADS).await? {
+    async fn run_command(&mut self, command: SlashCommand, output: &mut LineOutput) -> Result<(), Failure> {
+        match command {
+            SlashCommand::New => self.enter_thread(None, output).await,
+            SlashCommand::Threads(Some(thread)) => self.enter_thread(Some(thread), output).await,
+            SlashCommand::Threads(None) => {
+                for thread in self.deployment.threads(LIST_LIMIT).await? {
                     let title = thread.title.as_deref().unwrap_or("-");
-                    lines.aside(
+                    output.notice(
                         &format!("{}  {}  {}  {title}", thread.id, thread.status, thread.updated_at),
                         json!({"type": "thread_listed", "thread_id": thread.id, "status": thread.status, "title": thread.title}),
                     )?;
                 }
                 Ok(())
             }
-            Slash::Assistant(named) => {
+            SlashCommand::Assistant(requested) => {
                 let assistants = self.deployment.assistants().await?;
-                if let Some(name) = named {
-                    self.assistant.clone_from(&choose(&assistants, Some(&name))?.id);
+                if let Some(name) = requested {
+                    self.assistant.clone_from(&choose_assistant(&assistants, Some(&name))?.id);
                 }
                 for assistant in &assistants {
                     let mark = if assistant.id == self.assistant { "*" } else { " " };
-                    lines.aside(
+                    output.notice(
                         &format!("{mark} {}  {}", assistant.name, assistant.id),
                         json!({"type": "assistant", "assistant_id": assistant.id, "name": assistant.name}),
                     )?;
                 }
                 Ok(())
             }
-            Slash::SandboxList => self.list_sandboxes(lines).await,
-            Slash::Help => Ok(lines.aside(HELP, json!({"type": "help", "text": HELP}))?),
-            _ => {
-                Err(Failure::new("this is for the TUI")
-                    .advise("without it: cobox shell, cobox session events, cobox sandbox list, cobox cp"))
-            }
+            SlashCommand::SandboxList => self.list_sandboxes(output).await,
+            SlashCommand::Help => Ok(output.notice(HELP, json!({"type": "help", "text": HELP}))?),
+            _ => Err(Failure::new("this is for the TUI")
+                .with_advice("without it: cobox shell, cobox session events, cobox sandbox list, cobox cp")),
         }
     }
 }
 
 /// Waits for the sandbox; never resolves if none is being opened.
-async fn opening(room: &mut Rooming) -> Result<Option<Room>, ClientError> {
-    match room {
-        Rooming::Opening(task) => task.await.unwrap_or(Ok(None)),
+async fn wait_for_sandbox(sandbox: &mut ChatSandboxState) -> Result<Option<ChatSandbox>, ClientError> {
+    match sandbox {
+        ChatSandboxState::Opening(task) => task.await.unwrap_or(Ok(None)),
         _ => std::future::pending().await,
     }
 }
 
 pub fn no_deployment() -> Failure {
-    Failure::new("no LangGraph deployment is configured, so there is nobody to chat with").advise(
+    Failure::new("no LangGraph deployment is configured, so there is nobody to chat with").with_advice(
         "name one with --deployment URL or COBOX_DEPLOYMENT_URL (its key: COBOX_DEPLOYMENT_KEY); examples/langgraph is one that runs offline",
     )
 }

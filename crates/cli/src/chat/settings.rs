@@ -9,67 +9,72 @@ use serde::Deserialize;
 
 use crate::{
     context::{Environment, config_path},
-    credentials::{NamedBy, read_file},
+    credentials::{KeyFileOrigin, read_file},
     failure::Failure,
 };
 
 /// Variables from which LangGraph's own clients read their key; reused because users may have set them already.
-const THEIRS: [&str; 2] = ["LANGGRAPH_API_KEY", "LANGSMITH_API_KEY"];
+const LANGGRAPH_KEY_VARIABLES: [&str; 2] = ["LANGGRAPH_API_KEY", "LANGSMITH_API_KEY"];
 
 /// Contents of `chat.toml`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ChatConfig {
+struct ChatFile {
     deployment: Option<String>,
     api_key_file: Option<PathBuf>,
     assistant: Option<String>,
 }
 
 #[derive(Debug, Default)]
-pub struct Settings {
+pub struct ChatSettings {
     pub deployment: Option<String>,
     pub key: Option<Secret>,
     pub assistant: Option<String>,
 }
 
 /// The broker's address and key: a deployment at the same address is used with the same key.
-pub type SameAs<'a> = Option<(&'a str, &'a Secret)>;
+pub type BrokerCredentials<'a> = Option<(&'a str, &'a Secret)>;
 
-pub fn resolve(deployment: Option<String>, assistant: Option<String>, env: Environment, broker: SameAs) -> Result<Settings, Failure> {
+pub fn resolve(
+    deployment: Option<String>,
+    assistant: Option<String>,
+    env: Environment,
+    broker: BrokerCredentials,
+) -> Result<ChatSettings, Failure> {
     let text = |name: &str| env(name).and_then(|v| v.into_string().ok()).filter(|v| !v.is_empty());
     let config = match config_path(env).map(|path| path.with_file_name("chat.toml")) {
-        Some(path) => read(&path)?,
-        None => ChatConfig::default(),
+        Some(path) => read_chat_file(&path)?,
+        None => ChatFile::default(),
     };
     let assistant = assistant.or_else(|| text("COBOX_ASSISTANT")).or(config.assistant);
     let Some(url) = deployment.or_else(|| text("COBOX_DEPLOYMENT_URL")).or_else(|| config.deployment.clone()) else {
-        return Ok(Settings { assistant, ..Settings::default() });
+        return Ok(ChatSettings { assistant, ..ChatSettings::default() });
     };
-    let is_at = |other: &str| other.trim_end_matches('/') == url.trim_end_matches('/');
+    let is_same_url = |other: &str| other.trim_end_matches('/') == url.trim_end_matches('/');
     let key = if let Some(key) = text("COBOX_DEPLOYMENT_KEY") {
         Some(Secret::new(key))
     } else if let Some(path) = text("COBOX_DEPLOYMENT_KEY_FILE") {
-        Some(read_file(Path::new(&path), NamedBy::Caller)?.key)
+        Some(read_file(Path::new(&path), KeyFileOrigin::Caller)?.key)
     // The configured key belongs to the configured deployment, and the broker's key to the broker: no other server may
     // receive them.
-    } else if let (Some(path), true) = (&config.api_key_file, config.deployment.as_deref().is_some_and(is_at)) {
-        Some(read_file(path, NamedBy::Config)?.key)
-    } else if let Some((_, key)) = broker.filter(|(broker, _)| is_at(broker)) {
+    } else if let (Some(path), true) = (&config.api_key_file, config.deployment.as_deref().is_some_and(is_same_url)) {
+        Some(read_file(path, KeyFileOrigin::Config)?.key)
+    } else if let Some((_, key)) = broker.filter(|(broker, _)| is_same_url(broker)) {
         Some(key.clone())
     } else {
-        THEIRS.iter().find_map(|name| text(name)).map(Secret::new)
+        LANGGRAPH_KEY_VARIABLES.iter().find_map(|name| text(name)).map(Secret::new)
     };
-    Ok(Settings { deployment: Some(url), key, assistant })
+    Ok(ChatSettings { deployment: Some(url), key, assistant })
 }
 
-fn read(path: &Path) -> Result<ChatConfig, Failure> {
+fn read_chat_file(path: &Path) -> Result<ChatFile, Failure> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(ChatConfig::default()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(ChatFile::default()),
         Err(e) => return Err(anyhow::Error::new(e).context(format!("reading {}", path.display())).into()),
     };
     toml::from_str(&text).with_context(|| format!("{} is not a chat config", path.display())).map_err(|e| {
-        Failure::from(e).advise("it has up to three lines: deployment = \"http://…\", api_key_file = \"/…\", assistant = \"…\"")
+        Failure::from(e).with_advice("it has up to three lines: deployment = \"http://…\", api_key_file = \"/…\", assistant = \"…\"")
     })
 }
 
@@ -79,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    fn resolved(vars: &[(&str, &str)], deployment: Option<&str>, broker: SameAs) -> Settings {
+    fn resolved(vars: &[(&str, &str)], deployment: Option<&str>, broker: BrokerCredentials) -> ChatSettings {
         let vars: HashMap<&str, &str> = vars.iter().copied().collect();
         resolve(deployment.map(str::to_owned), None, &|name| vars.get(name).map(OsString::from), broker).unwrap()
     }
@@ -111,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broker_that_is_the_deployment_is_logged_in_to_once() {
+    fn a_deployment_at_the_brokers_address_uses_the_brokers_key() {
         let key = Secret::new("ann");
         let broker = Some(("http://here:1", &key));
         assert_eq!(resolved(&[], Some("http://here:1/"), broker).key.unwrap().expose(), "ann");

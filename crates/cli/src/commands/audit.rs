@@ -9,14 +9,14 @@ use super::Outcome;
 use crate::{context::Context, failure::Failure, printer::visible};
 
 /// Records per request.
-const PAGE: u32 = 100;
+const PAGE_SIZE: u32 = 100;
 /// Links per request: a chain may have millions.
-const LINKS: u32 = 1000;
+const LINKS_PER_REQUEST: u32 = 1000;
 /// The chain alone can't show that its end is missing.
 const UNKNOWN_WITHOUT_HEAD: &str = "no saved head was given, so this can't show whether the newest records were cut off, the chain was \
     written again from its beginning, or the database was replaced by an older copy; save `cobox audit head` elsewhere and pass it with --head";
 /// Exit code when verification finds a fault in the audit chain.
-const BROKEN: u8 = 1;
+const EXIT_BROKEN: u8 = 1;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -32,9 +32,9 @@ Examples:
 
 A `sandbox.claim` is what a sandbox says of itself; all others are the broker's own word."
 )]
-pub struct Args {
+pub struct AuditArgs {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<AuditCommand>,
     /// Only what is about this sandbox, by name or id; an ended one by its id
     #[arg(long, value_name = "NAME|ID")]
     sandbox: Option<String>,
@@ -47,7 +47,7 @@ pub struct Args {
 }
 
 #[derive(Debug, clap::Subcommand)]
-pub enum Command {
+pub enum AuditCommand {
     /// Where each broker's chain of records ends, to be kept where nobody who can change the database can change it too
     Head,
     /// Whether every record is there as it was written; exits with 1 where one isn't, and says which
@@ -60,23 +60,23 @@ pub enum Command {
     Export,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
+pub async fn run(args: AuditArgs, context: &Context) -> Outcome {
     let client = context.client()?;
     match args.command {
         None => list(args, context, &client).await,
-        Some(Command::Head) => head(context, &client).await,
-        Some(Command::Verify { heads }) => verify(context, &client, &heads).await,
-        Some(Command::Export) => export(context, &client).await,
+        Some(AuditCommand::Head) => head(context, &client).await,
+        Some(AuditCommand::Verify { heads }) => verify(context, &client, &heads).await,
+        Some(AuditCommand::Export) => export(context, &client).await,
     }
 }
 
-async fn list(args: Args, context: &Context, client: &Client) -> Outcome {
+async fn list(args: AuditArgs, context: &Context, client: &Client) -> Outcome {
     let filter = AuditFilter { sandbox: args.sandbox, token: args.token };
     let mut entries: Vec<AuditEntry> = Vec::new();
     let mut cursor: Option<String> = None;
     while (entries.len() as u64) < u64::from(args.limit) {
-        let left = args.limit - u32::try_from(entries.len()).unwrap_or(args.limit);
-        let page = client.list_audit(&filter, Some(left.min(PAGE)), cursor.as_deref()).await?;
+        let remaining = args.limit - u32::try_from(entries.len()).unwrap_or(args.limit);
+        let page = client.list_audit(&filter, Some(remaining.min(PAGE_SIZE)), cursor.as_deref()).await?;
         entries.extend(page.items);
         match page.next_cursor {
             Some(next) if cursor.as_ref() != Some(&next) => cursor = Some(next),
@@ -86,11 +86,11 @@ async fn list(args: Args, context: &Context, client: &Client) -> Outcome {
     let rows: Vec<Vec<String>> = entries
         .iter()
         .map(|e| {
-            let who = match (&e.principal, &e.actor) {
+            let principal = match (&e.principal, &e.actor) {
                 (Some(principal), Some(actor)) => format!("{principal} ({actor})"),
                 (principal, _) => principal.clone().unwrap_or_default(),
             };
-            vec![context.printer.moment(e.at), e.action.clone(), who, e.detail.clone().unwrap_or_default()]
+            vec![context.printer.moment(e.at), e.action.clone(), principal, e.detail.clone().unwrap_or_default()]
         })
         .collect();
     context.printer.list(&json!({ "items": entries }), &["WHEN", "ACTION", "WHO", "DETAIL"], &rows, "no records yet")?;
@@ -104,8 +104,8 @@ async fn head(context: &Context, client: &Client) -> Outcome {
     Ok(0)
 }
 
-async fn verify(context: &Context, client: &Client, kept: &[String]) -> Outcome {
-    let kept: Vec<KeptHead> = kept
+async fn verify(context: &Context, client: &Client, saved_heads: &[String]) -> Outcome {
+    let saved_heads: Vec<KeptHead> = saved_heads
         .iter()
         .flat_map(|text| text.lines())
         .filter(|line| !line.trim().is_empty())
@@ -113,54 +113,54 @@ async fn verify(context: &Context, client: &Client, kept: &[String]) -> Outcome 
         .collect::<Result<_, _>>()?;
     let heads = client.audit_heads().await?.items;
     let mut chains = Vec::new();
-    let mut words = Vec::new();
+    let mut messages = Vec::new();
     let mut faults: Vec<Fault> = Vec::new();
     for head in &heads {
         let mut head = head.clone();
-        let mut verifier = walk(client, &head, &kept).await?;
+        let mut verifier = verify_chain(client, &head, &saved_heads).await?;
         if !verifier.faults.is_empty() {
             // A fault is expected if retention removed the oldest records during the walk: repeat it with the new
             // beginning.
-            let again = client.audit_heads().await?.items.into_iter().find(|h| h.writer == head.writer);
-            if let Some(again) = again.filter(|h| h.kept_after > head.kept_after) {
-                verifier = walk(client, &again, &kept).await?;
-                head = again;
+            let updated = client.audit_heads().await?.items.into_iter().find(|h| h.writer == head.writer);
+            if let Some(updated) = updated.filter(|h| h.kept_after > head.kept_after) {
+                verifier = verify_chain(client, &updated, &saved_heads).await?;
+                head = updated;
             }
         }
         for number in &verifier.too_old {
-            words
+            messages
                 .push(format!("note: head {number} of {} is older than what is kept, which begins after {}", head.writer, head.kept_after));
         }
         if verifier.faults.is_empty() {
-            words.push(format!("ok: {} records of {}, {} to {}", verifier.checked, head.writer, head.kept_after + 1, head.number));
+            messages.push(format!("ok: {} records of {}, {} to {}", verifier.checked, head.writer, head.kept_after + 1, head.number));
         }
-        let told: Vec<String> = verifier.faults.iter().map(Fault::to_string).collect();
-        words.extend(told.iter().map(|f| format!("broken: {f}")));
+        let fault_messages: Vec<String> = verifier.faults.iter().map(Fault::to_string).collect();
+        messages.extend(fault_messages.iter().map(|f| format!("broken: {f}")));
         chains.push(json!({
-            "writer": head.writer, "checked": verifier.checked, "number": head.number, "hash": head.hash, "faults": told,
+            "writer": head.writer, "checked": verifier.checked, "number": head.number, "hash": head.hash, "faults": fault_messages,
             "kept_after": head.kept_after, "heads_too_old": verifier.too_old,
         }));
         faults.extend(verifier.faults);
     }
-    for missing in kept.iter().filter(|k| heads.iter().all(|h| h.writer != k.writer)) {
-        let fault = Fault::NoChain { writer: missing.writer.clone() };
-        words.push(format!("broken: {fault}"));
-        chains.push(json!({ "writer": missing.writer, "checked": 0, "faults": [fault.to_string()] }));
+    for saved_head in saved_heads.iter().filter(|k| heads.iter().all(|h| h.writer != k.writer)) {
+        let fault = Fault::NoChain { writer: saved_head.writer.clone() };
+        messages.push(format!("broken: {fault}"));
+        chains.push(json!({ "writer": saved_head.writer, "checked": 0, "faults": [fault.to_string()] }));
         faults.push(fault);
     }
     let is_ok = faults.is_empty();
-    let unknown = kept.is_empty().then_some(UNKNOWN_WITHOUT_HEAD);
-    words.extend(unknown.map(|unknown| format!("note: {unknown}")));
-    let words: Vec<String> = words.iter().map(|w| visible(w)).collect();
-    context.printer.result(&json!({ "ok": is_ok, "chains": chains, "unknown": unknown }), || words.join("\n"))?;
-    Ok(if is_ok { 0 } else { BROKEN })
+    let unknown = saved_heads.is_empty().then_some(UNKNOWN_WITHOUT_HEAD);
+    messages.extend(unknown.map(|unknown| format!("note: {unknown}")));
+    let messages: Vec<String> = messages.iter().map(|w| visible(w)).collect();
+    context.printer.result(&json!({ "ok": is_ok, "chains": chains, "unknown": unknown }), || messages.join("\n"))?;
+    Ok(if is_ok { 0 } else { EXIT_BROKEN })
 }
 
 /// Verifies every link up to the given head. Records written during the walk are left for the next verification.
-async fn walk(client: &Client, head: &AuditHead, kept: &[KeptHead]) -> Result<Verifier, Failure> {
-    let mut verifier = Verifier::new(head, kept);
+async fn verify_chain(client: &Client, head: &AuditHead, saved_heads: &[KeptHead]) -> Result<Verifier, Failure> {
+    let mut verifier = Verifier::new(head, saved_heads);
     loop {
-        let links = client.audit_links(&head.writer, verifier.last(), LINKS).await?;
+        let links = client.audit_links(&head.writer, verifier.last(), LINKS_PER_REQUEST).await?;
         let Some(newest) = links.last().map(|l| l.number) else { break };
         links.iter().filter(|l| l.number <= head.number).for_each(|link| verifier.take(link));
         if newest >= head.number {
@@ -175,7 +175,7 @@ async fn export(context: &Context, client: &Client) -> Outcome {
     for head in client.audit_heads().await?.items {
         let mut after = head.kept_after;
         loop {
-            let links = client.audit_links(&head.writer, after, LINKS).await?;
+            let links = client.audit_links(&head.writer, after, LINKS_PER_REQUEST).await?;
             let Some(newest) = links.last().map(|l| l.number).filter(|n| *n > after) else { break };
             after = newest;
             let mut lines = String::new();

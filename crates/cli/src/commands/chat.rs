@@ -4,13 +4,13 @@ use std::io::IsTerminal;
 
 use cobox_langgraph::Deployment;
 
-use super::{Outcome, thread};
+use super::{Outcome, parse_thread};
 use crate::{
-    chat::{Chat, Wish, plain, settings},
+    chat::{ChatOptions, SandboxChoice, plain, settings},
     context::Context,
     failure::Failure,
+    target::Target,
     tui,
-    way_in::Target,
 };
 
 #[derive(Debug, Default, clap::Args)]
@@ -27,7 +27,7 @@ beside the client's config. Its key: COBOX_DEPLOYMENT_KEY, COBOX_DEPLOYMENT_KEY_
 `api_key_file` in chat.toml, or the broker's where both have one address.
 Without a deployment the thread's terminal, events and files are shown.
 /help lists what can be typed.")]
-pub struct Args {
+pub struct ChatArgs {
     /// The LangGraph deployment to talk to
     #[arg(long, value_name = "URL")]
     deployment: Option<String>,
@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME|ID")]
     assistant: Option<String>,
     /// Go on with this thread
-    #[arg(short, long, value_name = "THREAD", value_parser = thread)]
+    #[arg(short, long, value_name = "THREAD", value_parser = parse_thread)]
     thread: Option<String>,
     /// Have the thread's sandbox ready before the first message; of this name, if one is given
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
@@ -45,9 +45,9 @@ pub struct Args {
     no_tui: bool,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
+pub async fn run(args: ChatArgs, context: &Context) -> Outcome {
     let has_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let chat = chat(&args, context)?;
+    let chat = resolve_options(&args, context)?;
     if args.no_tui || !has_terminal || context.printer.is_json() {
         return plain::run(chat, context.printer).await;
     }
@@ -59,7 +59,7 @@ pub async fn run_bare(context: &Context) -> Option<Outcome> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() || context.printer.is_json() {
         return None;
     }
-    match chat(&Args::default(), context) {
+    match resolve_options(&ChatArgs::default(), context) {
         Ok(chat) => Some(tui::run(chat).await),
         // Nothing is configured yet.
         Err(_) if context.broker().is_err() => None,
@@ -67,25 +67,25 @@ pub async fn run_bare(context: &Context) -> Option<Outcome> {
     }
 }
 
-fn chat(args: &Args, context: &Context) -> Result<Chat, Failure> {
+fn resolve_options(args: &ChatArgs, context: &Context) -> Result<ChatOptions, Failure> {
     let broker = context.broker();
-    let same = broker.as_ref().ok().map(|broker| (broker.url.as_str(), &broker.api_key));
-    let found = settings::resolve(args.deployment.clone(), args.assistant.clone(), &|name| std::env::var_os(name), same)?;
+    let broker_credentials = broker.as_ref().ok().map(|broker| (broker.url.as_str(), &broker.api_key));
+    let settings = settings::resolve(args.deployment.clone(), args.assistant.clone(), &|name| std::env::var_os(name), broker_credentials)?;
     let authorities = context.authorities()?;
-    let deployment = match &found.deployment {
-        Some(url) => Some(Deployment::new(url, found.key.as_ref(), authorities.as_deref())?),
+    let deployment = match &settings.deployment {
+        Some(url) => Some(Deployment::new(url, settings.key.as_ref(), authorities.as_deref())?),
         None => None,
     };
-    let broker = match (broker, &found.deployment, &found.key) {
+    let broker = match (broker, &settings.deployment, &settings.key) {
         (Ok(_), ..) => Some(context.client()?),
         // A deployment may serve the broker's routes itself: the deployment's key then works for both.
         (Err(_), Some(url), Some(key)) => Some(context.client_at(url, key.clone())?),
         (Err(_), Some(_), None) if args.sandbox.is_none() => None,
         (Err(failure), ..) => return Err(failure),
     };
-    let wish = match &args.sandbox {
-        None => Wish::Existing,
-        Some(name) => Wish::Ready { name: Some(name.clone()).filter(|name| !name.is_empty()) },
+    let sandbox_choice = match &args.sandbox {
+        None => SandboxChoice::Existing,
+        Some(name) => SandboxChoice::Ensure { name: Some(name.clone()).filter(|name| !name.is_empty()) },
     };
     // Without a deployment the default thread applies, as in every other command.
     let thread = match (&args.thread, &deployment) {
@@ -96,5 +96,5 @@ fn chat(args: &Args, context: &Context) -> Result<Chat, Failure> {
             _ => None,
         },
     };
-    Ok(Chat { deployment, assistant: found.assistant, thread, broker, wish })
+    Ok(ChatOptions { deployment, assistant: settings.assistant, thread, broker, sandbox_choice })
 }

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use clap_complete::aot;
 use serde_json::json;
 
-use super::{NoBroker, Outcome};
+use super::{HiddenBrokerFlags, Outcome};
 use crate::{context::Context, failure::Failure, help};
 
 #[derive(Debug, clap::Args)]
@@ -17,9 +17,9 @@ Examples:
   cobox completions zsh > ~/.zfunc/_cobox     with ~/.zfunc in your fpath
   cobox completions fish > ~/.config/fish/completions/cobox.fish
   source <(cobox completions bash)            for this shell alone")]
-pub struct Args {
+pub struct CompletionsArgs {
     #[command(flatten)]
-    _no_broker: NoBroker,
+    _hidden_flags: HiddenBrokerFlags,
     /// The shell to complete for
     #[arg(value_enum)]
     shell: Shell,
@@ -39,14 +39,14 @@ Examples:
   cobox man --dir ~/.local/share/man/man1")]
 pub struct ManArgs {
     #[command(flatten)]
-    _no_broker: NoBroker,
+    _hidden_flags: HiddenBrokerFlags,
     /// Write a page for cobox and one for each of its commands here, instead of printing the first
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
 
-pub fn completions(args: Args, context: &Context) -> Outcome {
-    let (shell, word) = match args.shell {
+pub fn run_completions(args: CompletionsArgs, context: &Context) -> Outcome {
+    let (shell, name) = match args.shell {
         Shell::Bash => (aot::Shell::Bash, "bash"),
         Shell::Zsh => (aot::Shell::Zsh, "zsh"),
         Shell::Fish => (aot::Shell::Fish, "fish"),
@@ -54,11 +54,11 @@ pub fn completions(args: Args, context: &Context) -> Outcome {
     let mut script = Vec::new();
     aot::generate(shell, &mut help::command(), "cobox", &mut script);
     let script = String::from_utf8(script).map_err(|_| Failure::new("the completions are not text"))?;
-    context.printer.result(&json!({"shell": word, "script": script}), || script.trim_end().to_owned())?;
+    context.printer.result(&json!({"shell": name, "script": script}), || script.trim_end().to_owned())?;
     Ok(0)
 }
 
-pub fn man(args: ManArgs, context: &Context) -> Outcome {
+pub fn run_man(args: ManArgs, context: &Context) -> Outcome {
     let mut cli = help::command().disable_help_subcommand(true);
     let Some(dir) = args.dir else {
         let mut page = Vec::new();
@@ -70,8 +70,8 @@ pub fn man(args: ManArgs, context: &Context) -> Outcome {
     std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
     cli.build();
     let mut written = Vec::new();
-    let mut left = vec![cli];
-    while let Some(command) = left.pop() {
+    let mut remaining = vec![cli];
+    while let Some(command) = remaining.pop() {
         let page = clap_mangen::Man::new(command.clone());
         let name = page.get_filename();
         let path = dir.join(&name);
@@ -79,7 +79,7 @@ pub fn man(args: ManArgs, context: &Context) -> Outcome {
         page.render(&mut text)?;
         std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
         written.push(name);
-        left.extend(command.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned());
+        remaining.extend(command.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned());
     }
     written.sort();
     context.printer.result(&json!({"dir": dir, "pages": written}), || format!("wrote {} pages to {}", written.len(), dir.display()))?;

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use super::Outcome;
 use crate::{
-    context::{self, Choice, Context, KeySource, Said},
-    contexts::{self, Contexts, Entry, KeyPlace, LOCAL},
-    credentials::{self, NamedBy, Store},
+    context::{self, BrokerSelection, Context, KeySource, Sourced},
+    contexts::{self, ContextEntry, Contexts, KeyLocation, LOCAL},
+    credentials::{self, KeyFileOrigin, KeyStore},
     failure::Failure,
     key_prompt,
     keyring::Account,
-    way_in::Target,
+    target::Target,
 };
 
 #[derive(Debug, clap::Subcommand)]
@@ -28,7 +28,7 @@ Examples:
   cobox config use prod
   cobox --context local session list
   cobox config show")]
-pub enum Command {
+pub enum ConfigCommand {
     /// Every setting of this command line, and where it came from
     Show,
     /// The contexts there are
@@ -39,7 +39,7 @@ pub enum Command {
         name: String,
     },
     /// Add a context, or replace it; the API key is read from standard input or asked for
-    Add(Add),
+    Add(AddContextArgs),
     /// Forget a context and the key that was kept for it
     Remove {
         /// One of those that `cobox config contexts` shows
@@ -50,9 +50,9 @@ pub enum Command {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Add {
+pub struct AddContextArgs {
     /// What to call it
-    #[arg(value_parser = contexts::name)]
+    #[arg(value_parser = contexts::parse_name)]
     name: String,
     // Separate from the global options of the same names: those choose the broker to use, these describe a broker to
     // save.
@@ -67,114 +67,118 @@ pub struct Add {
     ca_file: Option<PathBuf>,
     /// Where to keep the key [default: the keyring where there is one, else a file]
     #[arg(long, value_enum)]
-    store: Option<Store>,
+    store: Option<KeyStore>,
     /// Add it without asking the broker whether the key is good
     #[arg(long)]
     no_check: bool,
 }
 
-pub async fn run(command: Command, context: &Context) -> Outcome {
-    let path = context::config_path(&|name| std::env::var_os(name))
-        .ok_or_else(|| Failure::new("there is no home directory to keep a config in").advise("set COBOX_CONFIG to where it should be"))?;
+pub async fn run(command: ConfigCommand, context: &Context) -> Outcome {
+    let path = context::config_path(&|name| std::env::var_os(name)).ok_or_else(|| {
+        Failure::new("there is no home directory to keep a config in").with_advice("set COBOX_CONFIG to where it should be")
+    })?;
     match command {
-        Command::Show => show(context)?,
-        Command::Contexts => list(context, &path)?,
-        Command::Use { name } => {
-            let url = Contexts::change(&path, |contexts| {
-                contexts.use_one(&name)?;
+        ConfigCommand::Show => show(context)?,
+        ConfigCommand::Contexts => list(context, &path)?,
+        ConfigCommand::Use { name } => {
+            let url = Contexts::update(&path, |contexts| {
+                contexts.select(&name)?;
                 Ok(contexts.get(&name)?.url.clone())
             })?;
             context.printer.result(&json!({"current": name, "url": url}), || format!("commands go to {name} at {url}"))?;
         }
-        Command::Add(add) => return self::add(add, &path, context).await,
-        Command::Remove { name } => remove(&name, &path, context)?,
-        Command::Path => context.printer.result(&json!({"path": path, "exists": path.exists()}), || path.display().to_string())?,
+        ConfigCommand::Add(add) => return self::add(add, &path, context).await,
+        ConfigCommand::Remove { name } => remove(&name, &path, context)?,
+        ConfigCommand::Path => context.printer.result(&json!({"path": path, "exists": path.exists()}), || path.display().to_string())?,
     }
     Ok(0)
 }
 
-async fn add(args: Add, path: &Path, context: &Context) -> Outcome {
+async fn add(args: AddContextArgs, path: &Path, context: &Context) -> Outcome {
     if args.name == LOCAL {
-        return Err(Failure::new("`local` is the broker that `cobox up` starts here").advise("choose another name"));
+        return Err(Failure::new("`local` is the broker that `cobox up` starts here").with_advice("choose another name"));
     }
-    let url = args.url.ok_or_else(|| Failure::new("a context needs its broker's URL").advise("name it with --url"))?;
+    let url = args.url.ok_or_else(|| Failure::new("a context needs its broker's URL").with_advice("name it with --url"))?;
     check_url(&url)?;
-    let ca_file = args.ca_file.as_deref().map(absolute).transpose()?;
+    let ca_file = args.ca_file.as_deref().map(absolute_path).transpose()?;
     let account = Account { context: args.name.clone(), url: url.clone() };
-    let (key, named) = match &args.api_key_file {
+    let (key, named_location) = match &args.api_key_file {
         Some(file) => {
-            let file = absolute(file)?;
-            let found = credentials::read_file(&file, NamedBy::Config)?;
-            if let Some(note) = found.note {
-                context.printer.note(&note);
+            let file = absolute_path(file)?;
+            let stored = credentials::read_file(&file, KeyFileOrigin::Config)?;
+            if let Some(warning) = stored.warning {
+                context.printer.note(&warning);
             }
-            (found.key, Some(KeyPlace::File(file)))
+            (stored.key, Some(KeyLocation::File(file)))
         }
-        None => (key_prompt::read(context.printer, &format!("API key for {url}"))?, None),
+        None => (key_prompt::read_key(context.printer, &format!("API key for {url}"))?, None),
     };
     if !args.no_check {
         let client = match &ca_file {
             None => Client::new(&url, key.clone())?,
             Some(file) => Client::trusting(&url, key.clone(), &context::read_ca(file)?)?,
         };
-        check(&client, context).await?;
+        check_key(&client, context).await?;
     }
     // The previous entry of this name: its own key, if it has one, must be removed as well.
-    let before = Contexts::read(path)?.find(&args.name).cloned();
-    let (place, why_not_keyring) = match named {
-        Some(place) => (place, None),
-        None => credentials::keep(&account, path, &key, args.store)?,
+    let previous = Contexts::read(path)?.find(&args.name).cloned();
+    let (location, keyring_refusal) = match named_location {
+        Some(location) => (location, None),
+        None => credentials::store_key(&account, path, &key, args.store)?,
     };
-    let entry = Entry { url: url.clone(), key: place.clone(), ca_file };
-    let is_current = Contexts::change(path, |contexts| {
+    let entry = ContextEntry { url: url.clone(), key: location.clone(), ca_file };
+    let is_current = Contexts::update(path, |contexts| {
         // A further context doesn't change which broker commands use, unless there was none.
         let current = contexts.current().unwrap_or(&args.name).to_owned();
-        contexts.put(&args.name, entry);
+        contexts.insert(&args.name, entry);
         if contexts.current() != Some(&current) {
-            contexts.use_one(&current)?;
+            contexts.select(&current)?;
         }
         Ok(current == args.name)
     })?;
-    if let Some(before) = before.filter(|before| before.key != place || (before.key == KeyPlace::Keyring && before.url != url)) {
-        let old = Account { context: args.name.clone(), url: before.url };
-        if let Err(failure) = credentials::forget(&old, path, &before.key) {
-            context.printer.note(&format!("note: {}", failure.what));
+    if let Some(previous) =
+        previous.filter(|previous| previous.key != location || (previous.key == KeyLocation::Keyring && previous.url != url))
+    {
+        let old = Account { context: args.name.clone(), url: previous.url };
+        if let Err(failure) = credentials::delete_key(&old, path, &previous.key) {
+            context.printer.note(&format!("note: {}", failure.message));
         }
     }
-    if let Some(why) = why_not_keyring {
-        context.printer.note(&format!("note: the key is in a file that only you can read, not in a keyring: {why}"));
+    if let Some(reason) = keyring_refusal {
+        context.printer.note(&format!("note: the key is in a file that only you can read, not in a keyring: {reason}"));
     }
-    let told = json!({"name": args.name, "url": url, "key": place_word(&place), "key_file": key_file(&place), "current": is_current});
-    context.printer.result(&told, || {
+    let output =
+        json!({"name": args.name, "url": url, "key": location_name(&location), "key_file": key_file(&location), "current": is_current});
+    context.printer.result(&output, || {
         let next = if is_current { String::new() } else { format!("; `cobox config use {}` lets commands go there", args.name) };
-        format!("added {} at {url}, its key in {}{next}", args.name, place_words(&place))
+        format!("added {} at {url}, its key in {}{next}", args.name, describe_location(&location))
     })?;
     Ok(0)
 }
 
 /// A refused key is not saved. A key is saved unchecked if the broker is unreachable, because it may be reachable
 /// later.
-async fn check(client: &Client, context: &Context) -> Result<(), Failure> {
+async fn check_key(client: &Client, context: &Context) -> Result<(), Failure> {
     let filter = SessionFilter { limit: Some(1), ..SessionFilter::default() };
     match client.list_sessions(&filter).await {
         Ok(_) => Ok(()),
         Err(e) if e.is(ErrorCode::Unauthenticated) => {
-            Err(Failure::from(e).advise("check the key; nothing was added (--no-check adds it all the same)"))
+            Err(Failure::from(e).with_advice("check the key; nothing was added (--no-check adds it all the same)"))
         }
         Err(e) if e.is_retryable() => {
             context.printer.note(&format!("note: the key was not checked: {e}"));
             Ok(())
         }
-        Err(e) => Err(Failure::from(e).advise("is there a broker at this URL? --no-check adds it all the same")),
+        Err(e) => Err(Failure::from(e).with_advice("is there a broker at this URL? --no-check adds it all the same")),
     }
 }
 
 fn remove(name: &str, path: &Path, context: &Context) -> Result<(), Failure> {
-    let entry = Contexts::change(path, |contexts| contexts.remove(name))?;
+    let entry = Contexts::update(path, |contexts| contexts.remove(name))?;
     // After the context: an orphaned key has no effect, but a context without its key would cause confusing errors.
-    let forgotten = credentials::forget(&Account { context: name.to_owned(), url: entry.url.clone() }, path, &entry.key);
-    if let Err(failure) = forgotten {
-        context.printer.note(&format!("note: {}", failure.what));
+    let deleted = credentials::delete_key(&Account { context: name.to_owned(), url: entry.url.clone() }, path, &entry.key);
+    if let Err(failure) = deleted {
+        context.printer.note(&format!("note: {}", failure.message));
     }
     context.printer.result(&json!({"name": name, "removed": true}), || format!("removed {name}"))?;
     Ok(())
@@ -186,13 +190,13 @@ fn list(context: &Context, path: &Path) -> Result<(), Failure> {
     let items: Vec<Value> = contexts
         .iter()
         .map(|(name, entry)| {
-            json!({"name": name, "url": entry.url, "current": Some(name) == current, "key": place_word(&entry.key),
+            json!({"name": name, "url": entry.url, "current": Some(name) == current, "key": location_name(&entry.key),
                 "key_file": key_file(&entry.key), "ca_file": entry.ca_file})
         })
         .collect();
-    let row = |(name, entry): (&str, &Entry)| {
+    let row = |(name, entry): (&str, &ContextEntry)| {
         let mark = if Some(name) == current { "*" } else { "" };
-        vec![mark.to_owned(), name.to_owned(), entry.url.clone(), place_words(&entry.key)]
+        vec![mark.to_owned(), name.to_owned(), entry.url.clone(), describe_location(&entry.key)]
     };
     let rows: Vec<_> = contexts.iter().map(row).collect();
     let empty = "no contexts yet; `cobox up` makes one, and `cobox config add NAME --url URL`";
@@ -202,62 +206,63 @@ fn list(context: &Context, path: &Path) -> Result<(), Failure> {
 
 fn show(context: &Context) -> Result<(), Failure> {
     let env: context::Environment = &|name| std::env::var_os(name);
-    let Choice { config_path, context: chosen, url, key, withheld_from, ca_file } = context::choose(&context.flags, env)?;
+    let BrokerSelection { config_path, context: selected_context, url, key, key_belongs_to, ca_file } =
+        context::select_broker(&context.flags, env)?;
     let mut rows: Vec<(&str, Option<String>, String)> = Vec::new();
-    let config_from = if env("COBOX_CONFIG").is_some_and(|v| !v.is_empty()) { "COBOX_CONFIG" } else { "default" };
-    rows.push(("config file", config_path.map(|p| p.display().to_string()), config_from.to_owned()));
-    let mut add = |name, said: Option<Said<String>>, otherwise: &str| {
-        let (value, from) = said.map_or((None, otherwise.to_owned()), |said| (Some(said.value), said.from));
-        rows.push((name, value, from));
+    let config_source = if env("COBOX_CONFIG").is_some_and(|v| !v.is_empty()) { "COBOX_CONFIG" } else { "default" };
+    rows.push(("config file", config_path.map(|p| p.display().to_string()), config_source.to_owned()));
+    let mut add = |name, sourced: Option<Sourced<String>>, default_source: &str| {
+        let (value, source) = sourced.map_or((None, default_source.to_owned()), |sourced| (Some(sourced.value), sourced.source));
+        rows.push((name, value, source));
     };
-    add("context", chosen, "none chosen");
+    add("context", selected_context, "none chosen");
     add("url", url, "not set");
-    let no_key = withheld_from.map_or_else(|| "not set".to_owned(), |url| format!("not set; the context's is for {url}"));
+    let no_key = key_belongs_to.map_or_else(|| "not set".to_owned(), |url| format!("not set; the context's is for {url}"));
     // Shows where the key is stored, never the key itself.
-    let words = |source: &KeySource| match source {
-        KeySource::Given(_) => "(hidden)".to_owned(),
+    let describe = |source: &KeySource| match source {
+        KeySource::Variable(_) => "(hidden)".to_owned(),
         KeySource::File(path) => path.display().to_string(),
-        KeySource::Context(_, place) => place_words(place),
+        KeySource::Context(_, location) => describe_location(location),
     };
-    add("api key", key.map(|said| Said { value: words(&said.value), from: said.from }), &no_key);
-    add("ca file", ca_file.map(|said| Said { value: said.value.display().to_string(), from: said.from }), "not set");
-    let thread_from = if env("COBOX_THREAD").is_some_and(|v| !v.is_empty()) { "COBOX_THREAD" } else { "default" };
-    add("thread", Some(Said { value: Target::default_thread(env).name().to_owned(), from: thread_from.to_owned() }), "");
-    let data_dir = context::default_data_dir(env).map(|dir| Said { value: dir.display().to_string(), from: "default".to_owned() });
+    add("api key", key.map(|sourced| Sourced { value: describe(&sourced.value), source: sourced.source }), &no_key);
+    add("ca file", ca_file.map(|sourced| Sourced { value: sourced.value.display().to_string(), source: sourced.source }), "not set");
+    let thread_source = if env("COBOX_THREAD").is_some_and(|v| !v.is_empty()) { "COBOX_THREAD" } else { "default" };
+    add("thread", Some(Sourced { value: Target::default_thread(env).name().to_owned(), source: thread_source.to_owned() }), "");
+    let data_dir = context::default_data_dir(env).map(|dir| Sourced { value: dir.display().to_string(), source: "default".to_owned() });
     add("data directory", data_dir, "there is no home directory");
     let values: Vec<Value> =
-        rows.iter().map(|(name, value, from)| json!({"name": name.replace(' ', "_"), "value": value, "from": from})).collect();
+        rows.iter().map(|(name, value, source)| json!({"name": name.replace(' ', "_"), "value": value, "from": source})).collect();
     context.printer.result(&json!({ "values": values }), || {
         let dash = || "-".to_owned();
         let cells: Vec<_> =
-            rows.iter().map(|(name, value, from)| vec![(*name).to_owned(), value.clone().unwrap_or_else(dash), from.clone()]).collect();
+            rows.iter().map(|(name, value, source)| vec![(*name).to_owned(), value.clone().unwrap_or_else(dash), source.clone()]).collect();
         context.printer.table(&["SETTING", "VALUE", "FROM"], &cells)
     })?;
     Ok(())
 }
 
 /// Absolute, because a context is used from any directory.
-fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+fn absolute_path(path: &Path) -> Result<PathBuf, Failure> {
     path.canonicalize().map_err(|e| Failure::new(format!("{}: {e}", path.display())))
 }
 
-fn place_words(place: &KeyPlace) -> String {
-    match place {
-        KeyPlace::File(path) => path.display().to_string(),
-        KeyPlace::Keyring => "the keyring".to_owned(),
+fn describe_location(location: &KeyLocation) -> String {
+    match location {
+        KeyLocation::File(path) => path.display().to_string(),
+        KeyLocation::Keyring => "the keyring".to_owned(),
     }
 }
 
-const fn place_word(place: &KeyPlace) -> &'static str {
-    match place {
-        KeyPlace::File(_) => "file",
-        KeyPlace::Keyring => "keyring",
+const fn location_name(location: &KeyLocation) -> &'static str {
+    match location {
+        KeyLocation::File(_) => "file",
+        KeyLocation::Keyring => "keyring",
     }
 }
 
-fn key_file(place: &KeyPlace) -> Option<&Path> {
-    match place {
-        KeyPlace::File(path) => Some(path),
-        KeyPlace::Keyring => None,
+fn key_file(location: &KeyLocation) -> Option<&Path> {
+    match location {
+        KeyLocation::File(path) => Some(path),
+        KeyLocation::Keyring => None,
     }
 }

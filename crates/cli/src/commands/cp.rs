@@ -8,14 +8,14 @@ use std::{
 
 use cobox_client::{ArchiveFormat, Dataplane, PathKind};
 
-use super::{Outcome, Where};
+use super::{Outcome, TargetArgs};
 use crate::{
     context::Context,
     failure::Failure,
-    pack::Ignoring,
-    place::{self, Place, Remote},
-    transfer::{Moved, interruptible, receive_file, receive_folder, receive_to_output, send_file, send_folder, send_input},
-    way_in::Target,
+    location::{self, Location, RemotePath},
+    pack::IgnoreMode,
+    target::Target,
+    transfer::{TransferTotals, interruptible, receive_file, receive_folder, receive_to_stdout, send_file, send_folder, send_stdin},
 };
 
 #[derive(Debug, clap::Args)]
@@ -34,9 +34,9 @@ Examples:
   cobox cp . demo:/workspace             what is in this folder
   cobox cp demo:/workspace/log - | less"
 )]
-pub struct Args {
+pub struct CpArgs {
     #[command(flatten)]
-    place: Where,
+    target: TargetArgs,
     /// Taken for the habit of it: folders are always copied with all that is in them
     #[arg(id = "recursive", short = 'r', long = "recursive", short_alias = 'R')]
     _recursive: bool,
@@ -49,84 +49,85 @@ pub struct Args {
     paths: Vec<OsString>,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
-    let Some(moved) = interruptible(copy(&args, context)).await? else { return Ok(0) };
-    context.printer.result(&moved, || format!("copied {}", moved.words()))?;
+pub async fn run(args: CpArgs, context: &Context) -> Outcome {
+    let Some(totals) = interruptible(copy(&args, context)).await? else { return Ok(0) };
+    context.printer.result(&totals, || format!("copied {}", totals.summary()))?;
     Ok(0)
 }
 
 /// Standard input or output. A file with that name is written as `./-`.
-const STREAM: &str = "-";
+const STDIO: &str = "-";
 
 /// A source in a sandbox, to be copied to this machine.
 struct Download {
     target: Target,
-    from: Remote,
+    from: RemotePath,
     /// Whether to copy the folder's contents instead of the folder.
-    is_contents: bool,
+    copies_contents: bool,
 }
 
 /// Copies, and returns the totals; `None` if the file went to standard output, where a summary would mix with it.
-async fn copy(args: &Args, context: &Context) -> Result<Option<Moved>, Failure> {
-    let parse = |text: &OsString| place::parse(text).map_err(|e| Failure::new(format!("{}: {e}", text.display())));
+async fn copy(args: &CpArgs, context: &Context) -> Result<Option<TransferTotals>, Failure> {
+    let parse = |text: &OsString| location::parse(text).map_err(|e| Failure::new(format!("{}: {e}", text.display())));
     let (to, sources) = match args.paths.split_last() {
         Some((to, sources)) if !sources.is_empty() => (parse(to)?, sources),
-        _ => return Err(Failure::new("a copy has a source and a destination").advise("as in `cobox cp report.pdf demo:/workspace/`")),
+        _ => return Err(Failure::new("a copy has a source and a destination").with_advice("as in `cobox cp report.pdf demo:/workspace/`")),
     };
     let is_several = sources.len() > 1;
     let (mut uploads, mut downloads): (Vec<PathBuf>, Vec<Download>) = Default::default();
     for from in sources {
         match (parse(from)?, &to) {
-            (Place::Local(from), Place::Remote(_)) => {
+            (Location::Local(from), Location::Remote(_)) => {
                 check_upload(&from, is_several)?;
                 uploads.push(from);
             }
-            (Place::Remote(remote), Place::Local(_)) => {
-                let target = remote.meant(&args.place, context).await?;
-                downloads.push(Download { target, from: remote, is_contents: is_contents(from) });
+            (Location::Remote(remote), Location::Local(_)) => {
+                let target = remote.resolve_target(&args.target, context).await?;
+                downloads.push(Download { target, from: remote, copies_contents: is_contents(from) });
             }
-            (Place::Local(_), Place::Local(_)) => {
+            (Location::Local(_), Location::Local(_)) => {
                 return Err(
-                    Failure::new("neither side is in a sandbox").advise("write one as THREAD:/path, or :/path for the default thread")
+                    Failure::new("neither side is in a sandbox").with_advice("write one as THREAD:/path, or :/path for the default thread")
                 );
             }
-            (Place::Remote(_), Place::Remote(_)) => {
+            (Location::Remote(_), Location::Remote(_)) => {
                 return Err(Failure::new("both sides are in a sandbox")
-                    .advise("copy within one with `cobox exec -- cp …`, or through here in two steps"));
+                    .with_advice("copy within one with `cobox exec -- cp …`, or through here in two steps"));
             }
         }
     }
-    let mut moved = Moved::default();
+    let mut totals = TransferTotals::default();
     match to {
-        Place::Remote(to) => {
-            let way_in = context.enter(&to.meant(&args.place, context).await?).await?;
+        Location::Remote(to) => {
+            let connection = context.open_sandbox(&to.resolve_target(&args.target, context).await?).await?;
             for from in &uploads {
-                moved += upload(context, &way_in.dataplane, from, &to, is_several).await?;
+                totals += upload(context, &connection.dataplane, from, &to, is_several).await?;
             }
         }
-        Place::Local(to) if to.as_os_str() == STREAM => {
-            print(context, &downloads, args.raw).await?;
+        Location::Local(to) if to.as_os_str() == STDIO => {
+            print_file(context, &downloads, args.raw).await?;
             return Ok(None);
         }
-        Place::Local(to) => {
+        Location::Local(to) => {
             if is_several && !to.is_dir() {
                 return Err(Failure::new(format!("{} is not a folder; several things can only be copied into one", to.display())));
             }
-            for wanted in &downloads {
-                let way_in = context.enter_existing(&wanted.target).await?;
-                moved += download(context, &way_in.dataplane, wanted, &to, args.raw).await?;
+            for item in &downloads {
+                let connection = context.open_existing_sandbox(&item.target).await?;
+                totals += download(context, &connection.dataplane, item, &to, args.raw).await?;
             }
         }
     }
-    Ok(Some(moved))
+    Ok(Some(totals))
 }
 
 /// Checks a local source before anything is created for it.
 fn check_upload(from: &Path, is_several: bool) -> Result<(), Failure> {
-    if from.as_os_str() == STREAM {
+    if from.as_os_str() == STDIO {
         return match is_several {
             true => {
-                Err(Failure::new("standard input has no name to be called by in a folder").advise("copy it by itself, to a file's path"))
+                Err(Failure::new("standard input has no name to be called by in a folder")
+                    .with_advice("copy it by itself, to a file's path"))
             }
             false => Ok(()),
         };
@@ -134,19 +135,25 @@ fn check_upload(from: &Path, is_several: bool) -> Result<(), Failure> {
     let meta = std::fs::metadata(from).map_err(|e| Failure::new(format!("{}: {e}", from.display())))?;
     match meta.is_file() || meta.is_dir() {
         true => Ok(()),
-        false => Err(Failure::new(format!("{} is neither a file nor a folder", from.display())).advise("`-` copies standard input")),
+        false => Err(Failure::new(format!("{} is neither a file nor a folder", from.display())).with_advice("`-` copies standard input")),
     }
 }
 
-async fn upload(context: &Context, dataplane: &Dataplane, from: &Path, to: &Remote, is_several: bool) -> Result<Moved, Failure> {
+async fn upload(
+    context: &Context,
+    dataplane: &Dataplane,
+    from: &Path,
+    to: &RemotePath,
+    is_several: bool,
+) -> Result<TransferTotals, Failure> {
     let kind = dataplane.kind(&to.path).await?;
     let shown = || String::from_utf8_lossy(&to.path).into_owned();
-    if from.as_os_str() == STREAM {
+    if from.as_os_str() == STDIO {
         if kind == PathKind::Directory || to.is_directory {
             return Err(Failure::new(format!("{} is a folder, and standard input has no name to be called by in it", shown()))
-                .advise("write the path of the file that it is to be"));
+                .with_advice("write the path of the file that it is to be"));
         }
-        return send_input(context, dataplane, &to.path).await;
+        return send_stdin(context, dataplane, &to.path).await;
     }
     let meta = std::fs::metadata(from).map_err(|e| Failure::new(format!("{}: {e}", from.display())))?;
     if kind == PathKind::File && (is_several || meta.is_dir()) {
@@ -159,7 +166,7 @@ async fn upload(context: &Context, dataplane: &Dataplane, from: &Path, to: &Remo
         _ => to.path.clone(),
     };
     if meta.is_dir() {
-        send_folder(context, dataplane, from, &target, Ignoring::Nothing).await
+        send_folder(context, dataplane, from, &target, IgnoreMode::Nothing).await
     } else {
         send_file(context, dataplane, from, &target).await
     }
@@ -171,11 +178,11 @@ fn is_contents(path: &OsStr) -> bool {
     matches!(last, Some(b"." | b".."))
 }
 
-async fn download(context: &Context, dataplane: &Dataplane, wanted: &Download, to: &Path, is_raw: bool) -> Result<Moved, Failure> {
-    let Download { from, is_contents, .. } = wanted;
+async fn download(context: &Context, dataplane: &Dataplane, item: &Download, to: &Path, is_raw: bool) -> Result<TransferTotals, Failure> {
+    let Download { from, copies_contents, .. } = item;
     let shown = || String::from_utf8_lossy(&from.path).into_owned();
-    let target = match from.name() {
-        Some(name) if to.is_dir() && !is_contents => to.join(name),
+    let target = match from.file_name() {
+        Some(name) if to.is_dir() && !copies_contents => to.join(name),
         _ => to.to_owned(),
     };
     match dataplane.kind(&from.path).await? {
@@ -193,20 +200,20 @@ async fn download(context: &Context, dataplane: &Dataplane, wanted: &Download, t
 }
 
 /// Copies one file to standard output.
-async fn print(context: &Context, downloads: &[Download], is_raw: bool) -> Result<(), Failure> {
+async fn print_file(context: &Context, downloads: &[Download], is_raw: bool) -> Result<(), Failure> {
     let [Download { target, from, .. }] = downloads else {
-        return Err(Failure::new("several files would run into one on standard output").advise("copy them one by one"));
+        return Err(Failure::new("several files would run into one on standard output").with_advice("copy them one by one"));
     };
     if context.printer.is_json() {
-        return Err(Failure::new("the file and JSON can't both be on standard output").advise("copy it to a path, or without --json"));
+        return Err(Failure::new("the file and JSON can't both be on standard output").with_advice("copy it to a path, or without --json"));
     }
-    let dataplane = context.enter_existing(target).await?.dataplane;
+    let dataplane = context.open_existing_sandbox(target).await?.dataplane;
     let shown = String::from_utf8_lossy(&from.path).into_owned();
     match dataplane.kind(&from.path).await? {
-        PathKind::File if !from.is_directory => receive_to_output(context, dataplane.read_file(&from.path).await?, is_raw).await,
+        PathKind::File if !from.is_directory => receive_to_stdout(context, dataplane.read_file(&from.path).await?, is_raw).await,
         PathKind::File => Err(Failure::new(format!("{shown} is a file, not a folder"))),
         PathKind::Directory => Err(Failure::new(format!("{shown} is a folder, which is no one file for standard output"))
-            .advise("`cobox exec -- tar c …` prints an archive of one")),
+            .with_advice("`cobox exec -- tar c …` prints an archive of one")),
         PathKind::Missing => Err(Failure::new(format!("there is no {shown} in the sandbox"))),
     }
 }
@@ -216,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_named_by_a_dot_means_what_is_in_it() {
+    fn a_folder_given_as_a_dot_means_its_contents() {
         for path in [".", "..", "./", "src/.", "src/..", "demo:.", "demo:/workspace/./"] {
             assert!(is_contents(OsStr::new(path)), "{path}");
         }

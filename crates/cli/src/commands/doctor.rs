@@ -8,11 +8,11 @@ use cobox_protocol::Timestamp;
 use cobox_provider::local::{Check, CheckStatus};
 use serde_json::json;
 
-use super::{NoBroker, Outcome};
+use super::{HiddenBrokerFlags, Outcome};
 use crate::{
     context::{Context, default_data_dir},
     daemon::check_boxd,
-    failure::{Failure, OWN_ERROR},
+    failure::{Failure, GENERAL_ERROR},
     printer::{Printer, Tone, visible},
 };
 
@@ -20,9 +20,9 @@ use crate::{
 #[command(after_help = "\
 Run it as the user who runs the broker, on its machine.
 Exit code: 0 when sandboxes can run here, also where something is weaker; 1 when something they need is missing.")]
-pub struct Args {
+pub struct DoctorArgs {
     #[command(flatten)]
-    _no_broker: NoBroker,
+    _hidden_flags: HiddenBrokerFlags,
     /// The broker's data directory, to look for what is in quarantine [default: ~/.local/share/cobox]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
@@ -31,7 +31,7 @@ pub struct Args {
     acknowledge_restore: bool,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
+pub async fn run(args: DoctorArgs, context: &Context) -> Outcome {
     let mut checks = tokio::task::spawn_blocking(cobox_provider::local::doctor).await.map_err(anyhow::Error::from)?;
     checks.push(check_boxd()?);
     let data_dir = args.data_dir.or_else(|| default_data_dir(&|name| std::env::var_os(name)));
@@ -39,38 +39,39 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
         acknowledge(data_dir.as_deref())?;
     }
     let (quarantine, restored) = match &data_dir {
-        Some(dir) => look_at(dir)?,
+        Some(dir) => inspect_data_dir(dir)?,
         None => (Vec::new(), None),
     };
     checks.extend(data_dir.as_deref().zip(restored.as_ref()).map(|(dir, restored)| restored_check(dir, restored)));
     checks.extend(data_dir.filter(|_| !quarantine.is_empty()).map(|dir| quarantine_check(&dir, &quarantine)));
     let is_missing = checks.iter().any(|c| c.status == CheckStatus::Missing);
     let items: Vec<_> =
-        checks.iter().map(|c| json!({"name": c.name, "status": word(c.status), "detail": c.detail, "mend": c.fix})).collect();
+        checks.iter().map(|c| json!({"name": c.name, "status": status_name(c.status), "detail": c.detail, "mend": c.fix})).collect();
     let report = json!({"ok": !is_missing, "checks": items, "quarantine": quarantine, "restored": restored});
-    context.printer.result(&report, || words(context.printer, &checks))?;
-    Ok(if is_missing { OWN_ERROR } else { 0 })
+    context.printer.result(&report, || format_checks(context.printer, &checks))?;
+    Ok(if is_missing { GENERAL_ERROR } else { 0 })
 }
 
 fn acknowledge(data_dir: Option<&Path>) -> Result<(), Failure> {
-    let nothing =
-        |place: String| Failure::new(format!("{place} has no restored database to acknowledge")).advise("name it with --data-dir");
-    let Some(dir) = data_dir else { return Err(nothing("the default data directory".to_owned())) };
+    let no_restored_database = |directory: String| {
+        Failure::new(format!("{directory} has no restored database to acknowledge")).with_advice("name it with --data-dir")
+    };
+    let Some(dir) = data_dir else { return Err(no_restored_database("the default data directory".to_owned())) };
     match acknowledge_restored(dir, Timestamp::now()).map_err(|e| unreadable(dir, &e))? {
         true => Ok(()),
-        false => Err(nothing(dir.display().to_string())),
+        false => Err(no_restored_database(dir.display().to_string())),
     }
 }
 
 /// What the data directory has in quarantine, and whether its database was restored from a backup that no operator acknowledged.
-fn look_at(data_dir: &Path) -> Result<(Vec<Quarantined>, Option<Restored>), Failure> {
+fn inspect_data_dir(data_dir: &Path) -> Result<(Vec<Quarantined>, Option<Restored>), Failure> {
     let failed = |e| unreadable(data_dir, &e);
     let restored = read_restored(data_dir).map_err(failed)?.filter(|r| r.acknowledged_at.is_none());
     Ok((read_quarantine(data_dir).map_err(failed)?, restored))
 }
 
 fn unreadable(data_dir: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(format!("looking into {}: {error}", data_dir.display())).advise("run it as the user who runs the broker")
+    Failure::new(format!("looking into {}: {error}", data_dir.display())).with_advice("run it as the user who runs the broker")
 }
 
 fn restored_check(data_dir: &Path, restored: &Restored) -> Check {
@@ -83,37 +84,37 @@ fn restored_check(data_dir: &Path, restored: &Restored) -> Check {
     for record in &restored.lost {
         detail += &format!("; lost: {}", visible(&record.to_string()));
     }
-    let mend = format!(
+    let fix = format!(
         "make lost keys and revocations again where they still matter, then run `cobox doctor --acknowledge-restore --data-dir {}`; or stop the \
          broker and restore the newer database",
         data_dir.display()
     );
-    Check { name: "database".to_owned(), status: CheckStatus::Weaker, detail, fix: Some(mend) }
+    Check { name: "database".to_owned(), status: CheckStatus::Weaker, detail, fix: Some(fix) }
 }
 
 fn quarantine_check(data_dir: &Path, quarantine: &[Quarantined]) -> Check {
-    let each: Vec<String> = quarantine.iter().map(|q| format!("{} until {}", q.item, q.until)).collect();
+    let items: Vec<String> = quarantine.iter().map(|q| format!("{} until {}", q.item, q.until)).collect();
     let dir = data_dir.display();
-    let mend = format!(
+    let fix = format!(
         "to get them back, stop the broker, restore the database that has them, and start the broker; the files are in {dir}/sandboxes/ID (disk.img, which \
          mount -o ro,loop opens, or data/upper), {dir}/snapshots/ID and {dir}/volumes/ID; to remove one early, remove its directory"
     );
-    let detail = format!("the database does not know {}, whose files are kept: {}", counted(quarantine), each.join(", "));
-    Check { name: "quarantine".to_owned(), status: CheckStatus::Weaker, detail, fix: Some(mend) }
+    let detail = format!("the database does not know {}, whose files are kept: {}", format_counts(quarantine), items.join(", "));
+    Check { name: "quarantine".to_owned(), status: CheckStatus::Weaker, detail, fix: Some(fix) }
 }
 
 /// As in `2 sandboxes and 1 volume`.
-fn counted(quarantine: &[Quarantined]) -> String {
+fn format_counts(quarantine: &[Quarantined]) -> String {
     let kinds = ["sandbox", "snapshot", "volume"].map(|kind| (kind, quarantine.iter().filter(|q| q.item.kind() == kind).count()));
-    let words = kinds.iter().filter(|(_, count)| *count > 0).map(|(kind, count)| match (*count, *kind) {
+    let parts = kinds.iter().filter(|(_, count)| *count > 0).map(|(kind, count)| match (*count, *kind) {
         (1, kind) => format!("1 {kind}"),
         (count, "sandbox") => format!("{count} sandboxes"),
         (count, kind) => format!("{count} {kind}s"),
     });
-    words.collect::<Vec<_>>().join(" and ")
+    parts.collect::<Vec<_>>().join(" and ")
 }
 
-const fn word(status: CheckStatus) -> &'static str {
+const fn status_name(status: CheckStatus) -> &'static str {
     match status {
         CheckStatus::Enforced => "holds",
         CheckStatus::Weaker => "weaker",
@@ -121,7 +122,7 @@ const fn word(status: CheckStatus) -> &'static str {
     }
 }
 
-fn words(printer: Printer, checks: &[Check]) -> String {
+fn format_checks(printer: Printer, checks: &[Check]) -> String {
     let width = checks.iter().map(|c| c.name.chars().count()).max().unwrap_or(0);
     let mut lines = Vec::new();
     for check in checks {
@@ -130,9 +131,9 @@ fn words(printer: Printer, checks: &[Check]) -> String {
             CheckStatus::Weaker => Tone::Warn,
             CheckStatus::Missing => Tone::Bad,
         };
-        let status = printer.paint(tone, &format!("{:<7}", word(check.status)));
+        let status = printer.paint(tone, &format!("{:<7}", status_name(check.status)));
         lines.push(format!("{status}  {:<width$}  {}", check.name, check.detail));
-        lines.extend(check.fix.iter().map(|mend| format!("{:<7}  {:<width$}  to mend it: {mend}", "", "")));
+        lines.extend(check.fix.iter().map(|fix| format!("{:<7}  {:<width$}  to mend it: {fix}", "", "")));
     }
     let count = |status| checks.iter().filter(|c| c.status == status).count();
     lines.push(match (count(CheckStatus::Missing), count(CheckStatus::Weaker)) {

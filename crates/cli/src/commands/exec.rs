@@ -5,21 +5,21 @@ use std::{collections::BTreeMap, ffi::OsString, io::IsTerminal};
 
 use cobox_protocol::frame::{ExecStart, StdinStart};
 
-use super::{Outcome, Where, sync};
+use super::{Outcome, TargetArgs, sync};
 use crate::{
     context::Context,
+    duration::parse_seconds,
     failure::{EXEC_ERROR, Failure},
-    span::seconds,
-    streaming::{self, Stop},
+    remote_exec::{self, EarlyExit},
+    target::Target,
     terminal::size,
-    way_in::Target,
 };
 
 /// Bytes kept of each output with `--json`: a reasonable maximum for a response that is read as a whole.
-const MAX_OUTPUT: usize = 16 * 1024 * 1024;
+const MAX_OUTPUT_BYTES: usize = 16 * 1024 * 1024;
 
 /// Longest run that a sandbox allows, in seconds. It applies when there is no limit, and caps longer limits.
-const LONGEST_RUN: f64 = 24.0 * 3600.0;
+const MAX_RUN_SECONDS: f64 = 24.0 * 3600.0;
 
 /// Exit code of a command that timed out, as with timeout(1).
 const TIMED_OUT: u8 = 124;
@@ -41,24 +41,24 @@ Ctrl-C interrupts the command; a second one ends it and everything it started.
 With --json the answer comes whole when the command has ended, up to 16 MiB of each stream.
 Exit code: the command's own; 124 when it took longer than --timeout; 125 when cobox failed: the command may not have run."
 )]
-pub struct Args {
+pub struct ExecArgs {
     #[command(flatten)]
-    place: Where,
+    target: TargetArgs,
     #[command(flatten)]
-    run: Run,
+    options: ExecOptions,
 }
 
 /// What to run, and how. The command that flattens these arguments selects the sandbox.
 #[derive(Debug, clap::Args)]
-pub struct Run {
+pub struct ExecOptions {
     /// Working directory in the sandbox [default: /workspace]
     #[arg(long, value_name = "DIR")]
     cwd: Option<String>,
     /// Set an environment variable; may be repeated
-    #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = variable)]
+    #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = parse_variable)]
     env: Vec<(String, String)>,
     /// End the command after this time: seconds, or such as 90s, 5m or 1h; 0 for no limit, which comes to 24 hours [default: 0]
-    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     timeout: Option<f64>,
     /// Read standard input although it may be a terminal's; without this it is read where it is none
     #[arg(long, conflicts_with = "no_stdin")]
@@ -84,62 +84,62 @@ pub struct Run {
     argv: Vec<OsString>,
 }
 
-fn variable(text: &str) -> Result<(String, String), String> {
+fn parse_variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("it must look like NAME=VALUE".to_owned()),
     }
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
-    run_in(&args.place.target(), args.run, context).await
+pub async fn run(args: ExecArgs, context: &Context) -> Outcome {
+    run_in(&args.target.resolve(), args.options, context).await
 }
 
 /// Runs `cobox exec` in the given sandbox.
-pub async fn run_in(target: &Target, args: Run, context: &Context) -> Outcome {
-    remote(target, args, context).await.map_err(|f| f.exit_with(EXEC_ERROR))
+pub async fn run_in(target: &Target, args: ExecOptions, context: &Context) -> Outcome {
+    run_remote(target, args, context).await.map_err(|f| f.with_exit_code(EXEC_ERROR))
 }
 
-async fn remote(target: &Target, args: Run, context: &Context) -> Outcome {
+async fn run_remote(target: &Target, args: ExecOptions, context: &Context) -> Outcome {
     if context.printer.is_json() {
-        return whole(target, args, context).await;
+        return run_json(target, args, context).await;
     }
-    let start = start(&args)?;
-    let way_in = context.enter(target).await?;
+    let start = exec_start(&args)?;
+    let connection = context.open_sandbox(target).await?;
     if !args.no_flush {
-        sync::flush_before(context, &way_in.sandbox_id).await;
+        sync::flush_before_exec(context, &connection.sandbox_id).await;
     }
-    match streaming::run(&way_in.dataplane, start, context.printer, args.raw).await {
+    match remote_exec::run(&connection.dataplane, start, context.printer, args.raw).await {
         Ok(ended) if ended.timed_out => {
-            let limit = args.timeout.filter(|s| *s > 0.0).unwrap_or(LONGEST_RUN).min(LONGEST_RUN);
+            let limit = args.timeout.filter(|s| *s > 0.0).unwrap_or(MAX_RUN_SECONDS).min(MAX_RUN_SECONDS);
             context.printer.note(&format!("cobox: the command was ended: it took longer than its limit of {limit} s"));
             Ok(TIMED_OUT)
         }
         Ok(ended) => Ok(exit_code(ended.exit_code)),
-        Err(Stop::Here(code)) => Ok(code),
-        Err(Stop::Failed(failure)) => Err(failure),
+        Err(EarlyExit::Code(code)) => Ok(code),
+        Err(EarlyExit::Failed(failure)) => Err(failure),
     }
 }
 
 /// Returns the whole result as one JSON object.
-async fn whole(target: &Target, args: Run, context: &Context) -> Outcome {
+async fn run_json(target: &Target, args: ExecOptions, context: &Context) -> Outcome {
     let flushes = !args.no_flush;
     // With `--json` no user is at the terminal, so the command gets none.
-    let start = start(&Run { tty: false, ..args })?;
-    let way_in = context.enter(target).await?;
+    let start = exec_start(&ExecOptions { tty: false, ..args })?;
+    let connection = context.open_sandbox(target).await?;
     if flushes {
-        sync::flush_before(context, &way_in.sandbox_id).await;
+        sync::flush_before_exec(context, &connection.sandbox_id).await;
     }
-    let response = match streaming::gather(&way_in.dataplane, start, context.printer, MAX_OUTPUT).await {
+    let response = match remote_exec::capture(&connection.dataplane, start, context.printer, MAX_OUTPUT_BYTES).await {
         Ok(response) => response,
-        Err(Stop::Here(code)) => return Ok(code),
-        Err(Stop::Failed(failure)) => return Err(failure),
+        Err(EarlyExit::Code(code)) => return Ok(code),
+        Err(EarlyExit::Failed(failure)) => return Err(failure),
     };
     context.printer.result(&response, String::new)?;
     Ok(if response.timed_out { TIMED_OUT } else { exit_code(response.exit_code) })
 }
 
-fn start(args: &Run) -> Result<ExecStart, Failure> {
+fn exec_start(args: &ExecOptions) -> Result<ExecStart, Failure> {
     let has_stdin = args.tty || args.stdin || (!args.no_stdin && !std::io::stdin().is_terminal());
     let (cols, rows) = if args.tty { size().unzip() } else { (None, None) };
     let mut env: BTreeMap<String, String> = args.env.iter().cloned().collect();
@@ -161,10 +161,11 @@ fn start(args: &Run) -> Result<ExecStart, Failure> {
     })
 }
 
-fn argv(args: &Run) -> Result<Option<Vec<String>>, Failure> {
+fn argv(args: &ExecOptions) -> Result<Option<Vec<String>>, Failure> {
     let text = |arg: &OsString| {
         arg.to_str().map(str::to_owned).ok_or_else(|| {
-            Failure::new(format!("the argument {arg:?} is not UTF-8")).advise("put it in a file in the sandbox and name the file instead")
+            Failure::new(format!("the argument {arg:?} is not UTF-8"))
+                .with_advice("put it in a file in the sandbox and name the file instead")
         })
     };
     let argv = args.argv.iter().map(text).collect::<Result<Vec<_>, _>>()?;

@@ -11,12 +11,12 @@ use serde_json::json;
 use super::Outcome;
 use crate::{
     context::Context,
+    duration::parse_duration,
     printer::{Printer, fields},
-    span::span,
 };
 
 /// Keys per request.
-const PAGE: u32 = 100;
+const PAGE_SIZE: u32 = 100;
 
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "\
@@ -25,7 +25,7 @@ Examples:
   cobox keys list
   cobox keys expire key_01j… --in 1d
   cobox keys revoke key_01j…")]
-pub enum Command {
+pub enum KeysCommand {
     /// The keys there are
     List,
     /// Make a key and print it, this once
@@ -34,9 +34,9 @@ pub enum Command {
         name: String,
         /// What it is; this can't be changed later
         #[arg(long, value_enum)]
-        kind: Kind,
+        kind: PrincipalKindArg,
         /// When it ends: a number and s, m, h, d or w
-        #[arg(long, value_name = "TIME", value_parser = span)]
+        #[arg(long, value_name = "TIME", value_parser = parse_duration)]
         expires: Option<Duration>,
         /// The workspace it belongs to [default: yours]
         #[arg(long)]
@@ -48,7 +48,7 @@ pub enum Command {
         #[arg(value_name = "KEY")]
         id: KeyId,
         /// In how long: a number and s, m, h, d or w
-        #[arg(long = "in", value_name = "TIME", value_parser = span)]
+        #[arg(long = "in", value_name = "TIME", value_parser = parse_duration)]
         after: Duration,
     },
     /// End a key and every token made with it
@@ -60,30 +60,30 @@ pub enum Command {
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub enum Kind {
+pub enum PrincipalKindArg {
     Human,
     Agent,
     Operator,
 }
 
-impl From<Kind> for PrincipalKind {
-    fn from(kind: Kind) -> Self {
+impl From<PrincipalKindArg> for PrincipalKind {
+    fn from(kind: PrincipalKindArg) -> Self {
         match kind {
-            Kind::Human => PrincipalKind::Human,
-            Kind::Agent => PrincipalKind::Agent,
-            Kind::Operator => PrincipalKind::Operator,
+            PrincipalKindArg::Human => PrincipalKind::Human,
+            PrincipalKindArg::Agent => PrincipalKind::Agent,
+            PrincipalKindArg::Operator => PrincipalKind::Operator,
         }
     }
 }
 
-pub async fn run(command: Command, context: &Context) -> Outcome {
+pub async fn run(command: KeysCommand, context: &Context) -> Outcome {
     let client = context.client()?;
     match command {
-        Command::List => {
+        KeysCommand::List => {
             let mut keys: Vec<KeyInfo> = Vec::new();
             let mut cursor: Option<String> = None;
             loop {
-                let page = client.list_keys(Some(PAGE), cursor.as_deref()).await?;
+                let page = client.list_keys(Some(PAGE_SIZE), cursor.as_deref()).await?;
                 keys.extend(page.items);
                 match page.next_cursor {
                     Some(next) if cursor.as_ref() != Some(&next) => cursor = Some(next),
@@ -94,7 +94,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             let header = ["KEY", "NAME", "KIND", "WORKSPACE", "CREATED", "LAST USED", "EXPIRES", "STATE"];
             context.printer.list(&json!({ "items": keys }), &header, &rows, "no keys yet; `cobox keys create` makes one")?;
         }
-        Command::Create { name, kind, expires, workspace } => {
+        KeysCommand::Create { name, kind, expires, workspace } => {
             let expires_at = expires.map(|after| Timestamp::now().plus(after));
             let created = client.create_key(&CreateKey { name, kind: kind.into(), workspace, expires_at }).await?;
             context.printer.result(&created, || {
@@ -109,12 +109,12 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             })?;
             context.printer.note("This is the only time the key is shown: store it now.");
         }
-        Command::Expire { id, after } => {
+        KeysCommand::Expire { id, after } => {
             let key = client.expire_key(&id, Timestamp::now().plus(after)).await?;
             let at = key.expires_at.map_or_else(String::new, |t| context.printer.moment(t));
             context.printer.result(&key, || format!("{id} ends {at}"))?;
         }
-        Command::Revoke { id } => {
+        KeysCommand::Revoke { id } => {
             client.revoke_key(&id).await?;
             context.printer.result(&json!({"id": id, "revoked": true}), || format!("revoked {id}"))?;
         }

@@ -6,16 +6,16 @@ use cobox_broker::{MasterKeyRotation, rotate_master_key};
 use cobox_protocol::Secret;
 use serde_json::json;
 
-use super::{NoBroker, Outcome};
+use super::{HiddenBrokerFlags, Outcome};
 use crate::{
+    broker_settings::BrokerSettings,
     context::{Context, default_data_dir},
     failure::Failure,
     printer::fields,
-    settings::Settings,
 };
 
 #[derive(Debug, clap::Subcommand)]
-pub enum Command {
+pub enum MasterKeyCommand {
     /// Make a new master key, and a new token key for every sandbox
     #[command(after_help = "\
 Stop every broker on the database first. Sandboxes may go on running; they get their new keys when their broker starts again.
@@ -28,7 +28,7 @@ Examples:
   cobox master-key rotate --immediate --lost     the file is gone for good")]
     Rotate {
         #[command(flatten)]
-        _no_broker: NoBroker,
+        _hidden_flags: HiddenBrokerFlags,
         /// The config file of `cobox serve` [default: config.toml in the data directory]
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
@@ -44,15 +44,15 @@ Examples:
     },
 }
 
-pub async fn run(command: Command, context: &Context) -> Outcome {
-    let Command::Rotate { _no_broker, config: file, data_dir, immediate, lost } = command;
-    let named = data_dir.or_else(|| if file.is_none() { default_data_dir(&|name| std::env::var_os(name)) } else { None });
-    let Settings { mut config, .. } = match (&file, &named) {
-        (Some(file), _) => Settings::read(file)?,
-        (None, Some(dir)) => Settings::read_if_there(&dir.join("config.toml"))?,
-        (None, None) => return Err(Failure::new("there is no home directory to find data in").advise("name one with --data-dir")),
+pub async fn run(command: MasterKeyCommand, context: &Context) -> Outcome {
+    let MasterKeyCommand::Rotate { _hidden_flags, config: file, data_dir, immediate, lost } = command;
+    let explicit_dir = data_dir.or_else(|| if file.is_none() { default_data_dir(&|name| std::env::var_os(name)) } else { None });
+    let BrokerSettings { mut config, .. } = match (&file, &explicit_dir) {
+        (Some(file), _) => BrokerSettings::read(file)?,
+        (None, Some(dir)) => BrokerSettings::read_or_default(&dir.join("config.toml"))?,
+        (None, None) => return Err(Failure::new("there is no home directory to find data in").with_advice("name one with --data-dir")),
     };
-    if let Some(dir) = named {
+    if let Some(dir) = explicit_dir {
         config.data_dir = dir;
     }
     if let Some(url) = std::env::var("COBOX_DATABASE_URL").ok().filter(|url| !url.is_empty()) {
@@ -61,11 +61,11 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
     let rotated = rotate_master_key(&config, MasterKeyRotation { is_immediate: immediate, is_lost: lost })
         .await
         .map_err(|e| Failure::new(e.to_string()))?;
-    let told = json!({
+    let output = json!({
         "master_key": rotated.master_key, "previous_key": rotated.previous_key, "sandboxes": rotated.sandboxes,
         "old_tokens_until": rotated.old_tokens_until,
     });
-    context.printer.result(&told, || {
+    context.printer.result(&output, || {
         fields(&[
             ("master key", rotated.master_key.display().to_string()),
             ("previous key", rotated.previous_key.as_ref().map_or_else(|| "removed".to_owned(), |p| p.display().to_string())),

@@ -24,7 +24,7 @@ pub mod watch;
 use clap::Subcommand;
 use cobox_protocol::{SandboxId, SessionId};
 
-use crate::{context::Context, failure::Failure, way_in::Target};
+use crate::{context::Context, failure::Failure, target::Target};
 
 /// Result of a command: the process's exit code, or why it failed.
 pub type Outcome = Result<u8, Failure>;
@@ -32,55 +32,55 @@ pub type Outcome = Result<u8, Failure>;
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Start a broker here with everything embedded, and say what to type next
-    Up(up::Args),
+    Up(up::UpArgs),
     /// Talk with an agent in a sandbox that you share; `cobox` alone does the same
-    Chat(chat::Args),
+    Chat(chat::ChatArgs),
     /// Run a command in a thread's sandbox
-    Exec(exec::Args),
+    Exec(exec::ExecArgs),
     /// Join a shell in a thread's sandbox, which human and agent share
-    Shell(shell::Args),
+    Shell(shell::ShellArgs),
     /// What goes on in a thread's sandbox: who ran what, who wrote what
-    Watch(watch::Args),
+    Watch(watch::WatchArgs),
     /// What runs in a thread's sandbox, and who started it
-    Ps(ps::Args),
+    Ps(ps::PsArgs),
     /// End a command or a shell, or send it a signal
     Kill(ps::KillArgs),
     /// Copy files and folders into or out of a sandbox
-    Cp(cp::Args),
+    Cp(cp::CpArgs),
     /// Keep a folder and a sandbox's the same, live
-    Sync(sync::Args),
+    Sync(sync::SyncArgs),
     /// Get, make, refresh or release a thread's session
     #[command(subcommand)]
-    Session(session::Command),
+    Session(session::SessionCommand),
     /// Let others into a thread's session, see who is, and take it back
     #[command(subcommand)]
-    Share(share::Command),
+    Share(share::ShareCommand),
     /// List, make, show or delete sandboxes
     #[command(subcommand)]
-    Sandbox(sandbox::Command),
+    Sandbox(sandbox::SandboxCommand),
     /// List, make, expire or revoke API keys
     #[command(subcommand)]
-    Keys(keys::Command),
+    Keys(keys::KeysCommand),
     /// List principals, shut one out or let one in again
     #[command(subcommand)]
-    Principals(principals::Command),
+    Principals(principals::PrincipalsCommand),
     /// Check a policy file, or say why somebody gets what they get
     #[command(subcommand)]
-    Policy(policy::Command),
+    Policy(policy::PolicyCommand),
     /// Replace a broker's master key, while it is stopped
     #[command(subcommand)]
-    MasterKey(master_key::Command),
+    MasterKey(master_key::MasterKeyCommand),
     /// Show who did what, for operators
-    Audit(audit::Args),
+    Audit(audit::AuditArgs),
     /// The brokers you use, which of them commands go to, and where each setting comes from
     #[command(subcommand)]
-    Config(config::Command),
+    Config(config::ConfigCommand),
     /// Check what this machine offers for sandboxes
-    Doctor(doctor::Args),
+    Doctor(doctor::DoctorArgs),
     /// Run a broker for production from a config file
-    Serve(serve::Args),
+    Serve(serve::ServeArgs),
     /// Completions for a shell
-    Completions(completions::Args),
+    Completions(completions::CompletionsArgs),
     /// Manual pages
     Man(completions::ManArgs),
 }
@@ -106,8 +106,8 @@ impl Command {
             Command::Policy(command) => policy::run(command, context),
             Command::Audit(args) => audit::run(args, context).await,
             Command::Config(command) => config::run(command, context).await,
-            Command::Completions(args) => completions::completions(args, context),
-            Command::Man(args) => completions::man(args, context),
+            Command::Completions(args) => completions::run_completions(args, context),
+            Command::Man(args) => completions::run_man(args, context),
             Command::Doctor(args) => doctor::run(args, context).await,
             Command::Serve(args) => serve::run(args, context).await,
         }
@@ -116,17 +116,17 @@ impl Command {
 
 /// Selects the sandbox of a command: a thread's, or one by its own name.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct Where {
+pub struct TargetArgs {
     /// The thread whose sandbox to use; it gets one if it has none [default: COBOX_THREAD, or `default`]
-    #[arg(short, long, value_name = "THREAD", value_parser = thread)]
+    #[arg(short, long, value_name = "THREAD", value_parser = parse_thread)]
     pub thread: Option<String>,
     /// Use this sandbox, by name or id, instead of a thread's
     #[arg(long, value_name = "NAME|ID", conflicts_with = "thread")]
     pub sandbox: Option<String>,
 }
 
-impl Where {
-    pub fn target(&self) -> Target {
+impl TargetArgs {
+    pub fn resolve(&self) -> Target {
         match (&self.sandbox, &self.thread) {
             (Some(sandbox), _) => Target::Sandbox(sandbox.clone()),
             (None, Some(thread)) => Target::Thread(thread.clone()),
@@ -137,7 +137,7 @@ impl Where {
 
 /// Rejects sandbox and session ids: the broker generates ids and users name threads, so an id here is a mistake that
 /// would create a new sandbox.
-pub fn thread(text: &str) -> Result<String, String> {
+pub fn parse_thread(text: &str) -> Result<String, String> {
     if text.is_empty() {
         return Err("a thread has a name".to_owned());
     }
@@ -151,7 +151,7 @@ pub fn thread(text: &str) -> Result<String, String> {
 }
 
 /// Parses `key=value` for `--tag` of commands that create something.
-pub fn tag(text: &str) -> Result<(String, String), String> {
+pub fn parse_tag(text: &str) -> Result<(String, String), String> {
     match text.split_once(['=', ':']) {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("it must look like KEY=VALUE".to_owned()),
@@ -160,7 +160,7 @@ pub fn tag(text: &str) -> Result<(String, String), String> {
 
 /// Hides the options that choose a broker on commands that use none: they are accepted, but not shown in the help.
 #[derive(Debug, clap::Args)]
-pub struct NoBroker {
+pub struct HiddenBrokerFlags {
     #[arg(id = "context", long = "context", hide = true)]
     _context: Option<String>,
     #[arg(id = "url", long = "url", hide = true)]

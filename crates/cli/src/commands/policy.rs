@@ -7,7 +7,7 @@ use cobox_broker::policy::{Policy, PolicyError, Subject};
 use cobox_protocol::{CapabilitySet, key::PrincipalKind};
 use serde_json::json;
 
-use super::{NoBroker, Outcome, keys::Kind};
+use super::{HiddenBrokerFlags, Outcome, keys::PrincipalKindArg};
 use crate::{
     context::{Context, default_data_dir},
     failure::Failure,
@@ -20,22 +20,22 @@ Examples:
   cobox policy check policy.toml
   cobox policy explain --workspace default --principal ci --kind agent
   cobox policy explain --policy new.toml --principal ann --capabilities exec")]
-pub enum Command {
+pub enum PolicyCommand {
     /// Say what is wrong with a policy file, line by line; ends with 1 if anything is
     Check {
         #[command(flatten)]
-        _no_broker: NoBroker,
+        _hidden_flags: HiddenBrokerFlags,
         /// The policy file
         file: PathBuf,
     },
     /// Say for each capability and limit what somebody gets, and which line decides it
-    Explain(Explain),
+    Explain(ExplainArgs),
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Explain {
+pub struct ExplainArgs {
     #[command(flatten)]
-    _no_broker: NoBroker,
+    _hidden_flags: HiddenBrokerFlags,
     /// The policy file [default: policy.toml in the default data directory, or what is built in where there is none]
     #[arg(long, value_name = "FILE", env = "COBOX_POLICY")]
     policy: Option<PathBuf>,
@@ -47,24 +47,24 @@ pub struct Explain {
     principal: String,
     /// What the principal is
     #[arg(long, value_enum)]
-    kind: Kind,
+    kind: PrincipalKindArg,
     /// What it acts as, where that is less than it is
     #[arg(long, value_enum, value_name = "KIND")]
-    acting_as: Option<Kind>,
+    acting_as: Option<PrincipalKindArg>,
     /// What it asks for [default: nothing in particular]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     capabilities: Vec<String>,
 }
 
-pub fn run(command: Command, context: &Context) -> Outcome {
+pub fn run(command: PolicyCommand, context: &Context) -> Outcome {
     match command {
-        Command::Check { file, .. } => check(&file, context),
-        Command::Explain(args) => explain(args, context),
+        PolicyCommand::Check { file, .. } => check(&file, context),
+        PolicyCommand::Explain(args) => explain(args, context),
     }
 }
 
 fn check(file: &Path, context: &Context) -> Outcome {
-    match read(file)? {
+    match read_policy(file)? {
         Ok(_) => {
             context.printer.result(&json!({ "file": file, "problems": [] }), || format!("{} is good", file.display()))?;
             Ok(0)
@@ -78,28 +78,31 @@ fn check(file: &Path, context: &Context) -> Outcome {
     }
 }
 
-fn explain(args: Explain, context: &Context) -> Outcome {
+fn explain(args: ExplainArgs, context: &Context) -> Outcome {
     let file = args.policy.or_else(|| {
         let found = default_data_dir(&|name| std::env::var_os(name))?.join("policy.toml");
         found.exists().then_some(found)
     });
     let policy = match &file {
-        Some(file) => read(file)?.map_err(|e| Failure::new(format!("{} is wrong:\n{e}", file.display())))?,
+        Some(file) => read_policy(file)?.map_err(|e| Failure::new(format!("{} is wrong:\n{e}", file.display())))?,
         None => Policy::default(),
     };
     let kind = PrincipalKind::from(args.kind);
     let acting = args.acting_as.map_or(kind, PrincipalKind::from);
-    let who = Subject { workspace: &args.workspace, principal: &args.principal, kind, acting };
+    let subject = Subject { workspace: &args.workspace, principal: &args.principal, kind, acting };
     let requested = match args.capabilities.as_slice() {
         [] => None,
-        words => Some(CapabilitySet::parse(words).map_err(|e| Failure::new(format!("--capabilities: {e}")))?),
+        names => Some(CapabilitySet::parse(names).map_err(|e| Failure::new(format!("--capabilities: {e}")))?),
     };
-    let said = policy.explain(&who, requested);
-    context.printer.result(&json!({ "policy": file, "capabilities": said.capabilities, "limits": said.limits }), || {
-        let capabilities: Vec<Vec<String>> =
-            said.capabilities.iter().map(|f| vec![f.capability.to_owned(), f.outcome.word().to_owned(), f.because.clone()]).collect();
+    let explanation = policy.explain(&subject, requested);
+    context.printer.result(&json!({ "policy": file, "capabilities": explanation.capabilities, "limits": explanation.limits }), || {
+        let capabilities: Vec<Vec<String>> = explanation
+            .capabilities
+            .iter()
+            .map(|f| vec![f.capability.to_owned(), f.outcome.word().to_owned(), f.because.clone()])
+            .collect();
         let limits: Vec<Vec<String>> =
-            said.limits.iter().map(|(name, value, by)| vec![(*name).to_owned(), value.clone(), by.clone()]).collect();
+            explanation.limits.iter().map(|(name, value, by)| vec![(*name).to_owned(), value.clone(), by.clone()]).collect();
         let source = file.as_ref().map_or_else(|| "no policy file".to_owned(), |f| f.display().to_string());
         format!(
             "{source}, for {} {} of workspace {}\n\n{}\n\n{}",
@@ -113,7 +116,7 @@ fn explain(args: Explain, context: &Context) -> Outcome {
     Ok(0)
 }
 
-fn read(file: &Path) -> Result<Result<Policy, PolicyError>, Failure> {
+fn read_policy(file: &Path) -> Result<Result<Policy, PolicyError>, Failure> {
     let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
     Ok(Policy::from_toml(&text))
 }

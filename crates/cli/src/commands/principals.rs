@@ -13,7 +13,7 @@ Examples:
   cobox principals list
   cobox principals disable ann     every key, sign-in and token of ann ends now
   cobox principals enable ann      new keys may be made; old ones stay ended")]
-pub enum Command {
+pub enum PrincipalsCommand {
     /// The principals of a workspace
     List {
         /// Which workspace [default: yours]
@@ -21,13 +21,13 @@ pub enum Command {
         workspace: Option<String>,
     },
     /// End every key, sign-in and token of somebody, and let nobody in by that name
-    Disable(One),
+    Disable(PrincipalArgs),
     /// Let somebody in again, with new keys
-    Enable(One),
+    Enable(PrincipalArgs),
 }
 
 #[derive(Debug, clap::Args)]
-pub struct One {
+pub struct PrincipalArgs {
     /// What the principal is called
     name: String,
     /// The workspace it belongs to [default: yours]
@@ -35,10 +35,10 @@ pub struct One {
     workspace: Option<String>,
 }
 
-pub async fn run(command: Command, context: &Context) -> Outcome {
+pub async fn run(command: PrincipalsCommand, context: &Context) -> Outcome {
     let client = context.client()?;
     match command {
-        Command::List { workspace } => {
+        PrincipalsCommand::List { workspace } => {
             let mut all: Vec<PrincipalInfo> = Vec::new();
             let mut cursor: Option<String> = None;
             loop {
@@ -53,13 +53,13 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             let header = ["NAME", "KIND", "WORKSPACE", "KEYS", "LAST USED", "STATE"];
             context.printer.list(&json!({ "items": all }), &header, &rows, "no principals here; `cobox keys create` makes one")?;
         }
-        Command::Disable(One { name, workspace }) => {
+        PrincipalsCommand::Disable(PrincipalArgs { name, workspace }) => {
             client.disable_principal(workspace.as_deref(), &name).await?;
             context
                 .printer
                 .result(&json!({ "name": name, "disabled": true }), || format!("{name} is shut out: every key, sign-in and token ended"))?;
         }
-        Command::Enable(One { name, workspace }) => {
+        PrincipalsCommand::Enable(PrincipalArgs { name, workspace }) => {
             client.enable_principal(workspace.as_deref(), &name).await?;
             context
                 .printer

@@ -7,7 +7,7 @@ use cobox_protocol::{
 };
 use serde_json::json;
 
-use super::{Outcome, Where, thread};
+use super::{Outcome, TargetArgs, parse_thread};
 use crate::{context::Context, failure::Failure, printer::Printer};
 
 /// Characters of a command that a row shows.
@@ -19,11 +19,11 @@ Examples:
   cobox ps demo
   cobox ps -t demo --all         those that ended lately too
   cobox --json ps -t demo")]
-pub struct Args {
+pub struct PsArgs {
     #[command(flatten)]
-    place: Where,
+    target: TargetArgs,
     /// The thread whose sandbox to look at, as with --thread; or a sandbox's name, where no thread is called so
-    #[arg(value_name = "THREAD|NAME", value_parser = thread, conflicts_with_all = ["thread", "sandbox"])]
+    #[arg(value_name = "THREAD|NAME", value_parser = parse_thread, conflicts_with_all = ["thread", "sandbox"])]
     thread_name: Option<String>,
     /// Also what has ended and is still remembered
     #[arg(short, long)]
@@ -38,7 +38,7 @@ Examples:
   cobox kill -t demo main                 end a shell, for everybody")]
 pub struct KillArgs {
     #[command(flatten)]
-    place: Where,
+    target: TargetArgs,
     /// Send this signal instead of ending it: a name or a number
     #[arg(short, long, value_name = "SIGNAL")]
     signal: Option<String>,
@@ -47,13 +47,13 @@ pub struct KillArgs {
     ids: Vec<String>,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
+pub async fn run(args: PsArgs, context: &Context) -> Outcome {
     let target = match args.thread_name {
-        Some(word) => context.meant(&word).await?,
-        None => args.place.target(),
+        Some(name) => context.resolve_name(&name).await?,
+        None => args.target.resolve(),
     };
-    let way_in = context.enter_existing(&target).await?;
-    let (mut processes, shells) = tokio::try_join!(way_in.dataplane.list_processes(), way_in.dataplane.list_shells())?;
+    let connection = context.open_existing_sandbox(&target).await?;
+    let (mut processes, shells) = tokio::try_join!(connection.dataplane.list_processes(), connection.dataplane.list_shells())?;
     processes.retain(|p| args.all || p.state == ProcessState::Running);
     // A shell's process is shown only in the shell's row, which has its name and its participants.
     processes.retain(|p| !shells.iter().any(|s| s.id.as_str() == p.id));
@@ -79,19 +79,19 @@ fn row(printer: Printer, p: &ProcessInfo) -> Vec<String> {
 }
 
 fn shell_row(printer: Printer, s: &ShellInfo) -> Vec<String> {
-    let who = s.controller.as_ref().map_or_else(|| "-".to_owned(), |c| c.principal.clone());
-    let watching = match s.viewers {
+    let controller = s.controller.as_ref().map_or_else(|| "-".to_owned(), |c| c.principal.clone());
+    let viewers = match s.viewers {
         0 => "nobody there".to_owned(),
         1 => "1 there".to_owned(),
         n => format!("{n} there"),
     };
     let command = s.command.as_deref().map_or_else(|| "(shell)".to_owned(), |c| format!("(shell) {c}"));
     let command = command.chars().take(MAX_COMMAND_CHARS).collect();
-    vec![s.name.clone(), "-".to_owned(), who, watching, printer.moment(s.created_at), command]
+    vec![s.name.clone(), "-".to_owned(), controller, viewers, printer.moment(s.created_at), command]
 }
 
 pub async fn kill(args: KillArgs, context: &Context) -> Outcome {
-    let way_in = context.enter_existing(&args.place.target()).await?;
+    let connection = context.open_existing_sandbox(&args.target.resolve()).await?;
     let signal = args.signal.map(SignalName::Name);
     if let Some(signal) = &signal {
         signal.number().map_err(Failure::new)?;
@@ -102,11 +102,11 @@ pub async fn kill(args: KillArgs, context: &Context) -> Outcome {
         match &signal {
             Some(_) if is_shell => {
                 return Err(Failure::new(format!("`{id}` is a shell's name, and a shell takes its signals from its keyboard"))
-                    .advise("without --signal it is ended; a command's id starts with cmd_"));
+                    .with_advice("without --signal it is ended; a command's id starts with cmd_"));
             }
-            Some(signal) => way_in.dataplane.signal(id, signal.clone()).await?,
-            None if is_shell => way_in.dataplane.end_shell(id).await?,
-            None => way_in.dataplane.cancel(id).await?,
+            Some(signal) => connection.dataplane.signal(id, signal.clone()).await?,
+            None if is_shell => connection.dataplane.end_shell(id).await?,
+            None => connection.dataplane.cancel(id).await?,
         }
     }
     let done = if signal.is_some() { "signalled" } else { "ended" };

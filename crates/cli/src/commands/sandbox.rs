@@ -21,11 +21,11 @@ use crate::{
     context::Context,
     failure::Failure,
     printer::{Printer, fields, visible},
-    way_in::Target,
+    target::Target,
 };
 
 /// Page size of listings.
-const PAGE: u32 = 100;
+const PAGE_SIZE: u32 = 100;
 
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "\
@@ -34,7 +34,7 @@ Examples:
   cobox exec --sandbox build -- make
   cobox sandbox delete build --yes
   cobox sandbox restore build")]
-pub enum Command {
+pub enum SandboxCommand {
     /// The sandboxes you can use
     List {
         /// Only those with this tag, or used by a session with it; may be repeated
@@ -56,7 +56,7 @@ pub enum Command {
         #[arg(long)]
         keep: bool,
         /// A tag to find it by; may be repeated
-        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::tag)]
+        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::parse_tag)]
         tags: Vec<(String, String)>,
         /// The template to make it by, as `cobox sandbox templates` shows it
         #[arg(long, value_name = "NAME")]
@@ -88,7 +88,7 @@ pub enum Command {
         #[arg(long, value_enum)]
         access: Option<AccessArg>,
         /// Add or replace a tag; may be repeated
-        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::tag)]
+        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::parse_tag)]
         tags: Vec<(String, String)>,
         /// Take a tag away; may be repeated
         #[arg(long = "untag", value_name = "KEY")]
@@ -109,7 +109,7 @@ pub enum Command {
         #[arg(value_name = "NAME|ID")]
         which: String,
         #[command(flatten)]
-        run: exec::Run,
+        options: exec::ExecOptions,
     },
     /// Join a shell in a sandbox, as `cobox shell --sandbox` does
     Connect {
@@ -117,7 +117,7 @@ pub enum Command {
         #[arg(value_name = "NAME|ID")]
         which: String,
         #[command(flatten)]
-        seat: shell::Seat,
+        options: shell::ShellOptions,
     },
     /// Bring a folder into a sandbox, as `cobox sync --sandbox` does
     #[command(
@@ -169,20 +169,20 @@ Examples:
     },
 }
 
-impl Command {
+impl SandboxCommand {
     /// Removes `--json` from the arguments that are parsed later, and returns whether it was there.
     pub fn take_json(&mut self) -> bool {
-        let Command::Sync { rest, .. } = self else { return false };
+        let SandboxCommand::Sync { rest, .. } = self else { return false };
         let before = rest.len();
         rest.retain(|arg| arg != "--json");
         rest.len() < before
     }
 }
 
-pub async fn run(command: Command, context: &Context) -> Outcome {
+pub async fn run(command: SandboxCommand, context: &Context) -> Outcome {
     let client = context.client()?;
     match command {
-        Command::List { deleted: true, .. } => {
+        SandboxCommand::List { deleted: true, .. } => {
             let sandboxes = list_deleted(&client).await?;
             let row = |s: &SandboxInfo| {
                 let until = s.restore_until.map_or_else(|| "-".to_owned(), |t| context.printer.moment(t));
@@ -193,11 +193,11 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             let header = ["SANDBOX", "NAME", "THREADS", "OWNER", "DELETED", "RESTORABLE UNTIL"];
             context.printer.list(&json!({ "items": sandboxes }), &header, &rows, "no deleted sandboxes that could be restored")?;
         }
-        Command::List { tags, .. } => {
+        SandboxCommand::List { tags, .. } => {
             let mut sandboxes: Vec<SandboxInfo> = Vec::new();
             let mut cursor: Option<String> = None;
             loop {
-                let page = client.list_tagged_sandboxes(&tags, Some(PAGE), cursor.as_deref()).await?;
+                let page = client.list_tagged_sandboxes(&tags, Some(PAGE_SIZE), cursor.as_deref()).await?;
                 sandboxes.extend(page.items);
                 match page.next_cursor {
                     Some(next) if cursor.as_ref() != Some(&next) => cursor = Some(next),
@@ -208,7 +208,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             let header = ["SANDBOX", "NAME", "STATE", "THREADS", "OWNER", "LAST ACTIVE"];
             context.printer.list(&json!({ "items": sandboxes }), &header, &rows, "no sandboxes yet; `cobox sandbox create` makes one")?;
         }
-        Command::Create { name, access, keep, tags, template, snapshot } => {
+        SandboxCommand::Create { name, access, keep, tags, template, snapshot } => {
             let (access, keep) = (access.map(Into::into), keep.then_some(true));
             show(
                 context,
@@ -225,20 +225,20 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                     .await?,
             )?;
         }
-        Command::Set { which, name, no_name, keep, no_keep, access, tags, untags } => {
-            let change = PatchSandbox {
+        SandboxCommand::Set { which, name, no_name, keep, no_keep, access, tags, untags } => {
+            let patch = PatchSandbox {
                 name: if no_name { Some(None) } else { name.map(Some) },
                 keep: (keep || no_keep).then_some(keep),
                 access: access.map(Into::into),
                 tags: tags.into_iter().map(|(key, value)| (key, Some(value))).chain(untags.into_iter().map(|key| (key, None))).collect(),
                 ..Default::default()
             };
-            if change == PatchSandbox::default() {
-                return Err(Failure::new("there is nothing to change").advise("`cobox sandbox set --help` shows what can be"));
+            if patch == PatchSandbox::default() {
+                return Err(Failure::new("there is nothing to change").with_advice("`cobox sandbox set --help` shows what can be"));
             }
-            show(context, &client.patch_sandbox(&which, &change).await?)?;
+            show(context, &client.patch_sandbox(&which, &patch).await?)?;
         }
-        Command::Templates => {
+        SandboxCommand::Templates => {
             let templates = client.list_templates().await?.items;
             let rows: Vec<_> = templates.iter().map(template_row).collect();
             let header = ["TEMPLATE", "IMAGE", "CPUS", "MEMORY", "DISK", "OWNER"];
@@ -249,11 +249,11 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 "no templates; an operator adds them to the broker's settings",
             )?;
         }
-        Command::Get { which } => show(context, &client.get_sandbox(&which).await?)?,
-        Command::Exec { which, run } => return exec::run_in(&Target::Sandbox(which), run, context).await,
-        Command::Sync { which, rest } => return sync::run(sync_args(&which, rest), context).await,
-        Command::Connect { which, seat } => return shell::sit(&Target::Sandbox(which), seat, context).await,
-        Command::Delete { which, yes, permanent } => {
+        SandboxCommand::Get { which } => show(context, &client.get_sandbox(&which).await?)?,
+        SandboxCommand::Exec { which, options } => return exec::run_in(&Target::Sandbox(which), options, context).await,
+        SandboxCommand::Sync { which, rest } => return sync::run(sync_args(&which, rest), context).await,
+        SandboxCommand::Connect { which, options } => return shell::attach(&Target::Sandbox(which), options, context).await,
+        SandboxCommand::Delete { which, yes, permanent } => {
             let usage = match client.sandbox_usage(&which).await {
                 // A sandbox that is already deleted can still be erased permanently.
                 Err(e) if permanent && e.is(ErrorCode::SandboxNotFound) => {
@@ -261,7 +261,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                         let is_missing = missing.is(ErrorCode::SandboxNotFound);
                         let failure = Failure::from(missing);
                         if is_missing {
-                            failure.advise("`cobox sandbox list` and `cobox sandbox list --deleted` show those there are")
+                            failure.with_advice("`cobox sandbox list` and `cobox sandbox list --deleted` show those there are")
                         } else {
                             failure
                         }
@@ -270,8 +270,8 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 usage => usage?,
             };
             let usage = SandboxUsage { restorable_seconds: if permanent { 0 } else { usage.restorable_seconds }, ..usage };
-            let fate = format!("{}; {}", confirm::amount(&usage), confirm::way_back(&usage, &which));
-            confirm(context, &format!("delete sandbox {which}? It has {fate}."), yes)?;
+            let outcome = format!("{}; {}", confirm::format_usage(&usage), confirm::restore_hint(&usage, &which));
+            confirm(context, &format!("delete sandbox {which}? It has {outcome}."), yes)?;
             match permanent {
                 true => client.delete_sandbox_permanently(&which).await?,
                 false => client.delete_sandbox(&which).await?,
@@ -279,35 +279,35 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             if let Some(cache) = context.thread_cache() {
                 cache.forget_id(&which);
             }
-            let deleted = confirm::with_members(json!({"sandbox": which, "deleted": true}), confirm::erased(&usage));
-            context.printer.result(&deleted, || format!("deleted {which}; it had {fate}"))?;
+            let deleted = confirm::merge_members(json!({"sandbox": which, "deleted": true}), confirm::erased_json(&usage));
+            context.printer.result(&deleted, || format!("deleted {which}; it had {outcome}"))?;
         }
-        Command::Restore { which, name } => {
-            let wish = RestoreSandbox { name };
-            let restored = match client.restore_sandbox(&which, &wish).await {
+        SandboxCommand::Restore { which, name } => {
+            let request = RestoreSandbox { name };
+            let restored = match client.restore_sandbox(&which, &request).await {
                 Err(e) if e.is(ErrorCode::SandboxNotFound) => {
-                    let of_thread = list_deleted(&client).await?.into_iter().find(|s| s.threads.contains(&which));
-                    let Some(of_thread) = of_thread else {
-                        return Err(Failure::from(e).advise("`cobox sandbox list --deleted` shows what can be restored"));
+                    let deleted_sandbox = list_deleted(&client).await?.into_iter().find(|s| s.threads.contains(&which));
+                    let Some(deleted_sandbox) = deleted_sandbox else {
+                        return Err(Failure::from(e).with_advice("`cobox sandbox list --deleted` shows what can be restored"));
                     };
-                    client.restore_sandbox(of_thread.id.as_str(), &wish).await?
+                    client.restore_sandbox(deleted_sandbox.id.as_str(), &request).await?
                 }
                 restored => restored?,
             };
             let RestoreResponse { sandbox, returning_threads, threads_elsewhere } = &restored;
             context.printer.result(&restored, || fields(&pairs(sandbox)))?;
-            let by_name = sandbox.name.as_deref().unwrap_or(sandbox.id.as_str());
+            let name_or_id = sandbox.name.as_deref().unwrap_or(sandbox.id.as_str());
             for thread in returning_threads {
                 context.printer.note(&format!("the next command of thread {} starts it", visible(thread)));
             }
             for thread in threads_elsewhere {
-                let (shown, has_session) = (visible(thread), session::of_thread(&client, thread).await?.is_some());
-                let keeps =
+                let (shown, has_session) = (visible(thread), session::session_of_thread(&client, thread).await?.is_some());
+                let note =
                     if has_session { "has another sandbox by now and keeps it" } else { "had another sandbox since and gets a new one" };
-                context.printer.note(&format!("thread {shown} {keeps}; use this one with `cobox exec --sandbox {by_name} -- COMMAND`"));
+                context.printer.note(&format!("thread {shown} {note}; use this one with `cobox exec --sandbox {name_or_id} -- COMMAND`"));
             }
             if returning_threads.is_empty() && threads_elsewhere.is_empty() {
-                context.printer.note(&format!("use it with `cobox exec --sandbox {by_name} -- COMMAND`, which starts it"));
+                context.printer.note(&format!("use it with `cobox exec --sandbox {name_or_id} -- COMMAND`, which starts it"));
             }
         }
     }
@@ -319,7 +319,7 @@ async fn list_deleted(client: &Client) -> Result<Vec<SandboxInfo>, ClientError> 
     let mut sandboxes: Vec<SandboxInfo> = Vec::new();
     let mut cursor: Option<String> = None;
     loop {
-        let page = client.list_deleted_sandboxes(Some(PAGE), cursor.as_deref()).await?;
+        let page = client.list_deleted_sandboxes(Some(PAGE_SIZE), cursor.as_deref()).await?;
         sandboxes.extend(page.items);
         match page.next_cursor {
             Some(next) if cursor.as_ref() != Some(&next) => cursor = Some(next),
@@ -334,11 +334,12 @@ fn threads(s: &SandboxInfo) -> String {
 
 /// Parses the arguments of `cobox sync`. An invalid argument is reported as by that command, and exits the process as
 /// it does.
-fn sync_args(which: &str, rest: Vec<OsString>) -> sync::Args {
-    let own = ["cobox sandbox sync".into(), "--sandbox".into(), OsString::from(which)];
-    let command = sync::Args::augment_args(clap::Command::new("cobox sandbox sync"));
-    let read = command.try_get_matches_from(own.into_iter().chain(rest)).and_then(|matches| sync::Args::from_arg_matches(&matches));
-    read.unwrap_or_else(|e| e.exit())
+fn sync_args(which: &str, rest: Vec<OsString>) -> sync::SyncArgs {
+    let leading = ["cobox sandbox sync".into(), "--sandbox".into(), OsString::from(which)];
+    let command = sync::SyncArgs::augment_args(clap::Command::new("cobox sandbox sync"));
+    let parsed =
+        command.try_get_matches_from(leading.into_iter().chain(rest)).and_then(|matches| sync::SyncArgs::from_arg_matches(&matches));
+    parsed.unwrap_or_else(|e| e.exit())
 }
 
 fn row(printer: Printer, s: &SandboxInfo) -> Vec<String> {
@@ -347,13 +348,13 @@ fn row(printer: Printer, s: &SandboxInfo) -> Vec<String> {
 }
 
 fn template_row(t: &TemplateInfo) -> Vec<String> {
-    let said = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-    let size = |bytes: Option<u64>| said(bytes.map(|b| format!("{} MiB", b >> 20)));
+    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+    let size = |bytes: Option<u64>| or_dash(bytes.map(|b| format!("{} MiB", b >> 20)));
     let r = &t.resources;
     vec![
         t.name.clone(),
-        said(t.image.clone()),
-        said(r.cpus.map(|c| c.count().to_string())),
+        or_dash(t.image.clone()),
+        or_dash(r.cpus.map(|c| c.count().to_string())),
         size(r.memory_bytes),
         size(r.disk_bytes),
         t.owner.clone().unwrap_or_else(|| "operator".to_owned()),

@@ -4,15 +4,15 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use cobox_protocol::Secret;
 
-use super::{NoBroker, Outcome};
+use super::{HiddenBrokerFlags, Outcome};
 use crate::{
+    broker_settings::BrokerSettings,
     context::Context,
     cors::CorsArgs,
-    daemon::{self, EndSignals},
-    exposure::ExposureArgs,
-    origin::OriginArgs,
-    running::{FirstKeys, Running},
-    settings::Settings,
+    daemon::{self, StopSignals},
+    dataplane_address::DataplaneAddressArgs,
+    running_broker::{FirstKeys, RunningBroker},
+    tls::TlsArgs,
 };
 
 #[derive(Debug, clap::Args)]
@@ -37,9 +37,9 @@ Example config:
   dataplane_domain = \"box.example.com\"
   [local]
   memory_bytes = 4294967296")]
-pub struct Args {
+pub struct ServeArgs {
     #[command(flatten)]
-    _no_broker: NoBroker,
+    _hidden_flags: HiddenBrokerFlags,
     /// The config file
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Overrides the file's listen
-    #[arg(long, value_name = "ADDR", value_parser = daemon::address)]
+    #[arg(long, value_name = "ADDR", value_parser = daemon::parse_address)]
     listen: Option<SocketAddr>,
     /// A PostgreSQL database for several brokers [default: a file in the data directory]; better set COBOX_DATABASE_URL, because
     /// other users of this machine can see a command's arguments
@@ -57,9 +57,9 @@ pub struct Args {
     #[arg(long, value_name = "FILE", env = "COBOX_POLICY")]
     policy: Option<PathBuf>,
     #[command(flatten)]
-    origin: OriginArgs,
+    dataplane_address: DataplaneAddressArgs,
     #[command(flatten)]
-    exposure: ExposureArgs,
+    tls: TlsArgs,
     #[command(flatten)]
     cors: CorsArgs,
     /// How log lines look
@@ -77,39 +77,39 @@ fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
     Ok(Secret::new(text))
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
-    daemon::log("info", args.log_format == LogFormat::Json);
-    let mut signals = EndSignals::new()?;
-    let mut hangups = daemon::hangups()?;
-    let Settings { mut config, options } = Settings::read(&args.config)?;
+pub async fn run(args: ServeArgs, context: &Context) -> Outcome {
+    daemon::init_logging("info", args.log_format == LogFormat::Json);
+    let mut signals = StopSignals::new()?;
+    let mut reload_signal = daemon::reload_signal()?;
+    let BrokerSettings { mut config, options } = BrokerSettings::read(&args.config)?;
     if let Some(dir) = args.data_dir {
         config.data_dir = dir;
     }
-    let named = || std::env::var("COBOX_DATABASE_URL").ok().filter(|url| !url.is_empty()).map(Secret::new);
-    if let Some(url) = args.database_url.or_else(named) {
+    let from_environment = || std::env::var("COBOX_DATABASE_URL").ok().filter(|url| !url.is_empty()).map(Secret::new);
+    if let Some(url) = args.database_url.or_else(from_environment) {
         config.database_url = Some(url);
     }
     if let Some(listen) = args.listen {
         config.listen = listen;
     }
-    args.origin.apply(&mut config);
+    args.dataplane_address.apply(&mut config);
     config.policy_file = args.policy.or(config.policy_file);
-    args.exposure.apply(&mut config)?;
+    args.tls.apply(&mut config)?;
     args.cors.apply(&mut config.cors);
-    let mut running = Running::start(config, options, FirstKeys::Operator).await?;
-    let note = running.note.clone();
-    tracing::info!(url = %note.url, data_dir = %running.data_dir().display(), "the broker is ready");
+    let mut running = RunningBroker::start(config, options, FirstKeys::Operator).await?;
+    let info = running.info.clone();
+    tracing::info!(url = %info.url, data_dir = %running.data_dir().display(), "the broker is ready");
     if running.is_first_run {
-        tracing::info!(file = %note.api_key_file.display(), "made the first API key");
+        tracing::info!(file = %info.api_key_file.display(), "made the first API key");
     }
     if context.printer.is_json() {
-        context.printer.result(&note, String::new)?;
+        context.printer.result(&info, String::new)?;
     }
     loop {
         tokio::select! {
-            () = signals.next() => break,
-            _ = hangups.recv() => running.reload().await,
-            why = running.stopped() => return Err(why),
+            () = signals.recv() => break,
+            _ = reload_signal.recv() => running.reload().await,
+            failure = running.stopped() => return Err(failure),
         }
     }
     tracing::info!("ending; sandboxes go on running");

@@ -12,14 +12,14 @@ use super::{Outcome, exec, shell};
 use crate::{
     confirm::{self, confirm},
     context::Context,
+    event_printer::{self, FeedEnd},
     failure::Failure,
-    feed::{self, Stopped},
     printer::fields,
-    way_in::{Target, asking, no_session},
+    target::{Target, negotiate_request, no_session_failure},
 };
 
 /// Page size of listings.
-const PAGE: u32 = 100;
+const PAGE_SIZE: u32 = 100;
 
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "\
@@ -28,13 +28,13 @@ Examples:
   cobox session ensure demo --sandbox dev
   cobox --json session get demo
   cobox session release demo --yes")]
-pub enum Command {
+pub enum SessionCommand {
     /// The thread's session, made with a sandbox if there is none
     #[command(after_help = "\
 A session that exists is not changed: options that ask for something else than it has fail and say what differs.")]
     Ensure {
         /// The thread: any name, such as that of a conversation
-        #[arg(value_parser = super::thread)]
+        #[arg(value_parser = super::parse_thread)]
         thread: String,
         /// Ask for these capabilities only, such as fs_read or exec; may be repeated
         #[arg(long = "capability", value_name = "CAPABILITY")]
@@ -55,7 +55,7 @@ A session that exists is not changed: options that ask for something else than i
         #[arg(long)]
         keep: bool,
         /// A tag for a new session, to find it by; may be repeated
-        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::tag)]
+        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::parse_tag)]
         tags: Vec<(String, String)>,
         /// What a new sandbox is made by, as `cobox sandbox templates` shows it
         #[arg(long, value_name = "NAME")]
@@ -70,7 +70,7 @@ A session that exists is not changed: options that ask for something else than i
     /// The thread's session, if there is one
     Get {
         /// The thread whose session to show
-        #[arg(value_parser = super::thread)]
+        #[arg(value_parser = super::parse_thread)]
         thread: String,
         /// Print the token too
         #[arg(long)]
@@ -106,7 +106,7 @@ A session that exists is not changed: options that ask for something else than i
         #[arg(value_name = "THREAD|SESSION")]
         which: String,
         #[command(flatten)]
-        run: exec::Run,
+        options: exec::ExecOptions,
     },
     /// Join a shell in the session's sandbox, as `cobox shell` does
     Connect {
@@ -114,7 +114,7 @@ A session that exists is not changed: options that ask for something else than i
         #[arg(value_name = "THREAD|SESSION")]
         which: String,
         #[command(flatten)]
-        seat: shell::Seat,
+        options: shell::ShellOptions,
     },
     /// What happens to a session: its life, who uses it, files written and commands run
     #[command(after_help = "\
@@ -166,10 +166,10 @@ impl From<AccessArg> for Access {
     }
 }
 
-pub async fn run(command: Command, context: &Context) -> Outcome {
+pub async fn run(command: SessionCommand, context: &Context) -> Outcome {
     let client = context.client()?;
     match command {
-        Command::Ensure { thread, capabilities, access, ttl, sandbox, name, keep, tags, template, provider, show_token } => {
+        SessionCommand::Ensure { thread, capabilities, access, ttl, sandbox, name, keep, tags, template, provider, show_token } => {
             let request = NegotiateRequest {
                 requested_capabilities: (!capabilities.is_empty()).then_some(capabilities),
                 access: access.map(Access::from),
@@ -180,20 +180,20 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 tags: tags.into_iter().collect(),
                 template,
                 provider_preference: provider,
-                ..asking(&thread, Mode::Ensure)
+                ..negotiate_request(&thread, Mode::Ensure)
             };
             let session = client.negotiate(&request).await?;
             check_tags(&client, &thread, &session, &request).await?;
             show(context, &session, show_token)?;
         }
-        Command::Get { thread, show_token } => match client.negotiate(&asking(&thread, Mode::Get)).await {
+        SessionCommand::Get { thread, show_token } => match client.negotiate(&negotiate_request(&thread, Mode::Get)).await {
             Ok(session) => show(context, &session, show_token)?,
-            Err(e) if e.is(ErrorCode::SessionNotFound) => return Err(no_session(&thread, e.into())),
+            Err(e) if e.is(ErrorCode::SessionNotFound) => return Err(no_session_failure(&thread, e.into())),
             Err(e) => return Err(e.into()),
         },
-        Command::List { tags } => list(context, &client, tags).await?,
-        Command::Refresh { which, show_token } => {
-            let id = find(&client, &which).await?;
+        SessionCommand::List { tags } => list(context, &client, tags).await?,
+        SessionCommand::Refresh { which, show_token } => {
+            let id = find_session(&client, &which).await?;
             let refreshed = client.refresh(&id, &RefreshRequest::default()).await?;
             context.printer.result(&refreshed, || {
                 let mut pairs = vec![("session", id.to_string()), ("token expires", refreshed.expires_at.to_string())];
@@ -203,43 +203,43 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 fields(&pairs)
             })?;
         }
-        Command::Events { which, new, after } => {
-            let id = find(&client, &which).await?;
+        SessionCommand::Events { which, new, after } => {
+            let id = find_session(&client, &which).await?;
             let from = match after {
                 Some(id) => EventsFrom::After(id),
                 None if new => EventsFrom::Now,
                 None => EventsFrom::Start,
             };
-            match feed::follow(context.printer, &mut client.events(&id, from), &mut None).await? {
-                Stopped::Over | Stopped::Unread => {}
-                Stopped::Failed(e) => return Err(e.into()),
+            match event_printer::print_events(context.printer, &mut client.events(&id, from), &mut None).await? {
+                FeedEnd::SessionEnded | FeedEnd::OutputClosed => {}
+                FeedEnd::Failed(e) => return Err(e.into()),
             }
         }
-        Command::Heartbeat { which } => {
-            let id = find(&client, &which).await?;
-            let beat = client.heartbeat(&id).await?;
-            let told = json!({"session_id": id, "state": beat.state, "lease_expires_at": beat.lease_expires_at});
-            context.printer.result(&told, || {
+        SessionCommand::Heartbeat { which } => {
+            let id = find_session(&client, &which).await?;
+            let heartbeat = client.heartbeat(&id).await?;
+            let output = json!({"session_id": id, "state": heartbeat.state, "lease_expires_at": heartbeat.lease_expires_at});
+            context.printer.result(&output, || {
                 fields(&[
                     ("session", id.to_string()),
-                    ("state", beat.state.as_str().to_owned()),
-                    ("lease expires", beat.lease_expires_at.to_string()),
+                    ("state", heartbeat.state.as_str().to_owned()),
+                    ("lease expires", heartbeat.lease_expires_at.to_string()),
                 ])
             })?;
         }
-        Command::Exec { which, run } => return exec::run_in(&target(which), run, context).await,
-        Command::Connect { which, seat } => return shell::sit(&target(which), seat, context).await,
-        Command::Release { which, yes } => {
-            let id = find(&client, &which).await?;
-            let fate = sandbox_fate(&client, &id).await?;
-            confirm(context, &format!("release {which}? {}", fate.before()), yes)?;
+        SessionCommand::Exec { which, options } => return exec::run_in(&target(which), options, context).await,
+        SessionCommand::Connect { which, options } => return shell::attach(&target(which), options, context).await,
+        SessionCommand::Release { which, yes } => {
+            let id = find_session(&client, &which).await?;
+            let outcome = release_outcome(&client, &id).await?;
+            confirm(context, &format!("release {which}? {}", outcome.describe_before()), yes)?;
             client.release(&id).await?;
             if let Some(cache) = context.thread_cache() {
                 cache.forget_id(id.as_str());
             }
-            let erased = fate.erased.as_ref().map_or_else(confirm::nothing_erased, confirm::erased);
-            let released = json!({"session_id": id, "sandbox_id": fate.sandbox, "released": true});
-            context.printer.result(&confirm::with_members(released, erased), || format!("released {id}; {}", fate.after()))?;
+            let erased = outcome.erased.as_ref().map_or_else(confirm::nothing_erased_json, confirm::erased_json);
+            let released = json!({"session_id": id, "sandbox_id": outcome.sandbox, "released": true});
+            context.printer.result(&confirm::merge_members(released, erased), || format!("released {id}; {}", outcome.describe_after()))?;
         }
     }
     Ok(0)
@@ -258,52 +258,59 @@ async fn check_tags(client: &Client, thread: &str, session: &NegotiateResponse, 
     let Some((key, value)) = request.tags.iter().find(differs) else { return Ok(()) };
     let actual = found.tags.get(key).map_or("not set", String::as_str);
     let message = format!("thread `{thread}` has a session already, and its tag {key} is {actual}, not {value}");
-    Err(Failure::new(message).advise("leave --tag out to join it; tags are set when a session is made"))
+    Err(Failure::new(message).with_advice("leave --tag out to join it; tags are set when a session is made"))
 }
 
 /// What happens to a session's sandbox when the session is released.
-struct SandboxFate {
+struct ReleaseOutcome {
     sandbox: SandboxId,
     /// The files to be erased; `None` if the sandbox is kept.
     erased: Option<SandboxUsage>,
 }
 
-impl SandboxFate {
-    fn before(&self) -> String {
+impl ReleaseOutcome {
+    fn describe_before(&self) -> String {
         match &self.erased {
             None => format!("Its sandbox {} stays, with its files.", self.sandbox),
             Some(usage) => {
-                format!("Its sandbox {} has {}; {}.", self.sandbox, confirm::amount(usage), confirm::way_back(usage, self.sandbox.as_str()))
+                format!(
+                    "Its sandbox {} has {}; {}.",
+                    self.sandbox,
+                    confirm::format_usage(usage),
+                    confirm::restore_hint(usage, self.sandbox.as_str())
+                )
             }
         }
     }
 
-    fn after(&self) -> String {
+    fn describe_after(&self) -> String {
         match &self.erased {
             None => format!("its sandbox {} stays, with its files", self.sandbox),
-            Some(usage) => format!("its sandbox had {}; {}", confirm::amount(usage), confirm::way_back(usage, self.sandbox.as_str())),
+            Some(usage) => {
+                format!("its sandbox had {}; {}", confirm::format_usage(usage), confirm::restore_hint(usage, self.sandbox.as_str()))
+            }
         }
     }
 }
 
-async fn sandbox_fate(client: &Client, session: &SessionId) -> Result<SandboxFate, ClientError> {
+async fn release_outcome(client: &Client, session: &SessionId) -> Result<ReleaseOutcome, ClientError> {
     let sandbox = client.get_sandbox(client.get_session(session).await?.sandbox.id.as_str()).await?;
-    let ends = sandbox.name.is_none() && !sandbox.keep && sandbox.sessions.iter().all(|s| s == session);
-    let erased = if ends { confirm::usage(client, sandbox.id.as_str()).await? } else { None };
-    Ok(SandboxFate { sandbox: sandbox.id, erased })
+    let is_erased = sandbox.name.is_none() && !sandbox.keep && sandbox.sessions.iter().all(|s| s == session);
+    let erased = if is_erased { confirm::usage(client, sandbox.id.as_str()).await? } else { None };
+    Ok(ReleaseOutcome { sandbox: sandbox.id, erased })
 }
 
 /// Finds a session by its id or its thread.
-pub async fn find(client: &Client, which: &str) -> Result<SessionId, Failure> {
+pub async fn find_session(client: &Client, which: &str) -> Result<SessionId, Failure> {
     match which.parse() {
         Ok(id) => Ok(id),
-        Err(_) => of_thread(client, which).await?.ok_or_else(|| no_session(which, Failure::new(""))),
+        Err(_) => session_of_thread(client, which).await?.ok_or_else(|| no_session_failure(which, Failure::new(""))),
     }
 }
 
 /// Uses the list request: unlike a negotiation, it neither resumes the sandbox nor issues a token.
-pub async fn of_thread(client: &Client, thread: &str) -> Result<Option<SessionId>, ClientError> {
-    let filter = SessionFilter { thread_id: Some(thread.to_owned()), limit: Some(PAGE), ..SessionFilter::default() };
+pub async fn session_of_thread(client: &Client, thread: &str) -> Result<Option<SessionId>, ClientError> {
+    let filter = SessionFilter { thread_id: Some(thread.to_owned()), limit: Some(PAGE_SIZE), ..SessionFilter::default() };
     let found = client.list_sessions(&filter).await?.items;
     Ok(found.into_iter().find(|s| s.thread_id == thread && !s.state.is_ended()).map(|s| s.session_id))
 }
@@ -339,7 +346,7 @@ fn show(context: &Context, session: &NegotiateResponse, show_token: bool) -> Res
 
 async fn list(context: &Context, client: &Client, tags: Vec<String>) -> Result<(), Failure> {
     let mut sessions: Vec<SessionInfo> = Vec::new();
-    let mut filter = SessionFilter { tags, limit: Some(PAGE), ..SessionFilter::default() };
+    let mut filter = SessionFilter { tags, limit: Some(PAGE_SIZE), ..SessionFilter::default() };
     loop {
         let page = client.list_sessions(&filter).await?;
         sessions.extend(page.items);

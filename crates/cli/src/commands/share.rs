@@ -11,7 +11,7 @@ use cobox_protocol::{
 use serde_json::json;
 
 use super::{Outcome, session};
-use crate::{context::Context, printer::fields, span::span};
+use crate::{context::Context, duration::parse_duration, printer::fields};
 
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "\
@@ -23,7 +23,7 @@ Examples:
   cobox share grant demo bob --capability fs_read --expires 2h
   cobox share list demo
   cobox share revoke demo bob")]
-pub enum Command {
+pub enum ShareCommand {
     /// Let somebody in, or change what they get
     Grant {
         /// A thread, or a session's id (ssn_…)
@@ -35,7 +35,7 @@ pub enum Command {
         #[arg(long = "capability", value_name = "CAPABILITY", required = true)]
         capabilities: Vec<String>,
         /// When it ends: a number and s, m, h, d or w
-        #[arg(long, value_name = "TIME", value_parser = span)]
+        #[arg(long, value_name = "TIME", value_parser = parse_duration)]
         expires: Option<Duration>,
     },
     /// Who was let in
@@ -53,11 +53,11 @@ pub enum Command {
     },
 }
 
-pub async fn run(command: Command, context: &Context) -> Outcome {
+pub async fn run(command: ShareCommand, context: &Context) -> Outcome {
     let client = context.client()?;
     match command {
-        Command::Grant { which, principal, capabilities, expires } => {
-            let id = session::find(&client, &which).await?;
+        ShareCommand::Grant { which, principal, capabilities, expires } => {
+            let id = session::find_session(&client, &which).await?;
             let expires_at = expires.map(|after| Timestamp::now().plus(after));
             let request = ShareRequest { principal, capabilities: Some(capabilities), scopes: None, expires_at };
             let share = client.share(&id, &request).await?;
@@ -66,20 +66,20 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                     ("session", share.session_id.to_string()),
                     ("principal", share.principal.clone()),
                     ("capabilities", share.capabilities.names().join(" ")),
-                    ("expires", ends(&share).unwrap_or_else(|| "with the session".to_owned())),
+                    ("expires", expiry(&share).unwrap_or_else(|| "with the session".to_owned())),
                 ])
             })?;
             if !share.is_limit {
                 let paths = AccessPaths::of(&client, &id, &share.principal).await?;
-                let words = paths.words();
+                let description = paths.describe();
                 context.printer.note(&format!(
-                    "note: {} can enter without the share, which limits nothing while that is so: {words}",
+                    "note: {} can enter without the share, which limits nothing while that is so: {description}",
                     share.principal
                 ));
             }
         }
-        Command::List { which } => {
-            let id = session::find(&client, &which).await?;
+        ShareCommand::List { which } => {
+            let id = session::find_session(&client, &which).await?;
             let shares = client.list_shares(&id).await?.items;
             let row = |s: &ShareInfo| {
                 let expires = s.expires_at.map_or_else(|| "with the session".to_owned(), |t| context.printer.moment(t));
@@ -95,11 +95,11 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             let header = ["PRINCIPAL", "CAPABILITIES", "BY", "SINCE", "EXPIRES"];
             context.printer.list(&json!({ "items": shares }), &header, &rows, "shared with nobody")?;
         }
-        Command::Revoke { which, principal } => {
-            let id = session::find(&client, &which).await?;
+        ShareCommand::Revoke { which, principal } => {
+            let id = session::find_session(&client, &which).await?;
             let before = AccessPaths::of(&client, &id, &principal).await?;
             if !before.paths.is_empty() {
-                context.printer.note(&format!("warning: {principal} can enter without the share: {}", before.words()));
+                context.printer.note(&format!("warning: {principal} can enter without the share: {}", before.describe()));
             }
             // If there is no share, the error states again that the principal has access.
             client.unshare(&id, &principal).await?;
@@ -111,7 +111,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 false => format!("{principal} is no longer let in"),
             })?;
             if can_still_enter {
-                context.printer.note(&format!("warning: {principal} can still enter: {}", after.words_and_advice()));
+                context.printer.note(&format!("warning: {principal} can still enter: {}", after.describe_with_advice()));
             }
         }
     }
@@ -141,21 +141,21 @@ impl AccessPaths {
         Ok(Self { paths, sandbox, principal: principal.to_owned() })
     }
 
-    fn words(&self) -> String {
+    fn describe(&self) -> String {
         let Self { sandbox, principal, .. } = self;
-        let words = |way: &AccessPath| match way {
+        let describe = |path: &AccessPath| match path {
             AccessPath::WorkspaceAccess => format!("sandbox {sandbox} is open to the whole workspace"),
             AccessPath::SandboxOwner => format!("sandbox {sandbox} belongs to {principal}"),
             AccessPath::Operator => format!("{principal} is an operator"),
             AccessPath::Share { session_id } => format!("session {session_id}, which uses the same sandbox, is shared with {principal}"),
             AccessPath::Unknown => "in a way that this version of cobox does not know".to_owned(),
         };
-        self.paths.iter().map(words).collect::<Vec<_>>().join("; ")
+        self.paths.iter().map(describe).collect::<Vec<_>>().join("; ")
     }
 
     /// Describes these ways, with the commands that close them.
-    fn words_and_advice(&self) -> String {
-        let advice = |way: &AccessPath| match way {
+    fn describe_with_advice(&self) -> String {
+        let advice = |path: &AccessPath| match path {
             AccessPath::WorkspaceAccess => {
                 Some(format!("`cobox sandbox set {} --access owner` keeps everyone but its owner and operators out", self.sandbox))
             }
@@ -163,7 +163,7 @@ impl AccessPaths {
             AccessPath::SandboxOwner | AccessPath::Operator | AccessPath::Unknown => None,
         };
         let advice: Vec<String> = self.paths.iter().filter_map(advice).collect();
-        std::iter::once(self.words()).chain(advice).collect::<Vec<_>>().join("; ")
+        std::iter::once(self.describe()).chain(advice).collect::<Vec<_>>().join("; ")
     }
 }
 
@@ -178,6 +178,6 @@ async fn name_of_sandbox(client: &Client, session: &SessionId) -> Result<String,
     }
 }
 
-fn ends(share: &ShareInfo) -> Option<String> {
+fn expiry(share: &ShareInfo) -> Option<String> {
     share.expires_at.map(|t| t.to_string())
 }

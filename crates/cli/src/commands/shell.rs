@@ -10,26 +10,26 @@ use cobox_protocol::{
 };
 use cobox_stream::SequenceKinds;
 
-use super::{Outcome, Where, thread};
+use super::{Outcome, TargetArgs, parse_thread};
 use crate::{
     context::Context,
     printer::visible,
-    sitting::{End, Place, Sitting},
-    terminal::{EscapeKey, known_name, size},
-    way_in::Target,
+    shell_attach::{AttachEnd, AttachOptions, ShellAttachment},
+    target::Target,
+    terminal::{EscapeKey, portable_term, size},
 };
 
 /// Exit code after detaching, and after a signal ended this process: ssh uses the same number for a lost connection.
-const LEFT: u8 = 255;
+const EXIT_DETACHED: u8 = 255;
 /// Environment variables that the remote shell inherits from this terminal.
-const PASSED_ON: [&str; 4] = ["COLORTERM", "LANG", "LC_ALL", "LC_CTYPE"];
+const FORWARDED_VARIABLES: [&str; 4] = ["COLORTERM", "LANG", "LC_ALL", "LC_CTYPE"];
 /// Input of a script stays valid for this long: unlike a keyboard's, it doesn't become outdated during an
 /// interruption.
-const SCRIPT_AGE: Duration = Duration::from_secs(24 * 3600);
+const SCRIPT_INPUT_MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 /// Reconnects for this long: a user at a terminal can stop it earlier, and a laptop may stay closed for a night.
-const KEEP_TRYING: Duration = Duration::from_secs(24 * 3600);
+const RECONNECT_FOR: Duration = Duration::from_secs(24 * 3600);
 /// Time limit for the sandbox to end a private shell.
-const END_WITHIN: Duration = Duration::from_secs(5);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -46,19 +46,19 @@ After Enter:  ~. leave   ~t take control   ~r release it   ~s status line   ~l r
 `exit` ends it for everybody. With -c, or where input is no terminal, the shell is yours alone and ends with you.
 A lost connection is made again by itself; nothing is lost on the way.
 Exit code: the shell's own; 255 when you left it or the connection ended for good.")]
-pub struct Args {
+pub struct ShellArgs {
     #[command(flatten)]
-    place: Where,
+    target: TargetArgs,
     /// The thread whose sandbox to use, as with --thread; or a sandbox's name, where no thread is called so
-    #[arg(value_name = "THREAD|NAME", value_parser = thread, conflicts_with_all = ["thread", "sandbox"])]
+    #[arg(value_name = "THREAD|NAME", value_parser = parse_thread, conflicts_with_all = ["thread", "sandbox"])]
     thread_name: Option<String>,
     #[command(flatten)]
-    seat: Seat,
+    options: ShellOptions,
 }
 
 /// Which shell to attach to, and how. The command that flattens these arguments selects the sandbox.
 #[derive(Debug, clap::Args)]
-pub struct Seat {
+pub struct ShellOptions {
     /// The shell to join; it is started if there is none [default: main]
     #[arg(long, value_name = "SHELL")]
     name: Option<String>,
@@ -91,21 +91,21 @@ enum Allow {
     Clipboard,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
+pub async fn run(args: ShellArgs, context: &Context) -> Outcome {
     let target = match args.thread_name {
-        Some(word) => context.meant(&word).await?,
-        None => args.place.target(),
+        Some(name) => context.resolve_name(&name).await?,
+        None => args.target.resolve(),
     };
-    sit(&target, args.seat, context).await
+    attach(&target, args.options, context).await
 }
 
 /// Runs `cobox shell` in the given sandbox.
-pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
-    let way_in = context.enter(target).await?;
+pub async fn attach(target: &Target, args: ShellOptions, context: &Context) -> Outcome {
+    let connection = context.open_sandbox(target).await?;
     let is_terminal = std::io::stdin().is_terminal();
     let mut observe = args.observe;
-    let may_type = way_in.granted.is_none_or(|g| g.contains(Capability::Shell));
-    if let Some(granted) = way_in.granted.filter(|g| !observe && !may_type && g.contains(Capability::ShellObserve)) {
+    let may_type = connection.granted.is_none_or(|g| g.contains(Capability::Shell));
+    if let Some(granted) = connection.granted.filter(|g| !observe && !may_type && g.contains(Capability::ShellObserve)) {
         context.printer.note(&format!("you may only look here ({}), as with --observe", granted.names().join(" ")));
         observe = true;
     }
@@ -121,7 +121,7 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
         Allow::Title => TerminalPermission::Title,
         Allow::Clipboard => TerminalPermission::Clipboard,
     });
-    let allows = args.allow.iter().fold(SequenceKinds::NONE, |kinds, allow| match allow {
+    let allowed_sequences = args.allow.iter().fold(SequenceKinds::NONE, |kinds, allow| match allow {
         Allow::Title => kinds.with(SequenceKinds::TITLE),
         Allow::Clipboard => kinds.with(SequenceKinds::CLIPBOARD),
     });
@@ -136,98 +136,98 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
         allow: allow.collect(),
         ..ShellStart::default()
     };
-    let patience = match is_terminal {
-        true => Reconnect { give_up_after: KEEP_TRYING, ..Reconnect::default() },
-        false => Reconnect { key_age: SCRIPT_AGE, ..Reconnect::default() },
+    let reconnect = match is_terminal {
+        true => Reconnect { give_up_after: RECONNECT_FOR, ..Reconnect::default() },
+        false => Reconnect { key_age: SCRIPT_INPUT_MAX_AGE, ..Reconnect::default() },
     };
-    let dataplane = way_in.dataplane.clone().with_reconnect(patience);
+    let dataplane = connection.dataplane.clone().with_reconnect(reconnect);
     let mut shell = dataplane.shell(start.clone()).await?;
     if args.take {
         shell.input.control(ControlAction::Take).await?;
     }
 
-    let shown = name.as_deref().unwrap_or(DEFAULT_SHELL_NAME);
-    let place = Place {
-        name: if is_private { way_in.name.clone() } else { format!("{} · {shown}", way_in.name) },
+    let shell_name = name.as_deref().unwrap_or(DEFAULT_SHELL_NAME);
+    let options = AttachOptions {
+        name: if is_private { connection.name.clone() } else { format!("{} · {shell_name}", connection.name) },
         is_observer: observe,
         may_join: may_type,
-        me: way_in.principal.clone(),
+        principal: connection.principal.clone(),
         escape: args.escape.unwrap_or_default(),
-        has_status: args.status,
-        takes: args.take,
-        allows,
+        shows_status: args.status,
+        requests_control: args.take,
+        allowed_sequences,
     };
-    let mut sitting = Sitting::new(context.printer, place)?;
+    let mut attachment = ShellAttachment::new(context.printer, options)?;
     let end = loop {
-        let end = sitting.hold(shell).await;
-        if !matches!(end, End::Joins) {
+        let end = attachment.run(shell).await;
+        if !matches!(end, AttachEnd::JoinRequested) {
             break end;
         }
         start.observe = false;
-        sitting.join();
+        attachment.join();
         shell = match dataplane.shell(start.clone()).await {
             Ok(shell) => shell,
-            Err(e) => break End::Failed(e.into()),
+            Err(e) => break AttachEnd::Failed(e.into()),
         };
         // If the connection is lost again before this, the next read reports it.
         let _ = shell.input.control(ControlAction::Take).await;
     };
-    let takes_words = sitting.stand_up(&end).await;
-    if let (true, false, Some(name)) = (is_private, matches!(end, End::Exited(_)), &name) {
-        end_private(&dataplane, name).await;
+    let accepts_output = attachment.restore_terminal(&end).await;
+    if let (true, false, Some(name)) = (is_private, matches!(end, AttachEnd::Exited(_)), &name) {
+        end_private_shell(&dataplane, name).await;
     }
     match end {
-        End::Exited(code) => Ok(u8::try_from(code).unwrap_or(LEFT)),
-        _ if !takes_words => Ok(LEFT),
-        End::Left | End::Joins if is_private => {
+        AttachEnd::Exited(code) => Ok(u8::try_from(code).unwrap_or(EXIT_DETACHED)),
+        _ if !accepts_output => Ok(EXIT_DETACHED),
+        AttachEnd::Detached | AttachEnd::JoinRequested if is_private => {
             context.printer.note("left the shell");
-            Ok(LEFT)
+            Ok(EXIT_DETACHED)
         }
-        End::Left | End::Joins => {
-            let (name, back) = (visible(shown), way_back(target, name.as_deref(), start.observe));
-            context.printer.note(&format!("left the shell {name}, which lives on; come back with: {back}"));
-            Ok(LEFT)
+        AttachEnd::Detached | AttachEnd::JoinRequested => {
+            let (name, command) = (visible(shell_name), reattach_command(target, name.as_deref(), start.observe));
+            context.printer.note(&format!("left the shell {name}, which lives on; come back with: {command}"));
+            Ok(EXIT_DETACHED)
         }
-        End::Failed(failure) => Err(failure.exit_with(LEFT)),
+        AttachEnd::Failed(failure) => Err(failure.with_exit_code(EXIT_DETACHED)),
     }
 }
 
 fn environment(var: &dyn Fn(&str) -> Option<String>) -> BTreeMap<String, String> {
-    let mut env: BTreeMap<String, String> = PASSED_ON.iter().filter_map(|name| Some(((*name).to_owned(), var(name)?))).collect();
+    let mut env: BTreeMap<String, String> = FORWARDED_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), var(name)?))).collect();
     if let Some(term) = var("TERM") {
-        env.insert("TERM".to_owned(), known_name(&term).to_owned());
+        env.insert("TERM".to_owned(), portable_term(&term).to_owned());
     }
     env
 }
 
 /// The command line that attaches to the same shell again.
-fn way_back(target: &Target, name: Option<&str>, observe: bool) -> String {
-    let mut words = match target {
-        Target::Thread(thread) => format!("cobox shell {}", quoted(thread)),
-        Target::Sandbox(sandbox) => format!("cobox shell --sandbox {}", quoted(sandbox)),
+fn reattach_command(target: &Target, name: Option<&str>, observe: bool) -> String {
+    let mut command = match target {
+        Target::Thread(thread) => format!("cobox shell {}", shell_quote(thread)),
+        Target::Sandbox(sandbox) => format!("cobox shell --sandbox {}", shell_quote(sandbox)),
         Target::Session(id) => format!("cobox session connect {id}"),
     };
     if let Some(name) = name {
-        words.push_str(&format!(" --name {}", quoted(name)));
+        command.push_str(&format!(" --name {}", shell_quote(name)));
     }
     if observe {
-        words.push_str(" --observe");
+        command.push_str(" --observe");
     }
-    words
+    command
 }
 
 /// Quotes a word for a shell.
-fn quoted(word: &str) -> String {
+fn shell_quote(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
-    match word.chars().all(is_plain) && !word.starts_with('-') {
-        true => word.to_owned(),
-        false => format!("'{}'", visible(word).replace('\'', "'\\''")),
+    match text.chars().all(is_plain) && !text.starts_with('-') {
+        true => text.to_owned(),
+        false => format!("'{}'", visible(text).replace('\'', "'\\''")),
     }
 }
 
-async fn end_private(dataplane: &Dataplane, name: &str) {
+async fn end_private_shell(dataplane: &Dataplane, name: &str) {
     // If the request fails, the shell ends on its own after a while without participants.
-    let _ = tokio::time::timeout(END_WITHIN, dataplane.end_shell(name)).await;
+    let _ = tokio::time::timeout(END_TIMEOUT, dataplane.end_shell(name)).await;
 }
 
 #[cfg(test)]
@@ -235,21 +235,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_way_back_can_be_pasted() {
+    fn the_reattach_command_can_be_pasted() {
         let thread = |name: &str| Target::Thread(name.to_owned());
-        assert_eq!(way_back(&thread("demo"), None, false), "cobox shell demo");
-        assert_eq!(way_back(&thread("it's a thread"), Some("build"), true), "cobox shell 'it'\\''s a thread' --name build --observe");
-        assert_eq!(way_back(&Target::Sandbox("box".into()), None, false), "cobox shell --sandbox box");
+        assert_eq!(reattach_command(&thread("demo"), None, false), "cobox shell demo");
+        assert_eq!(
+            reattach_command(&thread("it's a thread"), Some("build"), true),
+            "cobox shell 'it'\\''s a thread' --name build --observe"
+        );
+        assert_eq!(reattach_command(&Target::Sandbox("box".into()), None, false), "cobox shell --sandbox box");
     }
 
     #[test]
-    fn a_terminal_that_only_its_owner_knows_is_told_by_a_name_everybody_knows() {
+    fn an_uncommon_term_is_replaced_by_a_portable_one() {
         let var = |name: &str| match name {
             "TERM" => Some("xterm-kitty".to_owned()),
             "LANG" => Some("de_DE.UTF-8".to_owned()),
             _ => None,
         };
-        let told: Vec<_> = environment(&var).into_iter().collect();
-        assert_eq!(told, [("LANG".to_owned(), "de_DE.UTF-8".to_owned()), ("TERM".to_owned(), "xterm-256color".to_owned())]);
+        let variables: Vec<_> = environment(&var).into_iter().collect();
+        assert_eq!(variables, [("LANG".to_owned(), "de_DE.UTF-8".to_owned()), ("TERM".to_owned(), "xterm-256color".to_owned())]);
     }
 }

@@ -7,17 +7,17 @@ use std::{
 
 use serde_json::json;
 
-use super::{NoBroker, Outcome};
+use super::{HiddenBrokerFlags, Outcome};
 use crate::{
+    broker_settings::BrokerSettings,
     context::{Context, config_path, default_data_dir},
-    contexts::{Contexts, Entry, KeyPlace, LOCAL},
+    contexts::{ContextEntry, Contexts, KeyLocation, LOCAL},
     cors::CorsArgs,
-    daemon::{self, EndSignals},
-    data_dir::BrokerNote,
-    exposure::ExposureArgs,
+    daemon::{self, StopSignals},
+    data_dir::BrokerInfo,
     failure::{Failure, INTERRUPTED},
-    running::{FirstKeys, Running},
-    settings::Settings,
+    running_broker::{FirstKeys, RunningBroker},
+    tls::TlsArgs,
 };
 
 #[derive(Debug, clap::Args)]
@@ -29,63 +29,63 @@ Settings, such as limits on sandboxes, are read from config.toml in the data dir
 Examples:
   cobox up
   cobox up --data-dir /tmp/try --listen 127.0.0.1:0")]
-pub struct Args {
+pub struct UpArgs {
     #[command(flatten)]
-    _no_broker: NoBroker,
+    _hidden_flags: HiddenBrokerFlags,
     /// Where everything is kept [default: ~/.local/share/cobox]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Address and port to listen on; port 0 takes a free one [default: 127.0.0.1:8421]
-    #[arg(long, value_name = "ADDR", value_parser = daemon::address)]
+    #[arg(long, value_name = "ADDR", value_parser = daemon::parse_address)]
     listen: Option<SocketAddr>,
     /// What whom is allowed [default: policy.toml in the data directory]
     #[arg(long, value_name = "FILE", env = "COBOX_POLICY")]
     policy: Option<PathBuf>,
     #[command(flatten)]
-    exposure: ExposureArgs,
+    tls: TlsArgs,
     #[command(flatten)]
     cors: CorsArgs,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
-    daemon::log("warn", false);
-    let mut signals = EndSignals::new()?;
+pub async fn run(args: UpArgs, context: &Context) -> Outcome {
+    daemon::init_logging("warn", false);
+    let mut signals = StopSignals::new()?;
     let data_dir = match args.data_dir.or_else(|| default_data_dir(&|name| std::env::var_os(name))) {
         Some(dir) => dir,
-        None => return Err(Failure::new("there is no home directory to keep data in").advise("name one with --data-dir")),
+        None => return Err(Failure::new("there is no home directory to keep data in").with_advice("name one with --data-dir")),
     };
-    let Settings { mut config, options } = Settings::read_if_there(&data_dir.join("config.toml"))?;
+    let BrokerSettings { mut config, options } = BrokerSettings::read_or_default(&data_dir.join("config.toml"))?;
     config.data_dir = data_dir;
     if let Some(listen) = args.listen {
         config.listen = listen;
     }
     config.policy_file = args.policy.or(config.policy_file);
-    args.exposure.apply(&mut config)?;
+    args.tls.apply(&mut config)?;
     args.cors.apply(&mut config.cors);
-    let is_private = config.listen.ip().is_loopback() || config.tls.is_some();
-    let mut running = Running::start(config, options, FirstKeys::OperatorAndAgent).await?;
-    let is_configured = write_client_config(context, &running.note)?;
-    welcome(context, &running, is_configured)?;
+    let is_protected = config.listen.ip().is_loopback() || config.tls.is_some();
+    let mut running = RunningBroker::start(config, options, FirstKeys::OperatorAndAgent).await?;
+    let is_configured = write_client_config(context, &running.info)?;
+    print_welcome(context, &running, is_configured)?;
     if !rustix::process::geteuid().is_root() {
-        context.printer.note(&format!("note: isolation is weaker here than as root: `{} doctor` says how", own_name()));
+        context.printer.note(&format!("note: isolation is weaker here than as root: `{} doctor` says how", program_name()));
     }
-    if !is_private {
+    if !is_protected {
         context.printer.note("note: this listens beyond this machine, without TLS: keys and tokens can be read on the way");
     }
 
     tokio::select! {
-        () = signals.next() => {}
-        why = running.stopped() => return Err(why),
+        () = signals.recv() => {}
+        failure = running.stopped() => return Err(failure),
     }
     context.printer.note("\nending; Ctrl-C again to end at once and leave the sandboxes running");
     let sandboxes = running.sandboxes_dir();
-    let ending = async {
+    let stopping = async {
         let stopped = running.stop().await;
         stopped.suspend_all().await
     };
     let suspended = tokio::select! {
-        suspended = ending => suspended?,
-        () = signals.next() => {
+        suspended = stopping => suspended?,
+        () = signals.recv() => {
             context.printer.note("ended at once; sandboxes not yet suspended go on running, and the next `cobox up` finds them again");
             return Ok(INTERRUPTED);
         }
@@ -99,25 +99,25 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     Ok(0)
 }
 
-fn welcome(context: &Context, running: &Running, is_configured: bool) -> Result<(), Failure> {
-    let note = &running.note;
+fn print_welcome(context: &Context, running: &RunningBroker, is_configured: bool) -> Result<(), Failure> {
+    let info = &running.info;
     let ready = json!({
-        "url": note.url, "pid": note.pid, "data_dir": running.data_dir(),
-        "api_key_file": note.api_key_file, "agent_key_file": note.agent_key_file,
+        "url": info.url, "pid": info.pid, "data_dir": running.data_dir(),
+        "api_key_file": info.api_key_file, "agent_key_file": info.agent_key_file,
     });
     context.printer.result(&ready, || {
-        let cobox = own_name();
-        let mut lines = vec![format!("cobox is up at {}; its data is in {}", note.url, running.data_dir().display())];
+        let cobox = program_name();
+        let mut lines = vec![format!("cobox is up at {}; its data is in {}", info.url, running.data_dir().display())];
         if running.is_first_run {
-            lines.push(format!("made an API key in {}", note.api_key_file.display()));
+            lines.push(format!("made an API key in {}", info.api_key_file.display()));
         }
         lines.push("\nNext, in another terminal:".to_owned());
         if !is_configured {
-            lines.push(format!("  export COBOX_URL={} COBOX_API_KEY_FILE={}", note.url, quoted(&note.api_key_file)));
+            lines.push(format!("  export COBOX_URL={} COBOX_API_KEY_FILE={}", info.url, shell_quote(&info.api_key_file)));
         }
         lines.push(format!("  {cobox} exec -t demo -- uname -a"));
         lines.push(format!("  {cobox} shell -t demo"));
-        lines.push(format!("  python3 examples/agent.py --thread demo{}", where_agents_look(running.data_dir(), is_configured)));
+        lines.push(format!("  python3 examples/agent.py --thread demo{}", agent_data_dir_option(running.data_dir(), is_configured)));
         lines.push("\nCtrl-C suspends the sandboxes and keeps their files.".to_owned());
         lines.join("\n")
     })?;
@@ -126,26 +126,26 @@ fn welcome(context: &Context, running: &Running, is_configured: bool) -> Result<
 
 /// The option that an agent needs to find this broker. Empty if the broker is in the default place and no environment
 /// variable overrides it.
-fn where_agents_look(data_dir: &Path, is_configured: bool) -> String {
+fn agent_data_dir_option(data_dir: &Path, is_configured: bool) -> String {
     let default = default_data_dir(&|name| std::env::var_os(name)).and_then(|dir| dir.canonicalize().ok());
-    if is_configured && default.as_deref() == Some(data_dir) { String::new() } else { format!(" --data-dir {}", quoted(data_dir)) }
+    if is_configured && default.as_deref() == Some(data_dir) { String::new() } else { format!(" --data-dir {}", shell_quote(data_dir)) }
 }
 
 /// Makes this broker the context `local`, unless that context is another broker. Returns whether commands now use this
 /// broker.
-fn write_client_config(context: &Context, note: &BrokerNote) -> Result<bool, Failure> {
+fn write_client_config(context: &Context, info: &BrokerInfo) -> Result<bool, Failure> {
     let Some(path) = config_path(&|name| std::env::var_os(name)) else { return Ok(false) };
-    let wanted = Entry { url: note.url.clone(), key: KeyPlace::File(note.api_key_file.clone()), ca_file: None };
-    let left_as_it_is = |why: String| {
-        context.printer.note(&format!("note: {why} and is left as it is"));
+    let entry = ContextEntry { url: info.url.clone(), key: KeyLocation::File(info.api_key_file.clone()), ca_file: None };
+    let left_unchanged = |reason: String| {
+        context.printer.note(&format!("note: {reason} and is left as it is"));
         Ok(false)
     };
-    let current = Contexts::change(&path, |contexts| {
+    let current = Contexts::update(&path, |contexts| {
         match contexts.find(LOCAL) {
             // The context is missing, or an earlier run on the same data directory wrote it with another address.
-            Some(existing) if existing.key != wanted.key => return Ok(Err(existing.url.clone())),
-            Some(existing) if existing.url == wanted.url => {}
-            _ => contexts.put(LOCAL, wanted),
+            Some(existing) if existing.key != entry.key => return Ok(Err(existing.url.clone())),
+            Some(existing) if existing.url == entry.url => {}
+            _ => contexts.insert(LOCAL, entry),
         }
         Ok(Ok(contexts.current().map(str::to_owned)))
     });
@@ -155,13 +155,13 @@ fn write_client_config(context: &Context, note: &BrokerNote) -> Result<bool, Fai
             Ok(false)
         }
         Ok(Ok(_)) => Ok(true),
-        Ok(Err(url)) => left_as_it_is(format!("{} points at {url}", path.display())),
-        Err(failure) => left_as_it_is(failure.what),
+        Ok(Err(url)) => left_unchanged(format!("{} points at {url}", path.display())),
+        Err(failure) => left_unchanged(failure.message),
     }
 }
 
 /// How to type this program's name: `cobox` if that resolves to it on the PATH, otherwise its path.
-fn own_name() -> String {
+fn program_name() -> String {
     let Ok(program) = std::env::current_exe() else { return "cobox".to_owned() };
     let is_on_path = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join("cobox").canonicalize().is_ok_and(|found| found == program)));
@@ -171,14 +171,14 @@ fn own_name() -> String {
     let here = std::env::current_dir().ok().and_then(|dir| program.strip_prefix(dir).ok().map(Path::to_owned));
     match here {
         // Without a slash, a shell would search the PATH for it.
-        Some(name) if name.components().count() == 1 => quoted(&Path::new(".").join(name)),
-        Some(relative) => quoted(&relative),
-        None => quoted(&program),
+        Some(name) if name.components().count() == 1 => shell_quote(&Path::new(".").join(name)),
+        Some(relative) => shell_quote(&relative),
+        None => shell_quote(&program),
     }
 }
 
 /// Quotes a path for a shell.
-fn quoted(path: &Path) -> String {
+fn shell_quote(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-+=:@,".contains(&b));
     if is_plain { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_path_can_be_pasted_into_a_shell() {
-        assert_eq!(quoted(Path::new("/a/b-c.d")), "/a/b-c.d");
-        assert_eq!(quoted(Path::new("/a b/it's")), r"'/a b/it'\''s'");
+        assert_eq!(shell_quote(Path::new("/a/b-c.d")), "/a/b-c.d");
+        assert_eq!(shell_quote(Path::new("/a b/it's")), r"'/a b/it'\''s'");
     }
 }

@@ -5,17 +5,17 @@ use std::time::Duration;
 use cobox_client::{Client, ClientError, EventsFrom};
 use cobox_protocol::{ErrorCode, SessionId};
 
-use super::{Outcome, session, thread};
+use super::{Outcome, parse_thread, session};
 use crate::{
     context::Context,
+    event_printer::{FeedEnd, print_events},
     failure::Failure,
-    feed::{Stopped, follow},
     printer::visible,
-    way_in::Target,
+    target::Target,
 };
 
 /// Interval between two attempts to find a session, or to reach a broker that was lost.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -27,9 +27,9 @@ Examples:
   cobox watch demo --history
   cobox watch demo --json | jq -r 'select(.type == \"exec\") | .command'
   cobox watch demo --after evt_01j…       go on where an earlier watch stopped")]
-pub struct Args {
+pub struct WatchArgs {
     /// The thread to watch, or a sandbox's name, where no thread is called so [default: COBOX_THREAD, or `default`]
-    #[arg(value_name = "THREAD|NAME", value_parser = thread)]
+    #[arg(value_name = "THREAD|NAME", value_parser = parse_thread)]
     thread: Option<String>,
     /// What has happened so far too
     #[arg(long, conflicts_with = "after")]
@@ -39,15 +39,15 @@ pub struct Args {
     after: Option<String>,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
+pub async fn run(args: WatchArgs, context: &Context) -> Outcome {
     let client = context.client()?;
     let target = match args.thread {
-        Some(word) => context.meant(&word).await?,
+        Some(name) => context.resolve_name(&name).await?,
         None => Target::default_thread(&|name| std::env::var_os(name)),
     };
     let thread = match target {
         Target::Thread(thread) => thread,
-        other => thread_in(&client, other.name()).await?,
+        other => thread_of_sandbox(&client, other.name()).await?,
     };
     let mut from = match args.after {
         Some(id) => EventsFrom::After(id),
@@ -58,56 +58,57 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     let mut has_found_broker = false;
     let mut ended: Option<SessionId> = None;
     loop {
-        let found = match session::of_thread(&client, &thread).await.map(|found| found.filter(|id| Some(id) != ended.as_ref())) {
-            Ok(Some(id)) => Ok(id),
-            Ok(None) => {
-                // For a session that is created later, every event is new.
-                from = EventsFrom::Start;
-                has_found_broker = true;
-                Err(format!("thread {} has no session; waiting for one", visible(&thread)))
-            }
-            Err(e) if e.is_retryable() && has_found_broker => Err(format!("cobox: {}; trying again", visible(&e.to_string()))),
-            Err(e) => return Err(e.into()),
-        };
-        let id = match found {
-            Ok(id) => id,
-            Err(why) => {
-                if why != waiting_for {
-                    context.printer.note(&why);
-                    waiting_for = why;
+        let session =
+            match session::session_of_thread(&client, &thread).await.map(|session| session.filter(|id| Some(id) != ended.as_ref())) {
+                Ok(Some(id)) => Ok(id),
+                Ok(None) => {
+                    // For a session that is created later, every event is new.
+                    from = EventsFrom::Start;
+                    has_found_broker = true;
+                    Err(format!("thread {} has no session; waiting for one", visible(&thread)))
                 }
-                tokio::time::sleep(LOOK_AGAIN).await;
+                Err(e) if e.is_retryable() && has_found_broker => Err(format!("cobox: {}; trying again", visible(&e.to_string()))),
+                Err(e) => return Err(e.into()),
+            };
+        let id = match session {
+            Ok(id) => id,
+            Err(reason) => {
+                if reason != waiting_for {
+                    context.printer.note(&reason);
+                    waiting_for = reason;
+                }
+                tokio::time::sleep(RETRY_INTERVAL).await;
                 continue;
             }
         };
         (has_found_broker, waiting_for) = (true, String::new());
         let mut last = None;
-        let stopped = follow(context.printer, &mut client.events(&id, from.clone()), &mut last).await?;
+        let stopped = print_events(context.printer, &mut client.events(&id, from.clone()), &mut last).await?;
         if let Some(last) = last {
             from = EventsFrom::After(last);
         }
         match stopped {
-            Stopped::Unread => return Ok(0),
-            Stopped::Over => (ended, from) = (Some(id), EventsFrom::Start),
-            Stopped::Failed(e) if is_gone(&e) => (ended, from) = (Some(id), EventsFrom::Start),
-            Stopped::Failed(e) if e.is_retryable() => {
+            FeedEnd::OutputClosed => return Ok(0),
+            FeedEnd::SessionEnded => (ended, from) = (Some(id), EventsFrom::Start),
+            FeedEnd::Failed(e) if has_ended(&e) => (ended, from) = (Some(id), EventsFrom::Start),
+            FeedEnd::Failed(e) if e.is_retryable() => {
                 context.printer.note(&format!("cobox: {}; trying again", visible(&e.to_string())));
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
-            Stopped::Failed(e) => return Err(e.into()),
+            FeedEnd::Failed(e) => return Err(e.into()),
         }
     }
 }
 
 /// Returns a thread that uses this sandbox: the sandbox's events are recorded in its session.
-async fn thread_in(client: &Client, sandbox: &str) -> Result<String, Failure> {
+async fn thread_of_sandbox(client: &Client, sandbox: &str) -> Result<String, Failure> {
     let threads = client.get_sandbox(sandbox).await?.threads;
     threads.into_iter().next().ok_or_else(|| {
         Failure::new(format!("no thread uses sandbox {}, and nobody keeps what happens there", visible(sandbox)))
-            .advise("`cobox session ensure THREAD --sandbox` lets one use it")
+            .with_advice("`cobox session ensure THREAD --sandbox` lets one use it")
     })
 }
 
-fn is_gone(e: &ClientError) -> bool {
+fn has_ended(e: &ClientError) -> bool {
     e.is(ErrorCode::SessionNotFound) || e.is(ErrorCode::SessionExpired)
 }

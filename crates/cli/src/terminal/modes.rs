@@ -9,7 +9,7 @@ const MAX_UNKNOWN: usize = 32;
 /// Modes that are on in a default terminal: wrapping, the cursor, key repeat.
 const ON_BY_DEFAULT: [u16; 3] = [7, 8, 25];
 /// Never changed: the behaviour of the wheel and the Alt key is the user's choice, and 1048 only saves the cursor.
-const LEFT_ALONE: [u16; 6] = [1007, 1034, 1035, 1036, 1039, 1048];
+const NEVER_CHANGED: [u16; 6] = [1007, 1034, 1035, 1036, 1039, 1048];
 /// The alternate screen under its three mode numbers; each of them leaves it.
 const ALTERNATE: [u16; 3] = [47, 1047, 1049];
 /// Leaves the alternate screen and restores the cursor, which programs and full redraws save when they enter it.
@@ -23,7 +23,7 @@ const REPORTS: [u16; 12] = [9, 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1015, 1
 /// The modes that are switched on.
 #[derive(Debug, Default)]
 pub struct Modes {
-    state: State,
+    state: ParserState,
     /// Private modes that differ from their default, except the alternate screen.
     changed: Vec<u16>,
     alternate: bool,
@@ -44,7 +44,7 @@ pub struct Modes {
 }
 
 #[derive(Debug, Default)]
-enum State {
+enum ParserState {
     #[default]
     Text,
     Escape,
@@ -58,10 +58,10 @@ enum State {
 }
 
 impl Modes {
-    pub fn see(&mut self, output: &[u8]) {
+    pub fn track(&mut self, output: &[u8]) {
         let mut rest = output;
         while let Some((&byte, after)) = rest.split_first() {
-            if matches!(self.state, State::Text) && byte != 0x1b {
+            if matches!(self.state, ParserState::Text) && byte != 0x1b {
                 // Fast path for plain text, the most frequent input.
                 let skip = rest.iter().position(|b| *b == 0x1b).unwrap_or(rest.len());
                 rest = &rest[skip..];
@@ -74,70 +74,70 @@ impl Modes {
 
     fn step(&mut self, byte: u8) {
         self.state = match (std::mem::take(&mut self.state), byte) {
-            (_, 0x18 | 0x1a) => State::Text,
-            (State::Osc(command), 0x1b) => {
-                self.command(&command);
-                State::StringEscape
+            (_, 0x18 | 0x1a) => ParserState::Text,
+            (ParserState::Osc(command), 0x1b) => {
+                self.osc(&command);
+                ParserState::StringEscape
             }
-            (State::String, 0x1b) => State::StringEscape,
-            (_, 0x1b) => State::Escape,
-            (State::StringEscape, b'\\') => State::Text,
-            (State::Escape | State::StringEscape, byte) => self.escape(byte),
-            (State::Charset, byte) => {
+            (ParserState::String, 0x1b) => ParserState::StringEscape,
+            (_, 0x1b) => ParserState::Escape,
+            (ParserState::StringEscape, b'\\') => ParserState::Text,
+            (ParserState::Escape | ParserState::StringEscape, byte) => self.escape(byte),
+            (ParserState::Charset, byte) => {
                 self.line_drawing = byte == b'0';
-                State::Text
+                ParserState::Text
             }
-            (State::Csi(mut parameters), byte) => match byte {
+            (ParserState::Csi(mut parameters), byte) => match byte {
                 0x40..=0x7e => {
-                    self.control(&parameters, byte);
-                    State::Text
+                    self.csi(&parameters, byte);
+                    ParserState::Text
                 }
                 0x20..=0x3f => {
                     if parameters.len() < MAX_PARAMETERS {
                         parameters.push(byte);
                     }
-                    State::Csi(parameters)
+                    ParserState::Csi(parameters)
                 }
-                _ => State::Csi(parameters),
+                _ => ParserState::Csi(parameters),
             },
-            (State::Osc(command), 0x07) => {
-                self.command(&command);
-                State::Text
+            (ParserState::Osc(command), 0x07) => {
+                self.osc(&command);
+                ParserState::Text
             }
-            (State::Osc(mut command), byte) => {
+            (ParserState::Osc(mut command), byte) => {
                 if command.len() < MAX_PARAMETERS {
                     command.push(byte);
                 }
-                State::Osc(command)
+                ParserState::Osc(command)
             }
-            (State::String, _) => State::String,
-            (State::Text, _) => State::Text,
+            (ParserState::String, _) => ParserState::String,
+            (ParserState::Text, _) => ParserState::Text,
         };
     }
 
-    fn escape(&mut self, byte: u8) -> State {
+    fn escape(&mut self, byte: u8) -> ParserState {
         match byte {
-            b'[' => return State::Csi(Vec::new()),
-            b']' => return State::Osc(Vec::new()),
-            b'P' | b'_' | b'^' | b'X' => return State::String,
-            b'(' => return State::Charset,
+            b'[' => return ParserState::Csi(Vec::new()),
+            b']' => return ParserState::Osc(Vec::new()),
+            b'P' | b'_' | b'^' | b'X' => return ParserState::String,
+            b'(' => return ParserState::Charset,
             b'=' => self.keypad = true,
             b'>' => self.keypad = false,
             // Full reset of the terminal.
             b'c' => *self = Self::default(),
             _ => {}
         }
-        State::Text
+        ParserState::Text
     }
 
-    fn control(&mut self, parameters: &[u8], last: u8) {
+    fn csi(&mut self, parameters: &[u8], last: u8) {
         let numbers = |text: &[u8]| -> Vec<u16> {
             text.split(|b| matches!(b, b';' | b':'))
                 .map(|n| std::str::from_utf8(n).ok().and_then(|n| n.parse().ok()).unwrap_or(0))
                 .collect()
         };
         match (parameters, last) {
-            ([b'?', rest @ ..], b'h' | b'l') => numbers(rest).into_iter().for_each(|mode| self.private(mode, last == b'h')),
+            ([b'?', rest @ ..], b'h' | b'l') => numbers(rest).into_iter().for_each(|mode| self.set_private_mode(mode, last == b'h')),
             ([b'>', rest @ ..], b'm') => {
                 self.other_keys = match numbers(rest)[..] {
                     [4, n, ..] => n,
@@ -158,8 +158,8 @@ impl Modes {
         }
     }
 
-    fn private(&mut self, mode: u16, is_on: bool) {
-        if LEFT_ALONE.contains(&mode) {
+    fn set_private_mode(&mut self, mode: u16, is_on: bool) {
+        if NEVER_CHANGED.contains(&mode) {
             return;
         }
         if ALTERNATE.contains(&mode) {
@@ -174,7 +174,7 @@ impl Modes {
         }
     }
 
-    fn command(&mut self, command: &[u8]) {
+    fn osc(&mut self, command: &[u8]) {
         let mut parts = command.splitn(3, |b| *b == b';');
         match (parts.next(), parts.next(), parts.next()) {
             (Some(b"8"), _, Some(address)) => self.link = !address.is_empty(),
@@ -220,9 +220,9 @@ impl Modes {
     }
 
     /// Switches off everything that is on and nothing else. This can move the cursor: see [`Modes::moves_cursor`].
-    pub fn off(&self) -> Vec<u8> {
+    pub fn reset_sequences(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        if !matches!(self.state, State::Text) {
+        if !matches!(self.state, ParserState::Text) {
             // Ends an unfinished sequence.
             out.extend_from_slice(b"\x18\x1b\\");
         }
@@ -272,7 +272,7 @@ impl Modes {
 
     /// Switches off all modes that programs commonly use, except the alternate screen: for callers that have no record
     /// of the modes that are on.
-    pub fn all_off() -> &'static [u8] {
+    pub fn reset_all_sequences() -> &'static [u8] {
         b"\x18\x1b\\\x1b[?1l\x1b>\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1004l\x1b[?1006l\x1b[>4m\x1b[?7h\x1b[?25h\x1b[4l\x1b(B\x0f\x1b[m\r\n"
     }
 }
@@ -281,54 +281,57 @@ impl Modes {
 mod tests {
     use super::*;
 
-    fn left(parts: &[&str]) -> String {
+    fn reset_after(parts: &[&str]) -> String {
         let mut modes = Modes::default();
-        parts.iter().for_each(|part| modes.see(part.as_bytes()));
-        String::from_utf8(modes.off()).unwrap()
+        parts.iter().for_each(|part| modes.track(part.as_bytes()));
+        String::from_utf8(modes.reset_sequences()).unwrap()
     }
 
     #[test]
-    fn what_is_left_on_is_switched_off_and_nothing_else() {
-        assert_eq!(left(&["ls\r\nplain text\r\n"]), "");
-        assert_eq!(left(&["\x1b[?1049h\x1b[?25l vim \x1b[?25h\x1b[?1049l", "\x1b[1mbold\x1b[0m"]), "");
-        assert_eq!(left(&["\x1b[?1049h", "vim"]), "\x1b[?1049l");
-        assert_eq!(left(&["x\x1b[?10", "49h"]), "\x1b[?1049l");
-        assert_eq!(left(&["\x1b[?47h\x1b[?1000;1006h\x1b[?25l"]), "\x1b[?1000l\x1b[?1006l\x1b[?25h\x1b[?1049l");
-        assert_eq!(left(&["\x1b[?1049h\x1b[?1049l\x1b[?47h\x1b[?1049l"]), "");
-        assert_eq!(left(&["\x1b[?2004h\x1b[?7l"]), "\x1b[?2004l\x1b[?7h");
-        assert_eq!(left(&["\x1b[1;38;5;9m\x1b(0\x1b[5 q\x1b=\x1b[4h\x1b[2;9r"]), "\x1b[m\x1b[4l\x1b(B\x0f\x1b>\x1b[0 q\x1b7\x1b[r\x1b8");
-        assert_eq!(left(&["\x1b[?1049h\x1b[2;9r"]), "\x1b[r\x1b[?1049l");
-        assert_eq!(left(&["\x1b[>4;2m\x1b[>1u"]), "\x1b[>4m\x1b[<1u\x1b[=0u");
-        assert_eq!(left(&["\x1b[>4;2m\x1b[>1u\x1b[<u\x1b[>4;0m"]), "");
-        assert_eq!(left(&["\x1b]8;;http://x\x07link"]), "\x1b]8;;\x1b\\");
-        assert_eq!(left(&["\x1b]8;;http://x\x07link\x1b]8;;\x1b\\ and \x1b]0;title\x07"]), "");
-        assert!(left(&["\x1b]11;#000000\x07"]).contains("\x1b]111\x1b\\"));
-        assert_eq!(left(&["\x1b]11;?\x07\x1b]10;?\x1b\\\x1b[c\x1b[6n\x1bP+q544e\x1b\\"]), "");
-        assert_eq!(left(&["\x1b[?1000h\x1b[?2004h\x1b[3m\x1bc"]), "");
-        assert_eq!(left(&["\x1b]0;never ended"]), "\x18\x1b\\");
+    fn only_modes_that_are_on_are_reset() {
+        assert_eq!(reset_after(&["ls\r\nplain text\r\n"]), "");
+        assert_eq!(reset_after(&["\x1b[?1049h\x1b[?25l vim \x1b[?25h\x1b[?1049l", "\x1b[1mbold\x1b[0m"]), "");
+        assert_eq!(reset_after(&["\x1b[?1049h", "vim"]), "\x1b[?1049l");
+        assert_eq!(reset_after(&["x\x1b[?10", "49h"]), "\x1b[?1049l");
+        assert_eq!(reset_after(&["\x1b[?47h\x1b[?1000;1006h\x1b[?25l"]), "\x1b[?1000l\x1b[?1006l\x1b[?25h\x1b[?1049l");
+        assert_eq!(reset_after(&["\x1b[?1049h\x1b[?1049l\x1b[?47h\x1b[?1049l"]), "");
+        assert_eq!(reset_after(&["\x1b[?2004h\x1b[?7l"]), "\x1b[?2004l\x1b[?7h");
+        assert_eq!(
+            reset_after(&["\x1b[1;38;5;9m\x1b(0\x1b[5 q\x1b=\x1b[4h\x1b[2;9r"]),
+            "\x1b[m\x1b[4l\x1b(B\x0f\x1b>\x1b[0 q\x1b7\x1b[r\x1b8"
+        );
+        assert_eq!(reset_after(&["\x1b[?1049h\x1b[2;9r"]), "\x1b[r\x1b[?1049l");
+        assert_eq!(reset_after(&["\x1b[>4;2m\x1b[>1u"]), "\x1b[>4m\x1b[<1u\x1b[=0u");
+        assert_eq!(reset_after(&["\x1b[>4;2m\x1b[>1u\x1b[<u\x1b[>4;0m"]), "");
+        assert_eq!(reset_after(&["\x1b]8;;http://x\x07link"]), "\x1b]8;;\x1b\\");
+        assert_eq!(reset_after(&["\x1b]8;;http://x\x07link\x1b]8;;\x1b\\ and \x1b]0;title\x07"]), "");
+        assert!(reset_after(&["\x1b]11;#000000\x07"]).contains("\x1b]111\x1b\\"));
+        assert_eq!(reset_after(&["\x1b]11;?\x07\x1b]10;?\x1b\\\x1b[c\x1b[6n\x1bP+q544e\x1b\\"]), "");
+        assert_eq!(reset_after(&["\x1b[?1000h\x1b[?2004h\x1b[3m\x1bc"]), "");
+        assert_eq!(reset_after(&["\x1b]0;never ended"]), "\x18\x1b\\");
     }
 
     #[test]
-    fn who_watches_is_spared_the_reports_of_their_own_terminal() {
+    fn observers_get_no_terminal_reports() {
         let mut modes = Modes::default();
-        modes.see(b"\x1b[?1002h\x1b[?2004h\x1b[?1006h");
+        modes.track(b"\x1b[?1002h\x1b[?2004h\x1b[?1006h");
         assert_eq!(modes.reports_off(), b"\x1b[?1002l\x1b[?1006l");
         assert_eq!(modes.reports_on(), b"\x1b[?1002h\x1b[?1006h");
         // With another key encoding, Ctrl-T would not be recognized.
         let mut modes = Modes::default();
-        modes.see(b"\x1b[>5u\x1b[>4;2m");
+        modes.track(b"\x1b[>5u\x1b[>4;2m");
         assert_eq!(modes.reports_off(), b"\x1b[=0u\x1b[>4m");
         assert_eq!(modes.reports_on(), b"\x1b[=5u\x1b[>4;2m");
     }
 
     #[test]
-    fn whatever_is_printed_what_is_remembered_is_bounded() {
+    fn tracked_state_is_bounded_for_any_output() {
         let mut modes = Modes::default();
         for mode in 0..10_000 {
-            modes.see(format!("\x1b[?{mode}h\x1b[{}m\x1b]{}", "1;".repeat(1000), "x".repeat(1000)).as_bytes());
+            modes.track(format!("\x1b[?{mode}h\x1b[{}m\x1b]{}", "1;".repeat(1000), "x".repeat(1000)).as_bytes());
         }
-        assert!(modes.off().len() < 4096);
-        modes.see(b"\x18\x1b[?1003h");
+        assert!(modes.reset_sequences().len() < 4096);
+        modes.track(b"\x18\x1b[?1003h");
         assert!(!modes.reports_off().is_empty(), "what counts is still noticed");
     }
 }

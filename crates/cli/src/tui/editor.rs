@@ -12,7 +12,7 @@ pub struct Editor {
     cursor: usize,
     history: Vec<String>,
     /// The history entry shown, and the draft that was typed before the user went back in the history.
-    looking: Option<(usize, String)>,
+    history_position: Option<(usize, String)>,
 }
 
 impl Editor {
@@ -46,7 +46,7 @@ impl Editor {
     pub fn take(&mut self) -> String {
         let text = std::mem::take(&mut self.text);
         self.cursor = 0;
-        self.looking = None;
+        self.history_position = None;
         if !text.trim().is_empty() && self.history.last() != Some(&text) {
             if self.history.len() == MAX_HISTORY {
                 self.history.remove(0);
@@ -103,26 +103,26 @@ impl Editor {
         self.text.replace_range(self.cursor..end, "");
     }
 
-    /// Shows the previous history entry; `looking` has the current position.
+    /// Shows the previous history entry; `history_position` has the current position.
     pub fn older(&mut self) {
-        let at = match &self.looking {
+        let at = match &self.history_position {
             Some((0, _)) => return,
             Some((at, _)) => at - 1,
             None if self.history.is_empty() => return,
             None => self.history.len() - 1,
         };
-        let draft = self.looking.take().map_or_else(|| self.text.clone(), |(_, draft)| draft);
+        let draft = self.history_position.take().map_or_else(|| self.text.clone(), |(_, draft)| draft);
         let text = self.history[at].clone();
         self.set(&text);
-        self.looking = Some((at, draft));
+        self.history_position = Some((at, draft));
     }
 
     pub fn newer(&mut self) {
-        let Some((at, draft)) = self.looking.take() else { return };
+        let Some((at, draft)) = self.history_position.take() else { return };
         match self.history.get(at + 1).cloned() {
             Some(text) => {
                 self.set(&text);
-                self.looking = Some((at + 1, draft));
+                self.history_position = Some((at + 1, draft));
             }
             None => self.set(&draft),
         }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_typed_before_is_found_again_and_the_draft_too() {
+    fn the_history_restores_earlier_input_and_the_draft() {
         let mut editor = Editor::default();
         for text in ["one", "two", "two"] {
             editor.set(text);
@@ -178,7 +178,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_order_of_keys_breaks_it(keys in proptest::collection::vec((0u8..11, ".{0,3}"), 0..64)) {
+        fn any_key_sequence_keeps_the_cursor_on_a_character_boundary(keys in proptest::collection::vec((0u8..11, ".{0,3}"), 0..64)) {
             let mut editor = Editor::default();
             for (key, text) in keys {
                 match key {

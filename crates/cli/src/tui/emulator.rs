@@ -20,25 +20,25 @@ pub struct Emulator {
 
 impl Emulator {
     pub fn new(cols: u16, rows: u16) -> Self {
-        Self { parser: parser(cols, rows), panics: 0 }
+        Self { parser: new_parser(cols, rows), panics: 0 }
     }
 
     pub fn process(&mut self, bytes: &[u8]) {
-        self.guarded(|parser| parser.process(bytes));
+        self.catch_panics(|parser| parser.process(bytes));
     }
 
     pub fn resize(&mut self, cols: u16, rows: u16) {
         if fits(cols, rows) && self.parser.is_some() {
-            self.guarded(|parser| parser.screen_mut().set_size(rows.max(MIN_SIDE), cols.max(MIN_SIDE)));
+            self.catch_panics(|parser| parser.screen_mut().set_size(rows.max(MIN_SIDE), cols.max(MIN_SIDE)));
         } else if self.panics < MAX_PANICS {
-            self.parser = parser(cols, rows);
+            self.parser = new_parser(cols, rows);
         }
     }
 
     /// Replaces the screen by an empty one of this size and processes the bytes.
     pub fn redraw(&mut self, cols: u16, rows: u16, bytes: &[u8]) {
         if self.panics < MAX_PANICS {
-            self.parser = parser(cols, rows);
+            self.parser = new_parser(cols, rows);
         }
         self.process(bytes);
     }
@@ -49,31 +49,31 @@ impl Emulator {
 
     /// Scrolls up by a positive number, down by a negative one.
     pub fn scroll(&mut self, lines: isize) {
-        self.guarded(|parser| {
+        self.catch_panics(|parser| {
             let at = parser.screen().scrollback().saturating_add_signed(lines);
             parser.screen_mut().set_scrollback(at);
         });
     }
 
     pub fn scroll_to_end(&mut self) {
-        self.guarded(|parser| parser.screen_mut().set_scrollback(0));
+        self.catch_panics(|parser| parser.screen_mut().set_scrollback(0));
     }
 
     /// The part of the screen that fits into `rows` rows and contains the cursor.
     pub fn window(&self, rows: u16) -> Option<Window<'_>> {
         let screen = self.screen()?;
-        let (all, _) = screen.size();
+        let (all_rows, _) = screen.size();
         let (cursor, _) = screen.cursor_position();
-        let top = if screen.scrollback() > 0 { 0 } else { (cursor + 1).saturating_sub(rows).min(all.saturating_sub(rows)) };
+        let top = if screen.scrollback() > 0 { 0 } else { (cursor + 1).saturating_sub(rows).min(all_rows.saturating_sub(rows)) };
         Some(Window { screen, top })
     }
 
-    fn guarded(&mut self, work: impl FnOnce(&mut vt100::Parser)) {
-        let Some(held) = &mut self.parser else { return };
-        if catch_unwind(AssertUnwindSafe(|| work(held))).is_err() {
+    fn catch_panics(&mut self, work: impl FnOnce(&mut vt100::Parser)) {
+        let Some(parser) = &mut self.parser else { return };
+        if catch_unwind(AssertUnwindSafe(|| work(parser))).is_err() {
             self.panics += 1;
-            let (rows, cols) = catch_unwind(AssertUnwindSafe(|| held.screen().size())).unwrap_or((MIN_SIDE, MIN_SIDE));
-            self.parser = if self.panics < MAX_PANICS { parser(cols, rows) } else { None };
+            let (rows, cols) = catch_unwind(AssertUnwindSafe(|| parser.screen().size())).unwrap_or((MIN_SIDE, MIN_SIDE));
+            self.parser = if self.panics < MAX_PANICS { new_parser(cols, rows) } else { None };
         }
     }
 }
@@ -82,7 +82,7 @@ fn fits(cols: u16, rows: u16) -> bool {
     u32::from(cols) * u32::from(rows) <= MAX_CELLS
 }
 
-fn parser(cols: u16, rows: u16) -> Option<vt100::Parser> {
+fn new_parser(cols: u16, rows: u16) -> Option<vt100::Parser> {
     fits(cols, rows).then(|| vt100::Parser::new(rows.max(MIN_SIDE), cols.max(MIN_SIDE), SCROLLBACK_LINES))
 }
 
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_screen_taller_than_the_pane_is_seen_around_its_cursor() {
+    fn a_screen_taller_than_the_pane_shows_the_rows_around_the_cursor() {
         let mut emulator = Emulator::new(20, 10);
         for n in 0..10 {
             emulator.process(format!("line {n}{}", if n < 9 { "\r\n" } else { "" }).as_bytes());
@@ -136,7 +136,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_output_and_no_size_brings_it_down(parts in proptest::collection::vec((any::<Vec<u8>>(), 0u16..40, 0u16..40), 0..8)) {
+        fn no_output_or_size_makes_it_panic(parts in proptest::collection::vec((any::<Vec<u8>>(), 0u16..40, 0u16..40), 0..8)) {
             let mut emulator = Emulator::new(10, 3);
             for (bytes, cols, rows) in parts {
                 emulator.process(&bytes);

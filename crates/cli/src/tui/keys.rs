@@ -4,25 +4,25 @@ use cobox_langgraph::Question;
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::{
-    app::{Armed, Overlay, State},
-    encode,
+    app_state::{AppState, Overlay, PendingConfirmation},
+    key_encoding,
     layout::Pane,
     message::Effect,
-    picker::Choice,
+    picker::PickerKind,
     view,
 };
-use crate::chat::typed;
+use crate::chat::input_parser;
 
 /// Lines scrolled by Page Up and Page Down.
 const PAGE_LINES: isize = 10;
 
-impl State {
+impl AppState {
     pub(super) fn key(&mut self, key: &KeyEvent) -> Vec<Effect> {
         if key.kind == KeyEventKind::Release {
             return Vec::new();
         }
         self.notice = None;
-        let armed = self.armed.take();
+        let confirmation = self.pending_confirmation.take();
         let (alt, ctrl) = (key.modifiers.contains(KeyModifiers::ALT), key.modifiers.contains(KeyModifiers::CONTROL));
         if ctrl && key.code == KeyCode::Char('q') {
             return vec![Effect::Quit];
@@ -32,7 +32,7 @@ impl State {
         }
         match key.code {
             KeyCode::Char(digit @ '1'..='5') if alt => {
-                self.look_at(Pane::ALL[digit as usize - '1' as usize]);
+                self.focus_pane(Pane::ALL[digit as usize - '1' as usize]);
                 return Vec::new();
             }
             KeyCode::Char('h') if alt => {
@@ -47,7 +47,7 @@ impl State {
         }
         match self.focus {
             Pane::Terminal => self.terminal_key(key),
-            Pane::Chat => self.chat_key(key, armed),
+            Pane::Chat => self.chat_key(key, confirmation),
             Pane::Events | Pane::Files | Pane::Sync => self.list_key(key),
         }
     }
@@ -61,7 +61,7 @@ impl State {
         );
         let effect = match key.code {
             KeyCode::Char(']' | '5') if ctrl => {
-                self.look_at(Pane::Chat);
+                self.focus_pane(Pane::Chat);
                 None
             }
             KeyCode::Char('t') if alt => self.shell.take_control(),
@@ -76,38 +76,38 @@ impl State {
             }
             _ => {
                 let has_application_cursor = self.shell.emulator.screen().is_some_and(|s| s.application_cursor());
-                let me = self.me().map(str::to_owned);
-                self.shell.key(encode::encode(key, has_application_cursor), me.as_deref())
+                let principal = self.principal().map(str::to_owned);
+                self.shell.key(key_encoding::encode_key(key, has_application_cursor), principal.as_deref())
             }
         };
         effect.into_iter().collect()
     }
 
-    fn chat_key(&mut self, key: &KeyEvent, armed: Option<Armed>) -> Vec<Effect> {
+    fn chat_key(&mut self, key: &KeyEvent, confirmation: Option<PendingConfirmation>) -> Vec<Effect> {
         let (alt, ctrl, shift) = (
             key.modifiers.contains(KeyModifiers::ALT),
             key.modifiers.contains(KeyModifiers::CONTROL),
             key.modifiers.contains(KeyModifiers::SHIFT),
         );
         let is_one_line = !self.chat.editor.text().contains('\n');
-        let draft = self.draft_of_edit();
+        let draft = self.edit_draft();
         let editor = &mut self.chat.editor;
         match key.code {
             KeyCode::Enter if alt || shift => editor.insert("\n"),
             KeyCode::Enter => return self.submit(),
-            KeyCode::Tab => match draft.or_else(|| typed::complete(editor.text())) {
+            KeyCode::Tab => match draft.or_else(|| input_parser::complete_command(editor.text())) {
                 Some(done) => editor.set(&done),
                 None if editor.text().starts_with('/') => {}
-                None => self.look_at(self.focus.next(1)),
+                None => self.focus_pane(self.focus.next(1)),
             },
-            KeyCode::BackTab => self.look_at(self.focus.next(-1)),
-            KeyCode::Esc => return self.escape(armed),
-            KeyCode::Char('c') if ctrl => return self.interrupt(armed),
+            KeyCode::BackTab => self.focus_pane(self.focus.next(-1)),
+            KeyCode::Esc => return self.escape(confirmation),
+            KeyCode::Char('c') if ctrl => return self.interrupt(confirmation),
             KeyCode::Char('d') if ctrl && editor.is_empty() => return vec![Effect::Quit],
             KeyCode::Char('j') if ctrl => editor.insert("\n"),
             KeyCode::Char('o') if ctrl => {
-                self.chat.is_unfolded = !self.chat.is_unfolded;
-                self.chat.turned.clear();
+                self.chat.expands_by_default = !self.chat.expands_by_default;
+                self.chat.toggled.clear();
             }
             KeyCode::Char('w') if ctrl => editor.delete_word(),
             KeyCode::Char('u') if ctrl => editor.delete_to_start(),
@@ -132,62 +132,64 @@ impl State {
     }
 
     /// The proposed action as an editable draft, if a question is open and the user has typed the beginning of `edit`.
-    fn draft_of_edit(&self) -> Option<String> {
+    fn edit_draft(&self) -> Option<String> {
         let text = self.chat.editor.text();
         let Some(Question::Action(action)) = self.chat.review.as_ref().and_then(|r| r.next()) else { return None };
         (!text.is_empty() && "edit ".starts_with(text)).then(|| format!("edit {}", action.args))
     }
 
-    fn escape(&mut self, armed: Option<Armed>) -> Vec<Effect> {
+    fn escape(&mut self, confirmation: Option<PendingConfirmation>) -> Vec<Effect> {
         if !self.chat.is_running() {
             return Vec::new();
         }
-        if armed == Some(Armed::Cancel) {
+        if confirmation == Some(PendingConfirmation::Cancel) {
             return self.cancel().into_iter().collect();
         }
-        self.armed = Some(Armed::Cancel);
-        self.say("Esc again ends the run");
+        self.pending_confirmation = Some(PendingConfirmation::Cancel);
+        self.show_notice("Esc again ends the run");
         Vec::new()
     }
 
-    fn interrupt(&mut self, armed: Option<Armed>) -> Vec<Effect> {
+    fn interrupt(&mut self, confirmation: Option<PendingConfirmation>) -> Vec<Effect> {
         if self.chat.is_running() {
             return self.cancel().into_iter().collect();
         }
         if !self.chat.editor.is_empty() {
             self.chat.editor.take();
-        } else if armed == Some(Armed::Quit) {
+        } else if confirmation == Some(PendingConfirmation::Quit) {
             return vec![Effect::Quit];
         } else {
-            self.armed = Some(Armed::Quit);
-            self.say("Ctrl-C again leaves; thread and sandbox live on");
+            self.pending_confirmation = Some(PendingConfirmation::Quit);
+            self.show_notice("Ctrl-C again leaves; thread and sandbox live on");
         }
         Vec::new()
     }
 
     fn list_key(&mut self, key: &KeyEvent) -> Vec<Effect> {
-        let by = match key.code {
+        let delta = match key.code {
             KeyCode::Up | KeyCode::Char('k') => -1,
             KeyCode::Down | KeyCode::Char('j') => 1,
             KeyCode::PageUp => -PAGE_LINES,
             KeyCode::PageDown => PAGE_LINES,
             KeyCode::Tab => {
-                self.look_at(self.focus.next(1));
+                self.focus_pane(self.focus.next(1));
                 return Vec::new();
             }
             KeyCode::BackTab => {
-                self.look_at(self.focus.next(-1));
+                self.focus_pane(self.focus.next(-1));
                 return Vec::new();
             }
             KeyCode::Esc | KeyCode::Char('q') => {
                 if self.focus != Pane::Files || self.files.diff.take().is_none() {
-                    self.look_at(Pane::Chat);
+                    self.focus_pane(Pane::Chat);
                 }
                 return Vec::new();
             }
-            KeyCode::Enter | KeyCode::Char('d') if self.focus == Pane::Files && self.files.diff.is_none() => return self.open_file(),
+            KeyCode::Enter | KeyCode::Char('d') if self.focus == Pane::Files && self.files.diff.is_none() => {
+                return self.open_selected_file();
+            }
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
-                self.look_at(Pane::Chat);
+                self.focus_pane(Pane::Chat);
                 return Vec::new();
             }
             KeyCode::Char('?') => {
@@ -196,11 +198,11 @@ impl State {
             }
             _ => return Vec::new(),
         };
-        self.scroll(self.focus, by);
+        self.scroll(self.focus, delta);
         Vec::new()
     }
 
-    pub(super) fn open_file(&mut self) -> Vec<Effect> {
+    pub(super) fn open_selected_file(&mut self) -> Vec<Effect> {
         let visit = self.visit;
         self.files.open_selected().map(|path| Effect::ReadFile { visit, path }).into_iter().collect()
     }
@@ -215,7 +217,7 @@ impl State {
             (Some(Overlay::Pick(picker)), KeyCode::PageUp) => picker.select(-PAGE_LINES),
             (Some(Overlay::Pick(picker)), KeyCode::Enter) => {
                 let at = picker.selected;
-                return self.pick(at);
+                return self.choose_item(at);
             }
             _ => self.overlay = None,
         }
@@ -223,19 +225,19 @@ impl State {
     }
 
     /// Chooses an item of the open list.
-    pub(super) fn pick(&mut self, at: usize) -> Vec<Effect> {
+    pub(super) fn choose_item(&mut self, at: usize) -> Vec<Effect> {
         let Some(Overlay::Pick(picker)) = self.overlay.take() else { return Vec::new() };
-        picker.items.get(at).map(|item| self.chosen(picker.choice, &item.key)).unwrap_or_default()
+        picker.items.get(at).map(|item| self.apply_choice(picker.kind, &item.key)).unwrap_or_default()
     }
 
-    fn chosen(&mut self, choice: Choice, key: &str) -> Vec<Effect> {
-        match choice {
-            Choice::Thread => self.enter(Some(key.to_owned())),
-            Choice::Assistant => {
+    fn apply_choice(&mut self, kind: PickerKind, key: &str) -> Vec<Effect> {
+        match kind {
+            PickerKind::Thread => self.enter_thread(Some(key.to_owned())),
+            PickerKind::Assistant => {
                 self.assistant = self.assistants.iter().find(|a| a.id == key).cloned();
                 Vec::new()
             }
-            Choice::Sandbox => self.use_sandbox(key),
+            PickerKind::Sandbox => self.use_sandbox(key),
         }
     }
 
@@ -245,41 +247,42 @@ impl State {
         }
         match self.focus {
             Pane::Terminal => {
-                let is_marked = self.shell.emulator.screen().is_some_and(|s| s.bracketed_paste());
-                let me = self.me().map(str::to_owned);
-                self.shell.key(encode::paste(text, is_marked), me.as_deref()).into_iter().collect()
+                let is_bracketed = self.shell.emulator.screen().is_some_and(|s| s.bracketed_paste());
+                let principal = self.principal().map(str::to_owned);
+                self.shell.key(key_encoding::encode_paste(text, is_bracketed), principal.as_deref()).into_iter().collect()
             }
             // If no other pane takes text, a paste goes to the chat.
             _ => {
                 self.chat.editor.insert(text);
-                self.look_at(Pane::Chat);
+                self.focus_pane(Pane::Chat);
                 Vec::new()
             }
         }
     }
 
     /// Scrolls down by a positive number, up by a negative one.
-    pub(super) fn scroll(&mut self, pane: Pane, by: isize) {
+    pub(super) fn scroll(&mut self, pane: Pane, delta: isize) {
         match pane {
-            Pane::Chat => self.scroll_chat(-by),
-            Pane::Terminal => self.shell.emulator.scroll(-by),
-            Pane::Events => self.feed.scroll(-by),
+            Pane::Chat => self.scroll_chat(-delta),
+            Pane::Terminal => self.shell.emulator.scroll(-delta),
+            Pane::Events => self.feed.scroll(-delta),
             Pane::Files => match &mut self.files.diff {
-                Some(diff) => diff.scroll = diff.scroll.saturating_add_signed(by).min(diff.lines.len().saturating_sub(1)),
-                None => self.files.select(by),
+                Some(diff) => diff.scroll = diff.scroll.saturating_add_signed(delta).min(diff.lines.len().saturating_sub(1)),
+                None => self.files.select(delta),
             },
             Pane::Sync => {
-                let room = self.places().and_then(|p| p.pane(Pane::Sync)).map_or(0, |rect| usize::from(rect.height.saturating_sub(2)));
+                let visible_rows =
+                    self.layout().and_then(|p| p.pane(Pane::Sync)).map_or(0, |rect| usize::from(rect.height.saturating_sub(2)));
                 // One more for the summary line.
-                let most = (self.sync.details().len() + 1).saturating_sub(room);
-                self.sync_scroll = self.sync_scroll.saturating_add_signed(by).min(most);
+                let limit = (self.sync.details().len() + 1).saturating_sub(visible_rows);
+                self.sync_scroll = self.sync_scroll.saturating_add_signed(delta).min(limit);
             }
         }
     }
 
     /// Scrolls back by a positive number.
-    fn scroll_chat(&mut self, by: isize) {
-        let most = self.places().and_then(|p| p.pane(Pane::Chat)).map_or(0, |rect| view::chat::most_scroll(self, rect));
-        self.chat.scroll = self.chat.scroll.saturating_add_signed(by).min(most);
+    fn scroll_chat(&mut self, delta: isize) {
+        let limit = self.layout().and_then(|p| p.pane(Pane::Chat)).map_or(0, |rect| view::chat::max_scroll(self, rect));
+        self.chat.scroll = self.chat.scroll.saturating_add_signed(delta).min(limit);
     }
 }

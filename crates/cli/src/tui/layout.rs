@@ -31,14 +31,14 @@ impl Pane {
         }
     }
 
-    pub fn next(self, by: isize) -> Self {
+    pub fn next(self, delta: isize) -> Self {
         let at = Self::ALL.iter().position(|p| *p == self).unwrap_or(0) as isize;
-        Self::ALL[(at + by).rem_euclid(Self::ALL.len() as isize) as usize]
+        Self::ALL[(at + delta).rem_euclid(Self::ALL.len() as isize) as usize]
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct ScreenLayout {
     pub header: Rect,
     /// Area of the pane names, if only one pane is shown.
     pub tabs: Option<Rect>,
@@ -46,9 +46,9 @@ pub struct Places {
     pub footer: Rect,
 }
 
-impl Places {
+impl ScreenLayout {
     /// `None` if the screen is too small. `side` is the pane in the lower corner of a wide screen.
-    pub fn of((cols, rows): (u16, u16), focus: Pane, side: Pane) -> Option<Self> {
+    pub fn compute((cols, rows): (u16, u16), focus: Pane, side: Pane) -> Option<Self> {
         if cols < MIN_SIZE.0 || rows < MIN_SIZE.1 {
             return None;
         }
@@ -75,7 +75,7 @@ impl Places {
     }
 
     /// The pane at this point.
-    pub fn at(&self, col: u16, row: u16) -> Option<(Pane, Rect)> {
+    pub fn pane_at(&self, col: u16, row: u16) -> Option<(Pane, Rect)> {
         self.panes.iter().find(|(_, rect)| rect.contains((col, row).into())).copied()
     }
 
@@ -105,28 +105,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn panes_fill_the_screen_and_none_lies_over_another() {
+    fn panes_fill_the_screen_without_overlap() {
         for cols in [80, 100, 119, 120, 200] {
             for rows in [24, 29, 30, 60] {
                 for focus in Pane::ALL {
-                    let places = Places::of((cols, rows), focus, Pane::Files).unwrap();
-                    let mut all: Vec<Rect> = places.panes.iter().map(|(_, r)| *r).chain([places.header, places.footer]).collect();
-                    all.extend(places.tabs);
+                    let layout = ScreenLayout::compute((cols, rows), focus, Pane::Files).unwrap();
+                    let mut all: Vec<Rect> = layout.panes.iter().map(|(_, r)| *r).chain([layout.header, layout.footer]).collect();
+                    all.extend(layout.tabs);
                     let area: u32 = all.iter().map(|r| r.area()).sum();
                     assert_eq!(area, u32::from(cols) * u32::from(rows), "{cols}×{rows} {focus:?}");
                 }
             }
         }
-        assert_eq!(Places::of((79, 24), Pane::Chat, Pane::Events), None);
-        assert_eq!(Places::of((80, 23), Pane::Chat, Pane::Events), None);
+        assert_eq!(ScreenLayout::compute((79, 24), Pane::Chat, Pane::Events), None);
+        assert_eq!(ScreenLayout::compute((80, 23), Pane::Chat, Pane::Events), None);
     }
 
     #[test]
     fn a_tab_is_where_it_is_drawn() {
-        let places = Places::of((80, 24), Pane::Chat, Pane::Events).unwrap();
-        assert_eq!(places.tab_at(1, 1), Some(Pane::Chat));
-        assert_eq!(places.tab_at(9, 1), Some(Pane::Terminal));
-        assert_eq!(places.tab_at(79, 1), None);
+        let layout = ScreenLayout::compute((80, 24), Pane::Chat, Pane::Events).unwrap();
+        assert_eq!(layout.tab_at(1, 1), Some(Pane::Chat));
+        assert_eq!(layout.tab_at(9, 1), Some(Pane::Terminal));
+        assert_eq!(layout.tab_at(79, 1), None);
         assert_eq!(Pane::Chat.next(-1), Pane::Sync);
     }
 }

@@ -6,11 +6,11 @@ use cobox_langgraph::{Assistant, RunEvent, RunInput, Thread, ThreadState};
 use cobox_protocol::{event::SandboxEvent, frame::Controller, fs::FileEntry};
 use crossterm::event::{KeyEvent, MouseEvent};
 
-use super::{files::Contents, sync::SyncState};
-use crate::chat::Wish;
+use super::{file_tree::Contents, sync_status::SyncState};
+use crate::chat::SandboxChoice;
 
 /// A result whose error is text for the user.
-pub type Told<T> = Result<T, String>;
+pub type UserResult<T> = Result<T, String>;
 
 #[derive(Debug)]
 pub enum Message {
@@ -18,38 +18,38 @@ pub enum Message {
     Mouse(MouseEvent),
     Pasted(String),
     Resized(u16, u16),
-    Assistants(Told<Vec<Assistant>>),
-    Threads(Told<Vec<Thread>>),
-    Sandboxes(Told<Vec<SandboxLine>>),
+    Assistants(UserResult<Vec<Assistant>>),
+    Threads(UserResult<Vec<Thread>>),
+    Sandboxes(UserResult<Vec<SandboxLine>>),
     /// A requested action failed.
     Failed(String),
     /// Belongs to one visit of one thread: messages still in flight when the thread is left don't apply to the next
     /// one.
-    Here {
+    Thread {
         visit: u64,
-        news: News,
+        update: ThreadUpdate,
     },
 }
 
 #[derive(Debug)]
-pub enum News {
-    Entered(Told<(String, ThreadState)>),
+pub enum ThreadUpdate {
+    Entered(UserResult<(String, ThreadState)>),
     Run(RunEvent),
-    RunOver(Told<()>),
-    Room(Told<Option<RoomInfo>>),
-    Shell(ShellNews),
-    Happened(Box<SandboxEvent>),
-    FeedOver(String),
+    RunEnded(UserResult<()>),
+    Sandbox(UserResult<Option<OpenSandbox>>),
+    Shell(ShellUpdate),
+    SandboxEvent(Box<SandboxEvent>),
+    FeedEnded(String),
     Sync(SyncState),
-    Listed(Told<Vec<FileEntry>>),
+    FilesListed(UserResult<Vec<FileEntry>>),
     /// A file's contents at first sight.
-    Seen {
+    FirstContents {
         path: String,
         contents: Contents,
     },
-    File(FileWatchEvent),
+    FileChanged(FileWatchEvent),
     /// A file's contents for a comparison.
-    Read {
+    FileRead {
         path: String,
         contents: Contents,
     },
@@ -57,13 +57,13 @@ pub enum News {
 
 /// The sandbox of the thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RoomInfo {
+pub struct OpenSandbox {
     /// The sandbox's id; `name` is its name, if it has one.
     pub sandbox: String,
     pub name: Option<String>,
     pub session: String,
     /// Principal under which the sandbox knows this client.
-    pub me: Option<String>,
+    pub principal: Option<String>,
     pub may_type: bool,
 }
 
@@ -75,13 +75,13 @@ pub struct SandboxLine {
 }
 
 #[derive(Debug)]
-pub enum ShellNews {
+pub enum ShellUpdate {
     Ready { cols: u16, rows: u16, controller: Option<Controller>, yours: Option<bool> },
     Output(Bytes),
     Keyframe { cols: u16, rows: u16, bytes: Bytes },
     Resized { cols: u16, rows: u16 },
     Control { controller: Option<Controller>, yours: Option<bool> },
-    Said(String),
+    Message(String),
     Exited(i32),
     Failed(String),
 }
@@ -96,10 +96,10 @@ pub enum Effect {
         visit: u64,
         thread: Option<String>,
     },
-    OpenRoom {
+    OpenSandbox {
         visit: u64,
         thread: String,
-        wish: Wish,
+        sandbox_choice: SandboxChoice,
     },
     /// Starts to follow the sandbox: its events, files and sync state.
     Follow {

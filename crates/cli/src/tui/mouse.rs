@@ -8,8 +8,8 @@ use ratatui::{
 };
 
 use super::{
-    app::{Overlay, State},
-    encode,
+    app_state::{AppState, Overlay},
+    key_encoding,
     layout::Pane,
     message::Effect,
     view,
@@ -18,16 +18,16 @@ use super::{
 /// Lines per step of the wheel.
 const WHEEL_LINES: isize = 3;
 
-impl State {
+impl AppState {
     pub(super) fn mouse(&mut self, mouse: &MouseEvent) -> Vec<Effect> {
-        let Some(places) = self.places() else { return Vec::new() };
+        let Some(layout) = self.layout() else { return Vec::new() };
         if self.overlay.is_none()
-            && let Some(area) = places.pane(Pane::Terminal)
-            && let Some(bytes) = self.for_program(mouse, area)
+            && let Some(area) = layout.pane(Pane::Terminal)
+            && let Some(bytes) = self.encode_for_program(mouse, area)
         {
             return vec![Effect::Type(bytes)];
         }
-        let by = match mouse.kind {
+        let delta = match mouse.kind {
             MouseEventKind::ScrollUp => -WHEEL_LINES,
             MouseEventKind::ScrollDown => WHEEL_LINES,
             MouseEventKind::Down(MouseButton::Left) => 0,
@@ -35,37 +35,37 @@ impl State {
         };
         match &mut self.overlay {
             Some(Overlay::Pick(picker)) => {
-                let clicked = (by == 0).then(|| view::picked_at(picker, self.size, mouse.column, mouse.row)).flatten();
-                picker.select(by.signum());
-                return clicked.map(|at| self.pick(at)).unwrap_or_default();
+                let clicked = (delta == 0).then(|| view::item_at(picker, self.size, mouse.column, mouse.row)).flatten();
+                picker.select(delta.signum());
+                return clicked.map(|at| self.choose_item(at)).unwrap_or_default();
             }
             Some(Overlay::Help { scroll }) => {
-                *scroll = scroll.saturating_add_signed(by as i16).min(view::HELP_LINES);
+                *scroll = scroll.saturating_add_signed(delta as i16).min(view::HELP_LINES);
                 return Vec::new();
             }
             None => {}
         }
-        if let (0, Some(tab)) = (by, places.tab_at(mouse.column, mouse.row)) {
-            self.look_at(tab);
+        if let (0, Some(pane)) = (delta, layout.tab_at(mouse.column, mouse.row)) {
+            self.focus_pane(pane);
             return Vec::new();
         }
-        let Some((pane, rect)) = places.at(mouse.column, mouse.row) else { return Vec::new() };
-        if by != 0 {
-            self.scroll(pane, by);
+        let Some((pane, rect)) = layout.pane_at(mouse.column, mouse.row) else { return Vec::new() };
+        if delta != 0 {
+            self.scroll(pane, delta);
             return Vec::new();
         }
-        self.look_at(pane);
+        self.focus_pane(pane);
         match pane {
             Pane::Chat => {
                 if let Some(number) = view::chat::entry_at(self, rect, mouse.row) {
-                    self.chat.turn(number);
+                    self.chat.toggle_expanded(number);
                 }
                 Vec::new()
             }
             Pane::Files if self.files.diff.is_none() => match view::files::node_at(&self.files, rect, mouse.row) {
                 Some(at) => {
                     self.files.selected = at;
-                    self.open_file()
+                    self.open_selected_file()
                 }
                 None => Vec::new(),
             },
@@ -76,20 +76,20 @@ impl State {
     /// Encodes a mouse event for the program in the shell. `None` if the program did not enable it, or if the event is
     /// not for it: outside the pane, while another user has control, while scrolled back, and for the click that moves
     /// the focus to the pane.
-    fn for_program(&mut self, mouse: &MouseEvent, area: Rect) -> Option<Vec<u8>> {
+    fn encode_for_program(&mut self, mouse: &MouseEvent, area: Rect) -> Option<Vec<u8>> {
         let inner = Block::bordered().inner(area);
         let point = Position::new(mouse.column, mouse.row);
-        let is_held = self.shell.holds_button;
+        let is_button_held = self.shell.has_button_pressed;
         if matches!(mouse.kind, MouseEventKind::Up(_)) {
-            self.shell.holds_button = false;
+            self.shell.has_button_pressed = false;
         }
-        let is_meant = match mouse.kind {
+        let is_for_pane = match mouse.kind {
             // A button pressed in the pane belongs to it until it is released.
-            MouseEventKind::Up(_) | MouseEventKind::Drag(_) => is_held,
+            MouseEventKind::Up(_) | MouseEventKind::Drag(_) => is_button_held,
             MouseEventKind::Down(_) | MouseEventKind::Moved => self.focus == Pane::Terminal && inner.contains(point),
             _ => inner.contains(point),
         };
-        if !is_meant || !self.shell.types(self.me()) {
+        if !is_for_pane || !self.shell.accepts_input(self.principal()) {
             return None;
         }
         let window = self.shell.emulator.window(inner.height)?;
@@ -100,9 +100,9 @@ impl State {
         if col >= cols || row >= rows {
             return None;
         }
-        let bytes = encode::mouse(mouse, (col, row), screen.mouse_protocol_mode(), screen.mouse_protocol_encoding())?;
+        let bytes = key_encoding::encode_mouse(mouse, (col, row), screen.mouse_protocol_mode(), screen.mouse_protocol_encoding())?;
         if matches!(mouse.kind, MouseEventKind::Down(_)) {
-            self.shell.holds_button = true;
+            self.shell.has_button_pressed = true;
         }
         Some(bytes)
     }

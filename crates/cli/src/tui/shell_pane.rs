@@ -4,30 +4,30 @@ use cobox_protocol::frame::Controller;
 
 use super::{
     emulator::Emulator,
-    message::{Effect, ShellNews},
+    message::{Effect, ShellUpdate},
 };
 
 pub struct ShellPane {
     /// Name of the shell; `None` for the default shell that all users share.
     pub name: Option<String>,
     pub emulator: Emulator,
-    pub status: Status,
+    pub status: ShellStatus,
     pub controller: Option<Controller>,
     /// Whether this terminal has control, if the sandbox reports it: the same user may be attached from another
     /// terminal.
     yours: Option<bool>,
     pub is_observer: bool,
     /// A message for the user, until the next key.
-    pub said: Option<String>,
-    asked_for_control: bool,
+    pub message: Option<String>,
+    is_control_requested: bool,
     /// A mouse button was pressed in the pane and is not released yet.
-    pub holds_button: bool,
+    pub has_button_pressed: bool,
     /// Columns and rows of the pane.
-    room: (u16, u16),
+    pane_size: (u16, u16),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum ShellStatus {
     Off,
     Joining,
     Live,
@@ -39,114 +39,114 @@ impl ShellPane {
         Self {
             name: None,
             emulator: Emulator::new(80, 24),
-            status: Status::Off,
+            status: ShellStatus::Off,
             controller: None,
             yours: None,
             is_observer: false,
-            said: None,
-            asked_for_control: false,
-            holds_button: false,
-            room: (80, 24),
+            message: None,
+            is_control_requested: false,
+            has_button_pressed: false,
+            pane_size: (80, 24),
         }
     }
 
     pub fn join(&mut self, visit: u64, name: Option<String>, may_type: bool) -> Effect {
-        *self = Self { name: name.clone(), status: Status::Joining, is_observer: !may_type, room: self.room, ..Self::new() };
-        let (cols, rows) = self.room;
+        *self = Self { name: name.clone(), status: ShellStatus::Joining, is_observer: !may_type, pane_size: self.pane_size, ..Self::new() };
+        let (cols, rows) = self.pane_size;
         Effect::JoinShell { visit, name, cols, rows, observe: self.is_observer }
     }
 
     pub fn is_live(&self) -> bool {
-        self.status == Status::Live
+        self.status == ShellStatus::Live
     }
 
     /// Whether input is accepted: no other participant has control.
-    pub fn types(&self, me: Option<&str>) -> bool {
-        let is_mine = |c: &Controller| self.yours.unwrap_or_else(|| is_of(c, me).unwrap_or(true));
+    pub fn accepts_input(&self, principal: Option<&str>) -> bool {
+        let is_mine = |c: &Controller| self.yours.unwrap_or_else(|| is_principal(c, principal).unwrap_or(true));
         self.is_live() && !self.is_observer && self.controller.as_ref().is_none_or(is_mine)
     }
 
     /// The other participant that has control, as text.
-    pub fn other(&self, me: Option<&str>) -> Option<String> {
-        let controller = self.controller.as_ref().filter(|_| !self.types(me))?;
-        Some(match is_of(controller, me) {
+    pub fn other_controller(&self, principal: Option<&str>) -> Option<String> {
+        let controller = self.controller.as_ref().filter(|_| !self.accepts_input(principal))?;
+        Some(match is_principal(controller, principal) {
             Some(true) => "another terminal of yours".to_owned(),
             _ => format!("{} ({})", cobox_langgraph::clean(&controller.principal, 32), controller.actor.as_str()),
         })
     }
 
     /// Handles a new size of the pane. The shell is resized if this client has control.
-    pub fn fit(&mut self, cols: u16, rows: u16, me: Option<&str>) -> Option<Effect> {
-        if self.room == (cols, rows) {
+    pub fn resize(&mut self, cols: u16, rows: u16, principal: Option<&str>) -> Option<Effect> {
+        if self.pane_size == (cols, rows) {
             return None;
         }
-        self.room = (cols, rows);
-        (self.types(me) && self.controller.is_some()).then_some(Effect::ResizeShell(cols, rows))
+        self.pane_size = (cols, rows);
+        (self.accepts_input(principal) && self.controller.is_some()).then_some(Effect::ResizeShell(cols, rows))
     }
 
     pub fn take_control(&mut self) -> Option<Effect> {
         if self.is_observer {
-            self.said = Some("you may only look here".to_owned());
+            self.message = Some("you may only look here".to_owned());
             return None;
         }
-        self.asked_for_control = true;
+        self.is_control_requested = true;
         self.is_live().then_some(Effect::TakeControl)
     }
 
-    /// Input for the shell. If it isn't accepted, `said` has the reason.
-    pub fn key(&mut self, bytes: Vec<u8>, me: Option<&str>) -> Option<Effect> {
-        self.said = None;
+    /// Input for the shell. If it isn't accepted, `message` has the reason.
+    pub fn key(&mut self, bytes: Vec<u8>, principal: Option<&str>) -> Option<Effect> {
+        self.message = None;
         if bytes.is_empty() {
             return None;
         }
-        if self.types(me) {
+        if self.accepts_input(principal) {
             self.emulator.scroll_to_end();
             return Some(Effect::Type(bytes));
         }
-        self.said = Some(match (&self.status, &self.controller) {
-            (Status::Live, _) if self.is_observer => "you may only look here".to_owned(),
-            (Status::Live, Some(_)) => format!("{} has control; Alt-t takes it", self.other(me).unwrap_or_default()),
-            (Status::Joining, _) => "the shell is being joined".to_owned(),
+        self.message = Some(match (&self.status, &self.controller) {
+            (ShellStatus::Live, _) if self.is_observer => "you may only look here".to_owned(),
+            (ShellStatus::Live, Some(_)) => format!("{} has control; Alt-t takes it", self.other_controller(principal).unwrap_or_default()),
+            (ShellStatus::Joining, _) => "the shell is being joined".to_owned(),
             _ => "no shell: /terminal joins one".to_owned(),
         });
         None
     }
 
-    pub fn news(&mut self, news: ShellNews, me: Option<&str>) -> Option<Effect> {
-        match news {
-            ShellNews::Ready { cols, rows, controller, yours } => {
-                self.status = Status::Live;
+    pub fn update(&mut self, update: ShellUpdate, principal: Option<&str>) -> Option<Effect> {
+        match update {
+            ShellUpdate::Ready { cols, rows, controller, yours } => {
+                self.status = ShellStatus::Live;
                 (self.controller, self.yours) = (controller, yours);
                 self.emulator.redraw(cols, rows, b"");
-                return self.take_size(me, (cols, rows));
+                return self.resize_to_pane(principal, (cols, rows));
             }
-            ShellNews::Output(bytes) => {
+            ShellUpdate::Output(bytes) => {
                 self.emulator.process(&bytes);
-                crate::terminal::break_where_told(&bytes);
+                crate::terminal::panic_on_marker(&bytes);
             }
-            ShellNews::Keyframe { cols, rows, bytes } => self.emulator.redraw(cols, rows, &bytes),
-            ShellNews::Resized { cols, rows } => self.emulator.resize(cols, rows),
-            ShellNews::Control { controller, yours } => {
+            ShellUpdate::Keyframe { cols, rows, bytes } => self.emulator.redraw(cols, rows, &bytes),
+            ShellUpdate::Resized { cols, rows } => self.emulator.resize(cols, rows),
+            ShellUpdate::Control { controller, yours } => {
                 (self.controller, self.yours) = (controller, yours);
-                if std::mem::take(&mut self.asked_for_control) && self.types(me) {
-                    let (cols, rows) = self.room;
+                if std::mem::take(&mut self.is_control_requested) && self.accepts_input(principal) {
+                    let (cols, rows) = self.pane_size;
                     return Some(Effect::ResizeShell(cols, rows));
                 }
             }
-            ShellNews::Said(words) => self.said = Some(words),
-            ShellNews::Exited(code) => self.status = Status::Ended(format!("the shell ended with {code}")),
-            ShellNews::Failed(why) => self.status = Status::Ended(why),
+            ShellUpdate::Message(text) => self.message = Some(text),
+            ShellUpdate::Exited(code) => self.status = ShellStatus::Ended(format!("the shell ended with {code}")),
+            ShellUpdate::Failed(reason) => self.status = ShellStatus::Ended(reason),
         }
         None
     }
 
     /// Resizes the shell to the pane if this client has control and the sizes differ.
-    fn take_size(&self, me: Option<&str>, size: (u16, u16)) -> Option<Effect> {
-        let (cols, rows) = self.room;
-        (self.types(me) && self.controller.is_some() && size != self.room).then_some(Effect::ResizeShell(cols, rows))
+    fn resize_to_pane(&self, principal: Option<&str>, size: (u16, u16)) -> Option<Effect> {
+        let (cols, rows) = self.pane_size;
+        (self.accepts_input(principal) && self.controller.is_some() && size != self.pane_size).then_some(Effect::ResizeShell(cols, rows))
     }
 }
 
-fn is_of(controller: &Controller, me: Option<&str>) -> Option<bool> {
-    me.map(|me| controller.principal == me)
+fn is_principal(controller: &Controller, principal: Option<&str>) -> Option<bool> {
+    principal.map(|principal| controller.principal == principal)
 }

@@ -1,4 +1,4 @@
-//! The task attached to a shared shell: its output goes to the state, and orders of the state go to it.
+//! The task attached to a shared shell: its output goes to the state, and commands of the state go to it.
 
 use std::time::Duration;
 
@@ -9,58 +9,58 @@ use cobox_protocol::{
 };
 use tokio::sync::mpsc;
 
-use super::message::ShellNews;
+use super::message::ShellUpdate;
 
-/// Buffered orders: a user types fewer than this in the time a shell takes to answer.
-pub const ORDERS: usize = 256;
+/// Buffered commands: a user types fewer than this in the time a shell takes to answer.
+pub const QUEUED_COMMANDS: usize = 256;
 /// Time limit for an orderly detach.
-pub const FAREWELL: Duration = Duration::from_millis(500);
+pub const DETACH_TIMEOUT: Duration = Duration::from_millis(500);
 
-pub enum ShellOrder {
+pub enum ShellCommand {
     Type(Vec<u8>),
     Resize(u16, u16),
     Control(ControlAction),
-    Leave,
+    Detach,
 }
 
 /// Runs until the shell ends, the connection is lost for good, or the user detaches.
-pub async fn sit<F: Future<Output = bool>>(
+pub async fn run_shell<F: Future<Output = bool>>(
     dataplane: Dataplane,
     start: ShellStart,
-    mut orders: mpsc::Receiver<ShellOrder>,
-    tell: impl Fn(ShellNews) -> F,
+    mut commands: mpsc::Receiver<ShellCommand>,
+    send: impl Fn(ShellUpdate) -> F,
 ) {
     let mut shell = match dataplane.shell(start).await {
         Ok(shell) => shell,
         Err(e) => {
-            tell(ShellNews::Failed(explained(&e))).await;
+            send(ShellUpdate::Failed(error_text(&e))).await;
             return;
         }
     };
     loop {
         tokio::select! {
             event = shell.output.next() => {
-                let (news, is_over) = match event {
-                    Some(Ok(event)) => read(event),
-                    Some(Err(e)) => (ShellNews::Failed(explained(&e)), true),
-                    None => (ShellNews::Failed("the shell was left".to_owned()), true),
+                let (update, has_ended) = match event {
+                    Some(Ok(event)) => translate(event),
+                    Some(Err(e)) => (ShellUpdate::Failed(error_text(&e)), true),
+                    None => (ShellUpdate::Failed("the shell was left".to_owned()), true),
                 };
-                if !tell(news).await || is_over {
+                if !send(update).await || has_ended {
                     return;
                 }
             }
-            order = orders.recv() => {
-                let done = match order {
-                    Some(ShellOrder::Type(bytes)) => shell.input.stdin(&bytes).await,
-                    Some(ShellOrder::Resize(cols, rows)) => shell.input.resize(cols, rows).await,
-                    Some(ShellOrder::Control(action)) => shell.input.control(action).await,
-                    Some(ShellOrder::Leave) | None => {
-                        leave(shell).await;
+            command = commands.recv() => {
+                let result = match command {
+                    Some(ShellCommand::Type(bytes)) => shell.input.stdin(&bytes).await,
+                    Some(ShellCommand::Resize(cols, rows)) => shell.input.resize(cols, rows).await,
+                    Some(ShellCommand::Control(action)) => shell.input.control(action).await,
+                    Some(ShellCommand::Detach) | None => {
+                        detach(shell).await;
                         return;
                     }
                 };
                 // The output half reports a broken connection.
-                drop(done);
+                drop(result);
             }
         }
     }
@@ -68,39 +68,41 @@ pub async fn sit<F: Future<Output = bool>>(
 
 /// Releases control, so that others need not wait for this client to return. If that fails, the sandbox detects the
 /// closed connection.
-async fn leave(mut shell: Shell) {
-    let going = async {
+async fn detach(mut shell: Shell) {
+    let closing = async {
         shell.input.control(ControlAction::Release).await?;
         shell.input.close().await?;
         while shell.output.next().await.is_some() {}
         Ok::<(), ClientError>(())
     };
-    let _ = tokio::time::timeout(FAREWELL, going).await;
+    let _ = tokio::time::timeout(DETACH_TIMEOUT, closing).await;
 }
 
-fn read(event: ShellEvent) -> (ShellNews, bool) {
-    let news = match event {
+fn translate(event: ShellEvent) -> (ShellUpdate, bool) {
+    let update = match event {
         ShellEvent::Ready(ready) => {
-            ShellNews::Ready { cols: ready.cols, rows: ready.rows, controller: ready.controller, yours: ready.yours }
+            ShellUpdate::Ready { cols: ready.cols, rows: ready.rows, controller: ready.controller, yours: ready.yours }
         }
-        ShellEvent::Output(bytes) => ShellNews::Output(bytes),
-        ShellEvent::Keyframe { cols, rows, bytes } => ShellNews::Keyframe { cols, rows, bytes },
-        ShellEvent::Resized { cols, rows } => ShellNews::Resized { cols, rows },
-        ShellEvent::Control { controller, yours } => ShellNews::Control { controller, yours },
-        ShellEvent::Gap { .. } => ShellNews::Said("some output was lost".to_owned()),
-        ShellEvent::Reconnecting { .. } => ShellNews::Said("the connection is lost; trying again".to_owned()),
-        ShellEvent::Reconnected => ShellNews::Said("connected again".to_owned()),
+        ShellEvent::Output(bytes) => ShellUpdate::Output(bytes),
+        ShellEvent::Keyframe { cols, rows, bytes } => ShellUpdate::Keyframe { cols, rows, bytes },
+        ShellEvent::Resized { cols, rows } => ShellUpdate::Resized { cols, rows },
+        ShellEvent::Control { controller, yours } => ShellUpdate::Control { controller, yours },
+        ShellEvent::Gap { .. } => ShellUpdate::Message("some output was lost".to_owned()),
+        ShellEvent::Reconnecting { .. } => ShellUpdate::Message("the connection is lost; trying again".to_owned()),
+        ShellEvent::Reconnected => ShellUpdate::Message("connected again".to_owned()),
         ShellEvent::Refused(failure) if failure.is(ErrorCode::Forbidden) => {
-            ShellNews::Said("control is elsewhere; Alt-t takes it".to_owned())
+            ShellUpdate::Message("control is elsewhere; Alt-t takes it".to_owned())
         }
-        ShellEvent::Refused(failure) => ShellNews::Said(failure.message),
-        ShellEvent::InputDropped { bytes } => ShellNews::Said(format!("{bytes} bytes typed while away were too old and were not sent")),
-        ShellEvent::Exit { exit_code, .. } => return (ShellNews::Exited(exit_code), true),
+        ShellEvent::Refused(failure) => ShellUpdate::Message(failure.message),
+        ShellEvent::InputDropped { bytes } => {
+            ShellUpdate::Message(format!("{bytes} bytes typed while away were too old and were not sent"))
+        }
+        ShellEvent::Exit { exit_code, .. } => return (ShellUpdate::Exited(exit_code), true),
     };
-    (news, false)
+    (update, false)
 }
 
-fn explained(error: &ClientError) -> String {
+fn error_text(error: &ClientError) -> String {
     if error.is(ErrorCode::ShellNotFound) {
         return "there is no shell of that name, and you may only look".to_owned();
     }

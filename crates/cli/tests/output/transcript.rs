@@ -15,13 +15,13 @@ pub struct Transcript<'a> {
     text: String,
     env: Vec<(String, String)>,
     /// Paths of this run, and their placeholders.
-    names: Vec<(String, &'static str)>,
+    placeholders: Vec<(String, &'static str)>,
 }
 
 impl<'a> Transcript<'a> {
     pub fn at(broker: &'a TestBroker) -> Self {
         let home = broker.data_dir().parent().expect("a home").display().to_string();
-        Self { broker, text: String::new(), env: Vec::new(), names: vec![(home, "HOME")] }
+        Self { broker, text: String::new(), env: Vec::new(), placeholders: vec![(home, "HOME")] }
     }
 
     pub fn env(mut self, name: &str, value: &str) -> Self {
@@ -29,13 +29,13 @@ impl<'a> Transcript<'a> {
         self
     }
 
-    pub fn naming(mut self, path: &str, name: &'static str) -> Self {
-        self.names.insert(0, (path.to_owned(), name));
+    pub fn redacting(mut self, path: &str, name: &'static str) -> Self {
+        self.placeholders.insert(0, (path.to_owned(), name));
         self
     }
 
     /// Runs the command twice: with text output, then with JSON.
-    pub fn both(&mut self, line: &[&str]) {
+    pub fn run_text_and_json(&mut self, line: &[&str]) {
         self.run(line);
         self.run(&[&["--json"], line].concat());
     }
@@ -52,9 +52,11 @@ impl<'a> Transcript<'a> {
         self.text.push_str(&format!("$ cobox {}\n", quoted.join(" ")));
         let is_json = line.contains(&"--json");
         for (stream, mark) in [(&output.stdout, ""), (&output.stderr, "! ")] {
-            for said in String::from_utf8_lossy(stream).lines() {
-                self.text
-                    .push_str(&format!("{mark}{}\n", if is_json { said.to_owned() } else { SPACES.replace_all(said, "  ").into_owned() }));
+            for output_line in String::from_utf8_lossy(stream).lines() {
+                self.text.push_str(&format!(
+                    "{mark}{}\n",
+                    if is_json { output_line.to_owned() } else { SPACES.replace_all(output_line, "  ").into_owned() }
+                ));
             }
         }
         if let Some(code) = output.status.code().filter(|code| *code != 0) {
@@ -65,18 +67,18 @@ impl<'a> Transcript<'a> {
     }
 
     /// Adds the output of a background command.
-    pub fn add(&mut self, said: &str) {
-        self.text.push_str(&format!("{said}\n"));
+    pub fn add(&mut self, output_line: &str) {
+        self.text.push_str(&format!("{output_line}\n"));
     }
 
     /// Compares the transcript with the snapshot of this name.
-    pub fn is(self, name: &str) {
+    pub fn assert_snapshot(self, name: &str) {
         let mut text = self.text;
-        for (path, name) in &self.names {
+        for (path, name) in &self.placeholders {
             text = text.replace(path, name);
         }
-        for (pattern, stands_for) in REDACTED.iter() {
-            text = pattern.replace_all(&text, *stands_for).into_owned();
+        for (pattern, replacement) in REDACTED.iter() {
+            text = pattern.replace_all(&text, *replacement).into_owned();
         }
         let text = without_repeated_events(&text);
         let mut settings = insta::Settings::clone_current();
@@ -89,7 +91,7 @@ impl<'a> Transcript<'a> {
 
 /// How often a sync rescans without finding changes depends on timing, so repeated events are removed.
 fn without_repeated_events(text: &str) -> String {
-    let (mut kept, mut events) = (String::new(), Vec::new());
+    let (mut filtered, mut events) = (String::new(), Vec::new());
     for line in text.lines() {
         if line.starts_with("$ ") {
             events.clear();
@@ -100,10 +102,10 @@ fn without_repeated_events(text: &str) -> String {
             }
             events.push(line);
         }
-        kept.push_str(line);
-        kept.push('\n');
+        filtered.push_str(line);
+        filtered.push('\n');
     }
-    kept
+    filtered
 }
 
 fn feed(command: &mut Command, input: &str) -> Output {
@@ -139,6 +141,6 @@ static REDACTED: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
         (r"(?m)^(?:scanning|syncing), mode", "watching, mode"),
         (r"(?m)^(SYNC_ID  .*  )(?:scanning|syncing)(  \d+)$", "${1}watching$2"),
     ]
-    .map(|(pattern, stands_for)| (Regex::new(pattern).expect("a pattern"), stands_for))
+    .map(|(pattern, replacement)| (Regex::new(pattern).expect("a pattern"), replacement))
     .into()
 });

@@ -13,10 +13,10 @@ use tokio_tungstenite::tungstenite::{Message, WebSocket, handshake::derive_accep
 const SANDBOX: &str = "sb_00000000000000000000000000";
 const SESSION: &str = "ssn_00000000000000000000000000";
 /// A time far enough in the future for any test.
-const LATER: &str = "2999-01-01T00:00:00Z";
+const FAR_FUTURE: &str = "2999-01-01T00:00:00Z";
 
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct RecordedRequest {
     method: String,
     path: String,
     /// Header names are in lower case.
@@ -24,7 +24,7 @@ pub struct Asked {
     pub body: Vec<u8>,
 }
 
-impl Asked {
+impl RecordedRequest {
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap()
     }
@@ -35,32 +35,32 @@ impl Asked {
 
 pub struct Stub {
     pub url: String,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    requests: Arc<Mutex<Vec<RecordedRequest>>>,
 }
 
 impl Stub {
     pub fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
-        let (base, seen) = (url.clone(), asked.clone());
+        let requests: Arc<Mutex<Vec<RecordedRequest>>> = Arc::default();
+        let (base, recorded) = (url.clone(), requests.clone());
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (base, seen) = (base.clone(), seen.clone());
+                let (base, recorded) = (base.clone(), recorded.clone());
                 // Errors are ignored: some tests close the connection early.
-                std::thread::spawn(move || serve(stream, &base, &seen).ok());
+                std::thread::spawn(move || serve(stream, &base, &recorded).ok());
             }
         });
-        Self { url, asked }
+        Self { url, requests }
     }
 
     /// The requests for paths with this suffix, in order.
-    pub fn asked(&self, path: &str) -> Vec<Asked> {
-        self.asked.lock().unwrap().iter().filter(|a| a.path.ends_with(path)).cloned().collect()
+    pub fn requests(&self, path: &str) -> Vec<RecordedRequest> {
+        self.requests.lock().unwrap().iter().filter(|a| a.path.ends_with(path)).cloned().collect()
     }
 }
 
-fn serve(mut stream: TcpStream, base: &str, seen: &Mutex<Vec<Asked>>) -> std::io::Result<()> {
+fn serve(mut stream: TcpStream, base: &str, recorded: &Mutex<Vec<RecordedRequest>>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut head = Vec::new();
     loop {
@@ -71,34 +71,34 @@ fn serve(mut stream: TcpStream, base: &str, seen: &Mutex<Vec<Asked>>) -> std::io
             line => head.push(line.to_owned()),
         }
     }
-    let mut words = head[0].split(' ').map(str::to_owned);
-    let (method, path) = (words.next().unwrap(), words.next().unwrap());
+    let mut parts = head[0].split(' ').map(str::to_owned);
+    let (method, path) = (parts.next().unwrap(), parts.next().unwrap());
     let headers = head[1..].iter().filter_map(|l| l.split_once(": ")).map(|(n, v)| (n.to_lowercase(), v.to_owned())).collect();
-    let mut asked = Asked { method, path, headers, body: Vec::new() };
-    let length = asked.header("content-length").map_or(0, |l| l.parse().unwrap());
-    asked.body = vec![0; length];
-    reader.read_exact(&mut asked.body)?;
-    if asked.path.ends_with("/exec/ws") {
-        return exec_stream(stream, asked, seen);
+    let mut request = RecordedRequest { method, path, headers, body: Vec::new() };
+    let length = request.header("content-length").map_or(0, |l| l.parse().unwrap());
+    request.body = vec![0; length];
+    reader.read_exact(&mut request.body)?;
+    if request.path.ends_with("/exec/ws") {
+        return exec_stream(stream, request, recorded);
     }
-    seen.lock().unwrap().push(asked.clone());
-    if asked.path.ends_with("/endless") && asked.header("range").is_none() {
+    recorded.lock().unwrap().push(request.clone());
+    if request.path.ends_with("/endless") && request.header("range").is_none() {
         // Promises more bytes than it sends, and keeps the connection open until the client closes it.
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nsome of it")?;
         return reader.read_to_end(&mut Vec::new()).map(drop);
     }
-    let (status, body) = answer(&asked, base);
+    let (status, body) = answer(&request, base);
     write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
 }
 
 /// Imitates an exec: accepts the command and reports that it has ended.
-fn exec_stream(mut stream: TcpStream, mut asked: Asked, seen: &Mutex<Vec<Asked>>) -> std::io::Result<()> {
-    let accept = derive_accept_key(asked.header("sec-websocket-key").unwrap().as_bytes());
+fn exec_stream(mut stream: TcpStream, mut request: RecordedRequest, recorded: &Mutex<Vec<RecordedRequest>>) -> std::io::Result<()> {
+    let accept = derive_accept_key(request.header("sec-websocket-key").unwrap().as_bytes());
     write!(stream, "HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n\r\n")?;
     let mut socket = WebSocket::from_raw_socket(stream, Role::Server, None);
-    asked.body = socket.read().unwrap().into_data().to_vec();
-    let start = asked.json();
-    seen.lock().unwrap().push(asked);
+    request.body = socket.read().unwrap().into_data().to_vec();
+    let start = request.json();
+    recorded.lock().unwrap().push(request);
     let is_slow = start["argv"][0] == "slow";
     let ready = json!({"type": "ready", "command_id": start["command_id"], "pid": 1, "stdout_offset": 0, "stderr_offset": 0});
     let exit = json!({"type": "exit", "exit_code": if is_slow { 137 } else { 0 }, "timed_out": is_slow});
@@ -109,42 +109,42 @@ fn exec_stream(mut stream: TcpStream, mut asked: Asked, seen: &Mutex<Vec<Asked>>
     Ok(())
 }
 
-fn answer(asked: &Asked, base: &str) -> (u16, String) {
-    let refused =
+fn answer(request: &RecordedRequest, base: &str) -> (u16, String) {
+    let error_response =
         |status, code| (status, json!({"error": {"code": code, "message": "no", "retryable": false, "request_id": "req_1"}}).to_string());
-    if !matches!(asked.header("authorization"), Some("Bearer cbx_key" | "Bearer token")) {
-        return refused(401, "UNAUTHENTICATED");
+    if !matches!(request.header("authorization"), Some("Bearer cbx_key" | "Bearer token")) {
+        return error_response(401, "UNAUTHENTICATED");
     }
-    let file = asked.path.strip_prefix("/dp/v1/files/workspace/");
-    match (asked.method.as_str(), asked.path.as_str(), file) {
+    let file = request.path.strip_prefix("/dp/v1/files/workspace/");
+    match (request.method.as_str(), request.path.as_str(), file) {
         ("POST", "/v1/sandbox/sessions", _) => {
-            let wish = asked.json();
-            match wish["thread_id"].as_str().unwrap() {
-                thread if thread == "there" || wish["mode"] == "ensure" => (200, session(thread, base).to_string()),
-                _ => refused(404, "SESSION_NOT_FOUND"),
+            let body = request.json();
+            match body["thread_id"].as_str().unwrap() {
+                thread if thread == "there" || body["mode"] == "ensure" => (200, session(thread, base).to_string()),
+                _ => error_response(404, "SESSION_NOT_FOUND"),
             }
         }
         ("POST", "/dp/v1/exec", _) => {
-            let told = json!({"stdout": "", "stderr": "", "exit_code": 0, "timed_out": false, "truncated": false, "duration_ms": 1,
+            let response = json!({"stdout": "", "stderr": "", "exit_code": 0, "timed_out": false, "truncated": false, "duration_ms": 1,
                 "command_id": "cmd_00000000000000000000000000"});
-            (200, told.to_string())
+            (200, response.to_string())
         }
         ("GET", path, _) if path.starts_with("/v1/sandbox/sessions?") => (200, json!({"items": []}).to_string()),
-        ("PUT", path, Some(_)) => (200, json!({"path": path, "size": asked.body.len(), "etag": "e"}).to_string()),
+        ("PUT", path, Some(_)) => (200, json!({"path": path, "size": request.body.len(), "etag": "e"}).to_string()),
         ("GET", _, Some("small" | "endless" | "from-human.txt")) => (200, "x".to_owned()),
-        _ => refused(404, "FILE_NOT_FOUND"),
+        _ => error_response(404, "FILE_NOT_FOUND"),
     }
 }
 
 fn session(thread: &str, base: &str) -> Value {
     let base = format!("{base}/dp/v1");
     json!({
-        "session_id": SESSION, "thread_id": thread, "token": "token", "expires_at": LATER, "refresh_before": LATER, "scopes": [],
+        "session_id": SESSION, "thread_id": thread, "token": "token", "expires_at": FAR_FUTURE, "refresh_before": FAR_FUTURE, "scopes": [],
         "sandbox": {"id": SANDBOX, "provider": "local", "http_base_url": base, "ws_base_url": base},
         "binding": {"id": SESSION, "scope": {"type": "thread", "id": thread}, "sandbox_id": SANDBOX, "provider": "local",
-            "state": "active", "lease_expires_at": LATER},
+            "state": "active", "lease_expires_at": FAR_FUTURE},
         "dataplane": {"http_base_url": base, "ws_base_url": base},
-        "credentials": {"token_type": "Bearer", "access_token": "token", "expires_at": LATER, "granted_capabilities": ["exec"]},
+        "credentials": {"token_type": "Bearer", "access_token": "token", "expires_at": FAR_FUTURE, "granted_capabilities": ["exec"]},
         "policy": {"idle_timeout_seconds": 900, "hard_ttl_seconds": 28800},
     })
 }

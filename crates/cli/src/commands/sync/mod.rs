@@ -1,14 +1,14 @@
 //! `cobox sync`: keeps a local folder and a sandbox folder identical in real time, and reports the state of such a
 //! sync.
 
-mod control;
+mod control_socket;
 mod live;
-mod look;
 mod once;
 mod report;
-mod state;
+mod running_status;
+mod state_dir;
+mod subcommands;
 mod trash;
-mod verbs;
 
 use std::{
     ffi::OsString,
@@ -18,15 +18,15 @@ use std::{
 
 use cobox_sync::{DEFAULT_DIRECTORY_DELETION_LIMIT, Limits, Mode, Settings, TrashLimits};
 
-pub use self::{look::running_sync_of, verbs::flush_before};
-use super::{Outcome, Where};
+pub use self::{running_status::running_sync_status, subcommands::flush_before_exec};
+use super::{Outcome, TargetArgs};
 use crate::{
-    byte_size::byte_size,
+    byte_size::parse_byte_size,
     context::Context,
+    duration::parse_duration,
     failure::Failure,
-    place::{self, Place, Remote, WORK_DIR},
-    span::span,
-    way_in::Target,
+    location::{self, Location, RemotePath, WORK_DIR},
+    target::Target,
 };
 
 #[derive(Debug, clap::Args)]
@@ -56,17 +56,17 @@ Examples:
   cobox sync undo
   cobox sync --once ."
 )]
-pub struct Args {
+pub struct SyncArgs {
     #[command(subcommand)]
-    verb: Option<verbs::Verb>,
+    command: Option<subcommands::SyncCommand>,
     #[command(flatten)]
-    run: Run,
+    options: SyncOptions,
 }
 
 #[derive(Debug, clap::Args)]
-struct Run {
+struct SyncOptions {
     #[command(flatten)]
-    place: Where,
+    target: TargetArgs,
     /// Upload the folder once, as one archive, and end
     #[arg(long, conflicts_with_all = ["mode", "allow_risky", "until_synced", "trash_size", "trash_age", "directory_files"])]
     once: bool,
@@ -80,10 +80,10 @@ struct Run {
     #[arg(long)]
     until_synced: bool,
     /// Size of the trash for what is deleted or replaced here; a full one halts the sync
-    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = byte_size)]
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_byte_size)]
     trash_size: u64,
     /// How long it stays in the trash
-    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = span)]
+    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = parse_duration)]
     trash_age: Duration,
     /// Halt when a directory with more files than this disappears
     #[arg(long, value_name = "FILES", default_value_t = DEFAULT_DIRECTORY_DELETION_LIMIT)]
@@ -100,22 +100,22 @@ struct Run {
 }
 
 /// The local and the sandbox folder of a sync.
-pub struct Pair {
+pub struct SyncPair {
     pub folder: PathBuf,
     pub target: Target,
     /// Absolute path in the sandbox.
     pub path: Vec<u8>,
 }
 
-pub async fn run(args: Args, context: &Context) -> Outcome {
-    match args.verb {
-        Some(verb) => verbs::run(verb, context).await,
+pub async fn run(args: SyncArgs, context: &Context) -> Outcome {
+    match args.command {
+        Some(command) => subcommands::run(command, context).await,
         None => {
-            let pair = pair(&args.run, context).await?;
-            match args.run.once {
+            let pair = resolve_pair(&args.options, context).await?;
+            match args.options.once {
                 true => once::run(pair, context).await,
                 false => {
-                    let Run { mode, allow_risky, until_synced, trash_size, trash_age, directory_files, .. } = args.run;
+                    let SyncOptions { mode, allow_risky, until_synced, trash_size, trash_age, directory_files, .. } = args.options;
                     let trash = TrashLimits { bytes: trash_size, age: trash_age };
                     let settings = Settings {
                         mode,
@@ -132,41 +132,41 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     }
 }
 
-async fn pair(args: &Run, context: &Context) -> Result<Pair, Failure> {
+async fn resolve_pair(args: &SyncOptions, context: &Context) -> Result<SyncPair, Failure> {
     let folder = args.from.clone().unwrap_or_else(|| PathBuf::from("."));
     match std::fs::metadata(&folder) {
         Ok(meta) if meta.is_dir() => {}
-        Ok(_) => return Err(Failure::new(format!("{} is not a folder", folder.display())).advise("`cobox cp` copies a file")),
+        Ok(_) => return Err(Failure::new(format!("{} is not a folder", folder.display())).with_advice("`cobox cp` copies a file")),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             return Err(Failure::new(format!("{} does not exist", folder.display())));
         }
         Err(e) => return Err(Failure::new(format!("{}: {e}", folder.display()))),
     }
     if !args.any_folder {
-        refuse_all_there_is(&folder)?;
+        refuse_home_and_root(&folder)?;
     }
     let to = match &args.to {
-        None => Remote { target: None, path: WORK_DIR.into(), is_directory: true },
-        Some(text) => match place::parse(text) {
-            Ok(Place::Remote(remote)) => remote,
-            Ok(Place::Local(path)) => {
+        None => RemotePath { target: None, path: WORK_DIR.into(), is_directory: true },
+        Some(text) => match location::parse(text) {
+            Ok(Location::Remote(remote)) => remote,
+            Ok(Location::Local(path)) => {
                 return Err(Failure::new(format!("{} is a local path", path.display()))
-                    .advise("write the sandbox's as THREAD:/path, or :/path for the default thread"));
+                    .with_advice("write the sandbox's as THREAD:/path, or :/path for the default thread"));
             }
             Err(e) => return Err(Failure::new(format!("{}: {e}", text.display()))),
         },
     };
-    let target = match to.meant(&args.place, context).await {
+    let target = match to.resolve_target(&args.target, context).await {
         Ok(target) => target,
         // The sync waits for a broker that is unreachable.
-        Err(_) => to.target(&args.place)?,
+        Err(_) => to.target(&args.target)?,
     };
-    Ok(Pair { folder, target, path: to.path })
+    Ok(SyncPair { folder, target, path: to.path })
 }
 
 /// Refuses the home directory and `/`: a home directory holds keys, histories and caches of everything the user does,
 /// and files that a sandbox places there may be executed on this machine.
-fn refuse_all_there_is(folder: &Path) -> Result<(), Failure> {
+fn refuse_home_and_root(folder: &Path) -> Result<(), Failure> {
     let Ok(folder) = folder.canonicalize() else { return Ok(()) };
     let home = std::env::var_os("HOME").filter(|home| !home.is_empty()).and_then(|home| Path::new(&home).canonicalize().ok());
     let what = match &folder {
@@ -174,5 +174,5 @@ fn refuse_all_there_is(folder: &Path) -> Result<(), Failure> {
         folder if Some(folder) == home.as_ref() => "is your home directory, with your keys in it",
         _ => return Ok(()),
     };
-    Err(Failure::new(format!("{} {what}", folder.display())).advise("name a folder in it, or say --any-folder if you mean all of it"))
+    Err(Failure::new(format!("{} {what}", folder.display())).with_advice("name a folder in it, or say --any-folder if you mean all of it"))
 }

@@ -2,25 +2,25 @@
 
 use serde_json::json;
 
-use super::{super::Outcome, Pair};
+use super::{super::Outcome, SyncPair};
 use crate::{
     context::Context,
-    pack::Ignoring,
+    pack::IgnoreMode,
+    target::Target,
     transfer::{interruptible, send_folder},
-    way_in::Target,
 };
 
-pub async fn run(pair: Pair, context: &Context) -> Outcome {
-    let sending = async {
-        let way_in = context.enter(&pair.target).await?;
-        let moved = send_folder(context, &way_in.dataplane, &pair.folder, &pair.path, Ignoring::IgnoreFiles).await?;
-        Ok((moved, way_in.name))
+pub async fn run(pair: SyncPair, context: &Context) -> Outcome {
+    let upload = async {
+        let connection = context.open_sandbox(&pair.target).await?;
+        let totals = send_folder(context, &connection.dataplane, &pair.folder, &pair.path, IgnoreMode::IgnoreFiles).await?;
+        Ok((totals, connection.name))
     };
-    let (moved, name) = interruptible(sending).await?;
+    let (totals, name) = interruptible(upload).await?;
     let path = String::from_utf8_lossy(&pair.path).into_owned();
     let key = if matches!(pair.target, Target::Thread(_)) { "thread" } else { "sandbox" };
     let report =
-        json!({"files": moved.files, "links": moved.links, "bytes": moved.bytes, "left_out": moved.left_out, key: name, "path": path});
-    context.printer.result(&report, || format!("synced {} to {name}:{path}", moved.words()))?;
+        json!({"files": totals.files, "links": totals.links, "bytes": totals.bytes, "left_out": totals.left_out, key: name, "path": path});
+    context.printer.result(&report, || format!("synced {} to {name}:{path}", totals.summary()))?;
     Ok(0)
 }

@@ -4,12 +4,12 @@ use cobox_protocol::Timestamp;
 use cobox_sync::{Conflict, Entry, Phase, Problem, RelPath, Status};
 use serde_json::{Value, json};
 
-use super::state::Config;
+use super::state_dir::SyncConfig;
 
 /// Maximum number of conflicts and problems in text output; `--json` has all of them.
 const MAX_SHOWN: usize = 20;
 
-pub fn phase_word(phase: &Phase) -> &'static str {
+pub fn phase_name(phase: &Phase) -> &'static str {
     match phase {
         Phase::Connecting => "connecting",
         Phase::Scanning => "scanning",
@@ -23,10 +23,10 @@ pub fn phase_word(phase: &Phase) -> &'static str {
 }
 
 /// The reason why the sync has stopped or waits, if it has.
-pub fn phase_why(phase: &Phase) -> Option<String> {
+pub fn phase_reason(phase: &Phase) -> Option<String> {
     match phase {
         Phase::Halted(halt) => Some(halt.to_string()),
-        Phase::Retrying(why) => Some(why.clone()),
+        Phase::Retrying(reason) => Some(reason.clone()),
         _ => None,
     }
 }
@@ -39,7 +39,7 @@ fn phase_advice(phase: &Phase) -> Option<&'static str> {
     }
 }
 
-pub fn as_json(config: &Config, status: &Status) -> Value {
+pub fn as_json(config: &SyncConfig, status: &Status) -> Value {
     let problems = |side: &'static str, problems: &std::collections::BTreeMap<RelPath, Problem>| -> Vec<Value> {
         problems
             .iter()
@@ -55,8 +55,8 @@ pub fn as_json(config: &Config, status: &Status) -> Value {
         "sandbox": config.sandbox,
         "path": config.path,
         "mode": status.mode.as_str(),
-        "phase": phase_word(&status.phase),
-        "why": phase_why(&status.phase),
+        "phase": phase_name(&status.phase),
+        "why": phase_reason(&status.phase),
         "advice": phase_advice(&status.phase),
         "files": {"here": status.local_files, "sandbox": status.sandbox_files, "agreed": status.synced_files},
         "conflicts": status.conflicts.iter().map(conflict).collect::<Vec<_>>(),
@@ -83,29 +83,29 @@ pub fn entry(entry: Option<&Entry>) -> Value {
 }
 
 /// Text report; built from the JSON status, which may be the stored one of a sync that is no longer running.
-pub fn in_words(status: &Value, is_running: bool) -> String {
+pub fn as_text(status: &Value, is_running: bool) -> String {
     let text = |value: &Value| crate::printer::visible(value.as_str().unwrap_or("?"));
     let name = status["thread"].as_str().or(status["sandbox"].as_str()).unwrap_or("?");
     let mut lines = vec![format!("{}  <->  {}:{}", text(&status["folder"]), crate::printer::visible(name), text(&status["path"]))];
     let phase = if is_running { text(&status["phase"]) } else { "not running".to_owned() };
     lines.push(format!("{phase}, mode {}, {} files in sync", text(&status["mode"]), status["files"]["agreed"]));
-    if let (Some(why), true) = (status["why"].as_str(), is_running) {
-        lines.push(crate::printer::visible(why));
+    if let (Some(reason), true) = (status["why"].as_str(), is_running) {
+        lines.push(crate::printer::visible(reason));
         if let Some(advice) = status["advice"].as_str() {
             lines.push(format!("  {advice}"));
         }
     }
-    for (side, place) in [("here", "this folder"), ("sandbox", "the sandbox")] {
+    for (side, location) in [("here", "this folder"), ("sandbox", "the sandbox")] {
         if status["polling"][side] == true && is_running {
-            lines.push(format!("not every change in {place} is noticed at once: the system watches no more folders, so it is looked through every few seconds"));
+            lines.push(format!("not every change in {location} is noticed at once: the system watches no more folders, so it is looked through every few seconds"));
         }
     }
-    lines.extend(left_over(status));
+    lines.extend(unsynced_files(status));
     lines.join("\n")
 }
 
 /// The files that are not in sync, one per line, with the reason and what to do about it.
-pub fn left_over(status: &Value) -> Vec<String> {
+pub fn unsynced_files(status: &Value) -> Vec<String> {
     let text = |value: &Value| crate::printer::visible(value.as_str().unwrap_or("?"));
     let mut lines = Vec::new();
     let mut list = |title: &str, items: &Value, line: &dyn Fn(&Value) -> String| {
@@ -128,8 +128,8 @@ pub fn left_over(status: &Value) -> Vec<String> {
     });
     list("held back, because it would run here by itself", &status["held_back"], &|p| text(p));
     list("not synced", &status["problems"], &|p| {
-        let place = if p["side"] == "here" { "here" } else { "in the sandbox" };
-        format!("{} {place}: {}", text(&p["path"]), text(&p["message"]))
+        let location = if p["side"] == "here" { "here" } else { "in the sandbox" };
+        format!("{} {location}: {}", text(&p["path"]), text(&p["message"]))
     });
     if status["conflicts"].as_array().is_some_and(|c| !c.is_empty()) {
         lines.push("`cobox sync diff PATH` shows a conflict; `cobox sync resolve --keep here|sandbox|both PATH` settles it".to_owned());

@@ -13,17 +13,19 @@ use serde_json::{Value, json};
 
 use super::{
     super::Outcome,
-    verbs::{Which, find, within},
+    subcommands::{SyncSelector, find_sync, relative_to_folder},
 };
-use crate::{byte_size::in_words, confirm::confirm, context::Context, failure::Failure, printer::visible, span::span};
+use crate::{
+    byte_size::format_byte_size, confirm::confirm, context::Context, duration::parse_duration, failure::Failure, printer::visible,
+};
 
 /// Restored files shown to people; `--json` has them all.
 const MAX_SHOWN: usize = 20;
 
 #[derive(Debug, clap::Subcommand)]
-pub enum TrashVerb {
+pub enum TrashCommand {
     /// What sync deleted or replaced in the local folder, the oldest first
-    List(Which),
+    List(SyncSelector),
     /// Put files back. A path that has changed since gets the old version beside it
     Restore(RestoreArgs),
     /// Erase the trash
@@ -33,7 +35,7 @@ pub enum TrashVerb {
 #[derive(Debug, clap::Args)]
 pub struct RestoreArgs {
     #[command(flatten)]
-    which: Which,
+    which: SyncSelector,
     /// Paths or ids, as `cobox sync trash list` shows them. Of a path the latest version; of a folder everything that was in it
     #[arg(value_name = "PATH|ID", required = true)]
     items: Vec<String>,
@@ -42,9 +44,9 @@ pub struct RestoreArgs {
 #[derive(Debug, clap::Args)]
 pub struct EmptyArgs {
     #[command(flatten)]
-    which: Which,
+    which: SyncSelector,
     /// Only batches older than this, such as 12h or 3d
-    #[arg(long, value_name = "TIME", value_parser = span)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     older_than: Option<Duration>,
     /// Don't ask
     #[arg(long, short = 'y')]
@@ -63,15 +65,15 @@ Examples:
   cobox sync undo --since 2026-03-01T09:00:00Z")]
 pub struct UndoArgs {
     #[command(flatten)]
-    which: Which,
+    which: SyncSelector,
     /// Everything since then: a time such as 2026-03-01T09:00:00Z, or how long ago, such as 10m
-    #[arg(long, value_name = "TIME", value_parser = moment)]
+    #[arg(long, value_name = "TIME", value_parser = parse_moment)]
     since: Option<SystemTime>,
 }
 
 /// Parses an absolute time, or an age such as `10m`.
-fn moment(text: &str) -> Result<SystemTime, String> {
-    if let Ok(ago) = span(text) {
+fn parse_moment(text: &str) -> Result<SystemTime, String> {
+    if let Ok(ago) = parse_duration(text) {
         return SystemTime::now().checked_sub(ago).ok_or_else(|| format!("`{text}` ago is too long ago"));
     }
     let at =
@@ -79,39 +81,39 @@ fn moment(text: &str) -> Result<SystemTime, String> {
     Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(at.unix()).unwrap_or(0)))
 }
 
-pub async fn run(verb: TrashVerb, context: &Context) -> Outcome {
-    match verb {
-        TrashVerb::List(which) => {
+pub async fn run(command: TrashCommand, context: &Context) -> Outcome {
+    match command {
+        TrashCommand::List(which) => {
             let items = in_trash(&which, |trash| Ok(trash.items()?)).await?;
             list(&items, context)
         }
-        TrashVerb::Restore(RestoreArgs { which, items }) => {
-            let (_, config) = find(&which)?;
+        TrashCommand::Restore(RestoreArgs { which, items }) => {
+            let (_, config) = find_sync(&which)?;
             let folder = config.folder.clone();
-            let done = in_trash(&which, move |trash| {
-                let scope = RestoreScope::Items(chosen(&items, &trash.items()?, &folder, std::env::current_dir().ok().as_deref())?);
+            let report = in_trash(&which, move |trash| {
+                let scope = RestoreScope::Items(select_items(&items, &trash.items()?, &folder, std::env::current_dir().ok().as_deref())?);
                 Ok(trash.restore(&scope)?)
             });
-            report(&done.await?, "nothing was restored", context)
+            print_report(&report.await?, "nothing was restored", context)
         }
-        TrashVerb::Empty(args) => empty(args, context).await,
+        TrashCommand::Empty(args) => empty(args, context).await,
     }
 }
 
 pub async fn undo(UndoArgs { which, since }: UndoArgs, context: &Context) -> Outcome {
     let scope = since.map_or(RestoreScope::LastBatch, RestoreScope::Since);
-    let done = in_trash(&which, move |trash| Ok(trash.restore(&scope)?)).await?;
-    report(&done, "there is nothing to undo", context)
+    let report = in_trash(&which, move |trash| Ok(trash.restore(&scope)?)).await?;
+    print_report(&report, "there is nothing to undo", context)
 }
 
 /// Runs file operations on the trash of a sync's folder, on a blocking thread.
 async fn in_trash<T: Send + 'static>(
-    which: &Which,
-    work: impl FnOnce(&Trash) -> Result<T, Failure> + Send + 'static,
+    which: &SyncSelector,
+    operation_fn: impl FnOnce(&Trash) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
-    let (_, config) = find(which)?;
-    let doing = move || work(&Trash::open(&config.folder, TrashLimits::default())?);
-    tokio::task::spawn_blocking(doing).await.map_err(|e| Failure::new(e.to_string()))?
+    let (_, config) = find_sync(which)?;
+    let operation = move || operation_fn(&Trash::open(&config.folder, TrashLimits::default())?);
+    tokio::task::spawn_blocking(operation).await.map_err(|e| Failure::new(e.to_string()))?
 }
 
 impl From<cobox_sync::SyncError> for Failure {
@@ -145,7 +147,7 @@ fn list(items: &[TrashItem], context: &Context) -> Outcome {
             item.id.clone(),
             context.printer.moment(at(item)),
             action(item).to_owned(),
-            in_words(item.size),
+            format_byte_size(item.size),
             visible(&item.path.to_string()),
         ]
     };
@@ -156,20 +158,20 @@ fn list(items: &[TrashItem], context: &Context) -> Outcome {
 }
 
 /// The ids of the latest version of a path and of each path below it.
-fn latest(items: &[TrashItem], path: &str) -> Vec<String> {
+fn latest_versions(items: &[TrashItem], path: &str) -> Vec<String> {
     let beneath = format!("{}/", path.trim_end_matches('/'));
-    let is_meant = |item: &&TrashItem| {
+    let matches_path = |item: &&TrashItem| {
         let shown = item.path.to_string();
         path.is_empty() || shown == path || shown.starts_with(&beneath)
     };
     // Oldest first, so that collecting keeps the latest version of each path.
-    let latest: BTreeMap<_, _> = items.iter().filter(is_meant).map(|item| (&item.path, &item.id)).collect();
+    let latest: BTreeMap<_, _> = items.iter().filter(matches_path).map(|item| (&item.path, &item.id)).collect();
     latest.into_values().cloned().collect()
 }
 
 /// Converts a path relative to the current directory to one relative to the folder. Compares names only, because the
 /// file no longer exists.
-fn from_current(folder: &Path, current: Option<&Path>, text: &str) -> Option<String> {
+fn relative_to_current(folder: &Path, current: Option<&Path>, text: &str) -> Option<String> {
     let mut path = PathBuf::new();
     for part in current?.join(text).components() {
         match part {
@@ -182,78 +184,78 @@ fn from_current(folder: &Path, current: Option<&Path>, text: &str) -> Option<Str
 }
 
 /// The ids of the requested items, which are given as ids or as paths.
-fn chosen(asked: &[String], items: &[TrashItem], folder: &Path, current: Option<&Path>) -> Result<BTreeSet<String>, Failure> {
+fn select_items(requested: &[String], items: &[TrashItem], folder: &Path, current: Option<&Path>) -> Result<BTreeSet<String>, Failure> {
     let mut ids = BTreeSet::new();
-    for text in asked {
+    for text in requested {
         if items.iter().any(|item| item.id == *text) {
             ids.insert(text.clone());
             continue;
         }
         // First as a shell path, relative to the current directory, then as the list shows it.
-        let candidates = [from_current(folder, current, text), Some(within(folder, text))]
+        let candidates = [relative_to_current(folder, current, text), Some(relative_to_folder(folder, text))]
             .into_iter()
             .flatten()
             .filter(|_| !text.is_empty())
-            .map(|path| latest(items, &path))
+            .map(|path| latest_versions(items, &path))
             .collect::<Vec<_>>();
         let Some(found) = candidates.into_iter().find(|found| !found.is_empty()) else {
-            return Err(Failure::new(format!("{text} is not in the trash")).advise("`cobox sync trash list` shows its content"));
+            return Err(Failure::new(format!("{text} is not in the trash")).with_advice("`cobox sync trash list` shows its content"));
         };
         ids.extend(found);
     }
     Ok(ids)
 }
 
-fn report(done: &RestoreReport, nothing: &str, context: &Context) -> Outcome {
-    let restored: Vec<Value> = done
+fn print_report(report: &RestoreReport, nothing: &str, context: &Context) -> Outcome {
+    let restored: Vec<Value> = report
         .restored
         .iter()
-        .map(|one| json!({"path": one.path.to_string(), "to": one.to.to_string(), "beside": one.path != one.to}))
+        .map(|item| json!({"path": item.path.to_string(), "to": item.to.to_string(), "beside": item.path != item.to}))
         .collect();
-    let failed: Vec<Value> = done.failed.iter().map(|one| json!({"path": one.path.to_string(), "message": one.reason})).collect();
+    let failed: Vec<Value> = report.failed.iter().map(|item| json!({"path": item.path.to_string(), "message": item.reason})).collect();
     context.printer.result(&json!({"restored": restored, "failed": failed}), || {
-        let mut lines = match done.restored.len() {
+        let mut lines = match report.restored.len() {
             0 => vec![nothing.to_owned()],
             1 => vec!["restored 1 path:".to_owned()],
             count => vec![format!("restored {count} paths:")],
         };
-        lines.extend(done.restored.iter().take(MAX_SHOWN).map(|one| match one.path == one.to {
-            true => format!("  {}", visible(&one.path.to_string())),
+        lines.extend(report.restored.iter().take(MAX_SHOWN).map(|item| match item.path == item.to {
+            true => format!("  {}", visible(&item.path.to_string())),
             false => {
-                format!("  {} as {}, because something else is there now", visible(&one.path.to_string()), visible(&one.to.to_string()))
+                format!("  {} as {}, because something else is there now", visible(&item.path.to_string()), visible(&item.to.to_string()))
             }
         }));
-        if done.restored.len() > MAX_SHOWN {
-            lines.push(format!("  and {} more", done.restored.len() - MAX_SHOWN));
+        if report.restored.len() > MAX_SHOWN {
+            lines.push(format!("  and {} more", report.restored.len() - MAX_SHOWN));
         }
-        let failed = |one: &cobox_sync::RestoreFailure| {
-            format!("not restored: {}: {}; it is still in the trash", visible(&one.path.to_string()), one.reason)
+        let failed = |item: &cobox_sync::RestoreFailure| {
+            format!("not restored: {}: {}; it is still in the trash", visible(&item.path.to_string()), item.reason)
         };
-        lines.extend(done.failed.iter().map(failed));
+        lines.extend(report.failed.iter().map(failed));
         lines.join("\n")
     })?;
-    Ok(u8::from(!done.failed.is_empty()))
+    Ok(u8::from(!report.failed.is_empty()))
 }
 
 async fn empty(EmptyArgs { which, older_than, yes }: EmptyArgs, context: &Context) -> Outcome {
-    let (_, config) = find(&which)?;
+    let (_, config) = find_sync(&which)?;
     let before = older_than.and_then(|age| SystemTime::now().checked_sub(age));
     if !yes {
         let items = in_trash(&which, |trash| Ok(trash.items()?)).await?;
-        let meant: Vec<&TrashItem> = items.iter().filter(|item| before.is_none_or(|before| item.at < before)).collect();
-        let (count, bytes) = (meant.len(), meant.iter().map(|item| item.size).sum());
+        let affected: Vec<&TrashItem> = items.iter().filter(|item| before.is_none_or(|before| item.at < before)).collect();
+        let (count, bytes) = (affected.len(), affected.iter().map(|item| item.size).sum());
         let folder = visible(&config.folder.display().to_string());
-        confirm(context, &format!("erase {} in the trash of {folder} for good?", amount(count, bytes)), false)?;
+        confirm(context, &format!("erase {} in the trash of {folder} for good?", format_amount(count, bytes)), false)?;
     }
     let emptied = in_trash(&which, move |trash| Ok(trash.empty(before)?)).await?;
     context.printer.result(&json!({"files": emptied.files, "bytes": emptied.bytes}), || {
-        format!("erased {} from the trash", amount(emptied.files, emptied.bytes))
+        format!("erased {} from the trash", format_amount(emptied.files, emptied.bytes))
     })?;
     Ok(0)
 }
 
-fn amount(files: usize, bytes: u64) -> String {
-    format!("{files} file{} ({})", if files == 1 { "" } else { "s" }, in_words(bytes))
+fn format_amount(files: usize, bytes: u64) -> String {
+    format!("{files} file{} ({})", if files == 1 { "" } else { "s" }, format_byte_size(bytes))
 }
 
 #[cfg(test)]
@@ -261,11 +263,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_moment_is_a_time_or_how_long_ago() {
-        let ago = SystemTime::now().duration_since(moment("10m").unwrap()).unwrap().as_secs();
+    fn a_moment_is_a_time_or_an_age() {
+        let ago = SystemTime::now().duration_since(parse_moment("10m").unwrap()).unwrap().as_secs();
         assert!((599..=601).contains(&ago), "{ago}");
-        assert_eq!(moment("1970-01-01T00:01:00Z").unwrap(), SystemTime::UNIX_EPOCH + Duration::from_secs(60));
-        assert!(moment("yesterday").is_err());
+        assert_eq!(parse_moment("1970-01-01T00:01:00Z").unwrap(), SystemTime::UNIX_EPOCH + Duration::from_secs(60));
+        assert!(parse_moment("yesterday").is_err());
     }
 
     #[test]
@@ -282,8 +284,8 @@ mod tests {
         };
         let items = [item("1", "src/main.rs"), item("2", "main.rs"), item("3", "src/lib/a.rs"), item("4", "src/lib/a.rs")];
         let restore = |current: &str, text: &str| {
-            let chosen = chosen(&[text.to_owned()], &items, Path::new("/no/folder"), Some(Path::new(current)));
-            chosen.map(|ids| ids.into_iter().collect::<Vec<_>>().join(" ")).unwrap_or_default()
+            let selected = select_items(&[text.to_owned()], &items, Path::new("/no/folder"), Some(Path::new(current)));
+            selected.map(|ids| ids.into_iter().collect::<Vec<_>>().join(" ")).unwrap_or_default()
         };
         for (current, text, ids) in [
             ("/no/folder/src", "main.rs", "1"),

@@ -12,12 +12,12 @@ use unicode_width::UnicodeWidthStr;
 
 use super::{ACCENT, BAD, FAINT, GOOD, STRONG, WARN, block, wrap::wrap};
 use crate::{
-    chat::words,
+    chat::formatting,
     tui::{
-        app::{Room, State},
-        chat_pane::Run,
+        app_state::{AppState, SandboxState},
+        chat_pane::RunState,
         layout::Pane,
-        orders::NO_DEPLOYMENT,
+        submit::NO_DEPLOYMENT,
     },
 };
 
@@ -28,69 +28,70 @@ const MAX_ASK_ROWS: u16 = 8;
 /// Lines of an outcome shown for an unfolded tool call; the agent has the rest.
 const MAX_OUTCOME_LINES: usize = 60;
 
-pub fn draw(frame: &mut Frame, state: &State, area: Rect) {
+pub fn draw(frame: &mut Frame, state: &AppState, area: Rect) {
     let title = match (&state.assistant, &state.chat.run) {
-        (Some(assistant), Run::None) => format!(" chat · {} ", assistant.name),
-        (Some(assistant), Run::Going { is_ending: false, .. }) => format!(" chat · {} is at work… ", assistant.name),
-        (Some(assistant), Run::Going { .. }) => format!(" chat · {} is told to end… ", assistant.name),
+        (Some(assistant), RunState::Idle) => format!(" chat · {} ", assistant.name),
+        (Some(assistant), RunState::Running { is_cancelling: false, .. }) => format!(" chat · {} is at work… ", assistant.name),
+        (Some(assistant), RunState::Running { .. }) => format!(" chat · {} is told to end… ", assistant.name),
         (None, _) => " chat ".to_owned(),
     };
     let block = block(state, Pane::Chat, title);
     let inner = block.inner(area);
     frame.render_widget(block, area);
-    let [above, ask, input] = parts(state, inner);
+    let [conversation, question_area, input] = layout_parts(state, inner);
 
-    let lines = lines(state, above.width, usize::from(above.height) + state.chat.scroll);
-    let shown = visible(&lines, above.height, state.chat.scroll);
-    frame.render_widget(Paragraph::new(shown.iter().map(|(_, line)| line.clone()).collect::<Vec<_>>()), above);
-    if ask.height > 0 {
-        frame.render_widget(Paragraph::new(question(state, ask.width)), ask);
+    let lines = lines(state, conversation.width, usize::from(conversation.height) + state.chat.scroll);
+    let shown = visible(&lines, conversation.height, state.chat.scroll);
+    frame.render_widget(Paragraph::new(shown.iter().map(|(_, line)| line.clone()).collect::<Vec<_>>()), conversation);
+    if question_area.height > 0 {
+        frame.render_widget(Paragraph::new(question_lines(state, question_area.width)), question_area);
     }
     draw_input(frame, state, input);
 }
 
 /// The entry drawn in this row of the screen.
-pub fn entry_at(state: &State, area: Rect, row: u16) -> Option<usize> {
+pub fn entry_at(state: &AppState, area: Rect, row: u16) -> Option<usize> {
     let inner = Block::bordered().inner(area);
-    let [above, ..] = parts(state, inner);
-    let lines = lines(state, above.width, usize::from(above.height) + state.chat.scroll);
-    let shown = visible(&lines, above.height, state.chat.scroll);
-    let number = shown.get(usize::from(row.checked_sub(above.y)?))?.0?;
+    let [conversation, ..] = layout_parts(state, inner);
+    let lines = lines(state, conversation.width, usize::from(conversation.height) + state.chat.scroll);
+    let shown = visible(&lines, conversation.height, state.chat.scroll);
+    let number = shown.get(usize::from(row.checked_sub(conversation.y)?))?.0?;
     matches!(state.chat.transcript.get(number), Some(Entry::Tool(_))).then_some(number)
 }
 
 /// Maximum scroll offset.
-pub fn most_scroll(state: &State, area: Rect) -> usize {
+pub fn max_scroll(state: &AppState, area: Rect) -> usize {
     let inner = Block::bordered().inner(area);
-    let [above, ..] = parts(state, inner);
-    lines(state, above.width, usize::MAX).len().saturating_sub(usize::from(above.height))
+    let [conversation, ..] = layout_parts(state, inner);
+    lines(state, conversation.width, usize::MAX).len().saturating_sub(usize::from(conversation.height))
 }
 
-fn parts(state: &State, inner: Rect) -> [Rect; 3] {
-    let asking = if state.chat.review.is_some() { question(state, inner.width).len().min(usize::from(MAX_ASK_ROWS)) as u16 } else { 0 };
-    let typed = input_lines(state, inner.width).0.len().min(usize::from(MAX_INPUT_ROWS)) as u16;
-    Layout::vertical([Constraint::Min(3), Constraint::Length(asking), Constraint::Length(typed + 1)]).areas(inner)
+fn layout_parts(state: &AppState, inner: Rect) -> [Rect; 3] {
+    let question_rows =
+        if state.chat.review.is_some() { question_lines(state, inner.width).len().min(usize::from(MAX_ASK_ROWS)) as u16 } else { 0 };
+    let input_rows = input_lines(state, inner.width).0.len().min(usize::from(MAX_INPUT_ROWS)) as u16;
+    Layout::vertical([Constraint::Min(3), Constraint::Length(question_rows), Constraint::Length(input_rows + 1)]).areas(inner)
 }
 
 type Numbered<'a> = (Option<usize>, Line<'a>);
 
-/// The last lines of the conversation: at least `enough`, if there are that many.
-fn lines(state: &State, width: u16, enough: usize) -> Vec<Numbered<'static>> {
-    let mut parts: Vec<Vec<Numbered>> = Vec::new();
+/// The last lines of the conversation: at least `min_lines`, if there are that many.
+fn lines(state: &AppState, width: u16, min_lines: usize) -> Vec<Numbered<'static>> {
+    let mut blocks: Vec<Vec<Numbered>> = Vec::new();
     let mut count = 0;
     for (number, entry) in state.chat.transcript.entries().rev() {
-        let drawn: Vec<Numbered> =
+        let rows: Vec<Numbered> =
             entry_lines(state, number, entry, usize::from(width)).into_iter().map(|line| (Some(number), line)).collect();
-        count += drawn.len();
-        parts.push(drawn);
-        if count >= enough {
+        count += rows.len();
+        blocks.push(rows);
+        if count >= min_lines {
             break;
         }
     }
-    if parts.is_empty() {
+    if blocks.is_empty() {
         return welcome(state, usize::from(width)).into_iter().map(|line| (None, line)).collect();
     }
-    parts.into_iter().rev().flatten().collect()
+    blocks.into_iter().rev().flatten().collect()
 }
 
 fn visible<'a, 'b>(lines: &'b [Numbered<'a>], height: u16, scroll: usize) -> &'b [Numbered<'a>] {
@@ -98,31 +99,31 @@ fn visible<'a, 'b>(lines: &'b [Numbered<'a>], height: u16, scroll: usize) -> &'b
     &lines[end.saturating_sub(usize::from(height))..end]
 }
 
-fn entry_lines(state: &State, number: usize, entry: &Entry, width: usize) -> Vec<Line<'static>> {
+fn entry_lines(state: &AppState, number: usize, entry: &Entry, width: usize) -> Vec<Line<'static>> {
     let mut lines = match entry {
         Entry::Message { role: Role::Human, text, .. } => prefixed("you  ", ACCENT.add_modifier(Modifier::BOLD), text, width, Style::new()),
         Entry::Message { text, is_nested: true, .. } => prefixed("  │  ", FAINT, text, width, FAINT),
         Entry::Message { text, .. } => prefixed("", Style::new(), text, width, Style::new()),
         Entry::Note(text) => prefixed("· ", FAINT, text, width, WARN),
-        Entry::Tool(tool) => return tool_lines(tool, state.chat.is_open(number), width),
+        Entry::Tool(tool) => return tool_lines(tool, state.chat.is_expanded(number), width),
     };
     lines.push(Line::default());
     lines
 }
 
-fn tool_lines(tool: &ToolUse, is_open: bool, width: usize) -> Vec<Line<'static>> {
+fn tool_lines(tool: &ToolUse, is_expanded: bool, width: usize) -> Vec<Line<'static>> {
     let (mark, style) = match &tool.outcome {
         None => ("◌", WARN),
-        Some(outcome) if words::has_failed(outcome) => ("✗", BAD),
+        Some(outcome) if formatting::has_failed(outcome) => ("✗", BAD),
         Some(_) => ("✓", GOOD),
     };
     let nested = if tool.is_nested { "  │ " } else { "" };
-    let fold = if is_open { "▾" } else { "▸" };
-    let head = format!("{nested}{mark} {fold} {}", words::call(&tool.name, &tool.args));
-    let mut lines = vec![Line::styled(super::wrap::cut(&head, width), style)];
-    if !is_open {
+    let fold = if is_expanded { "▾" } else { "▸" };
+    let heading = format!("{nested}{mark} {fold} {}", formatting::format_tool_call(&tool.name, &tool.args));
+    let mut lines = vec![Line::styled(super::wrap::cut(&heading, width), style)];
+    if !is_expanded {
         if tool.outcome.is_some() {
-            lines.push(Line::styled(super::wrap::cut(&format!("{nested}    {}", words::outcome(tool)), width), FAINT));
+            lines.push(Line::styled(super::wrap::cut(&format!("{nested}    {}", formatting::format_tool_outcome(tool)), width), FAINT));
         }
         return lines;
     }
@@ -159,43 +160,45 @@ fn prefixed(prefix: &str, prefix_style: Style, text: &str, width: usize, style: 
     wrapped.into_iter().enumerate().map(line).collect()
 }
 
-fn welcome(state: &State, width: usize) -> Vec<Line<'static>> {
-    let sandbox = match &state.room {
-        Room::Open(info) => format!("The sandbox {} is ready; the agent works in it, and so can you.", info.sandbox),
-        Room::Opening => "The sandbox is being made ready while you type.".to_owned(),
-        Room::None if state.has_broker => "No sandbox yet: the agent makes one when it needs it, or you with /sandbox new.".to_owned(),
-        Room::None => "No broker is configured, so there is only talk.".to_owned(),
-        Room::Failed(why) => format!("No sandbox: {why}"),
+fn welcome(state: &AppState, width: usize) -> Vec<Line<'static>> {
+    let sandbox = match &state.sandbox {
+        SandboxState::Open(info) => format!("The sandbox {} is ready; the agent works in it, and so can you.", info.sandbox),
+        SandboxState::Opening => "The sandbox is being made ready while you type.".to_owned(),
+        SandboxState::None if state.has_broker => {
+            "No sandbox yet: the agent makes one when it needs it, or you with /sandbox new.".to_owned()
+        }
+        SandboxState::None => "No broker is configured, so there is only talk.".to_owned(),
+        SandboxState::Failed(reason) => format!("No sandbox: {reason}"),
     };
-    let who = match (&state.deployment, &state.thread) {
+    let greeting = match (&state.deployment, &state.thread) {
         (None, _) => NO_DEPLOYMENT.to_owned(),
         (Some(url), None) => format!("Asking {url}…"),
         (Some(url), Some(_)) => format!("Say something to {}.", state.assistant.as_ref().map_or(url.as_str(), |a| a.name.as_str())),
     };
-    let text = [who, sandbox, "/help lists what can be typed.".to_owned()].join("\n\n");
+    let text = [greeting, sandbox, "/help lists what can be typed.".to_owned()].join("\n\n");
     wrap(&text, width).into_iter().map(|line| Line::styled(line, FAINT)).collect()
 }
 
-fn question(state: &State, width: u16) -> Vec<Line<'static>> {
+fn question_lines(state: &AppState, width: u16) -> Vec<Line<'static>> {
     let Some(review) = &state.chat.review else { return Vec::new() };
-    let (number, of) = review.progress();
-    let place = if of > 1 { format!(" {number} of {of}") } else { String::new() };
-    let mut lines = vec![Line::styled(format!("── the agent asks{place} "), WARN.add_modifier(Modifier::BOLD))];
+    let (number, total) = review.progress();
+    let position = if total > 1 { format!(" {number} of {total}") } else { String::new() };
+    let mut lines = vec![Line::styled(format!("── the agent asks{position} "), WARN.add_modifier(Modifier::BOLD))];
     let (text, keys) = match review.next() {
         Some(Question::Action(action)) => {
             let mut keys = vec!["type y (yes)"];
             keys.extend(action.may_reject.then_some("n or no <why>"));
             keys.extend(action.may_edit.then_some("e Tab (edit it)"));
-            (words::question(action), keys.join(" · "))
+            (formatting::format_question(action), keys.join(" · "))
         }
         Some(Question::Text(text)) => (text.to_owned(), "type your answer".to_owned()),
         None => (String::new(), String::new()),
     };
     let wrapped = wrap(&text, usize::from(width));
-    let room = usize::from(MAX_ASK_ROWS) - 2;
-    let is_cut = wrapped.len() > room;
-    lines.extend(wrapped.into_iter().take(if is_cut { room - 1 } else { room }).map(Line::from));
-    if is_cut {
+    let available_rows = usize::from(MAX_ASK_ROWS) - 2;
+    let is_truncated = wrapped.len() > available_rows;
+    lines.extend(wrapped.into_iter().take(if is_truncated { available_rows - 1 } else { available_rows }).map(Line::from));
+    if is_truncated {
         lines.push(Line::styled("(there is more: e Tab shows all of it)", FAINT));
     }
     lines.push(Line::styled(keys, STRONG));
@@ -203,7 +206,7 @@ fn question(state: &State, width: u16) -> Vec<Line<'static>> {
 }
 
 /// The lines of the input, and the cursor's position in them.
-fn input_lines(state: &State, width: u16) -> (Vec<String>, (usize, usize)) {
+fn input_lines(state: &AppState, width: u16) -> (Vec<String>, (usize, usize)) {
     let editor = &state.chat.editor;
     let width = usize::from(width).saturating_sub(3).max(1);
     let (mut lines, mut cursor) = (vec![String::new()], (0, 0));
@@ -212,8 +215,8 @@ fn input_lines(state: &State, width: u16) -> (Vec<String>, (usize, usize)) {
         if at == editor.cursor() {
             cursor = (lines.len() - 1, used);
         }
-        let wide = unicode_width::UnicodeWidthChar::width(c).unwrap_or(0).max(usize::from(c == '\t') * 4);
-        if c == '\n' || used + wide > width {
+        let char_width = unicode_width::UnicodeWidthChar::width(c).unwrap_or(0).max(usize::from(c == '\t') * 4);
+        if c == '\n' || used + char_width > width {
             lines.push(String::new());
             used = 0;
         }
@@ -225,7 +228,7 @@ fn input_lines(state: &State, width: u16) -> (Vec<String>, (usize, usize)) {
             } else {
                 line.push(c)
             }
-            used += wide;
+            used += char_width;
         }
     }
     if editor.cursor() == editor.text().len() {
@@ -234,7 +237,7 @@ fn input_lines(state: &State, width: u16) -> (Vec<String>, (usize, usize)) {
     (lines, cursor)
 }
 
-fn draw_input(frame: &mut Frame, state: &State, area: Rect) {
+fn draw_input(frame: &mut Frame, state: &AppState, area: Rect) {
     let is_focused = state.focus == Pane::Chat && state.overlay.is_none();
     let border = Block::new().borders(Borders::TOP).border_style(FAINT);
     let inner = border.inner(area);

@@ -11,31 +11,31 @@ use unicode_width::UnicodeWidthStr;
 
 use super::{ACCENT, BAD, FAINT, STRONG, WARN, wrap::cut};
 use crate::tui::{
-    app::{Room, State},
+    app_state::{AppState, SandboxState},
     layout::{Pane, tab_spans},
 };
 
-pub fn header(frame: &mut Frame, state: &State, area: Rect) {
+pub fn header(frame: &mut Frame, state: &AppState, area: Rect) {
     // Enough characters to distinguish them; the lists show the full names.
     let thread = state.thread.as_deref().map_or_else(|| "no thread".to_owned(), |thread| format!("thread {}", cut(thread, 14)));
-    let sandbox = match &state.room {
-        Room::None => "no sandbox".to_owned(),
-        Room::Opening => "sandbox is being made…".to_owned(),
-        Room::Open(info) => format!("sandbox {}", cut(info.name.as_deref().unwrap_or(&info.sandbox), 14)),
-        Room::Failed(_) => "sandbox failed".to_owned(),
+    let sandbox = match &state.sandbox {
+        SandboxState::None => "no sandbox".to_owned(),
+        SandboxState::Opening => "sandbox is being made…".to_owned(),
+        SandboxState::Open(info) => format!("sandbox {}", cut(info.name.as_deref().unwrap_or(&info.sandbox), 14)),
+        SandboxState::Failed(_) => "sandbox failed".to_owned(),
     };
-    let mut words = vec![Span::styled(" Cobox ", STRONG.add_modifier(Modifier::REVERSED))];
+    let mut spans = vec![Span::styled(" Cobox ", STRONG.add_modifier(Modifier::REVERSED))];
     if let Some(assistant) = &state.assistant {
-        words.push(Span::styled(format!(" {} ", cut(&assistant.name, 20)), ACCENT));
+        spans.push(Span::styled(format!(" {} ", cut(&assistant.name, 20)), ACCENT));
     }
-    words.push(Span::raw(format!(" {thread} · {sandbox} · {} ", state.sync.summary())));
+    spans.push(Span::raw(format!(" {thread} · {sandbox} · {} ", state.sync.summary())));
     if state.chat.is_running() {
-        words.push(Span::styled("· at work ", WARN));
+        spans.push(Span::styled("· at work ", WARN));
     }
-    frame.render_widget(Paragraph::new(Line::from(words)), area);
+    frame.render_widget(Paragraph::new(Line::from(spans)), area);
 }
 
-pub fn tabs(frame: &mut Frame, state: &State, area: Rect) {
+pub fn tabs(frame: &mut Frame, state: &AppState, area: Rect) {
     let tab = |(at, (pane, ..)): (usize, (Pane, u16, u16))| {
         let style = if pane == state.focus { ACCENT.add_modifier(Modifier::REVERSED) } else { FAINT };
         Span::styled(format!(" {} {} ", at + 1, pane.title()), style)
@@ -44,10 +44,10 @@ pub fn tabs(frame: &mut Frame, state: &State, area: Rect) {
 }
 
 /// The current notice, or else the keys.
-pub fn footer(frame: &mut Frame, state: &State, area: Rect) {
+pub fn footer(frame: &mut Frame, state: &AppState, area: Rect) {
     let width = usize::from(area.width);
     if let Some(notice) = &state.notice {
-        let style = if notice.is_bad { BAD } else { WARN };
+        let style = if notice.is_error { BAD } else { WARN };
         frame.render_widget(Paragraph::new(Line::styled(cut(&format!(" {}", notice.text.replace('\n', " ")), width), style)), area);
         return;
     }
@@ -68,13 +68,13 @@ pub fn footer(frame: &mut Frame, state: &State, area: Rect) {
     };
     let mut spans = Vec::new();
     let mut used = 0;
-    for (key, does) in keys {
-        used += key.width() + does.width() + 4;
+    for (key, description) in keys {
+        used += key.width() + description.width() + 4;
         if used > width {
             break;
         }
         spans.push(Span::styled(format!(" {key}"), STRONG));
-        spans.push(Span::styled(format!(" {does}  "), FAINT));
+        spans.push(Span::styled(format!(" {description}  "), FAINT));
     }
     frame.render_widget(Paragraph::new(Line::from(spans)), area);
 }

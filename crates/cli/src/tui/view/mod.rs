@@ -18,11 +18,11 @@ use ratatui::{
 };
 
 use super::{
-    app::State,
+    app_state::AppState,
     layout::{MIN_SIZE, Pane},
 };
 
-pub use overlay::{HELP_LINES, picked_at};
+pub use overlay::{HELP_LINES, item_at};
 pub use wrap::cut;
 
 const FAINT: Style = Style::new().fg(Color::DarkGray);
@@ -32,20 +32,20 @@ const WARN: Style = Style::new().fg(Color::Yellow);
 const ACCENT: Style = Style::new().fg(Color::Cyan);
 const STRONG: Style = Style::new().add_modifier(Modifier::BOLD);
 
-pub fn draw(frame: &mut Frame, state: &State) {
+pub fn draw(frame: &mut Frame, state: &AppState) {
     // The window was just resized: the next draw has the right size.
     if (frame.area().width, frame.area().height) != state.size {
         return;
     }
-    let Some(places) = state.places() else {
+    let Some(layout) = state.layout() else {
         too_small(frame, state.size);
         return;
     };
-    frame::header(frame, state, places.header);
-    if let Some(tabs) = places.tabs {
+    frame::header(frame, state, layout.header);
+    if let Some(tabs) = layout.tabs {
         frame::tabs(frame, state, tabs);
     }
-    for (pane, area) in &places.panes {
+    for (pane, area) in &layout.panes {
         match pane {
             Pane::Chat => chat::draw(frame, state, *area),
             Pane::Terminal => terminal::draw(frame, state, *area),
@@ -54,7 +54,7 @@ pub fn draw(frame: &mut Frame, state: &State) {
             Pane::Sync => sync::draw(frame, state, *area),
         }
     }
-    frame::footer(frame, state, places.footer);
+    frame::footer(frame, state, layout.footer);
     overlay::draw(frame, state);
 }
 
@@ -66,18 +66,18 @@ pub fn without_colour(frame: &mut Frame) {
 }
 
 fn too_small(frame: &mut Frame, (cols, rows): (u16, u16)) {
-    let words = [
+    let text = [
         format!("Cobox needs {} columns and {} rows.", MIN_SIZE.0, MIN_SIZE.1),
         format!("This window has {cols} and {rows}."),
         "Make it larger, or leave with Ctrl-Q.".to_owned(),
         "`cobox chat --no-tui` fits anywhere.".to_owned(),
     ];
-    let lines: Vec<Line> = words.into_iter().map(Line::from).collect();
+    let lines: Vec<Line> = text.into_iter().map(Line::from).collect();
     frame.render_widget(Paragraph::new(lines).alignment(Alignment::Left).wrap(ratatui::widgets::Wrap { trim: true }), frame.area());
 }
 
 /// A border with the pane's title, highlighted if the pane has the focus.
-fn block<'a>(state: &State, pane: Pane, title: impl Into<Line<'a>>) -> Block<'a> {
+fn block<'a>(state: &AppState, pane: Pane, title: impl Into<Line<'a>>) -> Block<'a> {
     let is_focused = state.focus == pane && state.overlay.is_none();
     let style = if is_focused { ACCENT.add_modifier(Modifier::BOLD) } else { FAINT };
     let kind = if is_focused { BorderType::Thick } else { BorderType::Plain };

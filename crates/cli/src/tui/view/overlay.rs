@@ -10,9 +10,9 @@ use ratatui::{
 
 use super::{ACCENT, FAINT, STRONG, wrap::cut};
 use crate::{
-    chat::typed::COMMANDS,
+    chat::input_parser::COMMANDS,
     tui::{
-        app::{Overlay, State},
+        app_state::{AppState, Overlay},
         picker::Picker,
     },
 };
@@ -39,31 +39,33 @@ const KEYS: [(&str, &str); 16] = [
 /// Lines of the help text; the limit for scrolling.
 pub const HELP_LINES: u16 = (KEYS.len() + COMMANDS.len() + 3) as u16;
 
-pub fn draw(frame: &mut Frame, state: &State) {
+pub fn draw(frame: &mut Frame, state: &AppState) {
     match &state.overlay {
         None => {}
-        Some(Overlay::Help { scroll }) => help(frame, *scroll),
-        Some(Overlay::Pick(picker)) => pick(frame, picker),
+        Some(Overlay::Help { scroll }) => draw_help(frame, *scroll),
+        Some(Overlay::Pick(picker)) => draw_picker(frame, picker),
     }
 }
 
-fn help(frame: &mut Frame, scroll: u16) {
-    let row = |name: String, does: &str| Line::from(vec![Span::styled(format!("  {name:<24}"), ACCENT), Span::raw(does.to_owned())]);
+fn draw_help(frame: &mut Frame, scroll: u16) {
+    let row = |name: String, description: &str| {
+        Line::from(vec![Span::styled(format!("  {name:<24}"), ACCENT), Span::raw(description.to_owned())])
+    };
     let mut lines = vec![Line::styled("Keys", STRONG)];
-    lines.extend(KEYS.iter().map(|(key, does)| row((*key).to_owned(), does)));
+    lines.extend(KEYS.iter().map(|(key, description)| row((*key).to_owned(), description)));
     lines.push(Line::default());
     lines.push(Line::styled("Commands", STRONG));
-    lines.extend(COMMANDS.iter().map(|(name, takes, does)| row(format!("{name} {takes}"), does)));
-    let area = middle(frame.area(), 78, lines.len() as u16 + 2);
-    let block = over(" help · ↑↓ scroll, any other key closes ");
-    let most = (lines.len() as u16).saturating_sub(area.height.saturating_sub(2));
+    lines.extend(COMMANDS.iter().map(|(name, arguments, description)| row(format!("{name} {arguments}"), description)));
+    let area = centered(frame.area(), 78, lines.len() as u16 + 2);
+    let block = overlay_block(" help · ↑↓ scroll, any other key closes ");
+    let max_scroll = (lines.len() as u16).saturating_sub(area.height.saturating_sub(2));
     frame.render_widget(Clear, area);
-    frame.render_widget(Paragraph::new(lines).block(block).scroll((scroll.min(most), 0)), area);
+    frame.render_widget(Paragraph::new(lines).block(block).scroll((scroll.min(max_scroll), 0)), area);
 }
 
-fn pick(frame: &mut Frame, picker: &Picker) {
+fn draw_picker(frame: &mut Frame, picker: &Picker) {
     let area = pick_area(picker, frame.area());
-    let block = over(match picker.title() {
+    let block = overlay_block(match picker.title() {
         "threads" => " threads · Enter goes on with one, Esc closes ",
         "assistants" => " assistants · Enter chooses, Esc closes ",
         _ => " sandboxes · Enter binds this thread to one, Esc closes ",
@@ -73,7 +75,7 @@ fn pick(frame: &mut Frame, picker: &Picker) {
     frame.render_widget(block, area);
     let height = usize::from(inner.height);
     let first = first_shown(picker, inner.height);
-    let line = |(at, item): (usize, &crate::tui::picker::Item)| {
+    let line = |(at, item): (usize, &crate::tui::picker::PickerItem)| {
         let mark = if item.is_current { "* " } else { "  " };
         let style = if at == picker.selected { ACCENT.add_modifier(Modifier::REVERSED) } else { FAINT.remove_modifier(Modifier::all()) };
         Line::styled(cut(&format!("{mark}{}", item.label), usize::from(inner.width)), style)
@@ -83,7 +85,7 @@ fn pick(frame: &mut Frame, picker: &Picker) {
 }
 
 fn pick_area(picker: &Picker, screen: Rect) -> Rect {
-    middle(screen, 76, picker.items.len() as u16 + 2)
+    centered(screen, 76, picker.items.len() as u16 + 2)
 }
 
 /// The first visible item, so that the selected one is always visible.
@@ -92,17 +94,17 @@ fn first_shown(picker: &Picker, height: u16) -> usize {
 }
 
 /// The item drawn at this point of a screen of this size.
-pub fn picked_at(picker: &Picker, (cols, rows): (u16, u16), column: u16, row: u16) -> Option<usize> {
+pub fn item_at(picker: &Picker, (cols, rows): (u16, u16), column: u16, row: u16) -> Option<usize> {
     let inner = Block::bordered().inner(pick_area(picker, Rect::new(0, 0, cols, rows)));
     let at = first_shown(picker, inner.height) + usize::from(row.checked_sub(inner.y)?);
     (inner.contains((column, row).into()) && at < picker.items.len()).then_some(at)
 }
 
-fn over(title: &str) -> Block<'_> {
+fn overlay_block(title: &str) -> Block<'_> {
     Block::bordered().border_type(BorderType::Double).border_style(ACCENT).title(title)
 }
 
-fn middle(area: Rect, width: u16, height: u16) -> Rect {
+fn centered(area: Rect, width: u16, height: u16) -> Rect {
     let [area] = Layout::horizontal([Constraint::Length(width.min(area.width))]).flex(Flex::Center).areas(area);
     let height = height.min(area.height.saturating_sub(2));
     let [area] = Layout::vertical([Constraint::Length(height)]).flex(Flex::Center).areas(area);
@@ -115,9 +117,9 @@ mod tests {
 
     #[test]
     fn every_line_of_help_fits_into_the_smallest_screen() {
-        let room = 76 - 2 - 24;
-        let lines = KEYS.iter().map(|(_, does)| *does).chain(COMMANDS.iter().map(|(.., does)| *does));
-        let long: Vec<&str> = lines.filter(|does| does.chars().count() > room).collect();
-        assert!(long.is_empty(), "{long:?}");
+        let available = 76 - 2 - 24;
+        let lines = KEYS.iter().map(|(_, description)| *description).chain(COMMANDS.iter().map(|(.., description)| *description));
+        let too_long: Vec<&str> = lines.filter(|description| description.chars().count() > available).collect();
+        assert!(too_long.is_empty(), "{too_long:?}");
     }
 }

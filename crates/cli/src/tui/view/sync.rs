@@ -3,16 +3,16 @@
 use ratatui::{Frame, layout::Rect, text::Line, widgets::Paragraph};
 
 use super::{FAINT, WARN, block};
-use crate::tui::{app::State, layout::Pane, sync::SyncState};
+use crate::tui::{app_state::AppState, layout::Pane, sync_status::SyncState};
 
-pub fn draw(frame: &mut Frame, state: &State, area: Rect) {
+pub fn draw(frame: &mut Frame, state: &AppState, area: Rect) {
     let block = block(state, Pane::Sync, " sync ");
     let inner = block.inner(area);
     frame.render_widget(block, area);
     let mut lines = vec![Line::from(state.sync.summary())];
     match &state.sync {
         SyncState::None => {
-            let sandbox = state.room_info().map_or("NAME", |info| info.name.as_deref().unwrap_or(&info.sandbox));
+            let sandbox = state.opened_sandbox().map_or("NAME", |info| info.name.as_deref().unwrap_or(&info.sandbox));
             lines.push(Line::styled("In another terminal, in the folder that is to be the same as /workspace:", FAINT));
             lines.push(Line::raw(format!("  cobox sync --sandbox {}", cobox_langgraph::clean(sandbox, 100))));
         }
@@ -22,6 +22,6 @@ pub fn draw(frame: &mut Frame, state: &State, area: Rect) {
         }
     }
     // The view can't be scrolled past its last line at the bottom.
-    let most = lines.len().saturating_sub(usize::from(inner.height));
-    frame.render_widget(Paragraph::new(lines.split_off(state.sync_scroll.min(most))), inner);
+    let max_scroll = lines.len().saturating_sub(usize::from(inner.height));
+    frame.render_widget(Paragraph::new(lines.split_off(state.sync_scroll.min(max_scroll))), inner);
 }

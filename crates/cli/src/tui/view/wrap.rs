@@ -17,27 +17,27 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
 
 fn wrap_line(line: &str, width: usize, lines: &mut Vec<String>) {
     let mut current = String::new();
-    let mut used = 0;
+    let mut used_columns = 0;
     for word in line.split_inclusive(' ') {
-        let wide = word.trim_end_matches(' ').width();
-        if used + wide > width && used > 0 {
+        let columns = word.trim_end_matches(' ').width();
+        if used_columns + columns > width && used_columns > 0 {
             lines.push(std::mem::take(&mut current).trim_end().to_owned());
-            used = 0;
+            used_columns = 0;
         }
-        if wide <= width - used {
+        if columns <= width - used_columns {
             current.push_str(word);
-            used += word.width();
+            used_columns += word.width();
             continue;
         }
         // The word is longer than a whole line.
         for c in word.chars() {
-            let wide = c.width().unwrap_or(0);
-            if used + wide > width && used > 0 {
+            let columns = c.width().unwrap_or(0);
+            if used_columns + columns > width && used_columns > 0 {
                 lines.push(std::mem::take(&mut current));
-                used = 0;
+                used_columns = 0;
             }
             current.push(c);
-            used += wide;
+            used_columns += columns;
         }
     }
     lines.push(current.trim_end().to_owned());
@@ -48,12 +48,12 @@ pub fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
     }
-    let mut used = 0;
+    let mut used_columns = 0;
     let mut short: String = text
         .chars()
         .take_while(|c| {
-            used += c.width().unwrap_or(0);
-            used < width
+            used_columns += c.width().unwrap_or(0);
+            used_columns < width
         })
         .collect();
     short.push('…');
