@@ -118,7 +118,9 @@ async fn changes_by_programs_are_reported_once_and_in_order() {
     let reported: Vec<_> = all.iter().map(Event::summary).collect();
     let writes = reported.iter().filter(|t| t.0 == "modified").count();
     assert!((1..50).contains(&writes), "a hundred writes are told as {writes}");
-    let mut in_order: Vec<_> = reported.iter().filter(|t| t.1 != "/workspace/short").collect();
+    // The write to the new file is reported separately if it falls into the next window.
+    let is_expected = |t: &&(&str, &str)| t.1 != "/workspace/short" && **t != ("modified", "/workspace/new");
+    let mut in_order: Vec<_> = reported.iter().filter(is_expected).collect();
     in_order.dedup();
     assert_eq!(
         in_order,
