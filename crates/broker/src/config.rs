@@ -6,9 +6,9 @@ use cobox_gateway::Limits;
 use cobox_protocol::{Secret, control::Alg, id::is_external_id, sandbox::is_sandbox_name};
 use serde::Deserialize;
 
-use crate::{domain::kinds::TemplateSpec, oidc::OidcConfig, paced::BodyLimits, thread_authority::ThreadAuthorityConfig};
-
-use crate::origin;
+use crate::{
+    domain::resources::records::TemplateSpec, oidc::OidcConfig, origin, paced::BodyLimits, thread_authority::ThreadAuthorityConfig,
+};
 
 /// Minimum lifetime of a token, in seconds: below it, clients would spend most of their time on refreshes.
 pub const MIN_TOKEN_TTL_SECONDS: u64 = 60;

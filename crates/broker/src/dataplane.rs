@@ -9,17 +9,19 @@ use cobox_provider::{BoxdSocket, ProviderError};
 use cobox_token::Claims;
 
 use crate::domain::{
-    access,
-    audit::{AuditRecord, AuditTrail},
-    deployment::{Deployment, internal},
-    issue::TokenFormat,
-    keys::Keys,
-    lifecycle::Lifecycle,
-    links,
-    model::{Caller, Sandbox, Session},
-    presence::Presence,
-    shares::{enter, may_see, way_in},
-    tokens::Wish,
+    access::{
+        self,
+        keys::Keys,
+        session_access::{enter, may_see, way_in},
+        token_verification::verify,
+    },
+    audit::trail::AuditTrail,
+    context::{Deployment, internal},
+    events::presence::{Participant, Presence},
+    lifecycle::transitions::Lifecycle,
+    model::{AuditRecord, Caller, Sandbox, Session},
+    token_signer::{TokenFormat, Wish},
+    tokens::file_links,
 };
 
 /// How long a request waits for a suspended sandbox to start before the client must retry.
@@ -39,7 +41,7 @@ impl Directory for Dataplane {
         let found = self.find(&target).await?;
         match credential {
             None => match found {
-                Some((sandbox, _)) if sandbox.is_running() && self.lifecycle.is_here(&sandbox) => {
+                Some((sandbox, _)) if sandbox.is_running() && self.deployment.is_here(&sandbox) => {
                     Ok(Admission { sandbox: sandbox.id, is_running: true, is_cacheable: false, token: None, caller: None })
                 }
                 // The same response for an unknown sandbox and a suspended one, so that an unauthenticated client
@@ -100,7 +102,9 @@ impl Directory for Dataplane {
 
     async fn record_usage(&self, usage: Usage) {
         let Some(caller) = &usage.admission.caller else { return };
-        self.presence.seen(&self.deployment, &usage.admission.sandbox, caller);
+        let Passer { workspace, principal, actor, session, .. } = caller;
+        let participant = Participant { workspace, principal, actor, session: session.as_ref() };
+        self.presence.seen(&self.deployment, &usage.admission.sandbox, &participant);
         let record = self.record("dataplane.used", caller, &usage.admission.sandbox, &usage.request_id);
         let Usage { method, path, status, .. } = &usage;
         let shown = redact(path);
@@ -145,7 +149,7 @@ impl Dataplane {
 
     /// A sandbox of another node must be reached there. Every response that names the sandbox contains that node's URL.
     fn must_be_here(&self, sandbox: &Sandbox) -> Result<(), ApiError> {
-        if self.lifecycle.is_here(sandbox) {
+        if self.deployment.is_here(sandbox) {
             return Ok(());
         }
         let url = self.deployment.gateway(sandbox).http_base_url;
@@ -218,7 +222,7 @@ impl Dataplane {
     /// Forwards a token unchanged once it is known to be one that boxd accepts. A format that boxd can't read is
     /// replaced with one that it can.
     async fn check(&self, token: Secret, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
-        let claims = self.deployment.claims_of(sandbox, &token).await?;
+        let claims = verify(&self.deployment, sandbox, &token).await?;
         match TokenFormat::of(&token) {
             TokenFormat::Jwt => Ok(Admission { is_cacheable: true, ..self.let_in(token, claims, sandbox, session)? }),
             TokenFormat::Opaque => self.let_in(self.deployment.tokens.sign(sandbox, &claims), claims, sandbox, session),
@@ -233,7 +237,8 @@ impl Dataplane {
         let claims = d.tokens.verify_link(sandbox, &link.link, &revoked, now)?;
         let is_for_this = claims.file.as_ref().is_some_and(|file| {
             let is_method = file.method == link.method.as_str() || file.method == "GET" && link.method == http::Method::HEAD;
-            is_method && links::decode(&file.path).is_some_and(|path| links::decode(&link.path).is_some_and(|asked| asked == path))
+            is_method
+                && file_links::decode(&file.path).is_some_and(|path| file_links::decode(&link.path).is_some_and(|asked| asked == path))
         });
         if !is_for_this {
             return Err(ApiError::new(ErrorCode::Forbidden, "the link is for another file or another method"));

@@ -12,6 +12,7 @@ mod data_dir;
 mod dataplane;
 #[doc(hidden)]
 pub mod domain;
+mod health;
 mod http;
 mod lanes;
 mod master_key;
@@ -22,6 +23,7 @@ mod outbound;
 mod paced;
 pub mod policy;
 mod server;
+mod services;
 #[doc(hidden)]
 pub mod store;
 mod thread_authority;
@@ -48,35 +50,25 @@ pub use cobox_gateway::Limits as GatewayLimits;
 pub use config::{Config, ConfigError, Cors, MetricsAccess, RateLimits, TlsFiles};
 use data_dir::Database;
 use domain::{
-    activity::Activity,
-    audit::{AuditRecord, AuditTrail},
-    audit_mark::AuditMark,
-    deployment::Deployment,
-    events::Events,
-    health::Health,
-    hearing::hear,
-    host_disk,
-    keeper::Kinds,
-    keys::Keys,
-    lifecycle::Lifecycle,
-    making::check_template,
-    model::Principal,
-    nodes::{self, Nodes},
-    presence::Presence,
-    quarantine::Quarantine,
-    rates::Rates,
-    reaper::Reaper,
-    reconcile::reconcile,
-    revoking::Revoking,
-    sandboxes::Sandboxes,
-    sessions::Sessions,
-    tokens::{LONGEST_TOKEN_LIFE, Tokens},
-    webhook::{MIN_SECRET_BYTES, Webhook},
+    access::{
+        last_used::Activity,
+        rate_limiter::Rates,
+        webhook::{MIN_SECRET_BYTES, Webhook},
+    },
+    audit::{mark::AuditMark, trail::AuditTrail},
+    cluster::nodes::{self, Nodes},
+    context::Deployment,
+    events::{event_streams::Events, presence::Presence},
+    lifecycle::{change_listener::hear, host_disk, quarantine::Quarantine, reaper::Reaper, reconcile::reconcile, transitions::Lifecycle},
+    model::{AuditRecord, Principal},
+    resources::{reconciler::ResourceReconciler, sandbox_spec::check_template},
+    token_signer::{LONGEST_TOKEN_LIFE, Tokens},
 };
 pub use domain::{
-    audit_mark::{Restored, acknowledge_restored, read_restored},
-    quarantine::{Quarantined, read as read_quarantine},
+    audit::mark::{Restored, acknowledge_restored, read_restored},
+    lifecycle::quarantine::{Quarantined, read as read_quarantine},
 };
+use health::Health;
 #[doc(hidden)]
 pub use http::paths;
 pub use master_key::{MasterKeyRotation, RotatedMasterKey, rotate_master_key};
@@ -86,6 +78,7 @@ pub use oidc::OidcConfig;
 use origin::Origin;
 pub use paced::BodyLimits;
 use policy::{PolicyFileError, Reloaded};
+use services::Services;
 use store::{Counting, Store, StoreError, sql};
 use thread_authority::ThreadAuthority;
 pub use thread_authority::ThreadAuthorityConfig;
@@ -170,13 +163,10 @@ pub struct Broker {
     /// Locked as long as the broker lives, so that no other broker uses the data directory.
     data_dir: Arc<data_dir::DataDir>,
     deployment: Arc<Deployment>,
-    keys: Arc<Keys>,
-    sessions: Arc<Sessions>,
-    sandboxes: Arc<Sandboxes>,
-    revoking: Arc<Revoking>,
+    services: Arc<Services>,
     lifecycle: Arc<Lifecycle>,
     reaper: Arc<Reaper>,
-    kinds: Arc<Kinds>,
+    audit_mark: Arc<AuditMark>,
     audit: AuditTrail,
     webhook: Option<Arc<Webhook>>,
     scraper: Option<Arc<Secret>>,
@@ -246,7 +236,7 @@ impl Broker {
         store.seal_with(master.audit_seal());
         let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
         let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
-        let quarantine = Quarantine::open(&config.data_dir, config.quarantine_keep());
+        let quarantine = Arc::new(Quarantine::open(&config.data_dir, config.quarantine_keep()));
         let deployment = Arc::new(Deployment {
             config,
             public_url,
@@ -259,42 +249,41 @@ impl Broker {
             thread_authority,
             node,
             nodes,
-            quarantine,
-            audit_mark,
             ballast,
             background: Handle::current(),
             metrics: Arc::default(),
             started_at: Timestamp::now(),
         });
         let activity = Arc::new(Activity::default());
-        let lifecycle = Arc::new(Lifecycle::new(deployment.clone(), activity.clone()));
+        let lifecycle = Arc::new(Lifecycle::new(deployment.clone(), activity, quarantine));
         // The time without a running broker counts neither as running time nor against retention periods.
         store.count_running(&deployment.node, deployment.now(), Counting::START).await?;
-        deployment.count_downtime(deployment.now(), Counting::START).await?;
+        lifecycle.count_downtime(deployment.now(), Counting::START).await?;
         let quarantined = reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
         if let Some(loss) = small_loss {
-            deployment.audit_mark.settle(loss, quarantined);
+            audit_mark.settle(loss, quarantined);
         }
-        let kinds = Arc::new(Kinds::new(deployment.clone(), lifecycle.clone()));
-
-        let sessions = Arc::new(Sessions { deployment: deployment.clone(), lifecycle: lifecycle.clone() });
+        let services = Arc::new(Services::new(&deployment, &lifecycle));
+        let resources = ResourceReconciler {
+            deployment: deployment.clone(),
+            snapshots: services.snapshots.clone(),
+            volumes: services.volumes.clone(),
+            pools: services.pools.clone(),
+        };
         Ok(Self {
             listener,
             gateway_listener,
             lanes: lanes::Lanes::start().map_err(StartError::Lanes)?,
             data_dir: Arc::new(data_dir),
-            keys: Arc::new(Keys { deployment: deployment.clone(), lifecycle: lifecycle.clone(), activity }),
-            sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
-            revoking: Arc::new(Revoking { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
-            reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone(), kinds.clone())),
-            kinds,
-            audit: AuditTrail::start(store, deployment.audit_mark.clone(), deployment.config.audit_retry()),
+            services,
+            reaper: Arc::new(Reaper::new(lifecycle.clone(), Arc::new(resources), audit_mark.clone())),
+            audit: AuditTrail::start(store, audit_mark.clone(), deployment.config.audit_retry()),
             webhook,
             scraper,
             metrics: deployment.metrics.clone(),
             traces: None,
             tls,
-            sessions,
+            audit_mark,
             lifecycle,
             deployment,
         })
@@ -317,7 +306,7 @@ impl Broker {
 
     /// Returns whether a key is a valid key of this deployment.
     pub async fn knows_key(&self, key: &Secret) -> Result<bool, ApiError> {
-        match self.keys.authenticate(key).await {
+        match self.services.keys.authenticate(key).await {
             Ok(_) => Ok(true),
             Err(e) if e.code == ErrorCode::Unauthenticated => Ok(false),
             Err(e) => Err(e),
@@ -353,21 +342,18 @@ impl Broker {
         let dataplane = dataplane::Dataplane {
             deployment: self.deployment.clone(),
             lifecycle: self.lifecycle.clone(),
-            keys: self.keys.clone(),
+            keys: self.services.keys.clone(),
             audit: self.audit.clone(),
             presence: Presence::default(),
         };
         let api = http::Api {
-            keys: self.keys.clone(),
-            sessions: self.sessions.clone(),
-            sandboxes: self.sandboxes.clone(),
-            kinds: self.kinds.clone(),
-            revoking: self.revoking.clone(),
+            services: self.services.clone(),
             deployment: self.deployment.clone(),
             webhook: self.webhook.clone(),
             audit: self.audit.clone(),
-            events: Arc::new(Events::new(self.deployment.clone(), self.keys.clone())),
+            events: Arc::new(Events::new(self.deployment.clone(), self.services.keys.clone())),
             rates: rates.clone(),
+            quarantine: self.lifecycle.quarantine.clone(),
             health: Arc::new(Health::new(self.deployment.clone())),
             metrics: self.metrics.clone(),
             scraper: self.scraper.clone(),
@@ -402,10 +388,10 @@ impl Broker {
         self.audit.close().await;
         let d = &self.deployment;
         if stopped.is_node_taken.load(Ordering::SeqCst) {
-            d.audit_mark.save(&*d.store, d.now()).await;
+            self.audit_mark.save(&*d.store, d.now()).await;
             return Err(StopError::NodeTaken(d.config.data_dir.clone()));
         }
-        d.audit_mark.close(&*d.store, d.now()).await;
+        self.audit_mark.close(&*d.store, d.now()).await;
         if stopped.is_key_replaced.load(Ordering::SeqCst) { Err(StopError::KeyReplaced(self.data_dir.master_key_path())) } else { Ok(()) }
     }
 
@@ -418,7 +404,7 @@ impl Broker {
     pub async fn bootstrap_key(&self, principal: &str, kind: PrincipalKind) -> Result<Secret, ApiError> {
         let workspace = self.deployment.config.workspace.clone();
         let principal = Principal { workspace, name: principal.to_owned(), kind };
-        Ok(self.keys.bootstrap(principal).await?.api_key)
+        Ok(self.services.keys.bootstrap(principal).await?.api_key)
     }
 
     /// Reloads the policy. A broken one is reported and changes nothing.

@@ -14,7 +14,7 @@ use crate::{
     chain::seal,
     config::Config,
     data_dir::{DataDir, DataDirError},
-    domain::{audit::AuditRecord, tokens::LONGEST_TOKEN_LIFE},
+    domain::{model::AuditRecord, token_signer::LONGEST_TOKEN_LIFE},
     open_store,
     store::{AuditSeal, ChainHead, MasterRotated, MasterRotation, Store},
 };

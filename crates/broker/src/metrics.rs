@@ -106,8 +106,8 @@ pub struct Gauges<'a> {
     /// Number of audit records that could not be written.
     pub audit_lost: u64,
     /// Sandboxes of this node that have no record.
-    pub quarantined: crate::domain::quarantine::QuarantinedCounts,
-    pub peers: crate::domain::nodes::PeerCounts,
+    pub quarantined: crate::domain::lifecycle::quarantine::QuarantinedCounts,
+    pub peers: crate::domain::cluster::nodes::PeerCounts,
     pub clock_skew: Duration,
     /// How long requests waited for a database connection.
     pub store_waits: Option<&'a Histogram>,

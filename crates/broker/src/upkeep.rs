@@ -8,18 +8,19 @@ use std::{
     time::Duration,
 };
 
+use cobox_gateway::ClientAddress;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     data_dir::DataDir,
-    domain::{deployment::Deployment, rates::Rates, tokens::LONGEST_TOKEN_LIFE},
+    domain::{access::rate_limiter::Rates, context::Deployment, token_signer::LONGEST_TOKEN_LIFE},
     master_key,
 };
 
 /// Interval at which old failure counts are removed, and the previous master key once no token of it can be valid.
 const TIDY_EVERY: Duration = Duration::from_secs(10);
 
-pub async fn tidy(deployment: Arc<Deployment>, rates: Arc<Rates>, data_dir: Arc<DataDir>) {
+pub async fn tidy(deployment: Arc<Deployment>, rates: Arc<Rates<ClientAddress>>, data_dir: Arc<DataDir>) {
     let mut ticks = tokio::time::interval(TIDY_EVERY);
     loop {
         ticks.tick().await;

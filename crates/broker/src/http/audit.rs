@@ -39,12 +39,12 @@ async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<
     if query.sandbox.is_some() && query.token.is_some() {
         return Err(ApiError::invalid("token: send it or sandbox, not both").into());
     }
-    let items = api.sandboxes.audit(&who.caller, query.sandbox.as_deref(), query.token.as_deref(), &wish).await?;
+    let items = api.services.audit_log.records(&who.caller, query.sandbox.as_deref(), query.token.as_deref(), &wish).await?;
     Ok(Json(page(items, &wish, |e| e.sequence.to_string())))
 }
 
 async fn heads(State(api): State<Api>, who: Authenticated) -> Result<Json<AuditHeads>, Failure> {
-    Ok(Json(AuditHeads { items: api.sandboxes.audit_heads(&who.caller, &who.request_id).await? }))
+    Ok(Json(AuditHeads { items: api.services.audit_log.heads(&who.caller, &who.request_id).await? }))
 }
 
 #[derive(Deserialize)]
@@ -63,7 +63,7 @@ async fn links(State(api): State<Api>, who: Authenticated, Params(query): Params
     let after = number("after", query.after, 0, i64::MAX as u64)?;
     let limit = number("limit", query.limit, u64::from(MAX_LINKS), u64::from(MAX_LINKS))?.max(1);
     let limit = u32::try_from(limit).unwrap_or(MAX_LINKS);
-    let items = api.sandboxes.audit_links(&who.caller, &query.writer, after, limit).await?;
+    let items = api.services.audit_log.links(&who.caller, &query.writer, after, limit).await?;
     let next_cursor = items.last().filter(|_| items.len() == limit as usize).map(|l| l.number.to_string());
     Ok(Json(Page { items, next_cursor }))
 }

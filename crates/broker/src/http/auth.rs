@@ -14,7 +14,7 @@ use super::{
     error::{Failure, Seen},
     limits,
 };
-use crate::domain::{model::Caller, sessions::Asking};
+use crate::domain::{access::request_context::Asking, model::Caller};
 
 /// How long to wait without `Prefer: wait=N`.
 const DEFAULT_WAIT: Duration = Duration::from_secs(10);
@@ -54,8 +54,8 @@ impl FromRequestParts<Api> for Authenticated {
         // read before its sender is authenticated.
         let session = session_in(&parts.uri);
         let caller = match Credential::from_headers(&parts.headers)? {
-            Some(Credential::ApiKey(key)) => api.keys.authenticate_foreseeing(&key, session.as_ref()).await?,
-            Some(Credential::Token(token)) => api.keys.sign_in(&token).await?.ok_or_else(no_token)?,
+            Some(Credential::ApiKey(key)) => api.services.keys.authenticate_foreseeing(&key, session.as_ref()).await?,
+            Some(Credential::Token(token)) => api.services.keys.sign_in(&token).await?.ok_or_else(no_token)?,
             Some(Credential::Link(_)) => return Err(no_token().into()),
             None => return Err(refused("no credential: send `Authorization: Bearer <API key>` or `X-Api-Key: <key>`").into()),
         };

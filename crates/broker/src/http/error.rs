@@ -21,7 +21,7 @@ use super::{
     trace::{self, TraceContext},
 };
 use crate::{
-    domain::{model::Principal, sessions::LoggedIds},
+    domain::{access::request_context::LoggedIds, model::Principal},
     metrics::{Answered, Metrics},
     traces::TraceSink,
 };

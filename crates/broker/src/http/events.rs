@@ -26,9 +26,9 @@ use super::{
     sessions::session_id,
 };
 use crate::domain::{
-    events::{From, Shown, Told, Watch, no_credential},
+    access::rate_limiter::Class,
+    events::event_streams::{self, From, Shown, Told, Watch, no_credential},
     model::Principal,
-    rates::Class,
 };
 
 const LAST_EVENT_ID: &str = "last-event-id";
@@ -61,7 +61,10 @@ async fn events(
 ) -> Result<Response, Failure> {
     let from = begin(&headers, query.after.as_deref())?;
     let authority = api.deployment.thread_authority.as_ref();
-    let shown = Shown { credential: Credential::from_headers(&headers)?, for_threads: authority.and_then(|a| a.credential(&headers)) };
+    let shown = Shown {
+        credential: Credential::from_headers(&headers)?.map(presented),
+        for_threads: authority.and_then(|a| a.credential(&headers)),
+    };
     if shown.credential.is_none() {
         // Checked before anything is disclosed about the id.
         return Err(no_credential().into());
@@ -95,6 +98,14 @@ fn preamble(watch: &Watch) -> Bytes {
     match watch.begins_at() {
         Some(id) => [format!("id: {id}\n").as_bytes(), PREAMBLE].concat().into(),
         None => Bytes::from_static(PREAMBLE),
+    }
+}
+
+fn presented(credential: Credential) -> event_streams::Credential {
+    match credential {
+        Credential::ApiKey(key) => event_streams::Credential::ApiKey(key),
+        Credential::Token(token) => event_streams::Credential::Token(token),
+        Credential::Link(_) => event_streams::Credential::FileLink,
     }
 }
 

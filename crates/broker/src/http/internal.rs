@@ -19,6 +19,7 @@ use super::{
     body::{self, JsonBody, MaybeJsonBody},
     error::Failure,
 };
+use crate::domain::access::token_verification;
 
 /// RFC 7662 defines both. The hint has no effect, because a token shows its own type.
 const INTROSPECT_FIELDS: [&str; 2] = ["token", "token_type_hint"];
@@ -54,7 +55,7 @@ async fn look(State(api): State<Api>, who: Authenticated, Path(token): Path<Stri
 type Uncached = ([(HeaderName, &'static str); 1], Json<Introspection>);
 
 async fn answer(api: &Api, who: &Authenticated, token: &Secret) -> Result<Uncached, Failure> {
-    let told = api.deployment.introspect(&who.caller, token).await?;
+    let told = token_verification::introspect(&api.deployment, &who.caller, token).await?;
     Ok(([(header::CACHE_CONTROL, "no-store")], Json(told)))
 }
 
@@ -63,7 +64,7 @@ async fn revoke(
     who: Authenticated,
     JsonBody(wish): JsonBody<RevokeRequest>,
 ) -> Result<Json<RevokeResponse>, Failure> {
-    Ok(Json(api.revoking.revoke(&who.caller, &wish, &who.request_id).await?))
+    Ok(Json(api.services.revoking.revoke(&who.caller, &wish, &who.request_id).await?))
 }
 
 async fn rotate_key(
@@ -72,10 +73,10 @@ async fn rotate_key(
     Path(id): Path<String>,
     MaybeJsonBody(wish): MaybeJsonBody<RotateKeyRequest>,
 ) -> Result<Json<RotateKeyResponse>, Failure> {
-    Ok(Json(api.revoking.rotate(&who.caller, &id, wish.mode, &who.request_id).await?))
+    Ok(Json(api.services.revoking.rotate(&who.caller, &id, wish.mode, &who.request_id).await?))
 }
 
 async fn end_sandbox(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
-    api.revoking.end_sandbox(&who.caller, &id, &who.request_id).await?;
+    api.services.revoking.end_sandbox(&who.caller, &id, &who.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

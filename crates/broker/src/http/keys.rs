@@ -29,22 +29,22 @@ async fn create(
     who: Authenticated,
     JsonBody(wish): JsonBody<CreateKey>,
 ) -> Result<(StatusCode, Json<CreatedKey>), Failure> {
-    Ok((StatusCode::CREATED, Json(api.keys.create(&who.caller, wish, &who.request_id).await?)))
+    Ok((StatusCode::CREATED, Json(api.services.keys.create(&who.caller, wish, &who.request_id).await?)))
 }
 
 async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<PageQuery>) -> Result<Json<Page<KeyInfo>>, Failure> {
     let wish = query.wish::<KeyId>()?;
-    let items = api.keys.list(&who.caller, &wish).await?;
+    let items = api.services.keys.list(&who.caller, &wish).await?;
     Ok(Json(page(items, &wish, |k| k.id.to_string())))
 }
 
 async fn revoke(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
-    api.keys.revoke(&who.caller, &key_id(&id)?, &who.request_id).await?;
+    api.services.keys.revoke(&who.caller, &key_id(&id)?, &who.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<KeyInfo>, Failure> {
-    Ok(Json(api.keys.get(&who.caller, &key_id(&id)?).await?))
+    Ok(Json(api.services.keys.get(&who.caller, &key_id(&id)?).await?))
 }
 
 async fn expire(
@@ -53,7 +53,7 @@ async fn expire(
     Path(id): Path<String>,
     JsonBody(wish): JsonBody<ExpireKey>,
 ) -> Result<Json<KeyInfo>, Failure> {
-    Ok(Json(api.keys.expire(&who.caller, &key_id(&id)?, &wish, &who.request_id).await?))
+    Ok(Json(api.services.keys.expire(&who.caller, &key_id(&id)?, &wish, &who.request_id).await?))
 }
 
 fn key_id(id: &str) -> Result<KeyId, ApiError> {

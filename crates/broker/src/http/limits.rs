@@ -11,7 +11,7 @@ use super::{
     Api,
     error::{Failure, Seen},
 };
-use crate::domain::{model::Principal, rates::Class};
+use crate::domain::{access::rate_limiter::Class, model::Principal};
 
 /// Delay of a refusal when an address exceeds the limit on failures. Every credential is checked, because it may be
 /// valid. The delay limits an address to one check a second for each connection it may have.

@@ -35,7 +35,7 @@ mod webhooks;
 use std::sync::Arc;
 
 use axum::middleware;
-use cobox_gateway::{Domain, Gateway};
+use cobox_gateway::{ClientAddress, Domain, Gateway};
 use routes::Routes;
 
 pub use front::Front;
@@ -43,27 +43,29 @@ pub use limits::Peer;
 
 use crate::{
     domain::{
-        audit::AuditTrail, deployment::Deployment, events::Events, health::Health, keeper::Kinds, keys::Keys, rates::Rates,
-        recent_operators::RecentOperators, revoking::Revoking, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook,
+        access::{rate_limiter::Rates, recent_operators::RecentOperators, webhook::Webhook},
+        audit::trail::AuditTrail,
+        context::Deployment,
+        events::event_streams::Events,
+        lifecycle::quarantine::Quarantine,
     },
+    health::Health,
     metrics::Metrics,
+    services::Services,
     traces::TraceSink,
 };
 
 /// State shared by the routes.
 #[derive(Clone)]
 pub struct Api {
-    pub keys: Arc<Keys>,
-    pub sessions: Arc<Sessions>,
-    pub sandboxes: Arc<Sandboxes>,
-    pub kinds: Arc<Kinds>,
-    pub revoking: Arc<Revoking>,
+    pub services: Arc<Services>,
     pub deployment: Arc<Deployment>,
     /// Set if signed notices are accepted.
     pub webhook: Option<Arc<Webhook>>,
     pub events: Arc<Events>,
     pub audit: AuditTrail,
-    pub rates: Arc<Rates>,
+    pub rates: Arc<Rates<ClientAddress>>,
+    pub quarantine: Arc<Quarantine>,
     pub health: Arc<Health>,
     pub metrics: Arc<Metrics>,
     /// Credential of a metrics scraper, accepted in place of an operator's key.

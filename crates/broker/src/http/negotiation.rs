@@ -13,7 +13,7 @@ use cobox_protocol::{
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use crate::domain::{access::ActorWish, issue::TokenFormat, negotiation::Negotiation};
+use crate::domain::{access::ActorWish, sessions::negotiation::Negotiation, token_signer::TokenFormat};
 
 #[derive(Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

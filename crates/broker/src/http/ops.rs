@@ -14,10 +14,8 @@ use subtle::ConstantTimeEq;
 
 use super::{Api, Routes, auth::Authenticated, error::Failure};
 use crate::{
-    domain::{
-        access,
-        health::{COUNT_WITHIN, Cause},
-    },
+    domain::access,
+    health::{COUNT_WITHIN, Cause},
     metrics::Gauges,
 };
 
@@ -82,7 +80,7 @@ async fn metrics(State(api): State<Api>, request: Request) -> Result<impl IntoRe
         commits: store.commit_times(),
         is_store_up: counts.is_some() && api.health.checks().await.store.is_none(),
         audit_lost: api.audit.lost(),
-        quarantined: api.deployment.quarantine.counts(),
+        quarantined: api.quarantine.counts(),
         peers: nodes.counts(api.deployment.now()),
         clock_skew: nodes.skew.largest(),
         store_waits: store.wait_times(),

@@ -37,7 +37,7 @@ async fn list(
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<PrincipalInfo>>, Failure> {
     let wish = query.wish::<String>()?;
-    let items = api.keys.principals(&who.caller, within.workspace.as_deref(), &wish).await?;
+    let items = api.services.principals.list(&who.caller, within.workspace.as_deref(), &wish).await?;
     Ok(Json(page(items, &wish, |p| p.name.clone())))
 }
 
@@ -48,7 +48,7 @@ async fn disable(
     Params(within): Params<Within>,
     MaybeJsonBody(NoFields {}): MaybeJsonBody<NoFields>,
 ) -> Result<StatusCode, Failure> {
-    api.keys.disable(&who.caller, within.workspace.as_deref(), &name, &who.request_id).await?;
+    api.services.principals.disable(&who.caller, within.workspace.as_deref(), &name, &who.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -59,6 +59,6 @@ async fn enable(
     Params(within): Params<Within>,
     MaybeJsonBody(NoFields {}): MaybeJsonBody<NoFields>,
 ) -> Result<StatusCode, Failure> {
-    api.keys.enable(&who.caller, within.workspace.as_deref(), &name, &who.request_id).await?;
+    api.services.principals.enable(&who.caller, within.workspace.as_deref(), &name, &who.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -44,7 +44,7 @@ async fn create(
     who: Authenticated,
     MaybeJsonBody(wish): MaybeJsonBody<CreateSandbox>,
 ) -> Result<(StatusCode, Json<SandboxInfo>), Failure> {
-    Ok((StatusCode::CREATED, Json(api.sandboxes.create(&who.asking(), wish).await?)))
+    Ok((StatusCode::CREATED, Json(api.services.sandboxes.create(&who.asking(), wish).await?)))
 }
 
 async fn list(
@@ -57,14 +57,14 @@ async fn list(
     let wish = query.wish::<SandboxId>()?;
     let items = match deleted.unwrap_or_default() {
         true if !tags.is_empty() => return Err(ApiError::invalid("tag: deleted sandboxes can't be filtered by tags").into()),
-        true => api.sandboxes.list_deleted(&who.caller, &wish).await?,
-        false => api.sandboxes.list(&who.caller, &tags, &wish).await?,
+        true => api.services.deleted_sandboxes.list(&who.caller, &wish).await?,
+        false => api.services.sandboxes.list(&who.caller, &tags, &wish).await?,
     };
     Ok(Json(page(items, &wish, |s| s.id.to_string())))
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(id_or_name): Path<String>) -> Result<Json<SandboxInfo>, Failure> {
-    Ok(Json(api.sandboxes.get(&who.caller, &id_or_name).await?))
+    Ok(Json(api.services.sandboxes.get(&who.caller, &id_or_name).await?))
 }
 
 async fn change(
@@ -73,7 +73,7 @@ async fn change(
     Path(id_or_name): Path<String>,
     JsonBody(wish): JsonBody<PatchSandbox>,
 ) -> Result<Json<SandboxInfo>, Failure> {
-    Ok(Json(api.sandboxes.patch(&who.asking(), &id_or_name, wish).await?))
+    Ok(Json(api.services.sandboxes.patch(&who.asking(), &id_or_name, wish).await?))
 }
 
 async fn remove(
@@ -82,7 +82,7 @@ async fn remove(
     Path(id_or_name): Path<String>,
     Params(Permanent { permanent }): Params<Permanent>,
 ) -> Result<StatusCode, Failure> {
-    api.sandboxes.delete(&who.caller, &id_or_name, permanent.unwrap_or_default(), &who.request_id).await?;
+    api.services.sandboxes.delete(&who.caller, &id_or_name, permanent.unwrap_or_default(), &who.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -92,7 +92,7 @@ async fn restore(
     Path(id_or_name): Path<String>,
     MaybeJsonBody(wish): MaybeJsonBody<RestoreSandbox>,
 ) -> Result<Json<RestoreResponse>, Failure> {
-    Ok(Json(api.sandboxes.restore(&who.asking(), &id_or_name, wish).await?))
+    Ok(Json(api.services.deleted_sandboxes.restore(&who.asking(), &id_or_name, wish).await?))
 }
 
 async fn usage(
@@ -101,5 +101,5 @@ async fn usage(
     Path(id_or_name): Path<String>,
     Params(Deleted { deleted }): Params<Deleted>,
 ) -> Result<Json<SandboxUsage>, Failure> {
-    Ok(Json(api.sandboxes.usage(&who.caller, &id_or_name, deleted.unwrap_or_default()).await?))
+    Ok(Json(api.services.deleted_sandboxes.usage(&who.caller, &id_or_name, deleted.unwrap_or_default()).await?))
 }

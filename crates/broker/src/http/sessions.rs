@@ -41,7 +41,7 @@ async fn negotiate(
 ) -> Result<Json<NegotiateResponse>, Failure> {
     let key = idempotency_key(&headers)?;
     let is_full_shape = body.is_full_shape();
-    let answer = api.sessions.negotiate(&who.asking(), &body.read()?, key).await;
+    let answer = api.services.negotiator.negotiate(&who.asking(), &body.read()?, key).await;
     Ok(Json(if is_full_shape { answer.map_err(full)? } else { answer? }))
 }
 
@@ -80,12 +80,12 @@ async fn list(
     };
     let wish = PageQuery { limit: query.limit, cursor: query.cursor }.wish::<SessionId>()?;
     let filter = SessionFilter { scope_type: query.scope_type, scope_id: query.scope_id, tags, state };
-    let items = api.sessions.list(&who.caller, &filter, &wish).await?;
+    let items = api.services.sessions.list(&who.caller, &filter, &wish).await?;
     Ok(Json(page(items, &wish, |s| s.session_id.to_string())))
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<NegotiateResponse>, Failure> {
-    let found = api.sessions.get(&who.asking(), &session_id(&id)?).await?;
+    let found = api.services.sessions.get(&who.asking(), &session_id(&id)?).await?;
     who.about(&found.session_id, &found.sandbox.id);
     Ok(Json(found))
 }
@@ -96,7 +96,7 @@ async fn refresh(
     Path(id): Path<String>,
     MaybeJsonBody(wish): MaybeJsonBody<RefreshRequest>,
 ) -> Result<Json<RefreshResponse>, Failure> {
-    Ok(Json(api.sessions.refresh(&who.asking(), &session_id(&id)?, &wish).await?))
+    Ok(Json(api.services.renewal.refresh(&who.asking(), &session_id(&id)?, &wish).await?))
 }
 
 async fn refresh_token(
@@ -106,7 +106,7 @@ async fn refresh_token(
     MaybeJsonBody(wish): MaybeJsonBody<RefreshRequest>,
 ) -> Result<Json<RefreshResponse>, Failure> {
     let id = session_id(&id).map_err(full)?;
-    Ok(Json(api.sessions.refresh(&who.asking(), &id, &wish).await.map_err(full)?))
+    Ok(Json(api.services.renewal.refresh(&who.asking(), &id, &wish).await.map_err(full)?))
 }
 
 async fn heartbeat(
@@ -116,11 +116,11 @@ async fn heartbeat(
     MaybeJsonBody(NoFields {}): MaybeJsonBody<NoFields>,
 ) -> Result<Json<HeartbeatResponse>, Failure> {
     let id = session_id(&id).map_err(full)?;
-    Ok(Json(api.sessions.heartbeat(&who.asking(), &id).await.map_err(full)?))
+    Ok(Json(api.services.renewal.heartbeat(&who.asking(), &id).await.map_err(full)?))
 }
 
 async fn release(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
-    api.sessions.release(&who.caller, &session_id(&id)?, &who.request_id).await?;
+    api.services.sessions.release(&who.caller, &session_id(&id)?, &who.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

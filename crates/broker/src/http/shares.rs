@@ -12,7 +12,7 @@ use cobox_protocol::{
 use http::StatusCode;
 
 use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure, sessions::session_id, tokens::requested};
-use crate::domain::shares::ShareWish;
+use crate::domain::sessions::shares::ShareWish;
 
 pub fn routes() -> Routes {
     Routes::new()
@@ -28,13 +28,13 @@ async fn share(
 ) -> Result<(StatusCode, Json<ShareInfo>), Failure> {
     let capabilities = requested(body.capabilities.as_ref(), body.scopes.as_ref())?;
     let wish = ShareWish { principal: &body.principal, capabilities, expires_at: body.expires_at };
-    let (share, is_new) = api.sessions.share(&who.asking(), &session_id(&id)?, wish).await?;
+    let (share, is_new) = api.services.shares.share(&who.asking(), &session_id(&id)?, wish).await?;
     Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(share)))
 }
 
 /// Returns all of them, because there are few.
 async fn list(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<Page<ShareInfo>>, Failure> {
-    let items = api.sessions.shares(&who.caller, &session_id(&id)?).await?;
+    let items = api.services.shares.list(&who.caller, &session_id(&id)?).await?;
     Ok(Json(Page { items, next_cursor: None }))
 }
 
@@ -43,10 +43,10 @@ async fn principal_access(
     who: Authenticated,
     Path((id, principal)): Path<(String, String)>,
 ) -> Result<Json<PrincipalAccess>, Failure> {
-    Ok(Json(api.sessions.principal_access(&who.caller, &session_id(&id)?, &principal).await?))
+    Ok(Json(api.services.shares.principal_access(&who.caller, &session_id(&id)?, &principal).await?))
 }
 
 async fn unshare(State(api): State<Api>, who: Authenticated, Path((id, principal)): Path<(String, String)>) -> Result<StatusCode, Failure> {
-    api.sessions.unshare(&who.asking(), &session_id(&id)?, &principal).await?;
+    api.services.shares.unshare(&who.asking(), &session_id(&id)?, &principal).await?;
     Ok(StatusCode::NO_CONTENT)
 }

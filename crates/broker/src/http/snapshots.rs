@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure, paging::Params};
 use crate::{
-    domain::{kinds::Snapshot, snapshots::SnapshotWish},
+    domain::resources::{records::Snapshot, snapshots::SnapshotWish},
     store::SnapshotFilter,
 };
 
@@ -40,21 +40,21 @@ async fn take(
     JsonBody(wish): JsonBody<TakeSnapshot>,
 ) -> Result<(StatusCode, Json<SnapshotInfo>), Failure> {
     let asked = SnapshotWish { name: &wish.name, tag: wish.tag.as_deref(), ..SnapshotWish::default() };
-    let taken = api.kinds.take_snapshot(&who.asking(), &id_or_name, asked).await?;
+    let taken = api.services.snapshots.take_snapshot(&who.asking(), &id_or_name, asked).await?;
     Ok((StatusCode::ACCEPTED, Json(taken.info())))
 }
 
 async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<Query>) -> Result<Json<Page<SnapshotInfo>>, Failure> {
     let filter = SnapshotFilter { name: query.name, limit: MOST_SHOWN, ..SnapshotFilter::default() };
-    let items = api.kinds.snapshots(&who.asking(), &filter).await?.into_iter().map(Snapshot::info).collect();
+    let items = api.services.snapshots.snapshots(&who.asking(), &filter).await?.into_iter().map(Snapshot::info).collect();
     Ok(Json(Page { items, next_cursor: None }))
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotInfo>, Failure> {
-    Ok(Json(api.kinds.snapshot(&who.asking(), &reference).await?.info()))
+    Ok(Json(api.services.snapshots.snapshot(&who.asking(), &reference).await?.info()))
 }
 
 async fn remove(State(api): State<Api>, who: Authenticated, Path(reference): Path<String>) -> Result<StatusCode, Failure> {
-    api.kinds.delete_snapshot(&who.asking(), &reference).await?;
+    api.services.snapshots.delete_snapshot(&who.asking(), &reference).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -12,7 +12,7 @@ use cobox_protocol::{
 use http::StatusCode;
 
 use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure};
-use crate::domain::templates::Found;
+use crate::domain::resources::templates::Found;
 
 pub fn routes() -> Routes {
     Routes::new().route("/v1/templates", get(list).post(create)).route("/v1/templates/{name}", get(look).delete(remove))
@@ -23,20 +23,20 @@ async fn create(
     who: Authenticated,
     JsonBody(wish): JsonBody<CreateTemplate>,
 ) -> Result<(StatusCode, Json<TemplateInfo>), Failure> {
-    Ok((StatusCode::CREATED, Json(api.kinds.create_template(&who.asking(), wish).await?.info())))
+    Ok((StatusCode::CREATED, Json(api.services.templates.create_template(&who.asking(), wish).await?.info())))
 }
 
 /// Returns all of them, because there are few.
 async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<Page<TemplateInfo>>, Failure> {
-    let items = api.kinds.templates(&who.asking()).await?.into_iter().map(Found::info).collect();
+    let items = api.services.templates.templates(&who.asking()).await?.into_iter().map(Found::info).collect();
     Ok(Json(Page { items, next_cursor: None }))
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateInfo>, Failure> {
-    Ok(Json(api.kinds.template(&who.asking(), &name).await?.info()))
+    Ok(Json(api.services.templates.template(&who.asking(), &name).await?.info()))
 }
 
 async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
-    api.kinds.delete_template(&who.asking(), &name).await?;
+    api.services.templates.delete_template(&who.asking(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -36,13 +36,13 @@ async fn negotiate(
     MaybeJsonBody(body): MaybeJsonBody<NegotiationBody>,
 ) -> Result<Json<ThreadSandbox>, Failure> {
     let wish = body.read_for_thread(&thread)?;
-    let found = api.sessions.negotiate(&who.asking(), &wish, idempotency_key(&headers)?).await?;
+    let found = api.services.negotiator.negotiate(&who.asking(), &wish, idempotency_key(&headers)?).await?;
     Ok(Json(found.into()))
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(thread): Path<String>) -> Result<Json<ThreadSandbox>, Failure> {
-    let id = api.sessions.id_of_thread(&who.caller, &thread).await?;
-    let found = api.sessions.get(&who.asking(), &id).await?;
+    let id = api.services.threads.id_of_thread(&who.caller, &thread).await?;
+    let found = api.services.sessions.get(&who.asking(), &id).await?;
     who.about(&found.session_id, &found.sandbox.id);
     Ok(Json(found.into()))
 }
@@ -54,9 +54,9 @@ async fn refresh(
     Path(thread): Path<String>,
     MaybeJsonBody(wish): MaybeJsonBody<RefreshRequest>,
 ) -> Result<Json<RefreshResponse>, Failure> {
-    let id = api.sessions.id_of_thread(&who.caller, &thread).await?;
+    let id = api.services.threads.id_of_thread(&who.caller, &thread).await?;
     let rotate = wish.rotate.or(wish.current_token.is_some().then_some(true));
-    Ok(Json(api.sessions.refresh(&who.asking(), &id, &RefreshRequest { rotate, ..wish }).await?))
+    Ok(Json(api.services.renewal.refresh(&who.asking(), &id, &RefreshRequest { rotate, ..wish }).await?))
 }
 
 async fn heartbeat(
@@ -65,17 +65,17 @@ async fn heartbeat(
     Path(thread): Path<String>,
     MaybeJsonBody(NoFields {}): MaybeJsonBody<NoFields>,
 ) -> Result<Json<HeartbeatResponse>, Failure> {
-    let id = api.sessions.id_of_thread(&who.caller, &thread).await?;
-    Ok(Json(api.sessions.heartbeat(&who.asking(), &id).await?))
+    let id = api.services.threads.id_of_thread(&who.caller, &thread).await?;
+    Ok(Json(api.services.renewal.heartbeat(&who.asking(), &id).await?))
 }
 
 async fn release(State(api): State<Api>, who: Authenticated, Path(thread): Path<String>) -> Result<StatusCode, Failure> {
-    let id = api.sessions.id_of_thread(&who.caller, &thread).await?;
-    api.sessions.release(&who.caller, &id, &who.request_id).await?;
+    let id = api.services.threads.id_of_thread(&who.caller, &thread).await?;
+    api.services.sessions.release(&who.caller, &id, &who.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn end(State(api): State<Api>, who: Authenticated, Path(thread): Path<String>) -> Result<StatusCode, Failure> {
-    api.sessions.end_thread(&who.caller, &thread, &who.request_id).await?;
+    api.services.threads.end_thread(&who.caller, &thread, &who.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

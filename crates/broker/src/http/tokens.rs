@@ -23,12 +23,16 @@ use super::{
     sessions::session_id,
 };
 use crate::domain::{
-    access::Requested,
-    delegation::{Delegation, Delegator, Of},
-    issue::TokenFormat,
-    links::{LinkMethod, LinkWish},
+    access::{
+        Requested,
+        rate_limiter::{Class, Pay},
+    },
     model::Principal,
-    rates::{Class, Pay},
+    token_signer::TokenFormat,
+    tokens::{
+        delegation::{Delegation, Delegator, Of},
+        file_links::{LinkMethod, LinkWish},
+    },
 };
 
 pub fn routes() -> Routes {
@@ -62,7 +66,7 @@ impl FromRequestParts<Api> for Presenter {
             // The principal is known only after the token has been verified together with its target.
             let Path(id) = Path::<String>::from_request_parts(parts, api).await.map_err(|_| no_place())?;
             let of = if parts.uri.path().starts_with(SESSIONS) { Of::Session(session_id(&id)?) } else { Of::Sandbox(&id) };
-            api.sessions.check_holder(of, &token).await?;
+            api.services.delegations.check_holder(of, &token).await?;
             let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
             let seen = parts.extensions.get::<Seen>().cloned();
             return Ok(Presenter::Holder { token, request_id, seen });
@@ -130,7 +134,7 @@ async fn of_session(
     JsonBody(body): JsonBody<DelegationBody>,
 ) -> Result<Json<DelegateResponse>, Failure> {
     let pay = |holder: &Principal| api.pay(who.seen(), holder, Class::Request);
-    Ok(Json(api.sessions.delegate(who.delegator(&pay), Of::Session(session_id(&id)?), body.read()?).await?))
+    Ok(Json(api.services.delegations.delegate(who.delegator(&pay), Of::Session(session_id(&id)?), body.read()?).await?))
 }
 
 async fn of_sandbox(
@@ -140,7 +144,7 @@ async fn of_sandbox(
     JsonBody(body): JsonBody<DelegationBody>,
 ) -> Result<Json<DelegateResponse>, Failure> {
     let pay = |holder: &Principal| api.pay(who.seen(), holder, Class::Request);
-    Ok(Json(api.sessions.delegate(who.delegator(&pay), Of::Sandbox(&id), body.read()?).await?))
+    Ok(Json(api.services.delegations.delegate(who.delegator(&pay), Of::Sandbox(&id), body.read()?).await?))
 }
 
 async fn file_link(
@@ -151,5 +155,7 @@ async fn file_link(
 ) -> Result<Json<FileLinkResponse>, Failure> {
     let unknown = || ApiError::invalid("method: must be GET or PUT");
     let method = wish.method.as_deref().map_or(Some(LinkMethod::Get), LinkMethod::from_word).ok_or_else(unknown)?;
-    Ok(Json(api.sessions.file_link(&who.asking(), &session_id(&id)?, LinkWish { path: &wish.path, method, ttl: wish.ttl }).await?))
+    Ok(Json(
+        api.services.file_links.of_session(&who.asking(), &session_id(&id)?, LinkWish { path: &wish.path, method, ttl: wish.ttl }).await?,
+    ))
 }

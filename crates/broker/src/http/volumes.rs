@@ -22,19 +22,19 @@ async fn create(
     who: Authenticated,
     JsonBody(wish): JsonBody<CreateVolume>,
 ) -> Result<(StatusCode, Json<VolumeInfo>), Failure> {
-    Ok((StatusCode::CREATED, Json(api.kinds.create_volume(&who.asking(), wish).await?)))
+    Ok((StatusCode::CREATED, Json(api.services.volumes.create_volume(&who.asking(), wish).await?)))
 }
 
 /// Returns all of them, because there are few.
 async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<Page<VolumeInfo>>, Failure> {
-    Ok(Json(Page { items: api.kinds.volumes(&who.asking()).await?, next_cursor: None }))
+    Ok(Json(Page { items: api.services.volumes.volumes(&who.asking()).await?, next_cursor: None }))
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(name_or_id): Path<String>) -> Result<Json<VolumeInfo>, Failure> {
-    Ok(Json(api.kinds.volume(&who.asking(), &name_or_id).await?))
+    Ok(Json(api.services.volumes.volume(&who.asking(), &name_or_id).await?))
 }
 
 async fn remove(State(api): State<Api>, who: Authenticated, Path(name_or_id): Path<String>) -> Result<StatusCode, Failure> {
-    api.kinds.delete_volume(&who.asking(), &name_or_id).await?;
+    api.services.volumes.delete_volume(&who.asking(), &name_or_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

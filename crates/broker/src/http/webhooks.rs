@@ -30,7 +30,7 @@ async fn thread(State(api): State<Api>, request: Request) -> Result<Json<ThreadN
     // The signature covers the body, so this body is read before its sender is authenticated.
     let bytes: Bytes = body::read_at_most(request.into_body(), MAX_NOTICE_BYTES).await?;
     let sent_at = webhook.verify(&timestamp, &signature, &bytes, api.deployment.now())?;
-    let ended = api.sessions.thread_is_gone(&read_object(&bytes)?, sent_at, &request_id).await?;
+    let ended = api.services.threads.thread_is_gone(&read_object(&bytes)?, sent_at, &request_id).await?;
     Ok(Json(ThreadNoticeResponse { ended }))
 }
 

@@ -7,9 +7,8 @@ use cobox_protocol::{PoolId, SnapshotId, Timestamp, VolumeId, tags::Tags};
 use super::{QuotaReached, Stored, Viewer};
 use crate::{
     domain::{
-        audit::AuditRecord,
-        kinds::{Pool, PoolTrouble, Snapshot, Template, Volume, VolumeState},
-        model::Sandbox,
+        model::{AuditRecord, Sandbox},
+        resources::records::{Pool, PoolTrouble, Snapshot, Template, Volume, VolumeState},
     },
     policy::Quota,
 };

@@ -16,11 +16,7 @@ use cobox_token::Claims;
 use tokio::sync::broadcast;
 
 use crate::{
-    domain::{
-        audit::AuditRecord,
-        events::Event,
-        model::{ApiKey, Bound, Principal, PrincipalRecord, Sandbox, Session, Share},
-    },
+    domain::model::{ApiKey, AuditRecord, Bound, Event, Principal, PrincipalRecord, Sandbox, Session, Share},
     metrics::Histogram,
     policy::Quota,
 };

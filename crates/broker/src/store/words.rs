@@ -14,11 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     chain::Hash,
-    domain::{
-        audit::AuditRecord,
-        events::Event,
-        model::{ApiKey, Bound, COUNT_RUNNING_EVERY, MAX_COUNTED_GAP, Principal, Sandbox, Share},
-    },
+    domain::model::{ApiKey, AuditRecord, Bound, COUNT_RUNNING_EVERY, Event, MAX_COUNTED_GAP, Principal, Sandbox, Share},
     policy::Quota,
     store::PoolTaking,
 };

@@ -3,9 +3,13 @@
 
 use std::sync::Arc;
 
+use crate::{
+    harness::{Client, World},
+    store_suite::{api_key, at, audit, ending},
+};
 use cobox_broker::{
     chain::{Fault, KeptHead, Verifier, from_hex},
-    domain::audit::AuditRecord,
+    domain::model::AuditRecord,
     store::{
         Horizon, Note, Store,
         sql::{postgres, sqlite},
@@ -19,11 +23,6 @@ use cobox_testkit::TestDatabase;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use sqlx::{AnyConnection, AssertSqlSafe, Connection};
-
-use crate::{
-    harness::{Client, World},
-    store_suite::{api_key, at, audit, ending},
-};
 
 const RECORDS: u64 = 12;
 const KEY: [u8; 32] = [5; 32];

@@ -2,8 +2,15 @@
 
 use std::sync::Arc;
 
+use crate::{
+    harness::{Client, TestBroker, World, claims, sandbox_id},
+    store_suite::{WORKSPACE, api_key, at, audit, ending},
+};
 use cobox_broker::{
-    domain::{audit::AuditRecord, keys::MAX_KEYS_PER_PRINCIPAL, model::ApiKey},
+    domain::{
+        access::keys::MAX_KEYS_PER_PRINCIPAL,
+        model::{ApiKey, AuditRecord},
+    },
     store::{
         DisabledPrincipal, ExpiringKey, RevokedKey, Store,
         sql::{postgres, sqlite},
@@ -13,11 +20,6 @@ use cobox_protocol::{Timestamp, control::Revocation, key::PrincipalKind};
 use cobox_testkit::TestDatabase;
 use http::Method;
 use serde_json::{Value, json};
-
-use crate::{
-    harness::{Client, TestBroker, World, claims, sandbox_id},
-    store_suite::{WORKSPACE, api_key, at, audit, ending},
-};
 
 async fn operator(broker: &TestBroker) -> Client {
     broker.key("root", PrincipalKind::Operator).await

@@ -2,7 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use cobox_broker::domain::kinds::TemplateSpec;
+use crate::{
+    fake_provider::IMAGE,
+    harness::{Client, TestBroker, World, eventually, sandbox_id, session_path},
+};
+use cobox_broker::domain::resources::records::TemplateSpec;
 use cobox_protocol::{
     SandboxId, SnapshotId, VolumeId,
     key::PrincipalKind,
@@ -10,11 +14,6 @@ use cobox_protocol::{
 };
 use cobox_provider::{SandboxRoot, SandboxSpec};
 use serde_json::{Value, json};
-
-use crate::{
-    fake_provider::IMAGE,
-    harness::{Client, TestBroker, World, eventually, sandbox_id, session_path},
-};
 
 const SESSIONS: &str = "/v1/sandbox/sessions";
 

@@ -1,14 +1,13 @@
 //! Tests of a broker that is killed while snapshots, volumes and pools are being created or removed: the next start
 //! finishes them, once.
 
-use cobox_broker::domain::kinds::TemplateSpec;
-use cobox_protocol::SnapshotId;
-use serde_json::json;
-
 use crate::{
     fake_provider::IMAGE,
     harness::{World, eventually},
 };
+use cobox_broker::domain::resources::records::TemplateSpec;
+use cobox_protocol::SnapshotId;
+use serde_json::json;
 
 #[tokio::test]
 async fn a_volume_is_made_or_gone_after_a_crash() {

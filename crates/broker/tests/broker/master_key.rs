@@ -2,11 +2,10 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use cobox_broker::{Broker, MasterKeyRotation, domain::audit::AuditRecord, rotate_master_key, store::MasterRotation};
+use crate::harness::{NEWEST, World, claims, eventually, sandbox_id, session_path};
+use cobox_broker::{Broker, MasterKeyRotation, domain::model::AuditRecord, rotate_master_key, store::MasterRotation};
 use cobox_testkit::TestDatabase;
 use serde_json::json;
-
-use crate::harness::{NEWEST, World, claims, eventually, sandbox_id, session_path};
 
 const GRACEFUL: MasterKeyRotation = MasterKeyRotation { is_immediate: false, is_lost: false };
 const IMMEDIATE: MasterKeyRotation = MasterKeyRotation { is_immediate: true, is_lost: false };

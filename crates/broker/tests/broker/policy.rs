@@ -53,7 +53,7 @@ async fn a_grant_is_what_the_policy_leaves_of_what_was_asked_for_on_every_way_in
     let id = sandbox_id(&made);
     let issued = async || {
         let records = broker.broker.as_ref().unwrap().store().audit("default", Some(&id), &NEWEST).await.unwrap();
-        let swapped = |r: &cobox_broker::domain::audit::AuditRecord| {
+        let swapped = |r: &cobox_broker::domain::model::AuditRecord| {
             r.action == "token.issued" && r.principal.as_deref() == Some("bob") && r.detail.as_deref() == Some("fs_read")
         };
         records.iter().filter(|(_, r)| swapped(r)).count() >= 4

@@ -2,19 +2,18 @@
 
 use std::sync::atomic::Ordering;
 
-use cobox_broker::domain::{
-    kinds::{Pool, TemplateSpec},
-    model::Sandbox,
-};
-use cobox_protocol::{PoolId, SandboxId, key::PrincipalKind};
-use cobox_testkit::TestDatabase;
-use serde_json::{Value, json};
-
 use crate::{
     fake_provider::IMAGE,
     harness::{Client, TestBroker, World, eventually, sandbox_id},
     store_suite::audit,
 };
+use cobox_broker::domain::{
+    model::Sandbox,
+    resources::records::{Pool, TemplateSpec},
+};
+use cobox_protocol::{PoolId, SandboxId, key::PrincipalKind};
+use cobox_testkit::TestDatabase;
+use serde_json::{Value, json};
 
 const SESSIONS: &str = "/v1/sandbox/sessions";
 

@@ -1,16 +1,15 @@
 //! Tests of revocation: tokens by a common property, a sandbox's key gracefully or immediately, and a sandbox by an
 //! operator.
 
+use crate::harness::{Client, NEWEST, World, claims, eventually, sandbox_id, session_path};
 use cobox_broker::{
     Clock,
-    domain::{audit::AuditRecord, tokens::MAX_REVOCATIONS},
+    domain::{model::AuditRecord, token_signer::MAX_REVOCATIONS},
     store::{RetiredToken, RevokeWish, RevokedTokens},
 };
 use cobox_protocol::{Timestamp, control::Revocation, key::PrincipalKind};
 use cobox_testkit::TestDatabase;
 use serde_json::{Value, json};
-
-use crate::harness::{Client, NEWEST, World, claims, eventually, sandbox_id, session_path};
 
 const REVOKE: &str = "/internal/tokens/revoke";
 

@@ -1,6 +1,7 @@
 //! Tests of WebSockets through the gateway: a token in a frame is checked and recorded like a token in a header.
 
-use cobox_broker::domain::audit::AuditRecord;
+use crate::harness::{Client, NEWEST, TestBroker, World, claims, eventually, sandbox_id, session_path};
+use cobox_broker::domain::model::AuditRecord;
 use cobox_protocol::{SandboxId, SessionId};
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
@@ -16,8 +17,6 @@ use tokio_tungstenite::{
         },
     },
 };
-
-use crate::harness::{Client, NEWEST, TestBroker, World, claims, eventually, sandbox_id, session_path};
 
 type Socket = WebSocketStream<TcpStream>;
 

@@ -3,11 +3,15 @@
 
 use std::{sync::Arc, time::Duration};
 
+use crate::{
+    chain::{kept, verify},
+    store_suite::{api_key, audit},
+};
 use cobox_broker::{
     chain::Fault,
     domain::{
-        audit::{AuditRecord, AuditTrail},
-        audit_mark::AuditMark,
+        audit::{mark::AuditMark, trail::AuditTrail},
+        model::AuditRecord,
     },
     store::{
         Note, Store, StoreError,
@@ -17,11 +21,6 @@ use cobox_broker::{
 use cobox_protocol::key::PrincipalKind;
 use cobox_testkit::{PATIENCE, Silence, StallingProxy, TestDatabase, eventually};
 use tokio::time::timeout;
-
-use crate::{
-    chain::{kept, verify},
-    store_suite::{api_key, audit},
-};
 
 /// Short, to keep the tests fast. All uses of one connection run on the thread that owns it.
 const SHORT: Patience = Patience { turn: Duration::from_secs(1), commit: Duration::from_secs(2) };

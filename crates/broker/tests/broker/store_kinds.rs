@@ -1,9 +1,10 @@
 //! Part of the store's test suite: resources, meaning names, uses and pools.
 
+use crate::store_suite::{NODE, WORKSPACE, api_key, at, audit, ending, quota, sandbox, wish};
 use cobox_broker::{
     domain::{
-        kinds::{Pool, PoolTrouble, Snapshot, Volume, VolumeState},
         model::Sandbox,
+        resources::records::{Pool, PoolTrouble, Snapshot, Volume, VolumeState},
     },
     store::{AddedKind, AddedMember, AddedSandbox, EnsureWish, Ensured, PoolTaking, RemovedKind, Room, SnapshotFilter, Store, Viewer},
 };
@@ -15,8 +16,6 @@ use cobox_protocol::{
     tags::Tags,
 };
 use cobox_provider::{SandboxSpec, VolumeMount};
-
-use crate::store_suite::{NODE, WORKSPACE, api_key, at, audit, ending, quota, sandbox, wish};
 
 const ROOM: Room = Room { most: 100, bytes: 1 << 40, alive_since: Timestamp::from_unix(0) };
 

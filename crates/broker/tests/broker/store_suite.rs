@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
+use crate::{store_kinds, store_sandboxes, store_tokens};
 use cobox_broker::{
-    domain::{
-        audit::AuditRecord,
-        model::{ApiKey, Bound, Identity, Intent, Principal, Sandbox, Session},
-    },
+    domain::model::{ApiKey, AuditRecord, Bound, Identity, Intent, Principal, Sandbox, Session},
     policy::Quota,
     store::{
         AddedKey, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, PageWish, QuotaReached,
@@ -22,8 +20,6 @@ use cobox_protocol::{
     tags::Tags,
 };
 use cobox_testkit::TestDatabase;
-
-use crate::{store_kinds, store_sandboxes, store_tokens};
 
 pub const WORKSPACE: &str = "w";
 pub const NODE: &str = "node_1";

@@ -24,9 +24,9 @@ use serde::Deserialize;
 use super::{Api, Routes, place};
 use crate::{
     domain::{
-        boxes::Boxed,
-        links::{LinkMethod, LinkWish},
-        sessions::Asking,
+        access::request_context::Asking,
+        resources::langsmith_sandboxes::Boxed,
+        tokens::file_links::{LinkMethod, LinkWish},
     },
     http::{
         auth::Authenticated,
@@ -68,8 +68,8 @@ async fn create(
     let asking = Asking { wait, ..who.asking() };
     let wish = read_wish(wish)?;
     let made = match waits {
-        true => api.sandboxes.create_running(&asking, wish).await?,
-        false => api.sandboxes.create(&asking, wish).await?,
+        true => api.services.langsmith_sandboxes.create_running(&asking, wish).await?,
+        false => api.services.sandboxes.create(&asking, wish).await?,
     };
     Ok((StatusCode::CREATED, Json(shown(made.into()))))
 }
@@ -111,10 +111,10 @@ async fn list(
 ) -> Result<Json<BoxList>, Failure> {
     query.check()?;
     // The SDKs send no page size and read a single response, so it contains all boxes.
-    let all = api.sandboxes.deployment.config.max_sandboxes_per_workspace;
+    let all = api.deployment.config.max_sandboxes_per_workspace;
     let maker = query.created_by.map(|by| if by == "me" { who.caller.principal.name.clone() } else { by });
     let wish = PageQuery { limit: query.page_size.or(query.limit), cursor: query.cursor }.wish_or::<SandboxId>(all)?;
-    let found = page(api.sandboxes.boxes(&who.asking(), &tags, &wish).await?, &wish, |s| s.info.id.to_string());
+    let found = page(api.services.langsmith_sandboxes.list(&who.asking(), &tags, &wish).await?, &wish, |s| s.info.id.to_string());
     // A page may have fewer items than requested, and further pages may follow.
     let is_wanted = |b: &BoxInfo| query.status.is_none_or(|s| s == b.status) && maker.as_ref().is_none_or(|m| *m == b.created_by);
     let boxes: Vec<BoxInfo> = found.items.into_iter().map(shown).filter(is_wanted).collect();
@@ -122,11 +122,11 @@ async fn list(
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<BoxInfo>, Failure> {
-    Ok(Json(shown(api.sandboxes.look(&who.asking(), &name).await?)))
+    Ok(Json(shown(api.services.langsmith_sandboxes.look(&who.asking(), &name).await?)))
 }
 
 async fn status(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<BoxStatus>, Failure> {
-    let BoxInfo { status, status_message, .. } = shown(api.sandboxes.look(&who.asking(), &name).await?);
+    let BoxInfo { status, status_message, .. } = shown(api.services.langsmith_sandboxes.look(&who.asking(), &name).await?);
     Ok(Json(BoxStatus { status, status_message }))
 }
 
@@ -153,11 +153,11 @@ async fn change(
         keep_suspended_seconds: span("delete_after_stop_seconds", wish.delete_after_stop_seconds)?,
         ..Default::default()
     };
-    Ok(Json(shown(api.sandboxes.patch(&who.asking(), &name, wish).await?.into())))
+    Ok(Json(shown(api.services.sandboxes.patch(&who.asking(), &name, wish).await?.into())))
 }
 
 async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
-    api.sandboxes.delete(&who.caller, &name, false, &who.request_id).await?;
+    api.services.sandboxes.delete(&who.caller, &name, false, &who.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -171,7 +171,7 @@ async fn start(
     Path(name): Path<String>,
     MaybeJsonBody(Nothing {}): MaybeJsonBody<Nothing>,
 ) -> Result<Json<BoxInfo>, Failure> {
-    Ok(Json(shown(api.sandboxes.begin_start(&who.asking(), &name).await?)))
+    Ok(Json(shown(api.services.langsmith_sandboxes.begin_start(&who.asking(), &name).await?)))
 }
 
 async fn stop(
@@ -180,7 +180,7 @@ async fn stop(
     Path(name): Path<String>,
     MaybeJsonBody(Nothing {}): MaybeJsonBody<Nothing>,
 ) -> Result<Json<BoxInfo>, Failure> {
-    Ok(Json(shown(api.sandboxes.stop(&who.asking(), &name).await?)))
+    Ok(Json(shown(api.services.langsmith_sandboxes.stop(&who.asking(), &name).await?)))
 }
 
 async fn download_url(
@@ -200,7 +200,7 @@ async fn download_url(
     // A longer lifetime is reduced, and the response contains the actual one.
     let ttl = wish.expires_in_seconds.map(|seconds| u32::try_from(seconds).unwrap_or(u32::MAX));
     let link = LinkWish { path: &wish.path, method: LinkMethod::Get, ttl };
-    let made = api.sessions.sandbox_file_link(&who.asking(), &name, link).await?;
+    let made = api.services.file_links.of_sandbox(&who.asking(), &name, link).await?;
     Ok(Json(DownloadUrl { download_url: made.told.url, token: made.link, expires_at: made.told.expires_at }))
 }
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Api, Routes, place};
 use crate::{
-    domain::{kinds::Pool, pools::PoolWish},
+    domain::resources::{pools::PoolWish, records::Pool},
     http::{auth::Authenticated, body::JsonBody, error::Failure},
 };
 
@@ -74,12 +74,12 @@ async fn create(
     JsonBody(wish): JsonBody<PoolRequest>,
 ) -> Result<(StatusCode, Json<PoolShown>), Failure> {
     let asked = PoolWish { name: wish.name, template: wish.template_name, replicas: wish.replicas };
-    let pool = api.kinds.create_pool(&who.asking(), asked).await?;
+    let pool = api.services.pools.create_pool(&who.asking(), asked).await?;
     if wish.wait_for_ready.unwrap_or(true) {
         let wait = wish.timeout.map_or(DEFAULT_WAIT, Duration::from_secs).min(MAX_WAIT);
-        if let Err(late) = api.kinds.wait_for_pool(&pool, wait).await {
+        if let Err(late) = api.services.pools.wait_for_pool(&pool, wait).await {
             // The SDK retries by itself, and must not find the name taken by its own first attempt.
-            api.kinds.delete_pool(&who.asking(), &pool.name).await?;
+            api.services.pools.delete_pool(&who.asking(), &pool.name).await?;
             return Err(late.into());
         }
     }
@@ -88,14 +88,14 @@ async fn create(
 
 async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<PoolList>, Failure> {
     let mut pools = Vec::new();
-    for pool in api.kinds.pools(&who.asking()).await? {
+    for pool in api.services.pools.pools(&who.asking()).await? {
         pools.push(shown(&api, pool).await?);
     }
     Ok(Json(PoolList { pools }))
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<PoolShown>, Failure> {
-    Ok(Json(shown(&api, api.kinds.pool(&who.asking(), &name).await?).await?))
+    Ok(Json(shown(&api, api.services.pools.pool(&who.asking(), &name).await?).await?))
 }
 
 async fn change(
@@ -104,17 +104,17 @@ async fn change(
     Path(name): Path<String>,
     JsonBody(wish): JsonBody<PoolChange>,
 ) -> Result<Json<PoolShown>, Failure> {
-    Ok(Json(shown(&api, api.kinds.change_pool(&who.asking(), &name, wish.name, wish.replicas).await?).await?))
+    Ok(Json(shown(&api, api.services.pools.change_pool(&who.asking(), &name, wish.name, wish.replicas).await?).await?))
 }
 
 async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
-    api.kinds.delete_pool(&who.asking(), &name).await?;
+    api.services.pools.delete_pool(&who.asking(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn shown(api: &Api, pool: Pool) -> Result<PoolShown, Failure> {
     Ok(PoolShown {
-        ready_replicas: api.kinds.waiting(&pool).await?.min(pool.replicas),
+        ready_replicas: api.services.pools.waiting(&pool).await?.min(pool.replicas),
         id: pool.id,
         name: pool.name,
         template_name: pool.template,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Api, Routes, place};
 use crate::{
-    domain::{kinds::Snapshot, snapshots::SnapshotWish},
+    domain::resources::{records::Snapshot, snapshots::SnapshotWish},
     http::{auth::Authenticated, body::JsonBody, error::Failure, paging::Params},
     store::SnapshotFilter,
 };
@@ -121,7 +121,7 @@ async fn take(
     if wish.docker_image.is_some() {
         return Err(ApiError::invalid("docker_image: a snapshot is of the box's files, not of an image inside it; leave it out").into());
     }
-    let taken = api.kinds.take_snapshot(&who.asking(), &name, read(&wish)?).await?;
+    let taken = api.services.snapshots.take_snapshot(&who.asking(), &name, read(&wish)?).await?;
     Ok((StatusCode::CREATED, Json(shown(&api, &who, taken).await?)))
 }
 
@@ -132,7 +132,7 @@ async fn create(
 ) -> Result<(StatusCode, Json<SnapshotShown>), Failure> {
     let image = wish.docker_image.as_deref().filter(|i| !i.is_empty());
     let image = image.ok_or_else(|| ApiError::invalid("docker_image: is missing"))?;
-    let named = api.kinds.name_image(&who.asking(), image, read(&wish)?).await?;
+    let named = api.services.snapshots.name_image(&who.asking(), image, read(&wish)?).await?;
     Ok((StatusCode::CREATED, Json(shown(&api, &who, named).await?)))
 }
 
@@ -145,26 +145,28 @@ async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<
     let filter =
         SnapshotFilter { name_contains: query.name_contains.filter(|n| !n.is_empty()), limit, offset, ..SnapshotFilter::default() };
     let mut snapshots = Vec::new();
-    for snapshot in api.kinds.snapshots(&who.asking(), &filter).await? {
+    for snapshot in api.services.snapshots.snapshots(&who.asking(), &filter).await? {
         snapshots.push(shown(&api, &who, snapshot).await?);
     }
     Ok(Json(SnapshotList { items: snapshots.clone(), snapshots, next_cursor: None, offset }))
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotShown>, Failure> {
-    Ok(Json(shown(&api, &who, api.kinds.snapshot(&who.asking(), &reference).await?).await?))
+    Ok(Json(shown(&api, &who, api.services.snapshots.snapshot(&who.asking(), &reference).await?).await?))
 }
 
 async fn remove(State(api): State<Api>, who: Authenticated, Path(reference): Path<String>) -> Result<StatusCode, Failure> {
-    api.kinds.delete_snapshot(&who.asking(), &reference).await?;
+    api.services.snapshots.delete_snapshot(&who.asking(), &reference).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn by_name(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<SnapshotTags>, Failure> {
     let filter = SnapshotFilter { name: Some(name.clone()), limit: MAX_LIMIT, ..SnapshotFilter::default() };
     let mut tags = Vec::new();
-    for snapshot in api.kinds.snapshots(&who.asking(), &filter).await? {
-        tags.extend(api.kinds.tag_of(&who.asking(), &snapshot).await?.map(|tag| SnapshotTag { tag, snapshot_id: snapshot.id }));
+    for snapshot in api.services.snapshots.snapshots(&who.asking(), &filter).await? {
+        tags.extend(
+            api.services.snapshots.tag_of(&who.asking(), &snapshot).await?.map(|tag| SnapshotTag { tag, snapshot_id: snapshot.id }),
+        );
     }
     if tags.is_empty() {
         return Err(ApiError::new(ErrorCode::SnapshotNotFound, "there is no snapshot of that name").into());
@@ -194,7 +196,7 @@ fn read(wish: &SnapshotRequest) -> Result<SnapshotWish<'_>, ApiError> {
 }
 
 async fn shown(api: &Api, who: &Authenticated, snapshot: Snapshot) -> Result<SnapshotShown, Failure> {
-    let tags = api.kinds.tag_of(&who.asking(), &snapshot).await?.into_iter().collect();
+    let tags = api.services.snapshots.tag_of(&who.asking(), &snapshot).await?.into_iter().collect();
     let docker_image = match &snapshot.making.root {
         Some(SandboxRoot::Image(image)) if snapshot.sandbox.is_none() => Some(image.clone()),
         _ => None,

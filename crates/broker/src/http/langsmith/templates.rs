@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Api, Routes, place, quantity};
 use crate::{
-    domain::templates::Found,
+    domain::resources::templates::Found,
     http::{auth::Authenticated, body::JsonBody, error::Failure},
 };
 
@@ -88,16 +88,16 @@ async fn create(
     who: Authenticated,
     JsonBody(wish): JsonBody<TemplateWish>,
 ) -> Result<(StatusCode, Json<TemplateShown>), Failure> {
-    Ok((StatusCode::CREATED, Json(shown(api.kinds.create_template(&who.asking(), read(wish)?).await?))))
+    Ok((StatusCode::CREATED, Json(shown(api.services.templates.create_template(&who.asking(), read(wish)?).await?))))
 }
 
 async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<TemplateList>, Failure> {
-    let templates = api.kinds.templates(&who.asking()).await?.into_iter().map(shown).collect();
+    let templates = api.services.templates.templates(&who.asking()).await?.into_iter().map(shown).collect();
     Ok(Json(TemplateList { templates }))
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateShown>, Failure> {
-    Ok(Json(shown(api.kinds.template(&who.asking(), &name).await?)))
+    Ok(Json(shown(api.services.templates.template(&who.asking(), &name).await?)))
 }
 
 async fn change(
@@ -106,11 +106,11 @@ async fn change(
     Path(name): Path<String>,
     JsonBody(wish): JsonBody<Rename>,
 ) -> Result<Json<TemplateShown>, Failure> {
-    Ok(Json(shown(api.kinds.rename_template(&who.asking(), &name, &wish.name).await?)))
+    Ok(Json(shown(api.services.templates.rename_template(&who.asking(), &name, &wish.name).await?)))
 }
 
 async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
-    api.kinds.delete_template(&who.asking(), &name).await?;
+    api.services.templates.delete_template(&who.asking(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

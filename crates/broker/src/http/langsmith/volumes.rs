@@ -61,15 +61,15 @@ async fn create(
     JsonBody(wish): JsonBody<VolumeWish>,
 ) -> Result<(StatusCode, Json<VolumeShown>), Failure> {
     let wish = CreateVolume { name: wish.name, size_bytes: quantity::bytes("size", &wish.size)?, access: None };
-    Ok((StatusCode::CREATED, Json(shown(api.kinds.create_volume(&who.asking(), wish).await?))))
+    Ok((StatusCode::CREATED, Json(shown(api.services.volumes.create_volume(&who.asking(), wish).await?))))
 }
 
 async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<VolumeList>, Failure> {
-    Ok(Json(VolumeList { volumes: api.kinds.volumes(&who.asking()).await?.into_iter().map(shown).collect() }))
+    Ok(Json(VolumeList { volumes: api.services.volumes.volumes(&who.asking()).await?.into_iter().map(shown).collect() }))
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<VolumeShown>, Failure> {
-    Ok(Json(shown(api.kinds.volume(&who.asking(), &name).await?)))
+    Ok(Json(shown(api.services.volumes.volume(&who.asking(), &name).await?)))
 }
 
 async fn change(
@@ -78,7 +78,7 @@ async fn change(
     Path(name): Path<String>,
     JsonBody(wish): JsonBody<VolumeChange>,
 ) -> Result<Json<VolumeShown>, Failure> {
-    let volume = api.kinds.volume(&who.asking(), &name).await?;
+    let volume = api.services.volumes.volume(&who.asking(), &name).await?;
     if let Some(size) = &wish.size
         && quantity::bytes("size", size)? != volume.size_bytes
     {
@@ -86,13 +86,13 @@ async fn change(
         return Err(ApiError::invalid(format!("size: a volume keeps the size it was made with, which is {has}; make another one")).into());
     }
     match &wish.name {
-        Some(to) if *to != volume.name => Ok(Json(shown(api.kinds.rename_volume(&who.asking(), &name, to).await?))),
+        Some(to) if *to != volume.name => Ok(Json(shown(api.services.volumes.rename_volume(&who.asking(), &name, to).await?))),
         _ => Ok(Json(shown(volume))),
     }
 }
 
 async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
-    api.kinds.delete_volume(&who.asking(), &name).await?;
+    api.services.volumes.delete_volume(&who.asking(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

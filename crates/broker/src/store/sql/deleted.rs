@@ -9,11 +9,7 @@ use super::{
     sandboxes::{locked, named},
 };
 use crate::{
-    domain::{
-        audit::AuditRecord,
-        events::Event,
-        model::{SANDBOX_RESTORED, Sandbox},
-    },
+    domain::model::{AuditRecord, Event, SANDBOX_RESTORED, Sandbox},
     policy::Quota,
     store::{Counted, Hint, PageWish, QuotaReached, RestoredSandbox, Stored, Viewer},
 };

@@ -15,11 +15,7 @@ use super::{
     rows,
 };
 use crate::{
-    domain::{
-        audit::AuditRecord,
-        events::Event,
-        model::{Sandbox, Session},
-    },
+    domain::model::{AuditRecord, Event, Sandbox, Session},
     store::{EventBounds, EventMarks, EventPage, Hint, StoreError, Stored, TakenHappenings},
 };
 

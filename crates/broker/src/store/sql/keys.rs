@@ -10,10 +10,9 @@ use super::{
 };
 use crate::{
     domain::{
-        audit::AuditRecord,
-        keys::{MAX_KEYS_PER_PRINCIPAL, MAX_PRINCIPALS_PER_WORKSPACE},
-        model::{ApiKey, Principal},
-        tokens::LONGEST_POSSESSION,
+        access::keys::{MAX_KEYS_PER_PRINCIPAL, MAX_PRINCIPALS_PER_WORKSPACE},
+        model::{ApiKey, AuditRecord, Principal},
+        token_signer::LONGEST_POSSESSION,
     },
     store::{AddedKey, Ending, ExpiringKey, PageWish, RevokedKey, Stored},
 };

@@ -13,9 +13,8 @@ use super::{
 };
 use crate::{
     domain::{
-        audit::AuditRecord,
-        kinds::{Pool, PoolTrouble, Snapshot, Template, Volume, VolumeState},
-        model::Sandbox,
+        model::{AuditRecord, Sandbox},
+        resources::records::{Pool, PoolTrouble, Snapshot, Template, Volume, VolumeState},
     },
     policy::Quota,
     store::{AddedKind, AddedMember, ChangedKind, KindStore, PoolTaking, RemovedKind, Room, SnapshotFilter, Stored, Viewer},

@@ -74,11 +74,7 @@ use super::{
     StoreError, Stored, TakenHappenings, Viewer,
 };
 use crate::{
-    domain::{
-        audit::AuditRecord,
-        events::Event,
-        model::{ApiKey, Bound, Principal, PrincipalRecord, Sandbox, Session, Share},
-    },
+    domain::model::{ApiKey, AuditRecord, Bound, Event, Principal, PrincipalRecord, Sandbox, Session, Share},
     metrics::Histogram,
     policy::Quota,
 };

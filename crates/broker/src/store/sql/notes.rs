@@ -12,7 +12,10 @@ use sqlx::{AnyConnection, AssertSqlSafe, Row};
 use super::{chain, hint, kinds, lock, nodes, rows, sandboxes, tokens};
 use crate::{
     chain::Hash,
-    domain::{audit::AuditRecord, model::Sandbox, tokens::MAX_REVOCATIONS},
+    domain::{
+        model::{AuditRecord, Sandbox},
+        token_signer::MAX_REVOCATIONS,
+    },
     store::{Ending, Hint, Horizon, Note, PageWish, RetiredToken, RevocationList, Stored},
 };
 

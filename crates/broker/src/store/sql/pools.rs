@@ -6,10 +6,11 @@ use sqlx::{AnyConnection, Row, any::AnyRow};
 use super::{deleted, hint, kinds, lock, notes, rows, sandboxes};
 use crate::{
     domain::{
-        audit::AuditRecord,
-        kinds::{Pool, PoolTrouble},
-        model::Sandbox,
-        pools::MAX_REPLICAS,
+        model::{AuditRecord, Sandbox},
+        resources::{
+            pools::MAX_REPLICAS,
+            records::{Pool, PoolTrouble},
+        },
     },
     policy::Quota,
     store::{AddedKind, AddedMember, ChangedKind, Hint, PoolTaking, Stored},

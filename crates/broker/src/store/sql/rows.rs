@@ -11,10 +11,7 @@ use cobox_provider::SandboxSpec;
 use sqlx::{Row, any::AnyRow};
 
 use crate::{
-    domain::{
-        audit::AuditRecord,
-        model::{ApiKey, Bound, Identity, Intent, OldKeys, Principal, PrincipalRecord, Sandbox, Session, Share},
-    },
+    domain::model::{ApiKey, AuditRecord, Bound, Identity, Intent, OldKeys, Principal, PrincipalRecord, Sandbox, Session, Share},
     store::{StoreError, Stored},
 };
 

@@ -15,11 +15,7 @@ use super::{
     tags::{self, On},
 };
 use crate::{
-    domain::{
-        audit::AuditRecord,
-        events::Event,
-        model::{OldKeys, Sandbox},
-    },
+    domain::model::{AuditRecord, Event, OldKeys, Sandbox},
     policy::Quota,
     store::{AddedSandbox, ChangedSandbox, Counting, DueBy, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Stored, Viewer},
 };

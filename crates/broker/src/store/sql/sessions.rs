@@ -11,10 +11,7 @@ use super::{
     tags::{self, On},
 };
 use crate::{
-    domain::{
-        audit::AuditRecord,
-        model::{ApiKey, Bound, Intent, Session},
-    },
+    domain::model::{ApiKey, AuditRecord, Bound, Intent, Session},
     store::{Ending, EnsureWish, Ensured, Idempotency, Leftover, PageWish, SessionFilter, Stored, Viewer},
 };
 

@@ -5,10 +5,7 @@ use sqlx::AnyConnection;
 
 use super::{events, notes, rows, sandboxes, sessions};
 use crate::{
-    domain::{
-        events::Event,
-        model::{Bound, Share},
-    },
+    domain::model::{Bound, Event, Share},
     store::{Ending, Shared, Stored},
 };
 

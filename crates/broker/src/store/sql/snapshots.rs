@@ -8,7 +8,7 @@ use super::{
     lock, notes, rows,
 };
 use crate::{
-    domain::{audit::AuditRecord, kinds::Snapshot},
+    domain::{model::AuditRecord, resources::records::Snapshot},
     store::{AddedKind, Room, SnapshotFilter, Stored, Viewer},
 };
 

@@ -73,7 +73,7 @@ mod tests {
 
     use super::{super::lent::Tx, *};
     use crate::{
-        domain::audit::AuditRecord,
+        domain::model::AuditRecord,
         store::{Note, Store},
     };
 

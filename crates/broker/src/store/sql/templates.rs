@@ -5,7 +5,7 @@ use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{kinds, lock, notes, rows};
 use crate::{
-    domain::{audit::AuditRecord, kinds::Template},
+    domain::{model::AuditRecord, resources::records::Template},
     store::{AddedKind, ChangedKind, RemovedKind, StoreError, Stored},
 };
 

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     domain::{
-        audit::AuditRecord,
-        kinds::{Volume, VolumeState},
+        model::AuditRecord,
+        resources::records::{Volume, VolumeState},
     },
     store::{AddedKind, ChangedKind, RemovedKind, Room, Stored, Viewer},
 };

@@ -1,0 +1,92 @@
+//! Sign-in with a token of an OIDC issuer: its bearer becomes a principal like one with an API key, under a grant that
+//! can be revoked.
+
+use cobox_protocol::{ApiError, ErrorCode, KeyId, Secret};
+use sha2::{Digest, Sha256};
+
+use super::{keys::not_added, last_used::Activity};
+use crate::{
+    domain::{
+        context::{Deployment, internal},
+        model::{ApiKey, AuditRecord, Caller, Identity, Principal},
+    },
+    oidc::{Refused, Vouched},
+    store::AddedKey,
+};
+
+/// Authenticates the bearer of a token that claims to be from the configured issuer. Gives the same error for every
+/// reason, so that it reveals nothing.
+pub async fn sign_in(d: &Deployment, activity: &Activity, token: &Secret) -> Result<Option<Caller>, ApiError> {
+    let Some(oidc) = d.oidc.as_ref().filter(|o| o.is_of_issuer(token)) else { return Ok(None) };
+    let now = d.now();
+    let vouched = match oidc.verify(token, now).await {
+        Ok(vouched) => vouched,
+        Err(Refused::NoKeys) => {
+            let message = "the OIDC issuer's keys can't be had, so its tokens can't be checked; try again";
+            return Err(ApiError::new(ErrorCode::ProviderUnavailable, message));
+        }
+        Err(reason) => {
+            tracing::debug!(%reason, "an OIDC token was refused");
+            return Err(refused());
+        }
+    };
+    let stored = match d.store.identity(&vouched.principal, &hash(&vouched.identity)).await.map_err(internal)? {
+        Some(stored) => stored,
+        None => first_time(d, &vouched).await?,
+    };
+    if stored.revoked_at.is_some() {
+        return Err(refused());
+    }
+    if stored.principal.kind != vouched.principal.kind {
+        return Err(kind_differs(&stored, &vouched));
+    }
+    activity.key_used(&stored.id, now);
+    Ok(Some(Caller { until: Some(vouched.until), ..Caller::new(stored.principal, stored.id) }))
+}
+
+async fn first_time(d: &Deployment, vouched: &Vouched) -> Result<ApiKey, ApiError> {
+    let (principal, identity) = (&vouched.principal, &vouched.identity);
+    let key = ApiKey {
+        id: KeyId::new(),
+        principal: principal.clone(),
+        hash: hash(identity),
+        created_at: d.now(),
+        expires_at: None,
+        last_used_at: None,
+        revoked_at: None,
+        identity: Some(identity.clone()),
+    };
+    let mut audit = AuditRecord::new(d.now(), &principal.workspace, "key.created");
+    audit.principal = Some(principal.name.clone());
+    audit.actor = Some(principal.kind.as_str().to_owned());
+    let audit = audit.detail(format!("{} for {} {}, vouched for by {}", key.id, principal.kind.as_str(), principal.name, identity.issuer));
+    match d.store.add_key(&key, &audit).await.map_err(internal)? {
+        AddedKey::Added => Ok(key),
+        AddedKey::Known(known) => Ok(*known),
+        AddedKey::Disabled => Err(refused()),
+        AddedKey::KindDiffers(kind) => {
+            let stored = ApiKey { principal: Principal { kind, ..principal.clone() }, ..key };
+            Err(kind_differs(&stored, vouched))
+        }
+        other => Err(not_added(principal, &other)),
+    }
+}
+
+/// Can't collide with an API key: no key hashes to the same value.
+fn hash(identity: &Identity) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for part in [&identity.issuer, &identity.subject] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part.as_bytes());
+    }
+    hash.finalize().into()
+}
+
+fn refused() -> ApiError {
+    ApiError::new(ErrorCode::Unauthenticated, "the OIDC token is not accepted here")
+}
+
+fn kind_differs(stored: &ApiKey, vouched: &Vouched) -> ApiError {
+    let (name, is, said) = (&stored.principal.name, stored.principal.kind.as_str(), vouched.principal.kind.as_str());
+    ApiError::new(ErrorCode::Forbidden, format!("{name} is {is} here, and the token says {said}; what a principal is doesn't change"))
+}

@@ -1,0 +1,123 @@
+//! Sessions: reads and ends them, and issues tokens for them. `negotiation` creates them.
+
+use std::sync::Arc;
+
+use cobox_protocol::{
+    ApiError, RequestId, SessionId,
+    session::{Binding, Credentials, LeasePolicy, NegotiateResponse, SessionInfo, State},
+    tags::Tags,
+};
+
+use crate::{
+    domain::{
+        access::{
+            self,
+            request_context::Asking,
+            session_access::{self, living, visible},
+        },
+        context::{Deployment, internal},
+        lifecycle::transitions::Lifecycle,
+        model::{AuditRecord, Bound, Caller},
+        token_signer::Issued,
+        tokens::issue::{TokenIssuer, TokenWish},
+    },
+    store::{PageWish, SessionFilter, Viewer},
+};
+
+pub struct Sessions {
+    pub deployment: Arc<Deployment>,
+    pub lifecycle: Arc<Lifecycle>,
+    pub issuer: Arc<TokenIssuer>,
+}
+
+impl Sessions {
+    /// Negotiation's response for a session by its id. Reading it doesn't count as activity and starts nothing.
+    pub async fn get(&self, asking: &Asking<'_>, id: &SessionId) -> Result<NegotiateResponse, ApiError> {
+        let (bound, entry) = living(&self.deployment, asking.caller, id).await?;
+        let capabilities = entry.bound(access::grant(&self.deployment.policy(), asking.caller, None)?)?;
+        let issued = self.issuer.issue(asking, &bound, TokenWish { lineage: entry.lineage(), ..TokenWish::new(capabilities) }).await?;
+        Ok(self.response(&bound, issued))
+    }
+
+    pub async fn release(&self, caller: &Caller, id: &SessionId, request_id: &RequestId) -> Result<(), ApiError> {
+        let bound = visible(&self.deployment, caller, id).await?;
+        if bound.session.ended_at.is_some() {
+            return Err(session_access::not_found(id));
+        }
+        access::may_end(&caller.principal, &bound.session)?;
+        let audit =
+            AuditRecord::new(self.deployment.now(), &bound.session.workspace, "session.released").by(caller, request_id).about(&bound);
+        self.lifecycle.end_session(&bound, self.deployment.restorable_ending(&bound.sandbox, "it was released", audit)).await
+    }
+
+    pub async fn list(&self, caller: &Caller, filter: &SessionFilter, page: &PageWish) -> Result<Vec<SessionInfo>, ApiError> {
+        let store = &self.deployment.store;
+        let found = store.sessions(&Viewer::from(&caller.principal), filter, page).await.map_err(internal)?;
+        let ids: Vec<&SessionId> = found.iter().map(|b| &b.session.id).collect();
+        let mut tags = store.session_tags(&ids).await.map_err(internal)?;
+        let info = |bound: Bound| {
+            let tags = tags.remove(bound.session.id.as_str()).unwrap_or_default();
+            SessionInfo { tags, ..self.info(bound) }
+        };
+        Ok(found.into_iter().map(info).collect())
+    }
+
+    fn info(&self, bound: Bound) -> SessionInfo {
+        let (state, lease_expires_at) = (bound.state(), self.lifecycle.lease_end(&bound.sandbox));
+        let last_active_at = self.lifecycle.last_use(&bound.sandbox);
+        let Bound { session, sandbox } = bound;
+        SessionInfo {
+            scope: session.scope(),
+            session_id: session.id,
+            thread_id: session.scope_id,
+            sandbox_id: sandbox.id,
+            provider: sandbox.provider,
+            state,
+            owner: session.owner,
+            access: session.access,
+            created_at: session.created_at,
+            last_active_at,
+            lease_expires_at,
+            tags: Tags::new(),
+        }
+    }
+
+    pub async fn answer(&self, asking: &Asking<'_>, bound: Bound, wish: TokenWish<'_>) -> Result<NegotiateResponse, ApiError> {
+        let mut bound = bound;
+        let issued = self.issuer.issue(asking, &bound, TokenWish { is_activity: true, ..wish }).await?;
+        bound.sandbox.last_active_at = self.deployment.now();
+        bound.sandbox.state = State::Active;
+        Ok(self.response(&bound, issued))
+    }
+
+    fn response(&self, bound: &Bound, issued: Issued) -> NegotiateResponse {
+        let d = &self.deployment;
+        let (session, sandbox) = (&bound.session, &bound.sandbox);
+        let lifetimes = d.lifetimes(sandbox);
+        NegotiateResponse {
+            session_id: session.id.clone(),
+            thread_id: session.scope_id.clone(),
+            sandbox: d.address(sandbox),
+            token: issued.token.clone(),
+            expires_at: issued.draft.expires_at,
+            refresh_before: issued.draft.refresh_before,
+            scopes: issued.draft.capabilities.legacy_names(),
+            binding: Binding {
+                id: session.id.clone(),
+                scope: session.scope(),
+                sandbox_id: sandbox.id.clone(),
+                provider: sandbox.provider.clone(),
+                state: bound.state(),
+                lease_expires_at: self.lifecycle.lease_end(sandbox),
+            },
+            dataplane: d.dataplane(sandbox),
+            credentials: Credentials {
+                token_type: "Bearer".to_owned(),
+                access_token: issued.token,
+                expires_at: issued.draft.expires_at,
+                granted_capabilities: issued.draft.capabilities,
+            },
+            policy: LeasePolicy { idle_timeout_seconds: lifetimes.idle_timeout.as_secs(), hard_ttl_seconds: lifetimes.hard_ttl.as_secs() },
+        }
+    }
+}
