@@ -7,7 +7,7 @@ use cobox_protocol::{Secret, control::Alg, id::is_external_id, sandbox::is_sandb
 use serde::Deserialize;
 
 use crate::{
-    domain::resources::records::TemplateSpec, oidc::OidcConfig, origin, paced::BodyLimits, thread_authority::ThreadAuthorityConfig,
+    body_rate::BodyLimits, domain::resources::records::TemplateSpec, oidc::OidcConfig, origin, thread_authority::ThreadAuthorityConfig,
 };
 
 /// Minimum lifetime of a token, in seconds: below it, clients would spend most of their time on refreshes.

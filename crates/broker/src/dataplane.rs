@@ -12,15 +12,15 @@ use crate::domain::{
     access::{
         self,
         keys::Keys,
-        session_access::{enter, may_see, way_in},
+        session_access::{enter, find_entry, may_see},
         token_verification::verify,
     },
     audit::trail::AuditTrail,
-    context::{Deployment, internal},
+    context::{BrokerContext, store_error},
     events::presence::{Participant, Presence},
     lifecycle::transitions::Lifecycle,
     model::{AuditRecord, Caller, Sandbox, Session},
-    token_signer::{TokenFormat, Wish},
+    token_signer::{DraftParams, TokenFormat},
     tokens::file_links,
 };
 
@@ -28,7 +28,7 @@ use crate::domain::{
 const WAKE_WAIT: Duration = Duration::from_secs(10);
 
 pub struct Dataplane {
-    pub deployment: Arc<Deployment>,
+    pub context: Arc<BrokerContext>,
     pub lifecycle: Arc<Lifecycle>,
     pub keys: Arc<Keys>,
     pub audit: AuditTrail,
@@ -41,7 +41,7 @@ impl Directory for Dataplane {
         let found = self.find(&target).await?;
         match credential {
             None => match found {
-                Some((sandbox, _)) if sandbox.is_running() && self.deployment.is_here(&sandbox) => {
+                Some((sandbox, _)) if sandbox.is_running() && self.context.is_here(&sandbox) => {
                     Ok(Admission { sandbox: sandbox.id, is_running: true, is_cacheable: false, token: None, caller: None })
                 }
                 // The same response for an unknown sandbox and a suspended one, so that an unauthenticated client
@@ -67,23 +67,23 @@ impl Directory for Dataplane {
     }
 
     fn version(&self) -> Option<DirectoryVersion> {
-        Some(DirectoryVersion { change: self.deployment.store.changes()?, second: self.deployment.now().unix() })
+        Some(DirectoryVersion { change: self.context.store.changes()?, second: self.context.now().unix() })
     }
 
     fn touch(&self, admission: &Admission) {
-        self.lifecycle.activity.sandbox_used(&admission.sandbox, self.deployment.now());
+        self.lifecycle.last_used.record_sandbox_use(&admission.sandbox, self.context.now());
     }
 
     fn provider_name(&self, _: &Admission) -> &str {
-        self.deployment.provider.name()
+        self.context.provider.name()
     }
 
     async fn connect(&self, admission: &Admission) -> Result<SandboxConnection, ApiError> {
-        let (provider, id) = (&self.deployment.provider, &admission.sandbox);
+        let (provider, id) = (&self.context.provider, &admission.sandbox);
         if admission.caller.is_some() {
             // Record the activity before reading the state, so that the reaper takes it into account.
             self.touch(admission);
-            self.lifecycle.bring_up(id, WAKE_WAIT).await?;
+            self.lifecycle.ensure_running(id, WAKE_WAIT).await?;
         }
         if let Some(adapter) = provider.adapter() {
             return Ok(SandboxConnection::Adapter(adapter));
@@ -92,7 +92,7 @@ impl Directory for Dataplane {
             Err(ProviderError::NotRunning(_)) if admission.caller.is_some() => {
                 // boxd died a moment ago. That counts as a suspension, which traffic ends.
                 self.lifecycle.check_running(id).await;
-                self.lifecycle.bring_up(id, WAKE_WAIT).await?;
+                self.lifecycle.ensure_running(id, WAKE_WAIT).await?;
                 provider.dial(id, BoxdSocket::Client).await
             }
             dialled => dialled,
@@ -104,7 +104,7 @@ impl Directory for Dataplane {
         let Some(caller) = &usage.admission.caller else { return };
         let Passer { workspace, principal, actor, session, .. } = caller;
         let participant = Participant { workspace, principal, actor, session: session.as_ref() };
-        self.presence.seen(&self.deployment, &usage.admission.sandbox, &participant);
+        self.presence.seen(&self.context, &usage.admission.sandbox, &participant);
         let record = self.record("dataplane.used", caller, &usage.admission.sandbox, &usage.request_id);
         let Usage { method, path, status, .. } = &usage;
         let shown = redact(path);
@@ -117,16 +117,16 @@ impl Directory for Dataplane {
     }
 
     async fn check_not_ended(&self, admission: &Admission) -> Result<(), ApiError> {
-        let store = &self.deployment.store;
+        let store = &self.context.store;
         let session = admission.caller.as_ref().and_then(|c| c.session.as_ref());
         if let Some(id) = session {
-            let session = store.session(id).await.map_err(internal)?.map(|b| b.session);
+            let session = store.session(id).await.map_err(store_error)?.map(|b| b.session);
             return match session.filter(|s| s.ended_at.is_none()) {
                 Some(_) => Ok(()),
                 None => Err(ApiError::new(ErrorCode::SessionExpired, format!("session {id} is over; ensure a new one"))),
             };
         }
-        match store.sandbox(&admission.sandbox).await.map_err(internal)?.filter(|s| s.ended_at.is_none()) {
+        match store.sandbox(&admission.sandbox).await.map_err(store_error)?.filter(|s| s.ended_at.is_none()) {
             Some(_) => Ok(()),
             None => Err(not_found(&Target::Sandbox(admission.sandbox.clone()))),
         }
@@ -143,26 +143,28 @@ impl Dataplane {
             session: passer.session.clone(),
             sandbox: Some(sandbox.clone()),
             jti: Some(passer.jti.clone()),
-            ..AuditRecord::new(self.deployment.now(), &passer.workspace, action)
+            ..AuditRecord::new(self.context.now(), &passer.workspace, action)
         }
     }
 
     /// A sandbox of another node must be reached there. Every response that names the sandbox contains that node's URL.
     fn must_be_here(&self, sandbox: &Sandbox) -> Result<(), ApiError> {
-        if self.deployment.is_here(sandbox) {
+        if self.context.is_here(sandbox) {
             return Ok(());
         }
-        let url = self.deployment.gateway(sandbox).http_base_url;
+        let url = self.context.gateway(sandbox).http_base_url;
         let message = format!("sandbox {} is on another node; use {url}", sandbox.id);
         Err(ApiError::new(ErrorCode::ProviderUnavailable, message).with_details(serde_json::json!({ "http_base_url": url })))
     }
 
     async fn find(&self, target: &Target) -> Result<Option<(Sandbox, Option<Session>)>, ApiError> {
-        let store = &self.deployment.store;
+        let store = &self.context.store;
         Ok(match target {
             // A sandbox that waits in a pool belongs to no one yet, including its creator.
-            Target::Sandbox(id) => store.sandbox(id).await.map_err(internal)?.filter(|s| s.pool.is_none()).map(|sandbox| (sandbox, None)),
-            Target::Session(id) => store.session(id).await.map_err(internal)?.map(|b| (b.sandbox, Some(b.session))),
+            Target::Sandbox(id) => {
+                store.sandbox(id).await.map_err(store_error)?.filter(|s| s.pool.is_none()).map(|sandbox| (sandbox, None))
+            }
+            Target::Session(id) => store.session(id).await.map_err(store_error)?.map(|b| (b.sandbox, Some(b.session))),
         })
     }
 
@@ -175,33 +177,33 @@ impl Dataplane {
         found: Option<(Sandbox, Option<Session>)>,
         request_id: &RequestId,
     ) -> Result<Admission, ApiError> {
-        let d = &self.deployment;
+        let context = &self.context;
         let principal = &caller.principal;
         let (sandbox, session) = found.filter(|(s, _)| access::is_visible(principal, s)).ok_or_else(|| not_found(target))?;
         let (session, entry) = match session {
             Some(session) => {
-                let entry = enter(d, principal, &session, &sandbox).await?;
+                let entry = enter(context, principal, &session, &sandbox).await?;
                 if session.ended_at.is_some() {
                     return Err(ApiError::new(ErrorCode::SessionExpired, format!("session {} is over; ensure a new one", session.id)));
                 }
                 (Some(session), entry)
             }
-            None => way_in(d, principal, &sandbox).await?,
+            None => find_entry(context, principal, &sandbox).await?,
         };
         if sandbox.ended_at.is_some() {
             return Err(not_found(target));
         }
         self.must_be_here(&sandbox)?;
-        may_see(d, caller, &sandbox, session.as_ref()).await?;
-        let now = d.now();
-        let capabilities = entry.bound(access::grant(&d.policy(), caller, None)?)?;
-        let draft = d.tokens.draft(&Wish {
+        may_see(context, caller, &sandbox, session.as_ref()).await?;
+        let now = context.now();
+        let capabilities = entry.bound(access::grant(&context.policy(), caller, None)?)?;
+        let draft = context.tokens.draft(&DraftParams {
             caller,
             sandbox: &sandbox,
             session: session.as_ref(),
             capabilities,
             ttl: None,
-            left: d.left(&sandbox, session.as_ref(), now),
+            remaining: context.remaining_time(&sandbox, session.as_ref(), now),
             now,
             lineage: entry.lineage(),
         });
@@ -215,26 +217,26 @@ impl Dataplane {
             capabilities,
         };
         self.audit.add(self.record("token.issued", &passer, &sandbox.id, request_id).detail(capabilities.names().join(" "))).await;
-        let token = d.tokens.sign(&sandbox, &draft.claims);
+        let token = context.tokens.sign(&sandbox, &draft.claims);
         Ok(Admission { is_running: is_up(&sandbox), is_cacheable: false, sandbox: sandbox.id, token: Some(token), caller: Some(passer) })
     }
 
     /// Forwards a token unchanged once it is known to be one that boxd accepts. A format that boxd can't read is
     /// replaced with one that it can.
     async fn check(&self, token: Secret, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
-        let claims = verify(&self.deployment, sandbox, &token).await?;
+        let claims = verify(&self.context, sandbox, &token).await?;
         match TokenFormat::of(&token) {
             TokenFormat::Jwt => Ok(Admission { is_cacheable: true, ..self.let_in(token, claims, sandbox, session)? }),
-            TokenFormat::Opaque => self.let_in(self.deployment.tokens.sign(sandbox, &claims), claims, sandbox, session),
+            TokenFormat::Opaque => self.let_in(self.context.tokens.sign(sandbox, &claims), claims, sandbox, session),
         }
     }
 
     /// Replaces a link with a token that permits only the linked file.
     async fn check_link(&self, link: &FileLink, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
-        let d = &self.deployment;
-        let now = d.now();
-        let revoked = d.store.revocations(sandbox, now).await.map_err(internal)?;
-        let claims = d.tokens.verify_link(sandbox, &link.link, &revoked, now)?;
+        let context = &self.context;
+        let now = context.now();
+        let revoked = context.store.revocations(sandbox, now).await.map_err(store_error)?;
+        let claims = context.tokens.verify_link(sandbox, &link.link, &revoked, now)?;
         let is_for_this = claims.file.as_ref().is_some_and(|file| {
             let is_method = file.method == link.method.as_str() || file.method == "GET" && link.method == http::Method::HEAD;
             is_method
@@ -244,7 +246,7 @@ impl Dataplane {
             return Err(ApiError::new(ErrorCode::Forbidden, "the link is for another file or another method"));
         }
         let claims = Claims { file: None, ..claims };
-        self.let_in(d.tokens.sign(sandbox, &claims), claims, sandbox, session)
+        self.let_in(context.tokens.sign(sandbox, &claims), claims, sandbox, session)
     }
 
     fn let_in(&self, token: Secret, claims: Claims, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {

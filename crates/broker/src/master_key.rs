@@ -46,7 +46,7 @@ pub struct RotatedMasterKey {
 }
 
 /// Fails while a broker uses the data directory, or while another broker uses the database.
-pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Result<RotatedMasterKey, StartError> {
+pub async fn rotate_master_key(config: &Config, params: MasterKeyRotation) -> Result<RotatedMasterKey, StartError> {
     config.validate()?;
     let data_dir = DataDir::open(&config.data_dir)?;
     let store = open_store(config, &data_dir).await?;
@@ -58,10 +58,10 @@ pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Resu
     if let Some(other) = alive {
         return Err(DataDirError::BrokerAlive { url: other.url, seconds: now.saturating_since(other.seen_at).as_secs() }.into());
     }
-    let old = if wish.is_lost { None } else { Some(read(&data_dir, &*store).await?) };
+    let old = if params.is_lost { None } else { Some(read(&data_dir, &*store).await?) };
     let fresh = MasterKey::generate();
     data_dir.write_next_key(&fresh)?;
-    let old_until = if wish.is_immediate { None } else { Some(now.plus(LONGEST_TOKEN_LIFE)) };
+    let old_until = if params.is_immediate { None } else { Some(now.plus(LONGEST_TOKEN_LIFE)) };
     // Without the lost key, existing seals can't be verified, so they are accepted as they are.
     old.iter().for_each(|old| store.seal_with(old.audit_seal()));
     let seals = seals(store.audit_heads().await?, &fresh.audit_seal());
@@ -73,7 +73,7 @@ pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Resu
             return Err(StartError::TooSoon(until));
         }
     };
-    let previous = old.as_ref().filter(|_| !wish.is_immediate);
+    let previous = old.as_ref().filter(|_| !params.is_immediate);
     data_dir.take_next_key(previous)?;
     Ok(RotatedMasterKey {
         master_key: data_dir.master_key_path(),

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use crate::domain::{
     access::{keys::Keys, principals::Principals},
     audit::audit_chain::AuditLog,
-    context::Deployment,
+    context::BrokerContext,
     lifecycle::transitions::Lifecycle,
     resources::{
         deleted_sandboxes::DeletedSandboxes, langsmith_sandboxes::LangSmithSandboxes, pools::Pools, sandboxes::Sandboxes,
         snapshots::Snapshots, templates::Templates, volumes::Volumes,
     },
     sessions::{negotiation::Negotiator, renewal::SessionRenewal, session::Sessions, shares::Shares, threads::Threads},
-    tokens::{delegation::Delegations, file_links::FileLinks, issue::TokenIssuer, revocation::Revoking},
+    tokens::{delegation::Delegations, file_links::FileLinks, issue::TokenIssuer, revocation::Revocations},
 };
 
 pub struct Services {
@@ -25,7 +25,7 @@ pub struct Services {
     pub threads: Threads,
     pub delegations: Delegations,
     pub file_links: FileLinks,
-    pub revoking: Revoking,
+    pub revocations: Revocations,
     pub sandboxes: Arc<Sandboxes>,
     pub deleted_sandboxes: DeletedSandboxes,
     pub langsmith_sandboxes: LangSmithSandboxes,
@@ -37,29 +37,29 @@ pub struct Services {
 }
 
 impl Services {
-    pub fn new(deployment: &Arc<Deployment>, lifecycle: &Arc<Lifecycle>) -> Self {
-        let (deployment, lifecycle) = (|| deployment.clone(), || lifecycle.clone());
-        let (activity, revocation_push) = (lifecycle().activity.clone(), lifecycle().control_push.clone());
-        let issuer = Arc::new(TokenIssuer { deployment: deployment(), activity: activity.clone() });
-        let sessions = Arc::new(Sessions { deployment: deployment(), lifecycle: lifecycle(), issuer: issuer.clone() });
-        let sandboxes = Arc::new(Sandboxes { deployment: deployment(), lifecycle: lifecycle() });
+    pub fn new(context: &Arc<BrokerContext>, lifecycle: &Arc<Lifecycle>) -> Self {
+        let (context, lifecycle) = (|| context.clone(), || lifecycle.clone());
+        let (last_used, revocation_push) = (lifecycle().last_used.clone(), lifecycle().control_push.clone());
+        let issuer = Arc::new(TokenIssuer { context: context(), last_used: last_used.clone() });
+        let sessions = Arc::new(Sessions { context: context(), lifecycle: lifecycle(), issuer: issuer.clone() });
+        let sandboxes = Arc::new(Sandboxes { context: context(), lifecycle: lifecycle() });
         Self {
-            keys: Arc::new(Keys { deployment: deployment(), revocation_push: revocation_push.clone(), activity }),
-            principals: Principals { deployment: deployment(), revocation_push },
-            negotiator: Negotiator { deployment: deployment(), lifecycle: lifecycle(), sessions: sessions.clone() },
-            renewal: SessionRenewal { deployment: deployment(), lifecycle: lifecycle(), issuer: issuer.clone() },
-            shares: Shares { deployment: deployment(), lifecycle: lifecycle() },
-            threads: Threads { deployment: deployment(), lifecycle: lifecycle() },
-            delegations: Delegations { deployment: deployment(), issuer: issuer.clone() },
-            file_links: FileLinks { deployment: deployment(), issuer },
-            revoking: Revoking { deployment: deployment(), lifecycle: lifecycle() },
-            deleted_sandboxes: DeletedSandboxes { deployment: deployment(), lifecycle: lifecycle(), sandboxes: sandboxes.clone() },
-            langsmith_sandboxes: LangSmithSandboxes { deployment: deployment(), lifecycle: lifecycle(), sandboxes: sandboxes.clone() },
-            templates: Templates { deployment: deployment() },
-            snapshots: Arc::new(Snapshots::new(deployment())),
-            volumes: Arc::new(Volumes::new(deployment())),
-            pools: Arc::new(Pools::new(deployment(), lifecycle())),
-            audit_log: AuditLog { deployment: deployment() },
+            keys: Arc::new(Keys { context: context(), revocation_push: revocation_push.clone(), last_used }),
+            principals: Principals { context: context(), revocation_push },
+            negotiator: Negotiator { context: context(), lifecycle: lifecycle(), sessions: sessions.clone() },
+            renewal: SessionRenewal { context: context(), lifecycle: lifecycle(), issuer: issuer.clone() },
+            shares: Shares { context: context(), lifecycle: lifecycle() },
+            threads: Threads { context: context(), lifecycle: lifecycle() },
+            delegations: Delegations { context: context(), issuer: issuer.clone() },
+            file_links: FileLinks { context: context(), issuer },
+            revocations: Revocations { context: context(), lifecycle: lifecycle() },
+            deleted_sandboxes: DeletedSandboxes { context: context(), lifecycle: lifecycle(), sandboxes: sandboxes.clone() },
+            langsmith_sandboxes: LangSmithSandboxes { context: context(), lifecycle: lifecycle(), sandboxes: sandboxes.clone() },
+            templates: Templates { context: context() },
+            snapshots: Arc::new(Snapshots::new(context())),
+            volumes: Arc::new(Volumes::new(context())),
+            pools: Arc::new(Pools::new(context(), lifecycle())),
+            audit_log: AuditLog { context: context() },
             sessions,
             sandboxes,
         }

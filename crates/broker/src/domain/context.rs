@@ -16,7 +16,7 @@ use crate::{
     domain::{
         cluster::nodes::Nodes,
         model::{AuditRecord, Caller, Sandbox, Session},
-        token_signer::{LONGEST_POSSESSION, Tokens},
+        token_signer::{LONGEST_POSSESSION, TokenSigner},
     },
     metrics::{DiskSpace, Metrics},
     oidc::Oidc,
@@ -25,14 +25,14 @@ use crate::{
     thread_authority::ThreadAuthority,
 };
 
-pub struct Deployment {
+pub struct BrokerContext {
     pub config: Config,
     /// Without a trailing slash.
     pub public_url: String,
     pub store: Arc<dyn Store>,
     pub provider: Arc<dyn Provider>,
     pub clock: Arc<dyn Clock>,
-    pub tokens: Tokens,
+    pub tokens: TokenSigner,
     pub policy: Arc<PolicySource>,
     pub oidc: Option<Oidc>,
     pub thread_authority: Option<ThreadAuthority>,
@@ -46,7 +46,7 @@ pub struct Deployment {
     pub started_at: Timestamp,
 }
 
-impl Deployment {
+impl BrokerContext {
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
@@ -122,7 +122,7 @@ impl Deployment {
     }
 
     /// Maximum remaining lifetime of a new token: until the session's hard end, or the sandbox's if there is no session.
-    pub fn left(&self, sandbox: &Sandbox, session: Option<&Session>, now: Timestamp) -> Duration {
+    pub fn remaining_time(&self, sandbox: &Sandbox, session: Option<&Session>, now: Timestamp) -> Duration {
         let base = session.map_or(Duration::ZERO, |s| s.active_base);
         self.lifetimes(sandbox).hard_ttl.saturating_sub(sandbox.active_until(now).saturating_sub(base))
     }
@@ -134,7 +134,7 @@ impl Deployment {
 
     /// A sandbox, ended or not.
     pub async fn load_sandbox(&self, id: &SandboxId) -> Result<Sandbox, ApiError> {
-        let found = self.store.sandbox(id).await.map_err(internal)?;
+        let found = self.store.sandbox(id).await.map_err(store_error)?;
         found.ok_or_else(|| ApiError::new(ErrorCode::SandboxNotFound, format!("there is no sandbox {id}")))
     }
 
@@ -155,7 +155,7 @@ impl Deployment {
         }
     }
 
-    /// As [`Deployment::ending`], for a sandbox that can be restored for a while.
+    /// As [`BrokerContext::ending`], for a sandbox that can be restored for a while.
     pub fn restorable_ending(&self, sandbox: &Sandbox, reason: impl Into<String>, audit: AuditRecord) -> Ending {
         Ending { keep_files: self.keep_deleted(sandbox), ..self.ending(reason, audit) }
     }
@@ -183,7 +183,7 @@ fn at(base: &str) -> Dataplane {
 }
 
 /// The caller learns that the request wasn't at fault; the log gets the cause with the request id.
-pub fn internal(error: StoreError) -> ApiError {
+pub fn store_error(error: StoreError) -> ApiError {
     let failure = match &error {
         StoreError::Unreachable(_) => ApiError::new(ErrorCode::BackendUnavailable, "the broker can't reach its database; try again"),
         StoreError::Unavailable(_) => {

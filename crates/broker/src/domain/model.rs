@@ -76,13 +76,13 @@ pub struct Caller {
     pub until: Option<Timestamp>,
     /// The caller's credential for the external thread authority, if it sent one.
     pub thread_credential: Option<Secret>,
-    pub foreseen: Foreseen,
+    pub prefetched_session: PrefetchedSession,
 }
 
 impl Caller {
     pub fn new(principal: Principal, key: KeyId) -> Self {
         let actor = Actor { kind: principal.kind, id: principal.name.clone() };
-        Self { principal, key, actor, until: None, thread_credential: None, foreseen: Foreseen::default() }
+        Self { principal, key, actor, until: None, thread_credential: None, prefetched_session: PrefetchedSession::default() }
     }
 
     /// The caller as the policy sees it.
@@ -95,14 +95,14 @@ impl Caller {
 /// Prefetched session: the session that a request names, read together with the caller's key in one database query
 /// instead of two. Valid for one use, so that later reads see the current state.
 #[derive(Clone, Debug, Default)]
-pub struct Foreseen(Arc<Mutex<Option<Bound>>>);
+pub struct PrefetchedSession(Arc<Mutex<Option<SessionWithSandbox>>>);
 
-impl Foreseen {
-    pub fn new(bound: Option<Bound>) -> Self {
+impl PrefetchedSession {
+    pub fn new(bound: Option<SessionWithSandbox>) -> Self {
         Self(Arc::new(Mutex::new(bound)))
     }
 
-    pub fn take(&self, is_it: impl FnOnce(&Session) -> bool) -> Option<Bound> {
+    pub fn take(&self, is_it: impl FnOnce(&Session) -> bool) -> Option<SessionWithSandbox> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take_if(|bound| is_it(&bound.session))
     }
 }
@@ -134,7 +134,7 @@ pub enum Intent {
 }
 
 impl Intent {
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Intent::Create => "create",
             Intent::Resume => "resume",
@@ -142,8 +142,8 @@ impl Intent {
             Intent::Destroy => "destroy",
         }
     }
-    pub fn from_word(w: &str) -> Option<Self> {
-        [Intent::Create, Intent::Resume, Intent::Suspend, Intent::Destroy].into_iter().find(|i| i.word() == w)
+    pub fn parse(w: &str) -> Option<Self> {
+        [Intent::Create, Intent::Resume, Intent::Suspend, Intent::Destroy].into_iter().find(|i| i.as_str() == w)
     }
 }
 
@@ -185,7 +185,7 @@ pub struct Sandbox {
     /// Set while it is deleted and its files are kept: it can be restored until then.
     pub restore_until: Option<Timestamp>,
     /// Resolved when it was created; each start uses the same spec.
-    pub making: SandboxSpec,
+    pub spec: SandboxSpec,
     /// The template it was created from, under the name of that time.
     pub template: Option<String>,
     /// Set while it waits in a pool: it has no user and no lease yet.
@@ -305,12 +305,12 @@ impl Share {
 
 /// A session with the sandbox it uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bound {
+pub struct SessionWithSandbox {
     pub session: Session,
     pub sandbox: Sandbox,
 }
 
-impl Bound {
+impl SessionWithSandbox {
     /// The session has its sandbox's state until it ends. If it ended because the sandbox failed, its state is failed.
     pub fn state(&self) -> State {
         match self.session.ended_at {
@@ -402,7 +402,7 @@ impl AuditRecord {
         self.request_id = Some(request_id.clone());
         self
     }
-    pub fn about(mut self, bound: &Bound) -> Self {
+    pub fn about(mut self, bound: &SessionWithSandbox) -> Self {
         self.thread = bound.session.thread().map(str::to_owned);
         self.session = Some(bound.session.id.clone());
         self.sandbox = Some(bound.sandbox.id.clone());

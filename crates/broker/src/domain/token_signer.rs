@@ -39,12 +39,12 @@ pub const LONGEST_POSSESSION: Duration = Duration::from_secs(LONGEST_TOKEN_LIFE.
 /// rotate their tokens, while a push to boxd stays small.
 pub const MAX_REVOCATIONS: u32 = 2048;
 /// Maximum length of a delegation chain: each step makes the token longer.
-const MAX_LINE: usize = 8;
+const MAX_DELEGATION_DEPTH: usize = 8;
 
 /// Number of cached keysets: more than a node has sandboxes in use at once.
 const MAX_KEYSETS: usize = 1024;
 
-pub struct Tokens {
+pub struct TokenSigner {
     master: MasterKey,
     /// The previous master key, for tokens from before it was replaced.
     previous: RwLock<Option<MasterKey>>,
@@ -72,12 +72,12 @@ impl TokenFormat {
         if token.expose().starts_with(OPAQUE_TOKEN_PREFIX) { TokenFormat::Opaque } else { TokenFormat::Jwt }
     }
     pub fn from_word(word: &str) -> Result<Self, ApiError> {
-        [TokenFormat::Jwt, TokenFormat::Opaque].into_iter().find(|f| f.word() == word).ok_or_else(|| {
+        [TokenFormat::Jwt, TokenFormat::Opaque].into_iter().find(|f| f.as_str() == word).ok_or_else(|| {
             let word: String = word.chars().filter(|c| !c.is_control()).take(64).collect();
             ApiError::invalid(format!("token_format: `{word}` is not known; it must be `jwt` or `opaque`"))
         })
     }
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             TokenFormat::Jwt => "jwt",
             TokenFormat::Opaque => "opaque",
@@ -87,14 +87,14 @@ impl TokenFormat {
 
 /// A token with what its receiver must know about it.
 #[derive(Clone, Debug)]
-pub struct Issued {
+pub struct IssuedToken {
     pub token: Secret,
-    pub draft: Draft,
+    pub draft: TokenDraft,
 }
 
 /// A token without its signature.
 #[derive(Clone, Debug)]
-pub struct Draft {
+pub struct TokenDraft {
     pub jti: TokenId,
     pub expires_at: Timestamp,
     pub refresh_before: Timestamp,
@@ -124,24 +124,24 @@ impl Lineage<'_> {
     }
 
     pub fn is_too_long(&self) -> bool {
-        self.via().len() > MAX_LINE
+        self.via().len() > MAX_DELEGATION_DEPTH
     }
 }
 
 /// Parameters of a new token.
-pub struct Wish<'a> {
+pub struct DraftParams<'a> {
     pub caller: &'a Caller,
     pub sandbox: &'a Sandbox,
     pub session: Option<&'a Session>,
     pub capabilities: CapabilitySet,
     pub ttl: Option<Duration>,
     /// Time until the session's hard end.
-    pub left: Duration,
+    pub remaining: Duration,
     pub now: Timestamp,
     pub lineage: Lineage<'a>,
 }
 
-impl Tokens {
+impl TokenSigner {
     pub fn new(master: MasterKey, previous: Option<MasterKey>, alg: Alg, default_ttl: Duration, policy: Arc<PolicySource>) -> Self {
         Self { master, previous: RwLock::new(previous), alg, default_ttl, policy, keysets: Mutex::default(), issued: AtomicU64::default() }
     }
@@ -165,37 +165,37 @@ impl Tokens {
         self.issued.load(Ordering::Relaxed)
     }
 
-    pub fn draft(&self, wish: &Wish) -> Draft {
+    pub fn draft(&self, params: &DraftParams) -> TokenDraft {
         self.issued.fetch_add(1, Ordering::Relaxed);
-        let wished = wish.ttl.unwrap_or(self.default_ttl);
-        let longest = self.policy.current().token_ttl(&wish.caller.subject(), self.default_ttl);
-        let (now, jti) = (wish.now, TokenId::new());
-        let good_for = wish.caller.until.map_or(Duration::MAX, |until| until.saturating_since(now));
-        let ttl = wished.max(Duration::from_secs(MIN_TOKEN_TTL_SECONDS)).min(longest).min(wish.left).min(good_for);
-        let expires_at = wish.lineage.ends_by().map_or(now.plus(ttl), |end| end.min(now.plus(ttl)));
-        let (principal, parent) = (&wish.caller.principal, wish.lineage.parent);
+        let requested = params.ttl.unwrap_or(self.default_ttl);
+        let longest = self.policy.current().token_ttl(&params.caller.subject(), self.default_ttl);
+        let (now, jti) = (params.now, TokenId::new());
+        let good_for = params.caller.until.map_or(Duration::MAX, |until| until.saturating_since(now));
+        let ttl = requested.max(Duration::from_secs(MIN_TOKEN_TTL_SECONDS)).min(longest).min(params.remaining).min(good_for);
+        let expires_at = params.lineage.ends_by().map_or(now.plus(ttl), |end| end.min(now.plus(ttl)));
+        let (principal, parent) = (&params.caller.principal, params.lineage.parent);
         let claims = Claims {
             iss: ISSUER.to_owned(),
             sub: parent.map_or(&principal.name, |p| &p.sub).clone(),
-            aud: wish.sandbox.id.clone(),
-            sid: wish.session.map(|s| s.id.to_string()),
-            thread_id: wish.session.and_then(Session::thread).map(str::to_owned),
-            scope: wish.capabilities,
+            aud: params.sandbox.id.clone(),
+            sid: params.session.map(|s| s.id.to_string()),
+            thread_id: params.session.and_then(Session::thread).map(str::to_owned),
+            scope: params.capabilities,
             // Inherits the parent's issue time: a revocation by issue time also ends delegated tokens, including those
             // issued while the revocation is being stored.
             iat: parent.map_or(now.unix(), |p| p.iat),
             nbf: now.unix(),
             exp: expires_at.unix(),
             jti: jti.to_string(),
-            act: wish.caller.actor.clone(),
-            generation: wish.sandbox.generation,
-            grant: parent.map_or_else(|| wish.caller.key.to_string(), |p| p.grant.clone()),
+            act: params.caller.actor.clone(),
+            generation: params.sandbox.generation,
+            grant: parent.map_or_else(|| params.caller.key.to_string(), |p| p.grant.clone()),
             parent: parent.map(|p| p.jti.clone()),
-            via: wish.lineage.via(),
+            via: params.lineage.via(),
             file: None,
         };
         let refresh_before = now.plus(expires_at.saturating_since(now) * 2 / 3);
-        Draft { jti, expires_at, refresh_before, capabilities: wish.capabilities, claims }
+        TokenDraft { jti, expires_at, refresh_before, capabilities: params.capabilities, claims }
     }
 
     /// The signed token. The same claims give the same token, so that boxd verifies its signature once.
@@ -237,38 +237,38 @@ impl Tokens {
     ) -> Result<Claims, ApiError> {
         let claims = self.keyset(sandbox, now)?.verify(token.expose(), at).map_err(|e| match e {
             // The holder should learn that the token was once valid.
-            TokenError::UnknownKey if is_of_old_key(sandbox, token) => refused(TokenError::Revoked),
-            e => refused(e),
+            TokenError::UnknownKey if is_of_old_key(sandbox, token) => token_refused(TokenError::Revoked),
+            e => token_refused(e),
         })?;
-        must_count(&claims, revoked)?;
+        check_not_revoked(&claims, revoked)?;
         Ok(claims)
     }
 
     /// The claims of a file link, after verification.
     pub fn verify_link(&self, sandbox: &Sandbox, link: &Secret, revoked: &RevocationList, now: Timestamp) -> Result<Claims, ApiError> {
         let claims = self.keyset(sandbox, now)?.verify_link(link.expose(), now).map_err(|e| match e {
-            TokenError::UnknownKey if is_of_old_key(sandbox, link) => refused(TokenError::Revoked),
-            e => refused(e),
+            TokenError::UnknownKey if is_of_old_key(sandbox, link) => token_refused(TokenError::Revoked),
+            e => token_refused(e),
         })?;
-        must_count(&claims, revoked)?;
+        check_not_revoked(&claims, revoked)?;
         Ok(claims)
     }
 
-    /// As [`Tokens::verify`], for the stored claims of an opaque token: the store replaces the signature.
+    /// As [`TokenSigner::verify`], for the stored claims of an opaque token: the store replaces the signature.
     pub fn verify_stored(&self, sandbox: &Sandbox, claims: &Claims, revoked: &RevocationList, now: Timestamp) -> Result<(), ApiError> {
         if claims.aud != sandbox.id {
-            return Err(refused(TokenError::WrongAudience));
+            return Err(token_refused(TokenError::WrongAudience));
         }
         if claims.generation < sandbox.keys_from(now) {
-            return Err(refused(TokenError::Revoked));
+            return Err(token_refused(TokenError::Revoked));
         }
         if now.unix() >= claims.exp.saturating_add(LEEWAY_SECONDS) {
-            return Err(refused(TokenError::Expired));
+            return Err(token_refused(TokenError::Expired));
         }
-        must_count(claims, revoked)
+        check_not_revoked(claims, revoked)
     }
 
-    /// Like [`Tokens::verify`], but a token that expired within the last hour still counts.
+    /// Like [`TokenSigner::verify`], but a token that expired within the last hour still counts.
     pub fn verify_possession(
         &self,
         sandbox: &Sandbox,
@@ -276,8 +276,9 @@ impl Tokens {
         revoked: &RevocationList,
         now: Timestamp,
     ) -> Result<Claims, ApiError> {
-        let expires_at = claimed(token).map(|c| c.exp).filter(|exp| *exp > 0).ok_or_else(|| refused(TokenError::Malformed))?;
-        self.verify_at(sandbox, token, revoked, now, moment_of_possession(expires_at, now)?)
+        let expires_at =
+            unverified_claims(token).map(|c| c.exp).filter(|exp| *exp > 0).ok_or_else(|| token_refused(TokenError::Malformed))?;
+        self.verify_at(sandbox, token, revoked, now, possession_check_time(expires_at, now)?)
     }
 
     fn keyset(&self, sandbox: &Sandbox, now: Timestamp) -> Result<Arc<Keyset>, ApiError> {
@@ -299,18 +300,18 @@ impl Tokens {
     }
 }
 
-pub fn refused(e: TokenError) -> ApiError {
+pub fn token_refused(e: TokenError) -> ApiError {
     ApiError::new(e.code(), e.to_string())
 }
 
-fn must_count(claims: &Claims, revoked: &RevocationList) -> Result<(), ApiError> {
-    if revoked.covers(claims) { Err(refused(TokenError::Revoked)) } else { Ok(()) }
+fn check_not_revoked(claims: &Claims, revoked: &RevocationList) -> Result<(), ApiError> {
+    if revoked.covers(claims) { Err(token_refused(TokenError::Revoked)) } else { Ok(()) }
 }
 
 /// The time at which to verify a token that may have expired up to an hour ago.
-pub fn moment_of_possession(expires_at: i64, now: Timestamp) -> Result<Timestamp, ApiError> {
+pub fn possession_check_time(expires_at: i64, now: Timestamp) -> Result<Timestamp, ApiError> {
     if now.unix() >= expires_at.saturating_add(REFRESH_GRACE_SECONDS) {
-        return Err(refused(TokenError::Expired));
+        return Err(token_refused(TokenError::Expired));
     }
     Ok(Timestamp::from_unix(now.unix().min(expires_at - 1)))
 }
@@ -322,14 +323,14 @@ pub fn hash(token: &Secret) -> [u8; 32] {
 
 /// Unverified claims of a token, only used to choose how to verify it.
 #[derive(serde::Deserialize)]
-pub struct Claimed {
+pub struct UnverifiedClaims {
     pub exp: i64,
     pub aud: SandboxId,
     #[serde(rename = "gen")]
     generation: u32,
 }
 
-pub fn claimed(token: &Secret) -> Option<Claimed> {
+pub fn unverified_claims(token: &Secret) -> Option<UnverifiedClaims> {
     let payload = token.expose().split('.').nth(1)?;
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
 }
@@ -342,5 +343,6 @@ fn is_of_old_key(sandbox: &Sandbox, token: &Secret) -> bool {
     }
     let header = token.expose().split('.').next().and_then(|h| URL_SAFE_NO_PAD.decode(h).ok());
     let Some(Header { kid }) = header.and_then(|h| serde_json::from_slice(&h).ok()) else { return false };
-    claimed(token).is_some_and(|c| c.aud == sandbox.id && c.generation < sandbox.generation && kid == key_id(&c.aud, c.generation))
+    unverified_claims(token)
+        .is_some_and(|c| c.aud == sandbox.id && c.generation < sandbox.generation && kid == key_id(&c.aud, c.generation))
 }

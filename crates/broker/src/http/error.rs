@@ -22,16 +22,17 @@ use super::{
 };
 use crate::{
     domain::{access::request_context::LoggedIds, model::Principal},
-    metrics::{Answered, Metrics},
+    metrics::{AnsweredRequest, Metrics},
     traces::TraceSink,
 };
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Headers that an error response keeps: the allowed methods, and the CORS headers that let a browser show it to a
 /// page.
-const STAYS: [HeaderName; 4] = [header::ALLOW, header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_EXPOSE_HEADERS, header::VARY];
+const KEPT_HEADERS: [HeaderName; 4] =
+    [header::ALLOW, header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_EXPOSE_HEADERS, header::VARY];
 
-/// An error to be sent; [`Underway::answered`] adds the request id.
+/// An error to be sent; [`RequestInProgress::answered`] adds the request id.
 #[derive(Debug)]
 pub struct Failure(ApiError);
 
@@ -64,7 +65,7 @@ pub async fn method_not_allowed() -> Failure {
 }
 
 /// Wraps errors that the framework produces itself, such as for a path that is not UTF-8, in the error envelope.
-pub async fn in_the_envelope(response: Response) -> Response {
+pub async fn wrap_in_envelope(response: Response) -> Response {
     let status = response.status();
     let is_refusal = status.is_client_error() || status.is_server_error();
     if !is_refusal || response.extensions().get::<ApiError>().is_some() {
@@ -82,23 +83,23 @@ pub async fn in_the_envelope(response: Response) -> Response {
 
 /// Details of a request that become known while it is handled, such as principal and route. Used in the log.
 #[derive(Clone, Default)]
-pub struct Seen(Arc<SeenParts>);
+pub struct RequestRecord(Arc<RequestRecordParts>);
 
 #[derive(Default)]
-struct SeenParts {
+struct RequestRecordParts {
     principal: OnceLock<String>,
     route: OnceLock<String>,
     connection: ConnectionCache,
     logged: LoggedIds,
 }
 
-impl Seen {
+impl RequestRecord {
     pub fn new(connection: ConnectionCache) -> Self {
-        Self(Arc::new(SeenParts { connection, ..SeenParts::default() }))
+        Self(Arc::new(RequestRecordParts { connection, ..RequestRecordParts::default() }))
     }
 
     /// Records the principal. Fails if it has too many connections.
-    pub fn asker(&self, principal: &Principal) -> Result<(), ApiError> {
+    pub fn principal(&self, principal: &Principal) -> Result<(), ApiError> {
         // The principal that was authenticated first is kept.
         let _ = self.0.principal.set(principal.name.clone());
         self.0.connection.mark_authenticated(&principal.workspace, &principal.name)
@@ -126,8 +127,8 @@ impl Seen {
 }
 
 /// Reports the matched route to the dispatcher, which can't see where a router leads.
-pub async fn note_route(request: Request, next: Next) -> Response {
-    if let (Some(seen), Some(route)) = (request.extensions().get::<Seen>(), request.extensions().get::<MatchedPath>()) {
+pub async fn record_route(request: Request, next: Next) -> Response {
+    if let (Some(seen), Some(route)) = (request.extensions().get::<RequestRecord>(), request.extensions().get::<MatchedPath>()) {
         seen.route(route.as_str());
         seen.path(request.uri().path());
     }
@@ -137,7 +138,7 @@ pub async fn note_route(request: Request, next: Next) -> Response {
 /// A request in progress. Adds its id and the error envelope to the response, and writes the log line and the metrics.
 /// Both contain the route's template instead of the path, if there is one, and no query: paths and queries may hold
 /// secrets.
-pub struct Underway {
+pub struct RequestInProgress {
     /// The caller's own id if it sent a valid one.
     pub id: RequestId,
     trace: Option<TraceContext>,
@@ -147,10 +148,10 @@ pub struct Underway {
     /// The route's template, if it is known without a router.
     pub route: Option<&'static str>,
     /// Filled in by a router's handlers.
-    pub seen: Option<Seen>,
+    pub seen: Option<RequestRecord>,
 }
 
-impl Underway {
+impl RequestInProgress {
     pub fn new(request: &mut Request) -> Self {
         let (method, uri) = (request.method().clone(), request.uri().clone());
         let given = request.headers().get(&X_REQUEST_ID).and_then(|v| v.to_str().ok()).and_then(|v| v.parse().ok());
@@ -163,7 +164,7 @@ impl Underway {
     }
 
     /// True if the request's principal is known.
-    pub fn has_asker(&self) -> bool {
+    pub fn has_principal(&self) -> bool {
         self.seen.as_ref().is_some_and(|seen| seen.0.principal.get().is_some())
     }
 
@@ -172,10 +173,10 @@ impl Underway {
         let passed = response.extensions_mut().remove::<AdmittedRequest>();
         let error = match response.extensions_mut().remove::<ApiError>() {
             Some(error) => {
-                let mut said = std::mem::take(response.headers_mut());
-                response = rendered(&error, &id, &Dialect::of(&uri));
-                for name in STAYS {
-                    if let Some(value) = said.remove(&name) {
+                let mut headers = std::mem::take(response.headers_mut());
+                response = render(&error, &id, &ErrorFormat::of(&uri));
+                for name in KEPT_HEADERS {
+                    if let Some(value) = headers.remove(&name) {
                         response.headers_mut().insert(name, value);
                     }
                 }
@@ -189,7 +190,7 @@ impl Underway {
         let (took, status) = (began.elapsed(), response.status());
         let seen = seen.as_ref().map(|seen| &seen.0);
         let route = route.or_else(|| seen?.route.get().map(String::as_str));
-        metrics.request(&Answered {
+        metrics.request(&AnsweredRequest {
             route,
             method: &method,
             status,
@@ -222,23 +223,23 @@ impl Underway {
 }
 
 /// The API whose error format applies.
-enum Dialect {
+enum ErrorFormat {
     Ours,
     /// Contains the request's path, which determines the format.
     LangSmith(Uri),
 }
 
-impl Dialect {
+impl ErrorFormat {
     fn of(uri: &Uri) -> Self {
-        if langsmith::is_asked(uri.path()) { Dialect::LangSmith(uri.clone()) } else { Dialect::Ours }
+        if langsmith::is_langsmith_path(uri.path()) { ErrorFormat::LangSmith(uri.clone()) } else { ErrorFormat::Ours }
     }
 }
 
-fn rendered(error: &ApiError, id: &RequestId, dialect: &Dialect) -> Response {
+fn render(error: &ApiError, id: &RequestId, dialect: &ErrorFormat) -> Response {
     let error = &ApiError { message: redact(&error.message).into_owned(), ..error.clone() };
     let (status, mut response) = match dialect {
-        Dialect::Ours => (error.code.status(), Json(error.envelope(id)).into_response()),
-        Dialect::LangSmith(uri) => (langsmith::status(uri.path(), error.code), Json(langsmith::error::body(error, id)).into_response()),
+        ErrorFormat::Ours => (error.code.status(), Json(error.envelope(id)).into_response()),
+        ErrorFormat::LangSmith(uri) => (langsmith::status(uri.path(), error.code), Json(langsmith::error::body(error, id)).into_response()),
     };
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     *response.status_mut() = status;

@@ -36,7 +36,7 @@ pub fn routes() -> Routes {
 }
 
 /// RFC 7662 sends the token in a form.
-async fn introspect(State(api): State<Api>, who: Authenticated, request: Request) -> Result<impl IntoResponse, Failure> {
+async fn introspect(State(api): State<Api>, auth: Authenticated, request: Request) -> Result<impl IntoResponse, Failure> {
     let bytes = body::read(request.into_body()).await?;
     if let Some((name, _)) = form_urlencoded::parse(&bytes).find(|(name, _)| !INTROSPECT_FIELDS.contains(&name.as_ref())) {
         let shown: String = redact(&name).chars().take(MAX_SHOWN_CHARS).collect();
@@ -45,38 +45,38 @@ async fn introspect(State(api): State<Api>, who: Authenticated, request: Request
     let missing = || ApiError::invalid("token: is missing; send it as application/x-www-form-urlencoded");
     let token =
         form_urlencoded::parse(&bytes).find(|(name, _)| name == "token").map(|(_, token)| Secret::new(token)).ok_or_else(missing)?;
-    answer(&api, &who, &token).await
+    answer(&api, &auth, &token).await
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(token): Path<String>) -> Result<impl IntoResponse, Failure> {
-    answer(&api, &who, &Secret::new(token)).await
+async fn look(State(api): State<Api>, auth: Authenticated, Path(token): Path<String>) -> Result<impl IntoResponse, Failure> {
+    answer(&api, &auth, &Secret::new(token)).await
 }
 
 type Uncached = ([(HeaderName, &'static str); 1], Json<Introspection>);
 
-async fn answer(api: &Api, who: &Authenticated, token: &Secret) -> Result<Uncached, Failure> {
-    let told = token_verification::introspect(&api.deployment, &who.caller, token).await?;
+async fn answer(api: &Api, auth: &Authenticated, token: &Secret) -> Result<Uncached, Failure> {
+    let told = token_verification::introspect(&api.context, &auth.caller, token).await?;
     Ok(([(header::CACHE_CONTROL, "no-store")], Json(told)))
 }
 
 async fn revoke(
     State(api): State<Api>,
-    who: Authenticated,
-    JsonBody(wish): JsonBody<RevokeRequest>,
+    auth: Authenticated,
+    JsonBody(params): JsonBody<RevokeRequest>,
 ) -> Result<Json<RevokeResponse>, Failure> {
-    Ok(Json(api.services.revoking.revoke(&who.caller, &wish, &who.request_id).await?))
+    Ok(Json(api.services.revocations.revoke(&auth.caller, &params, &auth.request_id).await?))
 }
 
 async fn rotate_key(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(id): Path<String>,
-    MaybeJsonBody(wish): MaybeJsonBody<RotateKeyRequest>,
+    MaybeJsonBody(params): MaybeJsonBody<RotateKeyRequest>,
 ) -> Result<Json<RotateKeyResponse>, Failure> {
-    Ok(Json(api.services.revoking.rotate(&who.caller, &id, wish.mode, &who.request_id).await?))
+    Ok(Json(api.services.revocations.rotate(&auth.caller, &id, params.mode, &auth.request_id).await?))
 }
 
-async fn end_sandbox(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
-    api.services.revoking.end_sandbox(&who.caller, &id, &who.request_id).await?;
+async fn end_sandbox(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.revocations.end_sandbox(&auth.caller, &id, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

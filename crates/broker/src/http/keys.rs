@@ -26,34 +26,34 @@ pub fn routes() -> Routes {
 
 async fn create(
     State(api): State<Api>,
-    who: Authenticated,
-    JsonBody(wish): JsonBody<CreateKey>,
+    auth: Authenticated,
+    JsonBody(params): JsonBody<CreateKey>,
 ) -> Result<(StatusCode, Json<CreatedKey>), Failure> {
-    Ok((StatusCode::CREATED, Json(api.services.keys.create(&who.caller, wish, &who.request_id).await?)))
+    Ok((StatusCode::CREATED, Json(api.services.keys.create(&auth.caller, params, &auth.request_id).await?)))
 }
 
-async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<PageQuery>) -> Result<Json<Page<KeyInfo>>, Failure> {
-    let wish = query.wish::<KeyId>()?;
-    let items = api.services.keys.list(&who.caller, &wish).await?;
-    Ok(Json(page(items, &wish, |k| k.id.to_string())))
+async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params<PageQuery>) -> Result<Json<Page<KeyInfo>>, Failure> {
+    let params = query.page_params::<KeyId>()?;
+    let items = api.services.keys.list(&auth.caller, &params).await?;
+    Ok(Json(page(items, &params, |k| k.id.to_string())))
 }
 
-async fn revoke(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
-    api.services.keys.revoke(&who.caller, &key_id(&id)?, &who.request_id).await?;
+async fn revoke(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.keys.revoke(&auth.caller, &key_id(&id)?, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<KeyInfo>, Failure> {
-    Ok(Json(api.services.keys.get(&who.caller, &key_id(&id)?).await?))
+async fn look(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<Json<KeyInfo>, Failure> {
+    Ok(Json(api.services.keys.get(&auth.caller, &key_id(&id)?).await?))
 }
 
 async fn expire(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(id): Path<String>,
-    JsonBody(wish): JsonBody<ExpireKey>,
+    JsonBody(params): JsonBody<ExpireKey>,
 ) -> Result<Json<KeyInfo>, Failure> {
-    Ok(Json(api.services.keys.expire(&who.caller, &key_id(&id)?, &wish, &who.request_id).await?))
+    Ok(Json(api.services.keys.expire(&auth.caller, &key_id(&id)?, &params, &auth.request_id).await?))
 }
 
 fn key_id(id: &str) -> Result<KeyId, ApiError> {

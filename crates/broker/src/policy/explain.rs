@@ -3,7 +3,7 @@
 use cobox_protocol::{Capability, CapabilitySet};
 use serde::Serialize;
 
-use super::{HardEnd, Policy, Said, Source, Subject, Terms, allows, built_in};
+use super::{HardEnd, Policy, PolicySettings, Source, SourcedValue, Subject, allows, built_in};
 
 /// Result for one capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -19,7 +19,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Outcome::Granted => "granted",
             Outcome::Dropped => "dropped",
@@ -84,8 +84,8 @@ impl Policy {
     }
 
     fn limits(&self, who: &Subject) -> Vec<(&'static str, String, String)> {
-        type Of = fn(&Terms) -> &Option<Said<u64>>;
-        type ListOf = fn(&Terms) -> &Option<Said<Vec<String>>>;
+        type Of = fn(&PolicySettings) -> &Option<SourcedValue<u64>>;
+        type ListOf = fn(&PolicySettings) -> &Option<SourcedValue<Vec<String>>>;
         let numbers: [(&'static str, Of); 7] = [
             ("token_ttl_seconds", |t| &t.token_ttl_seconds),
             ("idle_timeout_seconds", |t| &t.idle_timeout_seconds),

@@ -30,27 +30,27 @@ pub struct Subject<'a> {
 
 /// A value with the line of the policy file that sets it.
 #[derive(Clone, Debug)]
-struct Said<T> {
+struct SourcedValue<T> {
     line: usize,
     value: T,
 }
 
 /// Settings of a ceiling or a rule. An omitted setting imposes no limit.
 #[derive(Clone, Debug, Default)]
-struct Terms {
-    capabilities: Option<Said<CapabilitySet>>,
-    default_capabilities: Option<Said<CapabilitySet>>,
-    token_ttl_seconds: Option<Said<u64>>,
-    idle_timeout_seconds: Option<Said<u64>>,
-    lease_seconds: Option<Said<u64>>,
-    hard_ttl_seconds: Option<Said<u64>>,
-    keep_deleted_seconds: Option<Said<u64>>,
-    max_sandboxes: Option<Said<u64>>,
-    max_sandboxes_per_workspace: Option<Said<u64>>,
-    providers: Option<Said<Vec<String>>>,
-    templates: Option<Said<Vec<String>>>,
-    default_access: Option<Said<Access>>,
-    hard_end: Option<Said<HardEnd>>,
+struct PolicySettings {
+    capabilities: Option<SourcedValue<CapabilitySet>>,
+    default_capabilities: Option<SourcedValue<CapabilitySet>>,
+    token_ttl_seconds: Option<SourcedValue<u64>>,
+    idle_timeout_seconds: Option<SourcedValue<u64>>,
+    lease_seconds: Option<SourcedValue<u64>>,
+    hard_ttl_seconds: Option<SourcedValue<u64>>,
+    keep_deleted_seconds: Option<SourcedValue<u64>>,
+    max_sandboxes: Option<SourcedValue<u64>>,
+    max_sandboxes_per_workspace: Option<SourcedValue<u64>>,
+    providers: Option<SourcedValue<Vec<String>>>,
+    templates: Option<SourcedValue<Vec<String>>>,
+    default_access: Option<SourcedValue<Access>>,
+    hard_end: Option<SourcedValue<HardEnd>>,
 }
 
 /// Selects the callers of a rule. Every list that is present must match; an empty list matches all.
@@ -85,7 +85,7 @@ struct Rule {
     name: Option<String>,
     about: Selector,
     unless: Option<Selector>,
-    terms: Terms,
+    terms: PolicySettings,
 }
 
 impl Rule {
@@ -97,9 +97,9 @@ impl Rule {
 /// The parsed policy. Without a policy file, the broker's settings and the protocol's default capabilities apply.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
-    human: Terms,
-    agent: Terms,
-    operator: Terms,
+    human: PolicySettings,
+    agent: PolicySettings,
+    operator: PolicySettings,
     rules: Vec<Rule>,
 }
 
@@ -148,7 +148,7 @@ impl Policy {
         read::read(text)
     }
 
-    fn ceiling(&self, kind: PrincipalKind) -> &Terms {
+    fn ceiling(&self, kind: PrincipalKind) -> &PolicySettings {
         match kind {
             PrincipalKind::Human => &self.human,
             PrincipalKind::Agent => &self.agent,
@@ -157,7 +157,7 @@ impl Policy {
     }
 
     /// All terms that apply to the subject, ceilings first.
-    fn about<'a>(&'a self, who: &'a Subject) -> impl Iterator<Item = (Source<'a>, &'a Terms)> {
+    fn about<'a>(&'a self, who: &'a Subject) -> impl Iterator<Item = (Source<'a>, &'a PolicySettings)> {
         let own = (who.kind != who.acting).then_some(who.kind);
         let ceilings = std::iter::once(who.acting).chain(own).map(|k| (Source::Ceiling(k), self.ceiling(k)));
         ceilings.chain(self.rules.iter().filter(|r| r.fits(who)).map(|r| (Source::Rule(r), &r.terms)))
@@ -234,7 +234,7 @@ impl Policy {
         field: &str,
         what: &str,
         wished: &str,
-        of: impl Fn(&Terms) -> &Option<Said<Vec<String>>>,
+        of: impl Fn(&PolicySettings) -> &Option<SourcedValue<Vec<String>>>,
     ) -> Result<(), ApiError> {
         let is_refused = self.about(who).filter_map(|(_, t)| of(t).as_ref()).any(|s| !s.value.iter().any(|w| w == wished));
         if !is_refused {
@@ -245,13 +245,13 @@ impl Policy {
         Err(ApiError::new(ErrorCode::Forbidden, message))
     }
 
-    fn shortest(&self, who: &Subject, config: Duration, of: impl Fn(&Terms) -> &Option<Said<u64>>) -> Duration {
+    fn shortest(&self, who: &Subject, config: Duration, of: impl Fn(&PolicySettings) -> &Option<SourcedValue<u64>>) -> Duration {
         self.smallest(who, Some(config.as_secs()), of).map_or(config, Duration::from_secs)
     }
 
     /// Smallest value that applies. A ceiling that sets a value replaces the broker's setting; otherwise that setting
     /// applies.
-    fn smallest(&self, who: &Subject, setting: Option<u64>, of: impl Fn(&Terms) -> &Option<Said<u64>>) -> Option<u64> {
+    fn smallest(&self, who: &Subject, setting: Option<u64>, of: impl Fn(&PolicySettings) -> &Option<SourcedValue<u64>>) -> Option<u64> {
         let said = self.about(who).filter_map(|(source, terms)| match (source, of(terms)) {
             (_, Some(said)) => Some(said.value),
             (Source::Ceiling(_), None) => setting,
@@ -262,7 +262,7 @@ impl Policy {
 }
 
 /// The capabilities that a ceiling or a rule allows. A rule that doesn't set capabilities adds no restriction.
-fn allows(source: Source, terms: &Terms) -> Option<CapabilitySet> {
+fn allows(source: Source, terms: &PolicySettings) -> Option<CapabilitySet> {
     match (source, &terms.capabilities) {
         (_, Some(said)) => Some(said.value),
         (Source::Ceiling(kind), None) => Some(built_in(kind)),

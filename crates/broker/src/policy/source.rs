@@ -36,7 +36,7 @@ pub enum Reloaded {
 
 /// File metadata that reveals a change without reading the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Stamp {
+struct FileStamp {
     inode: u64,
     size: u64,
     modified: (i64, i64),
@@ -46,16 +46,16 @@ struct Stamp {
 pub struct PolicySource {
     path: PathBuf,
     current: RwLock<Arc<Policy>>,
-    seen: Mutex<Looked>,
+    seen: Mutex<CheckedFile>,
 }
 
 /// State of the file at earlier checks.
 #[derive(Default)]
-struct Looked {
+struct CheckedFile {
     /// State of the file when it was last read.
-    read: Option<Stamp>,
+    read: Option<FileStamp>,
     /// State at the last check, if it differs from the one last read: the file may still be in the middle of a save.
-    changing: Option<Option<Stamp>>,
+    changing: Option<Option<FileStamp>>,
     /// True if the version last read was empty.
     is_empty: bool,
 }
@@ -64,7 +64,7 @@ impl PolicySource {
     /// Without an explicit path, uses the optional `policy.toml` in the data directory.
     pub fn open(named: Option<&Path>, data_dir: &Path) -> Result<Self, PolicyFileError> {
         let path = named.map_or_else(|| data_dir.join("policy.toml"), Path::to_owned);
-        let source = Self { path, current: RwLock::default(), seen: Mutex::new(Looked { is_empty: true, ..Looked::default() }) };
+        let source = Self { path, current: RwLock::default(), seen: Mutex::new(CheckedFile { is_empty: true, ..CheckedFile::default() }) };
         let is_absent = source.stamp().is_none() && named.is_none() && !source.path.exists();
         if !is_absent {
             source.take()?;
@@ -138,9 +138,9 @@ impl PolicySource {
         Ok((text, policy))
     }
 
-    fn stamp(&self) -> Option<Stamp> {
+    fn stamp(&self) -> Option<FileStamp> {
         let about = std::fs::metadata(&self.path).ok()?;
-        Some(Stamp {
+        Some(FileStamp {
             inode: about.ino(),
             size: about.len(),
             modified: (about.mtime(), about.mtime_nsec()),

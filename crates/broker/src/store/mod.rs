@@ -16,7 +16,7 @@ use cobox_token::Claims;
 use tokio::sync::broadcast;
 
 use crate::{
-    domain::model::{ApiKey, AuditRecord, Bound, Event, Principal, PrincipalRecord, Sandbox, Session, Share},
+    domain::model::{ApiKey, AuditRecord, Event, Principal, PrincipalRecord, Sandbox, Session, SessionWithSandbox, Share},
     metrics::Histogram,
     policy::Quota,
 };
@@ -47,7 +47,7 @@ pub trait Store: KindStore + Send + Sync {
     async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey>;
     async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>>;
     /// A key, together with the session that the request will probably need next.
-    async fn key_and_session(&self, id: &KeyId, session: &SessionId) -> Stored<Option<(ApiKey, Option<Bound>)>>;
+    async fn key_and_session(&self, id: &KeyId, session: &SessionId) -> Stored<Option<(ApiKey, Option<SessionWithSandbox>)>>;
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>>;
     /// Sets when a key expires, unless there is no such key or it has ended.
     async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<ExpiringKey>;
@@ -67,12 +67,12 @@ pub trait Store: KindStore + Send + Sync {
 
     async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured>;
     /// The live session of a scope.
-    async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>>;
+    async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<SessionWithSandbox>>;
     /// The latest ended session of a scope.
-    async fn last_session_of(&self, workspace: &str, scope: &Scope) -> Stored<Option<Bound>>;
+    async fn last_session_of(&self, workspace: &str, scope: &Scope) -> Stored<Option<SessionWithSandbox>>;
     /// A session, ended or not.
-    async fn session(&self, id: &SessionId) -> Stored<Option<Bound>>;
-    async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>>;
+    async fn session(&self, id: &SessionId) -> Stored<Option<SessionWithSandbox>>;
+    async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<SessionWithSandbox>>;
     /// The live sessions of a sandbox, newest first.
     async fn sessions_on(&self, sandbox: &SandboxId) -> Stored<Vec<Session>>;
     /// The threads whose sessions on a sandbox have ended, each once, the latest first.

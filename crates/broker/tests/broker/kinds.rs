@@ -123,9 +123,9 @@ async fn a_workspace_has_templates_of_its_own_beside_the_operators() {
     assert_eq!(eve.post("/v1/sandboxes", json!({ "template": "mine" })).await.error(404), "TEMPLATE_NOT_FOUND");
     // Settings of the request take precedence over the template's.
     let made = bob.post("/v1/sandboxes", json!({ "template": "mine", "resources": { "cpus": 1 }, "env": { "B": "2" } })).await.ok(201);
-    let making = world.provider.made_of.lock().unwrap()[&id(&made)][0].clone();
-    assert_eq!((making.resources.cpus, making.resources.disk_bytes), (Some(Cpus(1000)), Some(1 << 30)));
-    assert_eq!(making.env.0.keys().collect::<Vec<_>>(), ["A", "B"]);
+    let spec = world.provider.made_of.lock().unwrap()[&id(&made)][0].clone();
+    assert_eq!((spec.resources.cpus, spec.resources.disk_bytes), (Some(Cpus(1000)), Some(1 << 30)));
+    assert_eq!(spec.env.0.keys().collect::<Vec<_>>(), ["A", "B"]);
     assert_eq!(bob.delete("/v1/templates/mine").await.error(403), "FORBIDDEN");
     assert_eq!(ann.delete("/v1/templates/python").await.error(403), "FORBIDDEN");
     assert_eq!(ann.delete("/v1/templates/mine").await.status, 204);

@@ -106,7 +106,7 @@ impl Expected {
     }
 }
 
-struct Bound {
+struct SessionWithSandbox {
     id: String,
     sandbox: SandboxId,
     base: i64,
@@ -115,7 +115,7 @@ struct Bound {
 #[derive(Default)]
 struct Model {
     sandboxes: HashMap<SandboxId, Expected>,
-    sessions: BTreeMap<u8, Bound>,
+    sessions: BTreeMap<u8, SessionWithSandbox>,
     over: Vec<String>,
     /// Sandboxes of threads whose last session reached its hard TTL.
     left: BTreeMap<u8, SandboxId>,
@@ -331,7 +331,7 @@ impl Model {
         sandbox.touch(now);
         let session = answer["session_id"].as_str().unwrap().to_owned();
         assert!(!self.over.contains(&session), "an id is never used again");
-        self.sessions.insert(n, Bound { id: session, sandbox: id, base });
+        self.sessions.insert(n, SessionWithSandbox { id: session, sandbox: id, base });
     }
 }
 

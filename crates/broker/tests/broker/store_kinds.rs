@@ -36,7 +36,7 @@ fn snapshot(owner: &str, name: &str, access: Access) -> Snapshot {
         state: SnapshotState::Ready,
         reason: None,
         sandbox: None,
-        making: SandboxSpec::default(),
+        spec: SandboxSpec::default(),
         size_bytes: Some(0),
         created_at: at(0),
         updated_at: at(0),
@@ -86,18 +86,18 @@ pub async fn what_is_used(store: &dyn Store) {
     };
     assert_eq!(store.add_volume(&volume, &ROOM, &audit("volume.created")).await.unwrap(), AddedKind::Added);
     let layer = snapshot("ann", "layer", Access::Workspace);
-    let layer = Snapshot { making: SandboxSpec { layers: vec![layer.id.clone()], ..SandboxSpec::default() }, ..layer };
+    let layer = Snapshot { spec: SandboxSpec { layers: vec![layer.id.clone()], ..SandboxSpec::default() }, ..layer };
     let ann = viewer("ann", false);
     store.add_snapshot(&layer, &ann, &ROOM, &audit("snapshot.created")).await.unwrap();
     let says = Env([("A".to_owned(), format!("{} {}", volume.id, layer.id))].into());
-    let talker = Sandbox { making: SandboxSpec { env: says.clone(), ..SandboxSpec::default() }, ..sandbox(None) };
+    let talker = Sandbox { spec: SandboxSpec { env: says.clone(), ..SandboxSpec::default() }, ..sandbox(None) };
     let user = SandboxSpec { layers: vec![layer.id.clone()], mounts: vec![mount(&volume)], ..SandboxSpec::default() };
-    let user = Sandbox { making: user, ..sandbox(None) };
+    let user = Sandbox { spec: user, ..sandbox(None) };
     for sandbox in [&talker, &user] {
         let added = store.add_sandbox(sandbox, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
         assert_eq!(added, AddedSandbox::Added);
     }
-    let talking = Snapshot { making: SandboxSpec { env: says, ..SandboxSpec::default() }, ..snapshot("ann", "talking", Access::Workspace) };
+    let talking = Snapshot { spec: SandboxSpec { env: says, ..SandboxSpec::default() }, ..snapshot("ann", "talking", Access::Workspace) };
     store.add_snapshot(&talking, &ann, &ROOM, &audit("snapshot.created")).await.unwrap();
     let used = async |id: &str| store.sandboxes_made_of(WORKSPACE, id).await.unwrap().into_iter().map(|s| s.id).collect::<Vec<_>>();
     assert_eq!((used(volume.id.as_str()).await, used(layer.id.as_str()).await), (vec![user.id.clone()], vec![user.id.clone()]));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{store_kinds, store_sandboxes, store_tokens};
 use cobox_broker::{
-    domain::model::{ApiKey, AuditRecord, Bound, Identity, Intent, Principal, Sandbox, Session},
+    domain::model::{ApiKey, AuditRecord, Identity, Intent, Principal, Sandbox, Session, SessionWithSandbox},
     policy::Quota,
     store::{
         AddedKey, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, PageWish, QuotaReached,
@@ -84,7 +84,7 @@ pub fn sandbox(name: Option<&str>) -> Sandbox {
         downtime: Duration::ZERO,
         restore_until: None,
         ended_at: None,
-        making: Default::default(),
+        spec: Default::default(),
         template: None,
         pool: None,
     }
@@ -94,7 +94,7 @@ pub fn quota(of_workspace: u32) -> Quota {
     Quota { of_workspace, of_owner: None }
 }
 
-fn bound(thread: &str) -> Bound {
+fn bound(thread: &str) -> SessionWithSandbox {
     let sandbox = sandbox(None);
     let session = Session {
         id: SessionId::new(),
@@ -109,7 +109,7 @@ fn bound(thread: &str) -> Bound {
         ended_at: None,
         end_reason: None,
     };
-    Bound { session, sandbox }
+    SessionWithSandbox { session, sandbox }
 }
 
 pub fn wish(thread: &str) -> EnsureWish {
@@ -236,7 +236,7 @@ async fn a_key_and_its_session(store: &dyn Store) {
     assert!(store.key_and_session(&KeyId::new(), &living.session.id).await.unwrap().is_none());
 }
 
-async fn together(store: &dyn Store, key: &ApiKey, session: &SessionId) -> Option<Bound> {
+async fn together(store: &dyn Store, key: &ApiKey, session: &SessionId) -> Option<SessionWithSandbox> {
     let (read, bound) = store.key_and_session(&key.id, session).await.unwrap().unwrap();
     assert_eq!(format!("{read:?}"), format!("{:?}", store.key(&key.id).await.unwrap().unwrap()));
     assert_eq!((read.principal, read.hash), (key.principal.clone(), key.hash));

@@ -12,12 +12,12 @@ use cobox_protocol::{
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::{last_used::Activity, sign_in::sign_in};
+use super::{last_used::LastUsed, sign_in::sign_in};
 use crate::{
     domain::{
         access,
-        context::{Deployment, internal},
-        model::{ApiKey, AuditRecord, Caller, Foreseen, Principal},
+        context::{BrokerContext, store_error},
+        model::{ApiKey, AuditRecord, Caller, PrefetchedSession, Principal},
     },
     store::{AddedKey, ExpiringKey, PageWish, RevokedKey},
 };
@@ -39,51 +39,58 @@ pub trait RevocationPush: Send + Sync {
 }
 
 pub struct Keys {
-    pub deployment: Arc<Deployment>,
+    pub context: Arc<BrokerContext>,
     pub revocation_push: Arc<dyn RevocationPush>,
-    pub activity: Arc<Activity>,
+    pub last_used: Arc<LastUsed>,
 }
 
 impl Keys {
     /// Returns the same error for every reason, so that it reveals nothing.
     pub async fn authenticate(&self, key: &Secret) -> Result<Caller, ApiError> {
-        self.authenticate_foreseeing(key, None).await
+        self.authenticate_with_session(key, None).await
     }
 
     /// As [`Keys::authenticate`], and prefetches the session that the request will need next.
-    pub async fn authenticate_foreseeing(&self, key: &Secret, session: Option<&SessionId>) -> Result<Caller, ApiError> {
+    pub async fn authenticate_with_session(&self, key: &Secret, session: Option<&SessionId>) -> Result<Caller, ApiError> {
         let refused = || ApiError::new(ErrorCode::Unauthenticated, "the API key is unknown, expired or revoked");
         let id = key_id(key).ok_or_else(refused)?;
-        let store = &self.deployment.store;
-        let (stored, foreseen) = match session {
-            None => (store.key(&id).await.map_err(internal)?.ok_or_else(refused)?, None),
-            Some(session) => store.key_and_session(&id, session).await.map_err(internal)?.ok_or_else(refused)?,
+        let store = &self.context.store;
+        let (stored, prefetched_session) = match session {
+            None => (store.key(&id).await.map_err(store_error)?.ok_or_else(refused)?, None),
+            Some(session) => store.key_and_session(&id, session).await.map_err(store_error)?.ok_or_else(refused)?,
         };
         let is_genuine: bool = hash(key).ct_eq(&stored.hash).into();
-        let now = self.deployment.now();
+        let now = self.context.now();
         if !is_genuine || stored.identity.is_some() || stored.revoked_at.is_some() || stored.expires_at.is_some_and(|t| t <= now) {
             return Err(refused());
         }
-        self.activity.key_used(&id, now);
-        Ok(Caller { until: stored.expires_at, foreseen: Foreseen::new(foreseen), ..Caller::new(stored.principal, id) })
+        self.last_used.record_key_use(&id, now);
+        Ok(Caller {
+            until: stored.expires_at,
+            prefetched_session: PrefetchedSession::new(prefetched_session),
+            ..Caller::new(stored.principal, id)
+        })
     }
 
     /// Authenticates the bearer of a token that claims to be from the configured issuer; `None` for another token.
     pub async fn sign_in(&self, token: &Secret) -> Result<Option<Caller>, ApiError> {
-        sign_in(&self.deployment, &self.activity, token).await
+        sign_in(&self.context, &self.last_used, token).await
     }
 
-    pub async fn create(&self, caller: &Caller, wish: CreateKey, request_id: &RequestId) -> Result<CreatedKey, ApiError> {
+    pub async fn create(&self, caller: &Caller, params: CreateKey, request_id: &RequestId) -> Result<CreatedKey, ApiError> {
         access::must_be_operator(&caller.principal, "manage keys")?;
-        let principal =
-            Principal { workspace: wish.workspace.unwrap_or_else(|| caller.principal.workspace.clone()), name: wish.name, kind: wish.kind };
-        let audit = AuditRecord::new(self.deployment.now(), &principal.workspace, "key.created").by(caller, request_id);
-        self.add(principal, wish.expires_at, audit).await
+        let principal = Principal {
+            workspace: params.workspace.unwrap_or_else(|| caller.principal.workspace.clone()),
+            name: params.name,
+            kind: params.kind,
+        };
+        let audit = AuditRecord::new(self.context.now(), &principal.workspace, "key.created").by(caller, request_id);
+        self.add(principal, params.expires_at, audit).await
     }
 
     /// The first key of a deployment, created by a process with access to its data directory.
     pub async fn bootstrap(&self, principal: Principal) -> Result<CreatedKey, ApiError> {
-        let audit = AuditRecord::new(self.deployment.now(), &principal.workspace, "key.created").detail("made at the broker itself");
+        let audit = AuditRecord::new(self.context.now(), &principal.workspace, "key.created").detail("made at the broker itself");
         self.add(principal, None, audit).await
     }
 
@@ -93,7 +100,7 @@ impl Keys {
                 return Err(ApiError::invalid(format!("{field}: must have 1 to 256 characters and no control characters")));
             }
         }
-        let now = self.deployment.now();
+        let now = self.context.now();
         if expires_at.is_some_and(|t| t <= now) {
             return Err(ApiError::invalid("expires_at: is in the past"));
         }
@@ -109,7 +116,7 @@ impl Keys {
             identity: None,
         };
         let audit = audit.detail(format!("{} for {} {}", key.id, key.principal.kind.as_str(), key.principal.name));
-        match self.deployment.store.add_key(&key, &audit).await.map_err(internal)? {
+        match self.context.store.add_key(&key, &audit).await.map_err(store_error)? {
             AddedKey::Added => Ok(CreatedKey { info: info(key), api_key }),
             other => Err(not_added(&key.principal, &other)),
         }
@@ -118,20 +125,20 @@ impl Keys {
     /// Newest first, of all workspaces: operators manage the whole deployment.
     pub async fn list(&self, caller: &Caller, page: &PageWish) -> Result<Vec<KeyInfo>, ApiError> {
         access::must_be_operator(&caller.principal, "manage keys")?;
-        let keys = self.deployment.store.keys(page).await.map_err(internal)?;
+        let keys = self.context.store.keys(page).await.map_err(store_error)?;
         Ok(keys.into_iter().map(info).collect())
     }
 
     /// Sets when a key expires.
-    pub async fn expire(&self, caller: &Caller, id: &KeyId, wish: &ExpireKey, request_id: &RequestId) -> Result<KeyInfo, ApiError> {
+    pub async fn expire(&self, caller: &Caller, id: &KeyId, params: &ExpireKey, request_id: &RequestId) -> Result<KeyInfo, ApiError> {
         access::must_be_operator(&caller.principal, "manage keys")?;
-        let d = &self.deployment;
-        if wish.expires_at <= d.now() {
+        let context = &self.context;
+        if params.expires_at <= context.now() {
             return Err(ApiError::invalid("expires_at: is in the past; to end a key now, revoke it"));
         }
-        let audit = AuditRecord::new(d.now(), &caller.principal.workspace, "key.expires").by(caller, request_id);
-        let audit = audit.detail(format!("{id} at {}", wish.expires_at));
-        match d.store.expire_key(id, wish.expires_at, &audit).await.map_err(internal)? {
+        let audit = AuditRecord::new(context.now(), &caller.principal.workspace, "key.expires").by(caller, request_id);
+        let audit = audit.detail(format!("{id} at {}", params.expires_at));
+        match context.store.expire_key(id, params.expires_at, &audit).await.map_err(store_error)? {
             ExpiringKey::Changed(key) => Ok(info(*key)),
             ExpiringKey::NotThere => Err(not_there(id)),
             ExpiringKey::LastOperator => Err(last_operator(&id.to_string(), "")),
@@ -140,16 +147,17 @@ impl Keys {
 
     pub async fn get(&self, caller: &Caller, id: &KeyId) -> Result<KeyInfo, ApiError> {
         access::must_be_operator(&caller.principal, "manage keys")?;
-        let found = self.deployment.store.key(id).await.map_err(internal)?;
+        let found = self.context.store.key(id).await.map_err(store_error)?;
         found.map(info).ok_or_else(|| ApiError::new(ErrorCode::KeyNotFound, format!("there is no key {id}")))
     }
 
     /// Durable when it returns. Every running sandbox of the workspace was notified, or the push is retried.
     pub async fn revoke(&self, caller: &Caller, id: &KeyId, request_id: &RequestId) -> Result<(), ApiError> {
         access::must_be_operator(&caller.principal, "manage keys")?;
-        let d = &self.deployment;
-        let audit = AuditRecord::new(d.now(), &caller.principal.workspace, "key.revoked").by(caller, request_id).detail(id.to_string());
-        match d.store.revoke_key(id, &d.ending("revoked", audit)).await.map_err(internal)? {
+        let context = &self.context;
+        let audit =
+            AuditRecord::new(context.now(), &caller.principal.workspace, "key.revoked").by(caller, request_id).detail(id.to_string());
+        match context.store.revoke_key(id, &context.ending("revoked", audit)).await.map_err(store_error)? {
             RevokedKey::Revoked(key) => {
                 self.revocation_push.push_to_workspace(&key.principal.workspace).await;
                 Ok(())

@@ -17,7 +17,7 @@ pub const WRITE_EVERY: Duration = Duration::from_secs(10);
 const WRITE_KEYS_EVERY: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy)]
-struct Used {
+struct LastUse {
     last: Timestamp,
     written: Option<Timestamp>,
     /// Requests forwarded since boxd's own count was last fetched.
@@ -25,32 +25,32 @@ struct Used {
 }
 
 #[derive(Default)]
-pub struct Activity {
-    sandboxes: Mutex<HashMap<SandboxId, Used>>,
-    keys: Mutex<HashMap<KeyId, Used>>,
+pub struct LastUsed {
+    sandboxes: Mutex<HashMap<SandboxId, LastUse>>,
+    keys: Mutex<HashMap<KeyId, LastUse>>,
 }
 
-impl Activity {
+impl LastUsed {
     /// Records a request that was forwarded to the sandbox's boxd.
-    pub fn sandbox_used(&self, id: &SandboxId, now: Timestamp) {
-        self.used(id, now, 1);
+    pub fn record_sandbox_use(&self, id: &SandboxId, now: Timestamp) {
+        self.record(id, now, 1);
     }
 
     /// Records a request about the sandbox that the broker answered itself.
-    pub fn sandbox_asked_for(&self, id: &SandboxId, now: Timestamp) {
-        self.used(id, now, 0);
+    pub fn record_sandbox_request(&self, id: &SandboxId, now: Timestamp) {
+        self.record(id, now, 0);
     }
 
-    fn used(&self, id: &SandboxId, now: Timestamp, forwarded: u64) {
+    fn record(&self, id: &SandboxId, now: Timestamp, forwarded: u64) {
         let mut map = self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
-        let used = map.entry(id.clone()).or_insert(Used { last: now, written: None, forwarded: 0 });
-        used.last = used.last.max(now);
-        used.forwarded += forwarded;
+        let record = map.entry(id.clone()).or_insert(LastUse { last: now, written: None, forwarded: 0 });
+        record.last = record.last.max(now);
+        record.forwarded += forwarded;
     }
 
-    pub fn key_used(&self, id: &KeyId, now: Timestamp) {
+    pub fn record_key_use(&self, id: &KeyId, now: Timestamp) {
         let mut map = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
-        map.entry(id.clone()).or_insert(Used { last: now, written: None, forwarded: 0 }).last = now;
+        map.entry(id.clone()).or_insert(LastUse { last: now, written: None, forwarded: 0 }).last = now;
     }
 
     fn last_use(&self, id: &SandboxId) -> Option<Timestamp> {
@@ -79,14 +79,14 @@ impl Activity {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .retain(|id, u| is_running(id) || u.written.is_none_or(|w| w < u.last));
-        let fresh = |u: &Used| now.saturating_since(u.last) < 2 * WRITE_KEYS_EVERY || u.written.is_none_or(|w| w < u.last);
+        let fresh = |u: &LastUse| now.saturating_since(u.last) < 2 * WRITE_KEYS_EVERY || u.written.is_none_or(|w| w < u.last);
         self.keys.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, u| fresh(u));
     }
 }
 
-fn due<K: Clone + Eq + std::hash::Hash>(map: &Mutex<HashMap<K, Used>>, now: Timestamp, every: Duration) -> Vec<(K, Timestamp)> {
+fn due<K: Clone + Eq + std::hash::Hash>(map: &Mutex<HashMap<K, LastUse>>, now: Timestamp, every: Duration) -> Vec<(K, Timestamp)> {
     let mut map = map.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_due = |u: &Used| u.written.is_none_or(|w| u.last > w && now.saturating_since(w) >= every);
+    let is_due = |u: &LastUse| u.written.is_none_or(|w| u.last > w && now.saturating_since(w) >= every);
     map.iter_mut()
         .filter(|(_, u)| is_due(u))
         .map(|(id, u)| {

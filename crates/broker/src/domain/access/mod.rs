@@ -14,4 +14,4 @@ mod sign_in;
 pub mod token_verification;
 pub mod webhook;
 
-pub use rules::{ActorWish, Owned, Requested, act, grant, is_visible, may_end, may_use, must_be_operator, renew};
+pub use rules::{ActorParams, Owned, RequestedCapabilities, act, grant, is_visible, may_end, may_use, must_be_operator, renew};

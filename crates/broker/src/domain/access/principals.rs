@@ -8,7 +8,7 @@ use super::keys::{RevocationPush, last_operator};
 use crate::{
     domain::{
         access,
-        context::{Deployment, internal},
+        context::{BrokerContext, store_error},
         model::{AuditRecord, Caller, PrincipalRecord},
     },
     store::{DisabledPrincipal, PageWish},
@@ -17,7 +17,7 @@ use crate::{
 const MANAGE: &str = "manage principals";
 
 pub struct Principals {
-    pub deployment: Arc<Deployment>,
+    pub context: Arc<BrokerContext>,
     pub revocation_push: Arc<dyn RevocationPush>,
 }
 
@@ -25,9 +25,9 @@ impl Principals {
     /// The principals of one workspace, by name.
     pub async fn list(&self, caller: &Caller, workspace: Option<&str>, page: &PageWish) -> Result<Vec<PrincipalInfo>, ApiError> {
         access::must_be_operator(&caller.principal, MANAGE)?;
-        let d = &self.deployment;
+        let context = &self.context;
         let workspace = workspace.unwrap_or(&caller.principal.workspace);
-        let found = d.store.principals(workspace, d.now(), page).await.map_err(internal)?;
+        let found = context.store.principals(workspace, context.now(), page).await.map_err(store_error)?;
         Ok(found.into_iter().map(info).collect())
     }
 
@@ -36,14 +36,14 @@ impl Principals {
     /// lease ends.
     pub async fn disable(&self, caller: &Caller, workspace: Option<&str>, name: &str, request_id: &RequestId) -> Result<(), ApiError> {
         access::must_be_operator(&caller.principal, MANAGE)?;
-        let d = &self.deployment;
+        let context = &self.context;
         let workspace = workspace.unwrap_or(&caller.principal.workspace);
         if (workspace, name) == (caller.principal.workspace.as_str(), caller.principal.name.as_str()) {
             // An operator could not undo this alone.
             return Err(ApiError::new(ErrorCode::Forbidden, "that is yourself: another operator can disable you"));
         }
-        let audit = AuditRecord::new(d.now(), workspace, "principal.disabled").by(caller, request_id).detail(name);
-        match d.store.disable_principal(workspace, name, &d.ending("disabled", audit)).await.map_err(internal)? {
+        let audit = AuditRecord::new(context.now(), workspace, "principal.disabled").by(caller, request_id).detail(name);
+        match context.store.disable_principal(workspace, name, &context.ending("disabled", audit)).await.map_err(store_error)? {
             DisabledPrincipal::Disabled => {
                 self.revocation_push.push_to_workspace(workspace).await;
                 Ok(())
@@ -55,10 +55,10 @@ impl Principals {
 
     pub async fn enable(&self, caller: &Caller, workspace: Option<&str>, name: &str, request_id: &RequestId) -> Result<(), ApiError> {
         access::must_be_operator(&caller.principal, MANAGE)?;
-        let d = &self.deployment;
+        let context = &self.context;
         let workspace = workspace.unwrap_or(&caller.principal.workspace);
-        let audit = AuditRecord::new(d.now(), workspace, "principal.enabled").by(caller, request_id).detail(name);
-        if !d.store.enable_principal(workspace, name, &audit).await.map_err(internal)? {
+        let audit = AuditRecord::new(context.now(), workspace, "principal.enabled").by(caller, request_id).detail(name);
+        if !context.store.enable_principal(workspace, name, &audit).await.map_err(store_error)? {
             return Err(not_found(workspace, name));
         }
         // Credentials issued from now on must not match an old revocation.

@@ -17,12 +17,12 @@ use crate::{config::RateLimits, domain::model::Principal};
 /// Maximum number of buckets of each kind; each takes some hundred bytes. Full ones are dropped first.
 const MAX_BUCKETS: usize = 16_384;
 /// Cost of a request: buckets count in thousandths, so that rates below one per second can be expressed.
-const PRICE: u64 = 1000;
+const REQUEST_COST: u64 = 1000;
 
 /// Kind of request. Keeping and ending sandboxes has its own bucket, so that a client that exceeds the other limit
 /// neither loses its sandboxes nor is forced to keep them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Class {
+pub enum RequestClass {
     /// Refresh, heartbeat, and everything that ends something.
     Upkeep,
     Request,
@@ -61,7 +61,7 @@ impl Limit {
 
     /// Whole seconds until one request is allowed.
     fn wait(&self, bucket: &Bucket) -> u32 {
-        u32::try_from(PRICE.saturating_sub(bucket.left).div_ceil(self.rate.max(1))).unwrap_or(u32::MAX).max(1)
+        u32::try_from(REQUEST_COST.saturating_sub(bucket.left).div_ceil(self.rate.max(1))).unwrap_or(u32::MAX).max(1)
     }
 }
 
@@ -75,12 +75,12 @@ impl<Key: Eq + Hash + Clone> Buckets<Key> {
         let Some(limit) = self.limit else { return Ok(()) };
         let mut of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bucket = of.get(key).map_or_else(|| limit.full(now), |bucket| limit.filled(bucket, now));
-        if bucket.left < PRICE {
+        if bucket.left < REQUEST_COST {
             // The bucket fills from its new time on, also when the clock was set back.
             of.entry(key.clone()).and_modify(|known| *known = bucket);
             return Err(limit.wait(&bucket));
         }
-        bucket.left -= PRICE;
+        bucket.left -= REQUEST_COST;
         if of.len() >= MAX_BUCKETS && !of.contains_key(key) {
             // No bucket fills up within one second: a flood from constantly new addresses must not cause a scan of all
             // buckets each time.
@@ -100,25 +100,25 @@ impl<Key: Eq + Hash + Clone> Buckets<Key> {
 }
 
 /// Charges a request to a principal's limit, for credentials that are only identified during processing.
-pub type Pay<'a> = &'a (dyn Fn(&Principal) -> Result<(), ApiError> + Sync);
+pub type ChargeRequest<'a> = &'a (dyn Fn(&Principal) -> Result<(), ApiError> + Sync);
 
 /// `Address` is how the HTTP side identifies the network of a client.
-pub struct Rates<Address> {
+pub struct RateLimiter<Address> {
     requests: Buckets<(String, String)>,
     upkeep: Buckets<(String, String)>,
     failures: Buckets<Address>,
 }
 
-impl<Address: Eq + Hash + Clone> Rates<Address> {
+impl<Address: Eq + Hash + Clone> RateLimiter<Address> {
     /// Failures have a separate parameter: their default depends on whether the broker is behind a proxy, where all
     /// clients share one address.
     pub fn new(limits: &RateLimits, failures_per_minute: u32) -> Self {
         let per_second = |rate: u32, burst: u32| {
-            (rate > 0).then_some(Limit { rate: u64::from(rate) * PRICE, burst: u64::from(burst.max(rate)) * PRICE })
+            (rate > 0).then_some(Limit { rate: u64::from(rate) * REQUEST_COST, burst: u64::from(burst.max(rate)) * REQUEST_COST })
         };
         let failures = (failures_per_minute > 0).then_some(Limit {
-            rate: (u64::from(failures_per_minute) * PRICE / 60).max(1),
-            burst: u64::from(limits.failure_burst.max(1)) * PRICE,
+            rate: (u64::from(failures_per_minute) * REQUEST_COST / 60).max(1),
+            burst: u64::from(limits.failure_burst.max(1)) * REQUEST_COST,
         });
         Self {
             requests: Buckets::new(per_second(limits.requests_per_second, limits.request_burst)),
@@ -128,10 +128,10 @@ impl<Address: Eq + Hash + Clone> Rates<Address> {
     }
 
     /// Charges a request of an authenticated principal.
-    pub fn ask(&self, principal: &Principal, class: Class, now: Timestamp) -> Result<(), ApiError> {
+    pub fn charge(&self, principal: &Principal, class: RequestClass, now: Timestamp) -> Result<(), ApiError> {
         let buckets = match class {
-            Class::Upkeep => &self.upkeep,
-            Class::Request => &self.requests,
+            RequestClass::Upkeep => &self.upkeep,
+            RequestClass::Request => &self.requests,
         };
         if buckets.limit.is_none() {
             return Ok(());
@@ -143,13 +143,13 @@ impl<Address: Eq + Hash + Clone> Rates<Address> {
     /// Counts a request without a valid credential, and refuses it when too many came from this address. Only such
     /// requests are limited by address: a valid credential is accepted no matter how many invalid ones come from the same
     /// address.
-    pub fn failed(&self, from: Address, now: Timestamp) -> Result<(), ApiError> {
+    pub fn charge_failure(&self, from: Address, now: Timestamp) -> Result<(), ApiError> {
         let refused = |wait| limited("too many requests from this address had no good credential".to_owned(), wait);
         self.failures.take(&from, now.unix()).map_err(refused)
     }
 
     /// Drops addresses whose bucket is full again; called in intervals.
-    pub fn tidy(&self, now: Timestamp) {
+    pub fn sweep(&self, now: Timestamp) {
         let Some(limit) = self.failures.limit else { return };
         let mut of = self.failures.of.lock().unwrap_or_else(PoisonError::into_inner);
         of.retain(|_, bucket| limit.filled(bucket, now.unix()).left < limit.burst);
@@ -168,14 +168,14 @@ mod tests {
 
     #[test]
     fn the_tables_stay_bounded_whoever_comes() {
-        let rates = Rates::new(&RateLimits { failure_burst: 2, ..RateLimits::default() }, 60);
+        let rate_limiter = RateLimiter::new(&RateLimits { failure_burst: 2, ..RateLimits::default() }, 60);
         let now = Timestamp::from_unix(1_000);
         for n in 0..2 * MAX_BUCKETS as u128 {
-            rates.failed(n, now).unwrap();
+            rate_limiter.charge_failure(n, now).unwrap();
         }
-        assert!(rates.failures.of.lock().unwrap().len() <= MAX_BUCKETS);
-        rates.tidy(Timestamp::from_unix(2_000));
-        assert!(rates.failures.of.lock().unwrap().is_empty());
+        assert!(rate_limiter.failures.of.lock().unwrap().len() <= MAX_BUCKETS);
+        rate_limiter.sweep(Timestamp::from_unix(2_000));
+        assert!(rate_limiter.failures.of.lock().unwrap().is_empty());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use cobox_protocol::{RequestId, SandboxId, SessionId, Timestamp};
 use crate::domain::model::{AuditRecord, Caller};
 
 /// The context of a request, apart from its parameters.
-pub struct Asking<'a> {
+pub struct RequestContext<'a> {
     pub caller: &'a Caller,
     pub request_id: &'a RequestId,
     /// Maximum time to wait for a sandbox that starts.
@@ -20,7 +20,7 @@ pub struct Asking<'a> {
     pub logged: Option<&'a LoggedIds>,
 }
 
-impl Asking<'_> {
+impl RequestContext<'_> {
     /// Records the session and the sandbox that were found or created for the request. Call before anything that can
     /// fail, so that the log line of a failed request has them.
     pub fn about(&self, session: &SessionId, sandbox: &SandboxId) {

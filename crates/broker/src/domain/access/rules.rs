@@ -78,23 +78,23 @@ fn is_owner(principal: &Principal, thing: &impl Owned) -> bool {
 
 /// The actor on whose behalf a caller wants to act.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ActorWish {
+pub struct ActorParams {
     pub kind: PrincipalKind,
     pub id: Option<String>,
 }
 
 /// Returns the caller acting as the requested actor: itself or an actor of a lower kind, which then limits the grant.
-pub fn act(caller: &Caller, wish: Option<&ActorWish>) -> Result<Caller, ApiError> {
-    let (principal, Some(wish)) = (&caller.principal, wish) else { return Ok(caller.clone()) };
+pub fn act(caller: &Caller, params: Option<&ActorParams>) -> Result<Caller, ApiError> {
+    let (principal, Some(params)) = (&caller.principal, params) else { return Ok(caller.clone()) };
     let refused = |why: String| Err(ApiError::new(ErrorCode::Forbidden, format!("actor: {why}")));
-    if rank(wish.kind) > rank(principal.kind) {
-        return refused(format!("{} is {}, which can't act as {}", principal.name, principal.kind.as_str(), wish.kind.as_str()));
+    if rank(params.kind) > rank(principal.kind) {
+        return refused(format!("{} is {}, which can't act as {}", principal.name, principal.kind.as_str(), params.kind.as_str()));
     }
-    let id = wish.id.clone().unwrap_or_else(|| principal.name.clone());
-    if wish.kind == principal.kind && id != principal.name {
-        return refused(format!("{} can't act as another {}", principal.name, wish.kind.as_str()));
+    let id = params.id.clone().unwrap_or_else(|| principal.name.clone());
+    if params.kind == principal.kind && id != principal.name {
+        return refused(format!("{} can't act as another {}", principal.name, params.kind.as_str()));
     }
-    Ok(Caller { actor: Actor { kind: wish.kind, id }, ..caller.clone() })
+    Ok(Caller { actor: Actor { kind: params.kind, id }, ..caller.clone() })
 }
 
 fn rank(kind: PrincipalKind) -> u8 {
@@ -106,18 +106,18 @@ fn rank(kind: PrincipalKind) -> u8 {
 }
 
 /// Requested capabilities, and the request field that named them (for error messages).
-pub struct Requested<'a> {
+pub struct RequestedCapabilities<'a> {
     pub field: &'static str,
     pub words: &'a [String],
 }
 
 /// Requested ∩ policy for the actor. Without a request, the policy's default.
-pub fn grant(policy: &Policy, caller: &Caller, requested: Option<Requested>) -> Result<CapabilitySet, ApiError> {
+pub fn grant(policy: &Policy, caller: &Caller, requested: Option<RequestedCapabilities>) -> Result<CapabilitySet, ApiError> {
     let (field, granted) = match requested {
         None => ("nothing was asked for, and by default", policy.default_grant(&caller.subject())),
-        Some(Requested { field, words }) => {
-            let wished = CapabilitySet::parse(words).map_err(|e| ApiError::invalid(format!("{field}: {e}")))?;
-            (field, wished.intersection(policy.allowed(&caller.subject())))
+        Some(RequestedCapabilities { field, words }) => {
+            let requested = CapabilitySet::parse(words).map_err(|e| ApiError::invalid(format!("{field}: {e}")))?;
+            (field, requested.intersection(policy.allowed(&caller.subject())))
         }
     };
     must_be_some(policy, caller, field, granted)
@@ -155,7 +155,7 @@ mod tests {
         let agent = caller(PrincipalKind::Agent);
         let ask = |words: &[&str]| {
             let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-            grant(&Policy::default(), &agent, Some(Requested { field: "scopes", words: &words }))
+            grant(&Policy::default(), &agent, Some(RequestedCapabilities { field: "scopes", words: &words }))
         };
         assert_eq!(grant(&Policy::default(), &agent, None).unwrap(), CapabilitySet::AGENT_DEFAULT);
         assert_eq!(ask(&["fs:rw", "shell"]).unwrap().names(), ["fs_read", "fs_write", "shell_observe"]);
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn one_acts_as_oneself_or_as_less() {
         use PrincipalKind::*;
-        let acting = |own, kind, id: Option<&str>| act(&caller(own), Some(&ActorWish { kind, id: id.map(str::to_owned) }));
+        let acting = |own, kind, id: Option<&str>| act(&caller(own), Some(&ActorParams { kind, id: id.map(str::to_owned) }));
         for (own, kind) in [(Human, Human), (Human, Agent), (Operator, Operator), (Operator, Human), (Operator, Agent), (Agent, Agent)] {
             assert_eq!(acting(own, kind, None).unwrap().actor, Actor { kind, id: "n".into() });
         }

@@ -4,24 +4,24 @@
 use cobox_protocol::{ApiError, ErrorCode, KeyId, Secret};
 use sha2::{Digest, Sha256};
 
-use super::{keys::not_added, last_used::Activity};
+use super::{keys::not_added, last_used::LastUsed};
 use crate::{
     domain::{
-        context::{Deployment, internal},
+        context::{BrokerContext, store_error},
         model::{ApiKey, AuditRecord, Caller, Identity, Principal},
     },
-    oidc::{Refused, Vouched},
+    oidc::{OidcRefusal, VerifiedIdentity},
     store::AddedKey,
 };
 
 /// Authenticates the bearer of a token that claims to be from the configured issuer. Gives the same error for every
 /// reason, so that it reveals nothing.
-pub async fn sign_in(d: &Deployment, activity: &Activity, token: &Secret) -> Result<Option<Caller>, ApiError> {
-    let Some(oidc) = d.oidc.as_ref().filter(|o| o.is_of_issuer(token)) else { return Ok(None) };
-    let now = d.now();
-    let vouched = match oidc.verify(token, now).await {
-        Ok(vouched) => vouched,
-        Err(Refused::NoKeys) => {
+pub async fn sign_in(context: &BrokerContext, last_used: &LastUsed, token: &Secret) -> Result<Option<Caller>, ApiError> {
+    let Some(oidc) = context.oidc.as_ref().filter(|o| o.is_of_issuer(token)) else { return Ok(None) };
+    let now = context.now();
+    let verified = match oidc.verify(token, now).await {
+        Ok(verified) => verified,
+        Err(OidcRefusal::NoKeys) => {
             let message = "the OIDC issuer's keys can't be had, so its tokens can't be checked; try again";
             return Err(ApiError::new(ErrorCode::ProviderUnavailable, message));
         }
@@ -30,43 +30,43 @@ pub async fn sign_in(d: &Deployment, activity: &Activity, token: &Secret) -> Res
             return Err(refused());
         }
     };
-    let stored = match d.store.identity(&vouched.principal, &hash(&vouched.identity)).await.map_err(internal)? {
+    let stored = match context.store.identity(&verified.principal, &hash(&verified.identity)).await.map_err(store_error)? {
         Some(stored) => stored,
-        None => first_time(d, &vouched).await?,
+        None => first_time(context, &verified).await?,
     };
     if stored.revoked_at.is_some() {
         return Err(refused());
     }
-    if stored.principal.kind != vouched.principal.kind {
-        return Err(kind_differs(&stored, &vouched));
+    if stored.principal.kind != verified.principal.kind {
+        return Err(kind_differs(&stored, &verified));
     }
-    activity.key_used(&stored.id, now);
-    Ok(Some(Caller { until: Some(vouched.until), ..Caller::new(stored.principal, stored.id) }))
+    last_used.record_key_use(&stored.id, now);
+    Ok(Some(Caller { until: Some(verified.until), ..Caller::new(stored.principal, stored.id) }))
 }
 
-async fn first_time(d: &Deployment, vouched: &Vouched) -> Result<ApiKey, ApiError> {
-    let (principal, identity) = (&vouched.principal, &vouched.identity);
+async fn first_time(context: &BrokerContext, verified: &VerifiedIdentity) -> Result<ApiKey, ApiError> {
+    let (principal, identity) = (&verified.principal, &verified.identity);
     let key = ApiKey {
         id: KeyId::new(),
         principal: principal.clone(),
         hash: hash(identity),
-        created_at: d.now(),
+        created_at: context.now(),
         expires_at: None,
         last_used_at: None,
         revoked_at: None,
         identity: Some(identity.clone()),
     };
-    let mut audit = AuditRecord::new(d.now(), &principal.workspace, "key.created");
+    let mut audit = AuditRecord::new(context.now(), &principal.workspace, "key.created");
     audit.principal = Some(principal.name.clone());
     audit.actor = Some(principal.kind.as_str().to_owned());
     let audit = audit.detail(format!("{} for {} {}, vouched for by {}", key.id, principal.kind.as_str(), principal.name, identity.issuer));
-    match d.store.add_key(&key, &audit).await.map_err(internal)? {
+    match context.store.add_key(&key, &audit).await.map_err(store_error)? {
         AddedKey::Added => Ok(key),
         AddedKey::Known(known) => Ok(*known),
         AddedKey::Disabled => Err(refused()),
         AddedKey::KindDiffers(kind) => {
             let stored = ApiKey { principal: Principal { kind, ..principal.clone() }, ..key };
-            Err(kind_differs(&stored, vouched))
+            Err(kind_differs(&stored, verified))
         }
         other => Err(not_added(principal, &other)),
     }
@@ -86,7 +86,7 @@ fn refused() -> ApiError {
     ApiError::new(ErrorCode::Unauthenticated, "the OIDC token is not accepted here")
 }
 
-fn kind_differs(stored: &ApiKey, vouched: &Vouched) -> ApiError {
-    let (name, is, said) = (&stored.principal.name, stored.principal.kind.as_str(), vouched.principal.kind.as_str());
+fn kind_differs(stored: &ApiKey, verified: &VerifiedIdentity) -> ApiError {
+    let (name, is, said) = (&stored.principal.name, stored.principal.kind.as_str(), verified.principal.kind.as_str());
     ApiError::new(ErrorCode::Forbidden, format!("{name} is {is} here, and the token says {said}; what a principal is doesn't change"))
 }

@@ -12,7 +12,7 @@ use crate::{
     chain::{Content, hex},
     domain::{
         access::{self, sandbox_lookup::find},
-        context::{Deployment, internal},
+        context::{BrokerContext, store_error},
         model::{AuditRecord, Caller},
     },
     store::{ChainLink, Note, PageWish},
@@ -20,7 +20,7 @@ use crate::{
 
 /// The audit, for operators.
 pub struct AuditLog {
-    pub deployment: Arc<Deployment>,
+    pub context: Arc<BrokerContext>,
 }
 
 impl AuditLog {
@@ -34,7 +34,7 @@ impl AuditLog {
     ) -> Result<Vec<AuditEntry>, ApiError> {
         access::must_be_operator(&caller.principal, "read the audit")?;
         if let Some(jti) = token {
-            let found = self.deployment.store.audit_of_token(&caller.principal.workspace, jti, page).await.map_err(internal)?;
+            let found = self.context.store.audit_of_token(&caller.principal.workspace, jti, page).await.map_err(store_error)?;
             return Ok(found.into_iter().map(|(sequence, record)| record.entry(sequence)).collect());
         }
         let sandbox = match sandbox {
@@ -42,20 +42,20 @@ impl AuditLog {
             // An ended sandbox has records too, but can only be found by its id; names resolve to live ones.
             Some(id_or_name) => Some(match id_or_name.parse::<SandboxId>() {
                 Ok(id) => id,
-                Err(_) => find(&self.deployment, caller, id_or_name).await?.id,
+                Err(_) => find(&self.context, caller, id_or_name).await?.id,
             }),
         };
-        let found = self.deployment.store.audit(&caller.principal.workspace, sandbox.as_ref(), page).await.map_err(internal)?;
+        let found = self.context.store.audit(&caller.principal.workspace, sandbox.as_ref(), page).await.map_err(store_error)?;
         Ok(found.into_iter().map(|(sequence, record)| record.entry(sequence)).collect())
     }
 
     /// The heads, and everything before them, are durable when returned: an operator stores them to compare with later.
     pub async fn heads(&self, caller: &Caller, request_id: &RequestId) -> Result<Vec<AuditHead>, ApiError> {
         access::must_be_operator(&caller.principal, "read the audit")?;
-        let d = &self.deployment;
-        let asked = AuditRecord::new(d.now(), &caller.principal.workspace, "audit.heads").by(caller, request_id);
-        d.store.note(&Note { audit: vec![asked], ..Note::default() }).await.map_err(internal)?;
-        let heads = d.store.audit_heads().await.map_err(internal)?;
+        let context = &self.context;
+        let asked = AuditRecord::new(context.now(), &caller.principal.workspace, "audit.heads").by(caller, request_id);
+        context.store.note(&Note { audit: vec![asked], ..Note::default() }).await.map_err(store_error)?;
+        let heads = context.store.audit_heads().await.map_err(store_error)?;
         let head = |h: crate::store::ChainHead| AuditHead {
             writer: h.writer,
             number: h.number,
@@ -70,7 +70,7 @@ impl AuditLog {
     /// For records of other workspaces, only the hashes.
     pub async fn links(&self, caller: &Caller, writer: &str, after: u64, limit: u32) -> Result<Vec<AuditLink>, ApiError> {
         access::must_be_operator(&caller.principal, "read the audit")?;
-        let links = self.deployment.store.audit_links(writer, after, limit).await.map_err(internal)?;
+        let links = self.context.store.audit_links(writer, after, limit).await.map_err(store_error)?;
         let shown = |link: ChainLink| {
             let ChainLink { number, hash, sequence, record } = link;
             let workspace = record.workspace.clone();

@@ -33,10 +33,10 @@ const GAP_FILE: &str = "audit-gap.json";
 const RESTORED_FILE: &str = "restored.json";
 /// How often the mark is written while only uses are recorded. Records about keys and revocations are written at the next
 /// tick.
-const MARK_EVERY: Duration = Duration::from_secs(10);
+const MARK_INTERVAL: Duration = Duration::from_secs(10);
 /// A database that lacks no more than this after a crash, and no marked record, lost it in a power cut: not every commit
 /// waits for the disk.
-const POWER_CUT: Duration = Duration::from_secs(60);
+const MAX_POWER_CUT_LOSS: Duration = Duration::from_secs(60);
 /// How long a stop waits for an unreachable database.
 const SYNC_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum number of lost records that are logged at start. The file lists all of them.
@@ -120,7 +120,7 @@ impl AuditMark {
             }
             return Ok(None);
         };
-        let is_recent = restored.database_at.is_some_and(|at| restored.seen_at.saturating_since(at) <= POWER_CUT);
+        let is_recent = restored.database_at.is_some_and(|at| restored.seen_at.saturating_since(at) <= MAX_POWER_CUT_LOSS);
         if restored.lost.is_empty() && (is_back || is_recent && !is_on_disk) {
             return Ok(Some(SmallLoss { restored, is_back }));
         }
@@ -252,7 +252,7 @@ impl AuditMark {
         let (head, is_new) = self.append_new(store).await;
         let Some((number, hash)) = head else { return };
         let written = *self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = written.is_none_or(|(last, at)| last != number && (is_new || now.saturating_since(at) >= MARK_EVERY));
+        let is_due = written.is_none_or(|(last, at)| last != number && (is_new || now.saturating_since(at) >= MARK_INTERVAL));
         if !is_due {
             return;
         }

@@ -24,7 +24,7 @@ use crate::{
 /// database is away they don't: a batch that still can't be written when the queue is full is lost.
 const QUEUE_RECORDS: usize = 4096;
 /// How long records are collected for one transaction. Each transaction is a disk sync and rewrites the same pages.
-const GATHER: Duration = Duration::from_millis(100);
+const BATCH_WINDOW: Duration = Duration::from_millis(100);
 /// Records per transaction. When this many are queued, the batch is written without waiting.
 const BATCH_RECORDS: usize = 512;
 /// Pauses between attempts to write a batch. They double until a database that is back is noticed within seconds.
@@ -33,7 +33,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// How long a broker that stops goes on trying. Service managers kill it after 90 s.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
-enum Entry {
+enum SessionEntry {
     Record(Box<AuditRecord>),
     Flush(oneshot::Sender<()>),
 }
@@ -41,9 +41,9 @@ enum Entry {
 /// Queues records of uses and writes them in the background.
 #[derive(Clone)]
 pub struct AuditTrail {
-    queue: mpsc::Sender<Entry>,
+    queue: mpsc::Sender<SessionEntry>,
     /// Makes the writer stop collecting and write the batch now.
-    hurry: Arc<Notify>,
+    write_now: Arc<Notify>,
     lost: Arc<AtomicU64>,
     /// Set when the broker stops.
     closes_at: Arc<OnceLock<Instant>>,
@@ -54,9 +54,9 @@ impl AuditTrail {
     /// written.
     pub fn start(store: Arc<dyn Store>, mark: Arc<AuditMark>, retry_for: Duration) -> Self {
         let (sender, queue) = mpsc::channel(QUEUE_RECORDS);
-        let trail = Self { queue: sender, hurry: Arc::default(), lost: Arc::default(), closes_at: Arc::default() };
-        let Self { hurry, lost, closes_at, .. } = trail.clone();
-        tokio::spawn(Writer { store, mark, queue, hurry, lost, closes_at, retry_for }.run());
+        let trail = Self { queue: sender, write_now: Arc::default(), lost: Arc::default(), closes_at: Arc::default() };
+        let Self { write_now, lost, closes_at, .. } = trail.clone();
+        tokio::spawn(Writer { store, mark, queue, write_now, lost, closes_at, retry_for }.run());
         trail
     }
 
@@ -68,17 +68,17 @@ impl AuditTrail {
     pub async fn add(&self, record: AuditRecord) {
         // The writer lives as long as its sender. The send only fails while the process ends, when nothing can be
         // reported any more.
-        let _ = self.queue.send(Entry::Record(Box::new(record))).await;
+        let _ = self.queue.send(SessionEntry::Record(Box::new(record))).await;
         if QUEUE_RECORDS - self.queue.capacity() >= BATCH_RECORDS {
-            self.hurry.notify_one();
+            self.write_now.notify_one();
         }
     }
 
     /// Returns when all records added before are durable.
     pub async fn flush(&self) {
         let (done, is_done) = oneshot::channel();
-        if self.queue.send(Entry::Flush(done)).await.is_ok() {
-            self.hurry.notify_one();
+        if self.queue.send(SessionEntry::Flush(done)).await.is_ok() {
+            self.write_now.notify_one();
             // An error means that the writer has ended, after writing all its records.
             let _ = is_done.await;
         }
@@ -94,8 +94,8 @@ impl AuditTrail {
 struct Writer {
     store: Arc<dyn Store>,
     mark: Arc<AuditMark>,
-    queue: mpsc::Receiver<Entry>,
-    hurry: Arc<Notify>,
+    queue: mpsc::Receiver<SessionEntry>,
+    write_now: Arc<Notify>,
     lost: Arc<AtomicU64>,
     closes_at: Arc<OnceLock<Instant>>,
     retry_for: Duration,
@@ -107,10 +107,10 @@ impl Writer {
         let mut unexplained = self.store.audit_gap().count;
         let mut entries = Vec::with_capacity(BATCH_RECORDS);
         while self.queue.recv_many(&mut entries, BATCH_RECORDS).await > 0 {
-            if entries.len() < BATCH_RECORDS && entries.iter().all(|e| matches!(e, Entry::Record(_))) {
+            if entries.len() < BATCH_RECORDS && entries.iter().all(|e| matches!(e, SessionEntry::Record(_))) {
                 // Ends early when a caller waits for a flush or enough records are queued. After that, takes all that are
                 // queued.
-                let _ = timeout(GATHER, self.hurry.notified()).await;
+                let _ = timeout(BATCH_WINDOW, self.write_now.notified()).await;
                 while entries.len() < BATCH_RECORDS
                     && let Ok(entry) = self.queue.try_recv()
                 {
@@ -121,15 +121,15 @@ impl Writer {
             let mut waiting = Vec::new();
             for entry in entries.drain(..) {
                 match entry {
-                    Entry::Record(record) => audit.push(*record),
-                    Entry::Flush(done) => waiting.push(done),
+                    SessionEntry::Record(record) => audit.push(*record),
+                    SessionEntry::Flush(done) => waiting.push(done),
                 }
             }
             let count = audit.len() as u64;
             if unexplained > 0 && count > 0 {
-                audit.insert(0, gap(&audit[0], unexplained));
+                audit.insert(0, gap_record(&audit[0], unexplained));
             }
-            if self.keep(Note { audit, ..Note::default() }).await {
+            if self.write_with_retries(Note { audit, ..Note::default() }).await {
                 unexplained = if count > 0 { 0 } else { unexplained };
             } else {
                 // The gap in record numbers shows how many are missing.
@@ -147,7 +147,7 @@ impl Writer {
 
     /// Writes the records, with retries. Returns false when the records are lost: the time is over, or the queue is full and
     /// requests wait for it.
-    async fn keep(&self, note: Note) -> bool {
+    async fn write_with_retries(&self, note: Note) -> bool {
         let gives_up_at = Instant::now() + self.retry_for;
         let mut pause = FIRST_PAUSE;
         let count = note.audit.len();
@@ -160,20 +160,20 @@ impl Writer {
                 return false;
             }
             tracing::warn!(%error, count, "audit records could not be written yet; they are tried again");
-            let _ = timeout(pause, self.queue_is_full()).await;
+            let _ = timeout(pause, self.wait_until_queue_is_full()).await;
             pause = (2 * pause).min(MAX_PAUSE);
         }
     }
 
-    async fn queue_is_full(&self) {
+    async fn wait_until_queue_is_full(&self) {
         while self.queue.len() < QUEUE_RECORDS {
-            self.hurry.notified().await;
+            self.write_now.notified().await;
         }
     }
 }
 
 /// The record that explains the gap before it.
-fn gap(next: &AuditRecord, count: u64) -> AuditRecord {
+fn gap_record(next: &AuditRecord, count: u64) -> AuditRecord {
     AuditRecord::new(next.at, &next.workspace, "audit.lost")
         .detail(format!("{count} records before this one could not be written: the database was away or its disk full for too long"))
 }

@@ -22,23 +22,23 @@ use crate::{
 };
 
 /// Heartbeats within the timeout after which a broker counts as dead.
-const BEATS: u32 = 4;
+const BEATS_PER_TIMEOUT: u32 = 4;
 /// How long a probe's result is reused, so that many requests for a node's sandboxes probe it once.
-const ANSWER_COUNTS: Duration = Duration::from_secs(1);
+const PROBE_REUSE: Duration = Duration::from_secs(1);
 /// How long a probed node has beyond its next regular heartbeat.
-const ANSWER_GRACE: Duration = Duration::from_secs(1);
+const PROBE_GRACE: Duration = Duration::from_secs(1);
 /// How often the store is polled for the probe's result.
-const LOOK_FOR_ANSWER_EVERY: Duration = Duration::from_millis(50);
+const PROBE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How often a starting broker checks whether another process runs under its node id: four times within the shortest
 /// heartbeat interval.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const SILENCE_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// How long a heartbeat may take beyond its interval to be written.
 const BEAT_GRACE: Duration = Duration::from_millis(500);
 
 /// Why a process can't claim its node id.
 #[derive(Debug, thiserror::Error)]
-pub enum TakeNodeError {
+pub enum ClaimNodeError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("the broker at {url} runs with the node id {node} of this data directory, which is a copy of its own")]
@@ -52,21 +52,21 @@ pub struct Nodes {
     origin: Origin,
     /// A broker without a heartbeat for this long counts as dead.
     timeout: Duration,
-    known: Mutex<Known>,
+    known: Mutex<KnownPeers>,
     /// Result and time of the last probe of each node; locked while the probe runs.
-    asked: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<Answered>>>>>,
+    probes: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<ProbeResult>>>>>,
     pub skew: ClockSkew,
     /// Time of this broker's last heartbeat.
-    said_at: Mutex<Option<Timestamp>>,
+    last_beat_at: Mutex<Option<Timestamp>>,
     /// Held while a heartbeat is written, so that heartbeats are written in order.
-    saying: tokio::sync::Mutex<()>,
+    beat_lock: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownPeers {
     peers: HashMap<String, Peer>,
     /// When the database was last read.
-    looked_at: Option<Timestamp>,
+    read_at: Option<Timestamp>,
 }
 
 struct Peer {
@@ -77,7 +77,7 @@ struct Peer {
 }
 
 #[derive(Clone, Copy)]
-struct Answered {
+struct ProbeResult {
     at: Instant,
     is_there: bool,
 }
@@ -97,16 +97,16 @@ impl Nodes {
             origin,
             timeout,
             known: Mutex::default(),
-            asked: Mutex::default(),
+            probes: Mutex::default(),
             skew: ClockSkew::default(),
-            said_at: Mutex::default(),
-            saying: tokio::sync::Mutex::default(),
+            last_beat_at: Mutex::default(),
+            beat_lock: tokio::sync::Mutex::default(),
         }
     }
 
     /// Interval of heartbeats.
     pub fn beat_every(&self) -> Duration {
-        self.timeout / BEATS
+        self.timeout / BEATS_PER_TIMEOUT
     }
 
     fn as_node(&self, seen_at: Timestamp, clock_offset_ms: Option<i64>) -> Node {
@@ -117,7 +117,7 @@ impl Nodes {
     /// Claims the node id for this process. The lock on the data directory prevents a second process, unless the
     /// directory was copied: if it may be a copy (`is_same_place` is false), another live process under the same node id
     /// is an error.
-    pub async fn take(&self, store: &dyn Store, clock: &dyn Clock, is_same_place: bool) -> Result<(), TakeNodeError> {
+    pub async fn claim(&self, store: &dyn Store, clock: &dyn Clock, is_same_place: bool) -> Result<(), ClaimNodeError> {
         if !store.is_shared() {
             return Ok(());
         }
@@ -129,7 +129,7 @@ impl Nodes {
 
     /// Returns when the node's last process counts as dead for every broker. It is watched for a heartbeat interval in any
     /// case: its heartbeat has the time of another machine, which may differ from this one's.
-    async fn wait_for_silence(&self, store: &dyn Store, clock: &dyn Clock) -> Result<(), TakeNodeError> {
+    async fn wait_for_silence(&self, store: &dyn Store, clock: &dyn Clock) -> Result<(), ClaimNodeError> {
         let last = async || -> Stored<Option<Node>> { Ok(store.nodes().await?.into_iter().find(|n| n.id == self.own)) };
         let Some(first) = last().await? else { return Ok(()) };
         let left = self.timeout.saturating_sub(clock.now().saturating_since(first.seen_at)).max(self.beat_every() + BEAT_GRACE);
@@ -140,11 +140,11 @@ impl Nodes {
         );
         let deadline = Instant::now() + left;
         while Instant::now() < deadline {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(SILENCE_POLL_INTERVAL).await;
             if let Some(now) = last().await?
                 && (now.seen_at, now.beats, &now.instance) != (first.seen_at, first.beats, &first.instance)
             {
-                return Err(TakeNodeError::InUse { node: now.id, url: now.url });
+                return Err(ClaimNodeError::InUse { node: now.id, url: now.url });
             }
         }
         Ok(())
@@ -155,21 +155,21 @@ impl Nodes {
         if !store.is_shared() {
             return Ok(true);
         }
-        let _saying = self.saying.lock().await;
+        let _beat_lock = self.beat_lock.lock().await;
         let offset = self.skew.measure(store, clock).await?;
         let now = clock.now();
         if !store.node_seen(&self.as_node(now, Some(offset))).await? {
             return Ok(false);
         }
-        *self.said_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
-        self.learn(store, now).await?;
+        *self.last_beat_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+        self.refresh(store, now).await?;
         Ok(true)
     }
 
     /// Whether the other brokers, if there can be any, consider this one alive.
     pub fn is_known(&self, store: &dyn Store, now: Timestamp) -> bool {
-        let said_at = *self.said_at.lock().unwrap_or_else(PoisonError::into_inner);
-        !store.is_shared() || said_at.is_some_and(|at| now.saturating_since(at) < self.timeout)
+        let last_beat_at = *self.last_beat_at.lock().unwrap_or_else(PoisonError::into_inner);
+        !store.is_shared() || last_beat_at.is_some_and(|at| now.saturating_since(at) < self.timeout)
     }
 
     pub async fn is_alive(&self, store: &dyn Store, node: &str, now: Timestamp) -> Stored<bool> {
@@ -177,7 +177,7 @@ impl Nodes {
             return Ok(true);
         }
         // The cached state may be outdated.
-        self.learn(store, now).await?;
+        self.refresh(store, now).await?;
         Ok(self.is_beating(node, now))
     }
 
@@ -196,26 +196,26 @@ impl Nodes {
         if node == self.own {
             return Ok(true);
         }
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner).entry(node.to_owned()).or_default().clone();
-        let mut last = asked.lock().await;
-        if let Some(answered) = last.filter(|a| a.at.elapsed() < ANSWER_COUNTS) {
-            return Ok(answered.is_there);
+        let probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner).entry(node.to_owned()).or_default().clone();
+        let mut last = probes.lock().await;
+        if let Some(result) = last.filter(|a| a.at.elapsed() < PROBE_REUSE) {
+            return Ok(result.is_there);
         }
-        self.learn(store, now).await?;
+        self.refresh(store, now).await?;
         let before = self.beat_of(node);
         store.ask_for_beat(node).await?;
-        let deadline = Instant::now() + self.beat_every() + ANSWER_GRACE;
+        let deadline = Instant::now() + self.beat_every() + PROBE_GRACE;
         let is_there = loop {
-            self.learn(store, now).await?;
+            self.refresh(store, now).await?;
             if self.beat_of(node) != before {
                 break true;
             }
             if Instant::now() >= deadline {
                 break false;
             }
-            tokio::time::sleep(LOOK_FOR_ANSWER_EVERY).await;
+            tokio::time::sleep(PROBE_POLL_INTERVAL).await;
         };
-        *last = Some(Answered { at: Instant::now(), is_there });
+        *last = Some(ProbeResult { at: Instant::now(), is_there });
         Ok(is_there)
     }
 
@@ -226,7 +226,7 @@ impl Nodes {
     /// Nodes without a heartbeat for the timeout. Empty while the database isn't read: they may be alive.
     pub fn dead(&self, now: Timestamp) -> Vec<String> {
         let known = self.known();
-        if self.is_blind(&known, now) {
+        if self.is_stale(&known, now) {
             return Vec::new();
         }
         known.peers.values().filter(|peer| self.is_dead(peer, now)).map(|peer| peer.node.id.clone()).collect()
@@ -235,8 +235,8 @@ impl Nodes {
     /// While the database isn't read, as of the last read: only nodes that were dead then.
     pub fn counts(&self, now: Timestamp) -> PeerCounts {
         let known = self.known();
-        let is_blind = self.is_blind(&known, now);
-        let is_dead = |peer: &&Peer| if is_blind { peer.is_reported_dead } else { self.is_dead(peer, now) };
+        let is_stale = self.is_stale(&known, now);
+        let is_dead = |peer: &&Peer| if is_stale { peer.is_reported_dead } else { self.is_dead(peer, now) };
         let dead = known.peers.values().filter(is_dead).count() as u64;
         PeerCounts { alive: known.peers.len() as u64 - dead, dead }
     }
@@ -249,31 +249,31 @@ impl Nodes {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KnownPeers> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether heartbeats could have been missed since the database was last read.
-    fn is_blind(&self, known: &Known, now: Timestamp) -> bool {
-        known.looked_at.is_none_or(|at| now.saturating_since(at) > self.timeout / 2)
+    fn is_stale(&self, known: &KnownPeers, now: Timestamp) -> bool {
+        known.read_at.is_none_or(|at| now.saturating_since(at) > self.timeout / 2)
     }
 
-    async fn learn(&self, store: &dyn Store, now: Timestamp) -> Stored<()> {
+    async fn refresh(&self, store: &dyn Store, now: Timestamp) -> Stored<()> {
         let nodes = store.nodes().await?;
         let mut known = self.known();
-        let is_blind = self.is_blind(&known, now);
+        let is_stale = self.is_stale(&known, now);
         let mut peers = HashMap::new();
         for node in nodes.into_iter().filter(|n| n.id != self.own) {
             let before = known.peers.remove(&node.id);
             let is_reported_dead = before.as_ref().is_some_and(|peer| peer.is_reported_dead);
-            let unchanged = before.filter(|peer| !is_blind && (peer.node.seen_at, peer.node.beats) == (node.seen_at, node.beats));
+            let unchanged = before.filter(|peer| !is_stale && (peer.node.seen_at, peer.node.beats) == (node.seen_at, node.beats));
             let beat_seen_at = unchanged.map_or(now, |peer| peer.beat_seen_at);
             let mut peer = Peer { node, beat_seen_at, is_reported_dead };
             self.report(&mut peer, now);
             peers.insert(peer.node.id.clone(), peer);
         }
         self.skew.compare(peers.values().filter(|peer| !self.is_dead(peer, now)).map(|peer| &peer.node));
-        *known = Known { peers, looked_at: Some(now) };
+        *known = KnownPeers { peers, read_at: Some(now) };
         Ok(())
     }
 

@@ -11,18 +11,18 @@ use tokio::{
     time::Instant,
 };
 
-use super::stream_limiter::{Place, Places};
+use super::stream_limiter::{StreamLimiter, StreamPermit};
 use crate::{
     domain::{
         access::{
             self,
             keys::Keys,
-            rate_limiter::Pay,
-            session_access::{enter, expired},
+            rate_limiter::ChargeRequest,
+            session_access::{enter, session_expired},
             token_verification::verify,
         },
-        context::{Deployment, internal},
-        model::{Bound, Caller, Event, Principal},
+        context::{BrokerContext, store_error},
+        model::{Caller, Event, Principal, SessionWithSandbox},
     },
     store::{EventBounds, Hint},
 };
@@ -31,13 +31,13 @@ use crate::{
 const PAGE_EVENTS: u32 = 64;
 /// How often a stream checks that its client is still authorized and that no event was missed. Hints trigger both
 /// earlier.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const RECHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval of heartbeats on an idle stream, so that proxies don't close the connection.
-const HEARTBEAT: Duration = Duration::from_secs(15);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Where a stream begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum From {
+pub enum StreamStart {
     /// Every stored event of the session.
     Start,
     /// Only events from now on.
@@ -45,10 +45,10 @@ pub enum From {
     After(EventId),
 }
 
-pub struct Events {
-    deployment: Arc<Deployment>,
+pub struct EventStreams {
+    context: Arc<BrokerContext>,
     keys: Arc<Keys>,
-    places: Places,
+    limiter: StreamLimiter,
 }
 
 /// The credential that a client presents to watch.
@@ -60,36 +60,42 @@ pub enum Credential {
 }
 
 /// The credentials of a watching client, checked again while it watches.
-pub struct Shown {
+pub struct StreamCredentials {
     pub credential: Option<Credential>,
     /// Credential for the external thread authority.
     pub for_threads: Option<Secret>,
 }
 
 /// A session, and what the watching client may see of it.
-struct Admitted {
-    bound: Bound,
+struct AdmittedClient {
+    bound: SessionWithSandbox,
     capabilities: CapabilitySet,
     principal: Principal,
 }
 
-impl Events {
-    pub fn new(deployment: Arc<Deployment>, keys: Arc<Keys>) -> Self {
-        Self { deployment, keys, places: Places::default() }
+impl EventStreams {
+    pub fn new(context: Arc<BrokerContext>, keys: Arc<Keys>) -> Self {
+        Self { context, keys, limiter: StreamLimiter::default() }
     }
 
     /// Opens a stream of a session's events, for a key that may use the session or a token of it. A session that has
     /// ended is streamed to its last event.
-    pub async fn open(self: &Arc<Self>, shown: Shown, id: &SessionId, from: From, pay: Pay<'_>) -> Result<Watch, ApiError> {
-        let d = &self.deployment;
+    pub async fn open(
+        self: &Arc<Self>,
+        shown: StreamCredentials,
+        id: &SessionId,
+        from: StreamStart,
+        charge: ChargeRequest<'_>,
+    ) -> Result<EventStream, ApiError> {
+        let context = &self.context;
         // Before the first read, so that no change in between is missed.
-        let hints = d.store.hints();
-        let Admitted { bound, capabilities, principal } = self.admit(&shown, id).await?;
-        pay(&principal)?;
-        let place = self.places.take(&principal, id)?;
+        let hints = context.store.hints();
+        let AdmittedClient { bound, capabilities, principal } = self.admit(&shown, id).await?;
+        charge(&principal)?;
+        let permit = self.limiter.acquire(&principal, id)?;
         let (after, has_gap) = self.begin(&bound, &from).await?;
-        let begins_at = (from == From::Now).then(|| EventId::numbered(d.now(), after));
-        let mut watch = Watch {
+        let begins_at = (from == StreamStart::Now).then(|| EventId::numbered(context.now(), after));
+        let mut stream = EventStream {
             events: self.clone(),
             shown,
             capabilities,
@@ -97,30 +103,30 @@ impl Events {
             bound,
             begins_at,
             after,
-            gap: has_gap,
-            gap_told: 0,
+            has_unreported_gap: has_gap,
+            gap_reported_until: 0,
             hints,
-            next_look: Instant::now() + LOOK_EVERY,
-            next_beat: Instant::now() + HEARTBEAT,
+            next_recheck: Instant::now() + RECHECK_INTERVAL,
+            next_heartbeat: Instant::now() + HEARTBEAT_INTERVAL,
             ready: None,
-            _place: place,
+            _permit: permit,
         };
-        if watch.bound.session.ended_at.is_some() {
-            watch.find_end().await?;
+        if stream.bound.session.ended_at.is_some() {
+            stream.find_end().await?;
             // A client that has seen the last event has no reason to reconnect.
-            watch.ready = watch.read().await?;
-            if watch.ready.is_none() {
-                return Err(expired(&watch.bound.session));
+            stream.ready = stream.read().await?;
+            if stream.ready.is_none() {
+                return Err(session_expired(&stream.bound.session));
             }
         }
-        Ok(watch)
+        Ok(stream)
     }
 
     /// Checks whether the credentials allow watching the session.
-    async fn admit(&self, shown: &Shown, id: &SessionId) -> Result<Admitted, ApiError> {
-        let d = &self.deployment;
-        let found = d.store.session(id).await.map_err(internal)?;
-        let credential = shown.credential.as_ref().ok_or_else(no_credential)?;
+    async fn admit(&self, shown: &StreamCredentials, id: &SessionId) -> Result<AdmittedClient, ApiError> {
+        let context = &self.context;
+        let found = context.store.session(id).await.map_err(store_error)?;
+        let credential = shown.credential.as_ref().ok_or_else(missing_credential)?;
         let caller = match credential {
             Credential::ApiKey(key) => Some(self.keys.authenticate(key).await?),
             Credential::Token(token) => self.keys.sign_in(token).await?,
@@ -131,20 +137,20 @@ impl Events {
                 let caller = Caller { thread_credential: shown.for_threads.clone(), ..caller };
                 let not_found = || ApiError::new(ErrorCode::SessionNotFound, format!("there is no session {id}"));
                 let bound = found.filter(|b| access::is_visible(&caller.principal, &b.session)).ok_or_else(not_found)?;
-                let entry = enter(d, &caller.principal, &bound.session, &bound.sandbox).await?;
-                d.may_see(&caller, bound.session.thread()).await?;
-                let capabilities = entry.bound(access::grant(&d.policy(), &caller, None)?)?;
-                Ok(Admitted { bound, capabilities, principal: caller.principal })
+                let entry = enter(context, &caller.principal, &bound.session, &bound.sandbox).await?;
+                context.may_see(&caller, bound.session.thread()).await?;
+                let capabilities = entry.bound(access::grant(&context.policy(), &caller, None)?)?;
+                Ok(AdmittedClient { bound, capabilities, principal: caller.principal })
             }
             (Credential::Token(token), None) => {
                 let refused = || ApiError::new(ErrorCode::Unauthenticated, "the token is for another session");
                 let bound = found.ok_or_else(refused)?;
-                let claims = verify(d, &bound.sandbox, token).await?;
+                let claims = verify(context, &bound.sandbox, token).await?;
                 if claims.sid.as_deref() != Some(id.as_str()) {
                     return Err(refused());
                 }
                 let principal = Principal { workspace: bound.sandbox.workspace.clone(), name: claims.sub, kind: claims.act.kind };
-                Ok(Admitted { bound, capabilities: claims.scope, principal })
+                Ok(AdmittedClient { bound, capabilities: claims.scope, principal })
             }
             (Credential::ApiKey(_) | Credential::FileLink, None) => {
                 Err(ApiError::new(ErrorCode::Unauthenticated, "a file link opens one file and nothing else"))
@@ -153,20 +159,20 @@ impl Events {
     }
 
     /// The number after which to read, and whether events before it are missing.
-    async fn begin(&self, bound: &Bound, from: &From) -> Result<(u64, bool), ApiError> {
-        let store = &self.deployment.store;
+    async fn begin(&self, bound: &SessionWithSandbox, from: &StreamStart) -> Result<(u64, bool), ApiError> {
+        let store = &self.context.store;
         let (sandbox, session) = (&bound.sandbox.id, &bound.session.id);
-        let EventBounds { own_first, newest, pruned, .. } = store.event_bounds(sandbox, session).await.map_err(internal)?;
+        let EventBounds { own_first, newest, pruned, .. } = store.event_bounds(sandbox, session).await.map_err(store_error)?;
         match from {
-            From::Now => Ok((newest, false)),
-            From::Start if own_first == 0 => Ok((newest, true)),
-            From::Start => {
-                let page = store.events(sandbox, session, own_first - 1, 1).await.map_err(internal)?;
+            StreamStart::Now => Ok((newest, false)),
+            StreamStart::Start if own_first == 0 => Ok((newest, true)),
+            StreamStart::Start => {
+                let page = store.events(sandbox, session, own_first - 1, 1).await.map_err(store_error)?;
                 let is_whole = page.events.first().is_some_and(|(_, e)| matches!(e.what, EventKind::Created { .. }));
                 // The sandbox's remaining events from before the session's first one belong to the session, too.
                 if is_whole { Ok((own_first - 1, false)) } else { Ok((pruned, true)) }
             }
-            From::After(id) => match id.number() {
+            StreamStart::After(id) => match id.number() {
                 // An id beyond the newest event was not issued by this broker.
                 number if number > newest => Ok((newest, true)),
                 number => Ok((number.max(pruned), number < pruned)),
@@ -175,41 +181,41 @@ impl Events {
     }
 }
 
-pub fn no_credential() -> ApiError {
+pub fn missing_credential() -> ApiError {
     ApiError::new(ErrorCode::Unauthenticated, "no credential: send an API key, or a token of the session")
 }
 
 /// The next item of a stream.
 #[derive(Debug)]
-pub enum Told {
+pub enum StreamItem {
     Events(Vec<SandboxEvent>),
     /// No event; a heartbeat is due.
-    Silence,
+    Heartbeat,
     /// The stream is over: the session ended, or the error says why the client may not continue.
     End(Option<ApiError>),
 }
 
-pub struct Watch {
-    events: Arc<Events>,
-    shown: Shown,
+pub struct EventStream {
+    events: Arc<EventStreams>,
+    shown: StreamCredentials,
     capabilities: CapabilitySet,
-    bound: Bound,
+    bound: SessionWithSandbox,
     /// Number of the session's last event, if it has ended.
     end: Option<u64>,
     begins_at: Option<EventId>,
     after: u64,
     /// Events before the next one are missing, and this was not reported yet.
-    gap: bool,
+    has_unreported_gap: bool,
     /// Number up to which a gap was reported. Events also expire by age, so some older ones may still exist.
-    gap_told: u64,
+    gap_reported_until: u64,
     hints: broadcast::Receiver<Hint>,
-    next_look: Instant,
-    next_beat: Instant,
+    next_recheck: Instant,
+    next_heartbeat: Instant,
     ready: Option<Vec<SandboxEvent>>,
-    _place: Place,
+    _permit: StreamPermit,
 }
 
-impl Watch {
+impl EventStream {
     /// The id to resume from before any event was sent: a client that requested `now` again would miss the events in
     /// between.
     pub fn begins_at(&self) -> Option<&EventId> {
@@ -217,47 +223,47 @@ impl Watch {
     }
 
     /// Cancel-safe: may be dropped while it waits and called again.
-    pub async fn next(&mut self) -> Told {
+    pub async fn next(&mut self) -> StreamItem {
         match self.wait().await {
             Ok(told) => told,
-            Err(error) => Told::End(Some(error)),
+            Err(error) => StreamItem::End(Some(error)),
         }
     }
 
-    async fn wait(&mut self) -> Result<Told, ApiError> {
+    async fn wait(&mut self) -> Result<StreamItem, ApiError> {
         loop {
             if let Some(events) = self.ready.take() {
-                return Ok(Told::Events(events));
+                return Ok(StreamItem::Events(events));
             }
-            if self.end.is_none() && Instant::now() >= self.next_look {
-                self.next_look = Instant::now() + LOOK_EVERY;
-                self.look().await?;
+            if self.end.is_none() && Instant::now() >= self.next_recheck {
+                self.next_recheck = Instant::now() + RECHECK_INTERVAL;
+                self.recheck().await?;
             }
             if let Some(events) = self.read().await? {
-                self.next_beat = Instant::now() + HEARTBEAT;
-                return Ok(Told::Events(events));
+                self.next_heartbeat = Instant::now() + HEARTBEAT_INTERVAL;
+                return Ok(StreamItem::Events(events));
             }
             if self.end.is_some() {
-                return Ok(Told::End(None));
+                return Ok(StreamItem::End(None));
             }
             tokio::select! {
-                is_about_admission = heard(&mut self.hints, &self.bound) => if is_about_admission {
-                    self.next_look = Instant::now();
+                is_about_admission = next_change(&mut self.hints, &self.bound) => if is_about_admission {
+                    self.next_recheck = Instant::now();
                 },
-                () = tokio::time::sleep_until(self.next_look.min(self.next_beat)) => {}
+                () = tokio::time::sleep_until(self.next_recheck.min(self.next_heartbeat)) => {}
             }
-            if Instant::now() >= self.next_beat {
-                self.next_beat = Instant::now() + HEARTBEAT;
-                return Ok(Told::Silence);
+            if Instant::now() >= self.next_heartbeat {
+                self.next_heartbeat = Instant::now() + HEARTBEAT_INTERVAL;
+                return Ok(StreamItem::Heartbeat);
             }
         }
     }
 
     /// Checks that the session continues and the client is still authorized. The end of the session takes precedence over
     /// the fact that its tokens are invalid by then.
-    async fn look(&mut self) -> Result<(), ApiError> {
-        let store = &self.events.deployment.store;
-        let found = store.session(&self.bound.session.id).await.map_err(internal)?;
+    async fn recheck(&mut self) -> Result<(), ApiError> {
+        let store = &self.events.context.store;
+        let found = store.session(&self.bound.session.id).await.map_err(store_error)?;
         if found.is_none_or(|b| b.session.ended_at.is_some()) {
             return self.find_end().await;
         }
@@ -267,25 +273,26 @@ impl Watch {
     }
 
     async fn find_end(&mut self) -> Result<(), ApiError> {
-        let store = &self.events.deployment.store;
-        let bounds = store.event_bounds(&self.bound.sandbox.id, &self.bound.session.id).await.map_err(internal)?;
+        let store = &self.events.context.store;
+        let bounds = store.event_bounds(&self.bound.sandbox.id, &self.bound.session.id).await.map_err(store_error)?;
         self.end = Some(bounds.own_end);
         Ok(())
     }
 
     /// The next events that this client may see.
     async fn read(&mut self) -> Result<Option<Vec<SandboxEvent>>, ApiError> {
-        let d = &self.events.deployment;
+        let context = &self.events.context;
         loop {
-            let page = d.store.events(&self.bound.sandbox.id, &self.bound.session.id, self.after, PAGE_EVENTS).await.map_err(internal)?;
-            let has_gap = std::mem::take(&mut self.gap) || page.pruned > self.after.max(self.gap_told);
-            self.gap_told = self.gap_told.max(page.pruned);
+            let page =
+                context.store.events(&self.bound.sandbox.id, &self.bound.session.id, self.after, PAGE_EVENTS).await.map_err(store_error)?;
+            let has_gap = std::mem::take(&mut self.has_unreported_gap) || page.pruned > self.after.max(self.gap_reported_until);
+            self.gap_reported_until = self.gap_reported_until.max(page.pruned);
             let mut told = Vec::new();
             if has_gap {
                 // Has the number of the event before the next one, so that a client that resumes there isn't sent the
                 // gap again.
                 let number = page.pruned.max(self.after);
-                told.push(self.shown(number, Event::of_session(d.now(), &self.bound.session, EventKind::Gap { lost: None })));
+                told.push(self.shown(number, Event::of_session(context.now(), &self.bound.session, EventKind::Gap { lost: None })));
             }
             let mut is_all = page.events.len() < PAGE_EVENTS as usize;
             for (number, event) in page.events {
@@ -326,7 +333,7 @@ impl Watch {
 }
 
 /// Resolves when there may be new events. Returns whether authorization may have changed too.
-async fn heard(hints: &mut broadcast::Receiver<Hint>, bound: &Bound) -> bool {
+async fn next_change(hints: &mut broadcast::Receiver<Hint>, bound: &SessionWithSandbox) -> bool {
     loop {
         match hints.recv().await {
             Ok(Hint::News(id)) if id == bound.sandbox.id => return false,

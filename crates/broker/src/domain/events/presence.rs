@@ -12,7 +12,7 @@ use cobox_protocol::{
     event::{EventKind, EventSource},
 };
 
-use crate::domain::{context::Deployment, model::Event};
+use crate::domain::{context::BrokerContext, model::Event};
 
 /// A participant that hasn't used a sandbox for this long counts as new.
 const AWAY_AFTER: Duration = Duration::from_secs(300);
@@ -36,8 +36,8 @@ pub struct Presence {
 
 impl Presence {
     /// Appends an event in the background if the participant is new.
-    pub fn seen(&self, d: &Arc<Deployment>, sandbox: &SandboxId, who: &Participant<'_>) {
-        let now = d.now();
+    pub fn seen(&self, context: &Arc<BrokerContext>, sandbox: &SandboxId, who: &Participant<'_>) {
+        let now = context.now();
         let key = self.hasher.hash_one((sandbox, who.session, who.principal, who.actor));
         {
             let mut last_seen = self.last_seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,9 +58,9 @@ impl Presence {
             source: EventSource::Broker,
             what: EventKind::Connected,
         };
-        let d = d.clone();
-        d.background.clone().spawn(async move {
-            if let Err(error) = d.store.append_events(&[event]).await {
+        let context = context.clone();
+        context.background.clone().spawn(async move {
+            if let Err(error) = context.store.append_events(&[event]).await {
                 tracing::warn!(%error, "that somebody connected could not be written");
             }
         });

@@ -15,10 +15,10 @@ use cobox_protocol::{
 use cobox_provider::control;
 use tokio::time::{Instant, timeout_at};
 
-use super::ingest_limit::Allowances;
+use super::ingest_limit::IngestLimits;
 use crate::{
     domain::{
-        context::Deployment,
+        context::BrokerContext,
         model::{AuditRecord, Sandbox},
     },
     store::Note,
@@ -29,52 +29,52 @@ pub const ACTION: &str = "sandbox.claim";
 /// Batches per collection; the rest follows in the next one.
 const MAX_BATCHES: usize = 8;
 /// Time limit for fetching the claims of one sandbox; the rest follows in the next collection.
-const COLLECT_WITHIN: Duration = Duration::from_secs(2);
+const COLLECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time limit for the last fetch before a sandbox ends.
-const LAST_WORDS_WITHIN: Duration = Duration::from_millis(500);
+const LAST_FETCH_TIMEOUT: Duration = Duration::from_millis(500);
 
-pub struct ClaimKeeper {
-    deployment: Arc<Deployment>,
-    taken: Mutex<HashMap<SandboxId, Taken>>,
-    allowances: Allowances,
+pub struct ClaimCollector {
+    context: Arc<BrokerContext>,
+    cursors: Mutex<HashMap<SandboxId, ClaimCursor>>,
+    ingest_limits: IngestLimits,
 }
 
 /// How far the claims of one sandbox are stored.
 #[derive(Clone, Default)]
-struct Taken {
+struct ClaimCursor {
     life: String,
     seq: u64,
     lost: u64,
 }
 
-impl ClaimKeeper {
-    pub fn new(deployment: Arc<Deployment>) -> Self {
-        Self { deployment, taken: Mutex::default(), allowances: Allowances::default() }
+impl ClaimCollector {
+    pub fn new(context: Arc<BrokerContext>) -> Self {
+        Self { context, cursors: Mutex::default(), ingest_limits: IngestLimits::default() }
     }
 
     /// Fetches and stores new claims. Each claim is stored before its sandbox may drop it, so a crash in between stores
     /// some twice and loses none. A sandbox above its ingest limit is skipped until the limit allows more.
     pub async fn collect(&self, sandbox: &Sandbox) {
-        let d = &self.deployment;
-        let deadline = Instant::now() + COLLECT_WITHIN;
+        let context = &self.context;
+        let deadline = Instant::now() + COLLECT_TIMEOUT;
         for _ in 0..MAX_BATCHES {
-            if !self.allowances.wait(&sandbox.id, d.now()).is_zero() {
+            if !self.ingest_limits.remaining_wait(&sandbox.id, context.now()).is_zero() {
                 return;
             }
-            let known = self.taken().get(&sandbox.id).cloned().unwrap_or_default();
-            let asked = control::fetch_claims(&*d.provider, &sandbox.id, &known.life, known.seq);
-            let claims = match timeout_at(deadline, asked).await {
+            let known = self.cursors().get(&sandbox.id).cloned().unwrap_or_default();
+            let fetch = control::fetch_claims(&*context.provider, &sandbox.id, &known.life, known.seq);
+            let claims = match timeout_at(deadline, fetch).await {
                 Ok(Ok(claims)) => claims,
                 Ok(Err(error)) => return tracing::debug!(sandbox = %sandbox.id, %error, "boxd did not hand over its audit"),
                 Err(_) => return tracing::debug!(sandbox = %sandbox.id, "boxd took too long to hand over its audit"),
             };
             let (audit, next) = self.records(sandbox, &known, &claims);
             let count = audit.len();
-            if let Err(error) = d.store.note(&Note { audit, ..Note::default() }).await {
+            if let Err(error) = context.store.note(&Note { audit, ..Note::default() }).await {
                 return tracing::error!(sandbox = %sandbox.id, %error, "a sandbox's claims could not be written; they are fetched again");
             }
-            self.taken().insert(sandbox.id.clone(), next);
-            self.allowances.spend(&sandbox.id, count, d.now());
+            self.cursors().insert(sandbox.id.clone(), next);
+            self.ingest_limits.charge(&sandbox.id, count, context.now());
             // The first fetch of an unknown life only reads; the next one acknowledges, so that boxd can drop the
             // claims.
             if count == 0 || !claims.more {
@@ -83,16 +83,16 @@ impl ClaimKeeper {
         }
     }
 
-    /// As [`ClaimKeeper::collect`], for a sandbox about to end.
+    /// As [`ClaimCollector::collect`], for a sandbox about to end.
     pub async fn collect_last(&self, sandbox: &Sandbox) {
-        if tokio::time::timeout(LAST_WORDS_WITHIN, self.collect(sandbox)).await.is_err() {
+        if tokio::time::timeout(LAST_FETCH_TIMEOUT, self.collect(sandbox)).await.is_err() {
             tracing::warn!(sandbox = %sandbox.id, "a sandbox ended before all of its audit was fetched");
         }
-        self.taken().remove(&sandbox.id);
+        self.cursors().remove(&sandbox.id);
     }
 
-    fn records(&self, sandbox: &Sandbox, known: &Taken, claims: &ClaimBatch) -> (Vec<AuditRecord>, Taken) {
-        let (now, is_same_life) = (self.deployment.now(), claims.life == known.life);
+    fn records(&self, sandbox: &Sandbox, known: &ClaimCursor, claims: &ClaimBatch) -> (Vec<AuditRecord>, ClaimCursor) {
+        let (now, is_same_life) = (self.context.now(), claims.life == known.life);
         let (after, lost_before) = if is_same_life { (known.seq, known.lost) } else { (0, 0) };
         // More claims than requested, or older ones, violate the protocol: ignored.
         let fresh = claims.items.iter().take(MAX_CLAIM_BATCH).filter(|c| c.seq > after);
@@ -106,11 +106,11 @@ impl ClaimKeeper {
             let detail = format!("{} requests left no claim: the sandbox had no room to keep them", claims.lost - lost_before);
             records.push(AuditRecord::of_sandbox(now, sandbox, ACTION, &detail));
         }
-        (records, Taken { life: claim_text(&claims.life), seq: last, lost: claims.lost })
+        (records, ClaimCursor { life: claim_text(&claims.life), seq: last, lost: claims.lost })
     }
 
-    fn taken(&self) -> std::sync::MutexGuard<'_, HashMap<SandboxId, Taken>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cursors(&self) -> std::sync::MutexGuard<'_, HashMap<SandboxId, ClaimCursor>> {
+        self.cursors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -30,7 +30,7 @@ const GROWTH_DIVISOR: u64 = 2;
 /// Growth of a stopped sandbox that is tolerated, in bytes: metadata, and blocks that the filesystem allocates in advance.
 const TOLERATED_GROWTH: u64 = 16 << 20;
 /// Time limit for the push to one sandbox; the reaper repeats it.
-const TELL_WITHIN: Duration = Duration::from_secs(2);
+const PUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the last check found.
 #[derive(Default)]
@@ -55,16 +55,16 @@ impl HostDiskState {
 /// Checks the disk at an interval; never returns.
 pub async fn watch(lifecycle: Arc<Lifecycle>) {
     loop {
-        let pause = look(&lifecycle).await;
+        let pause = check(&lifecycle).await;
         tokio::time::sleep(pause).await;
     }
 }
 
 /// Stops all writers of this node when less than the reserve is free, and lets them continue when there is more again. Returns
 /// the time until the next check.
-pub async fn look(lifecycle: &Arc<Lifecycle>) -> Duration {
-    let Some(disk) = lifecycle.deployment.provider.host_disk().await else { return MAX_INTERVAL };
-    match lifecycle.deployment.ballast.release_if_full() {
+pub async fn check(lifecycle: &Arc<Lifecycle>) -> Duration {
+    let Some(disk) = lifecycle.context.provider.host_disk().await else { return MAX_INTERVAL };
+    match lifecycle.context.ballast.release_if_full() {
         Ok(false) => {}
         Ok(true) => {
             tracing::error!(available_bytes = disk.available, "the host's disk is full: the broker uses the space that it had set aside")
@@ -83,7 +83,7 @@ pub async fn look(lifecycle: &Arc<Lifecycle>) -> Duration {
     }
     lifecycle.control_push.host_disk.stopped.lock().unwrap_or_else(PoisonError::into_inner).take();
     if disk.writable() >= clear_at(disk)
-        && let Err(error) = lifecycle.deployment.ballast.set_aside(disk.reserve)
+        && let Err(error) = lifecycle.context.ballast.set_aside(disk.reserve)
     {
         tracing::warn!(%error, "no disk space could be set aside; retrying");
     }
@@ -110,9 +110,9 @@ async fn push_to_all(lifecycle: &Arc<Lifecycle>, disk: HostDisk, is_full: bool) 
     } else {
         tracing::info!(available_bytes = disk.available, "the host's disk has room again: sandboxes may write");
     }
-    stream::iter(lifecycle.control_push.told_ids())
+    stream::iter(lifecycle.control_push.pushed_ids())
         .for_each_concurrent(CONCURRENT_SANDBOXES, |id| async move {
-            match tokio::time::timeout(TELL_WITHIN, lifecycle.control_push.tell(&id)).await {
+            match tokio::time::timeout(PUSH_TIMEOUT, lifecycle.control_push.push(&id)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(sandbox = %id, %error, "control push about the disk failed; retrying"),
                 Err(_) => tracing::warn!(sandbox = %id, "control push about the disk timed out; retrying"),
@@ -124,18 +124,18 @@ async fn push_to_all(lifecycle: &Arc<Lifecycle>, disk: HostDisk, is_full: bool) 
 /// Suspends the sandboxes whose images have grown since writers were stopped, if the disk is at risk.
 async fn suspend_growing(lifecycle: &Arc<Lifecycle>, disk: HostDisk) {
     const REASON: &str = "it went on writing while the host's disk was full";
-    let d = &lifecycle.deployment;
+    let context = &lifecycle.context;
     let stopped = lifecycle.control_push.host_disk.stopped.lock().unwrap_or_else(PoisonError::into_inner).take();
     let mut stopped = match stopped {
         Some(stopped) => stopped,
-        None => match running(lifecycle).await {
+        None => match running_sandboxes(lifecycle).await {
             Ok(stopped) => stopped,
             Err(error) => return tracing::warn!(%error, "the sandboxes that stopped writing could not be listed; retrying"),
         },
     };
     if disk.available < disk.reserve / GROWTH_DIVISOR {
         for (id, sandbox) in &mut stopped {
-            let Some(usage) = d.provider.image_usage(id, &sandbox.spec).await.filter(|u| u.allocated > sandbox.max_allocated) else {
+            let Some(usage) = context.provider.image_usage(id, &sandbox.spec).await.filter(|u| u.allocated > sandbox.max_allocated) else {
                 continue;
             };
             tracing::warn!(sandbox = %id, allocated_bytes = usage.allocated, "a sandbox is suspended: {REASON}");
@@ -147,13 +147,13 @@ async fn suspend_growing(lifecycle: &Arc<Lifecycle>, disk: HostDisk) {
     lifecycle.control_push.host_disk.stopped.lock().unwrap_or_else(PoisonError::into_inner).replace(stopped);
 }
 
-async fn running(lifecycle: &Lifecycle) -> Result<HashMap<SandboxId, StoppedSandbox>, crate::store::StoreError> {
-    let d = &lifecycle.deployment;
+async fn running_sandboxes(lifecycle: &Lifecycle) -> Result<HashMap<SandboxId, StoppedSandbox>, crate::store::StoreError> {
+    let context = &lifecycle.context;
     let mut stopped = HashMap::new();
-    for sandbox in d.store.sandboxes_of_node(&d.node).await?.into_iter().filter(|s| s.is_running()) {
-        let Some(usage) = d.provider.image_usage(&sandbox.id, &sandbox.making).await else { continue };
+    for sandbox in context.store.sandboxes_of_node(&context.node).await?.into_iter().filter(|s| s.is_running()) {
+        let Some(usage) = context.provider.image_usage(&sandbox.id, &sandbox.spec).await else { continue };
         let max_allocated = usage.allocated.saturating_add(usage.unwritten).saturating_add(TOLERATED_GROWTH);
-        stopped.insert(sandbox.id, StoppedSandbox { spec: sandbox.making, max_allocated });
+        stopped.insert(sandbox.id, StoppedSandbox { spec: sandbox.spec, max_allocated });
     }
     Ok(stopped)
 }

@@ -12,20 +12,20 @@ type Map = HashMap<SandboxId, Arc<AsyncMutex<()>>>;
 
 /// Has an entry only while a task holds or waits for the lock.
 #[derive(Clone, Default)]
-pub struct Locks(Arc<Mutex<Map>>);
+pub struct SandboxLocks(Arc<Mutex<Map>>);
 
-impl Locks {
-    pub async fn lock(&self, id: &SandboxId) -> Lock {
+impl SandboxLocks {
+    pub async fn lock(&self, id: &SandboxId) -> SandboxLock {
         let waiting = Waiting { locks: self.clone(), id: id.clone() };
         let mutex = self.entry(id);
-        Lock { guard: Some(mutex.lock_owned().await), _waiting: waiting }
+        SandboxLock { guard: Some(mutex.lock_owned().await), _waiting: waiting }
     }
 
     /// `None` if another task holds it.
-    pub fn try_lock(&self, id: &SandboxId) -> Option<Lock> {
+    pub fn try_lock(&self, id: &SandboxId) -> Option<SandboxLock> {
         let waiting = Waiting { locks: self.clone(), id: id.clone() };
         let guard = self.entry(id).try_lock_owned().ok()?;
-        Some(Lock { guard: Some(guard), _waiting: waiting })
+        Some(SandboxLock { guard: Some(guard), _waiting: waiting })
     }
 
     /// Doesn't take the lock: two tasks that only check must not mistake each other for a task at work.
@@ -38,12 +38,12 @@ impl Locks {
     }
 }
 
-pub struct Lock {
+pub struct SandboxLock {
     guard: Option<OwnedMutexGuard<()>>,
     _waiting: Waiting,
 }
 
-impl Drop for Lock {
+impl Drop for SandboxLock {
     fn drop(&mut self) {
         // Must be released before the entry is checked, or the entry would always seem to be in use.
         self.guard = None;
@@ -52,7 +52,7 @@ impl Drop for Lock {
 
 /// Removes the entry when the last task is done with it, also when it gives up waiting.
 struct Waiting {
-    locks: Locks,
+    locks: SandboxLocks,
     id: SandboxId,
 }
 
@@ -71,7 +71,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_lock_excludes_and_leaves_nothing_behind() {
-        let (locks, id) = (Locks::default(), SandboxId::new());
+        let (locks, id) = (SandboxLocks::default(), SandboxId::new());
         let held = locks.lock(&id).await;
         assert!(locks.try_lock(&id).is_none());
         assert!(locks.is_held(&id));

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     data_dir::write_whole,
     domain::{
-        context::{Deployment, internal},
+        context::{BrokerContext, store_error},
         model::{AuditRecord, Sandbox},
     },
     store::{Counting, Note, Stored},
@@ -27,11 +27,11 @@ use crate::{
 /// In the data directory: it must not be in the database, which may be replaced by an older one.
 const FILE: &str = "quarantine.json";
 /// How often the list is compared with the provider's files.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// An item that can be in quarantine. In JSON the id is in a field named after its kind.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Item {
+pub enum QuarantinedItem {
     #[serde(rename = "sandbox_id")]
     Sandbox(SandboxId),
     #[serde(rename = "snapshot_id")]
@@ -40,7 +40,7 @@ pub enum Item {
     Volume(VolumeId),
 }
 
-impl Item {
+impl QuarantinedItem {
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Sandbox(_) => "sandbox",
@@ -58,7 +58,7 @@ impl Item {
     }
 }
 
-impl fmt::Display for Item {
+impl fmt::Display for QuarantinedItem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind(), self.id())
     }
@@ -76,7 +76,7 @@ pub struct QuarantinedCounts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quarantined {
     #[serde(flatten)]
-    pub item: Item,
+    pub item: QuarantinedItem,
     pub since: Timestamp,
     /// When its files are removed, if a broker runs until then.
     pub until: Timestamp,
@@ -88,7 +88,7 @@ pub struct Quarantined {
 }
 
 impl Quarantined {
-    fn new(item: Item, now: Timestamp, keep: Duration) -> Self {
+    fn new(item: QuarantinedItem, now: Timestamp, keep: Duration) -> Self {
         Self { item, since: now, until: now.plus(keep), counted_seconds: 0, counted_until: Some(now) }
     }
 
@@ -106,7 +106,7 @@ pub struct Quarantine {
     path: PathBuf,
     keep: Duration,
     listed: Mutex<Vec<Quarantined>>,
-    looked_at: Mutex<Option<Timestamp>>,
+    checked_at: Mutex<Option<Timestamp>>,
 }
 
 /// Reads the quarantine list of a data directory, for a process that is not its broker.
@@ -125,16 +125,16 @@ impl Quarantine {
             tracing::error!(%error, "{FILE} can't be read; what is in quarantine is kept for their whole time again");
             Vec::new()
         });
-        Self { path: data_dir.join(FILE), keep, listed: Mutex::new(listed), looked_at: Mutex::default() }
+        Self { path: data_dir.join(FILE), keep, listed: Mutex::new(listed), checked_at: Mutex::default() }
     }
 
     pub fn counts(&self) -> QuarantinedCounts {
         let mut counts = QuarantinedCounts::default();
         for quarantined in &*self.listed() {
             *match quarantined.item {
-                Item::Sandbox(_) => &mut counts.sandboxes,
-                Item::Snapshot(_) => &mut counts.snapshots,
-                Item::Volume(_) => &mut counts.volumes,
+                QuarantinedItem::Sandbox(_) => &mut counts.sandboxes,
+                QuarantinedItem::Snapshot(_) => &mut counts.snapshots,
+                QuarantinedItem::Volume(_) => &mut counts.volumes,
             } += 1;
         }
         counts
@@ -145,9 +145,9 @@ impl Quarantine {
     }
 
     /// Replaces the list; an item that is already in it keeps its time. Returns the new items and those that left.
-    fn set(&self, unknown: &HashSet<Item>, now: Timestamp) -> (Vec<Quarantined>, Vec<Item>) {
+    fn set(&self, unknown: &HashSet<QuarantinedItem>, now: Timestamp) -> (Vec<Quarantined>, Vec<QuarantinedItem>) {
         let mut listed = self.listed();
-        let before: HashMap<Item, Quarantined> = listed.drain(..).map(|q| (q.item.clone(), q)).collect();
+        let before: HashMap<QuarantinedItem, Quarantined> = listed.drain(..).map(|q| (q.item.clone(), q)).collect();
         let mut added = Vec::new();
         for item in unknown {
             let entry = match before.get(item) {
@@ -161,7 +161,7 @@ impl Quarantine {
             listed.push(entry);
         }
         listed.sort_by(|a, b| a.item.cmp(&b.item));
-        let left: Vec<Item> = before.into_keys().filter(|item| !unknown.contains(item)).collect();
+        let left: Vec<QuarantinedItem> = before.into_keys().filter(|item| !unknown.contains(item)).collect();
         if !listed.is_empty() || !left.is_empty() {
             self.save(&listed);
         }
@@ -176,13 +176,13 @@ impl Quarantine {
         }
     }
 
-    fn remove(&self, item: &Item) {
+    fn remove(&self, item: &QuarantinedItem) {
         let mut listed = self.listed();
         listed.retain(|q| q.item != *item);
         self.save(&listed);
     }
 
-    fn expired(&self) -> Vec<Quarantined> {
+    fn session_expired(&self) -> Vec<Quarantined> {
         self.listed().iter().filter(|q| q.counted_seconds >= self.keep.as_secs()).cloned().collect()
     }
 
@@ -198,10 +198,10 @@ impl Quarantine {
 
     /// Whether the list is due for a check; if so, marks it as checked now.
     fn is_due(&self, now: Timestamp) -> bool {
-        let mut looked_at = self.looked_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = looked_at.is_none_or(|at| at.is_due(LOOK_EVERY, now));
+        let mut checked_at = self.checked_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = checked_at.is_none_or(|at| at.is_due(CHECK_INTERVAL, now));
         if is_due {
-            *looked_at = Some(now);
+            *checked_at = Some(now);
         }
         is_due && !self.listed().is_empty()
     }
@@ -209,22 +209,26 @@ impl Quarantine {
 
 /// At start: quarantines everything without a record, and releases what has a record again. `sandboxes` are those without
 /// a record, and whether they run. Returns the number of new items.
-pub async fn quarantine_unknown(d: &Deployment, quarantine: &Quarantine, sandboxes: &HashMap<SandboxId, bool>) -> Result<usize, ApiError> {
+pub async fn quarantine_unknown(
+    context: &BrokerContext,
+    quarantine: &Quarantine,
+    sandboxes: &HashMap<SandboxId, bool>,
+) -> Result<usize, ApiError> {
     let unreachable = |e: ProviderError| ApiError::new(e.code(), format!("the provider can't say what it has: {e}"));
-    let mut unknown: HashSet<Item> = sandboxes.keys().cloned().map(Item::Sandbox).collect();
-    for item in stored_files(d).await.map_err(unreachable)? {
-        if !is_known(d, &item).await.map_err(internal)? {
+    let mut unknown: HashSet<QuarantinedItem> = sandboxes.keys().cloned().map(QuarantinedItem::Sandbox).collect();
+    for item in stored_files(context).await.map_err(unreachable)? {
+        if !is_known(context, &item).await.map_err(store_error)? {
             unknown.insert(item);
         }
     }
-    let (added, left) = quarantine.set(&unknown, d.now());
+    let (added, left) = quarantine.set(&unknown, context.now());
     for item in left {
         tracing::info!(kind = item.kind(), id = item.id(), "released from quarantine: the database knows it again, or its files are gone");
     }
     for id in sandboxes.iter().filter_map(|(id, is_running)| is_running.then_some(id)) {
-        if !d.provider.can_suspend() {
+        if !context.provider.can_suspend() {
             tracing::warn!(sandbox = %id, "a sandbox in quarantine goes on running: its provider can't suspend");
-        } else if let Err(error) = d.provider.suspend(id).await {
+        } else if let Err(error) = context.provider.suspend(id).await {
             tracing::error!(sandbox = %id, %error, "the processes of a sandbox in quarantine could not be ended; the next start tries again");
         }
     }
@@ -234,23 +238,23 @@ pub async fn quarantine_unknown(d: &Deployment, quarantine: &Quarantine, sandbox
             "the database does not know this {}: its files are kept until then; `cobox doctor` explains how to get it back", item.kind()
         );
         let action = match item {
-            Item::Sandbox(_) => "sandbox.quarantined",
-            Item::Snapshot(_) => "snapshot.quarantined",
-            Item::Volume(_) => "volume.quarantined",
+            QuarantinedItem::Sandbox(_) => "sandbox.quarantined",
+            QuarantinedItem::Snapshot(_) => "snapshot.quarantined",
+            QuarantinedItem::Volume(_) => "volume.quarantined",
         };
-        record(d, action, item, format!("no record knows it; its files are kept until {until}")).await;
+        record(context, action, item, format!("no record knows it; its files are kept until {until}")).await;
     }
     Ok(added.len())
 }
 
 /// Removes items whose time in quarantine is over, unless a record has appeared.
-pub async fn tick(d: &Deployment, quarantine: &Quarantine, now: Timestamp) {
+pub async fn tick(context: &BrokerContext, quarantine: &Quarantine, now: Timestamp) {
     if !quarantine.is_due(now) {
         return;
     }
     let found = async {
-        let mut found: HashSet<Item> = stored_files(d).await?.into_iter().collect();
-        found.extend(d.provider.list().await?.into_iter().map(|f| Item::Sandbox(f.id)));
+        let mut found: HashSet<QuarantinedItem> = stored_files(context).await?.into_iter().collect();
+        found.extend(context.provider.list().await?.into_iter().map(|f| QuarantinedItem::Sandbox(f.id)));
         Ok::<_, ProviderError>(found)
     };
     let present = match found.await {
@@ -262,9 +266,9 @@ pub async fn tick(d: &Deployment, quarantine: &Quarantine, now: Timestamp) {
         tracing::info!(kind = item.kind(), id = item.id(), "the files of an item in quarantine are gone");
         quarantine.remove(&item);
     }
-    for Quarantined { item, since, .. } in quarantine.expired() {
+    for Quarantined { item, since, .. } in quarantine.session_expired() {
         let (kind, id) = (item.kind(), item.id());
-        match is_known(d, &item).await {
+        match is_known(context, &item).await {
             Ok(false) => {}
             Ok(true) => {
                 tracing::warn!(kind, id, "the database knows an item in quarantine again; it is adopted at the next start");
@@ -276,9 +280,9 @@ pub async fn tick(d: &Deployment, quarantine: &Quarantine, now: Timestamp) {
             }
         }
         let (removed, action) = match &item {
-            Item::Sandbox(id) => (d.provider.destroy(id).await, "sandbox.destroyed"),
-            Item::Snapshot(id) => (d.provider.remove_snapshot(id).await, "snapshot.deleted"),
-            Item::Volume(id) => (d.provider.remove_volume(id).await, "volume.deleted"),
+            QuarantinedItem::Sandbox(id) => (context.provider.destroy(id).await, "sandbox.destroyed"),
+            QuarantinedItem::Snapshot(id) => (context.provider.remove_snapshot(id).await, "snapshot.deleted"),
+            QuarantinedItem::Volume(id) => (context.provider.remove_volume(id).await, "volume.deleted"),
         };
         if let Err(error) = removed {
             tracing::error!(kind, id, %error, "an item in quarantine could not be removed; retrying");
@@ -286,37 +290,37 @@ pub async fn tick(d: &Deployment, quarantine: &Quarantine, now: Timestamp) {
         }
         quarantine.remove(&item);
         tracing::warn!(kind, id, %since, "removed: its time in quarantine is over");
-        record(d, action, &item, format!("no record knew it; it was in quarantine since {since}")).await;
+        record(context, action, &item, format!("no record knew it; it was in quarantine since {since}")).await;
     }
 }
 
 /// The snapshots and volumes that the provider has.
-async fn stored_files(d: &Deployment) -> Result<Vec<Item>, ProviderError> {
-    let (snapshots, volumes) = (d.provider.snapshots().await?, d.provider.volumes().await?);
-    Ok(snapshots.into_iter().map(Item::Snapshot).chain(volumes.into_iter().map(Item::Volume)).collect())
+async fn stored_files(context: &BrokerContext) -> Result<Vec<QuarantinedItem>, ProviderError> {
+    let (snapshots, volumes) = (context.provider.snapshots().await?, context.provider.volumes().await?);
+    Ok(snapshots.into_iter().map(QuarantinedItem::Snapshot).chain(volumes.into_iter().map(QuarantinedItem::Volume)).collect())
 }
 
-async fn is_known(d: &Deployment, item: &Item) -> Stored<bool> {
+async fn is_known(context: &BrokerContext, item: &QuarantinedItem) -> Stored<bool> {
     Ok(match item {
-        Item::Sandbox(id) => {
+        QuarantinedItem::Sandbox(id) => {
             let has_files = |s: &Sandbox| s.ended_at.is_none() || s.intent.is_some() || s.restore_until.is_some();
-            d.store.sandbox(id).await?.as_ref().is_some_and(has_files)
+            context.store.sandbox(id).await?.as_ref().is_some_and(has_files)
         }
-        Item::Snapshot(id) => d.store.snapshot(id).await?.is_some(),
-        Item::Volume(id) => d.store.volume(id).await?.is_some(),
+        QuarantinedItem::Snapshot(id) => context.store.snapshot(id).await?.is_some(),
+        QuarantinedItem::Volume(id) => context.store.volume(id).await?.is_some(),
     })
 }
 
-async fn record(d: &Deployment, action: &'static str, item: &Item, detail: String) {
-    let mut audit = AuditRecord::new(d.now(), &d.config.workspace, action);
+async fn record(context: &BrokerContext, action: &'static str, item: &QuarantinedItem, detail: String) {
+    let mut audit = AuditRecord::new(context.now(), &context.config.workspace, action);
     audit.detail = match item {
-        Item::Sandbox(id) => {
+        QuarantinedItem::Sandbox(id) => {
             audit.sandbox = Some(id.clone());
             Some(detail)
         }
-        Item::Snapshot(_) | Item::Volume(_) => Some(format!("{}: {detail}", item.id())),
+        QuarantinedItem::Snapshot(_) | QuarantinedItem::Volume(_) => Some(format!("{}: {detail}", item.id())),
     };
-    if let Err(error) = d.store.note(&Note { audit: vec![audit], ..Note::default() }).await {
+    if let Err(error) = context.store.note(&Note { audit: vec![audit], ..Note::default() }).await {
         tracing::error!(%item, %error, action, "an audit record could not be written");
     }
 }
@@ -328,7 +332,7 @@ mod tests {
     #[test]
     fn a_listed_item_keeps_its_time_over_restarts_and_leaves_when_it_is_known() {
         let dir = tempfile::tempdir().unwrap();
-        let (a, b) = (Item::Sandbox(SandboxId::new()), Item::Volume(VolumeId::new()));
+        let (a, b) = (QuarantinedItem::Sandbox(SandboxId::new()), QuarantinedItem::Volume(VolumeId::new()));
         let (first, later) = (Timestamp::from_unix(1000), Timestamp::from_unix(1060));
         let keep = Duration::from_secs(60);
         let quarantine = Quarantine::open(dir.path(), keep);
@@ -338,7 +342,7 @@ mod tests {
         let again = Quarantine::open(dir.path(), keep);
         let (added, _) = again.set(&HashSet::from([a.clone(), b.clone()]), later);
         assert_eq!(added.iter().map(|q| &q.item).collect::<Vec<_>>(), [&b]);
-        assert_eq!(again.expired().iter().map(|q| &q.item).collect::<Vec<_>>(), [&a]);
+        assert_eq!(again.session_expired().iter().map(|q| &q.item).collect::<Vec<_>>(), [&a]);
         let (_, left) = again.set(&HashSet::from([b]), later);
         assert_eq!(left, [a]);
         assert_eq!(read(dir.path()).unwrap().len(), 1);
@@ -351,14 +355,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let keep = Duration::from_secs(100);
         let at = Timestamp::from_unix;
-        Quarantine::open(dir.path(), keep).set(&HashSet::from([Item::Sandbox(SandboxId::new())]), at(0));
+        Quarantine::open(dir.path(), keep).set(&HashSet::from([QuarantinedItem::Sandbox(SandboxId::new())]), at(0));
         let quarantine = Quarantine::open(dir.path(), keep);
         quarantine.count(at(1_000_000), Counting::START);
         quarantine.count(at(1_000_000 + 86_400), Counting::REGULAR);
         quarantine.count(at(500_000), Counting::REGULAR);
-        assert!(quarantine.expired().is_empty());
+        assert!(quarantine.session_expired().is_empty());
         assert_eq!(read(dir.path()).unwrap()[0].until, at(500_000 + 40));
         quarantine.count(at(500_040), Counting::REGULAR);
-        assert_eq!(quarantine.expired().len(), 1);
+        assert_eq!(quarantine.session_expired().len(), 1);
     }
 }

@@ -13,20 +13,21 @@ use super::{
     transitions::{CONCURRENT_SANDBOXES, Lifecycle},
 };
 use crate::domain::{
-    context::internal,
+    context::store_error,
     model::{AuditRecord, Intent, Sandbox},
 };
 
 /// Returns when no sandbox can receive traffic without the state it missed. Starts continue in the background. Returns
 /// the number of items that are new in quarantine.
 pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<usize, ApiError> {
-    let d = &lifecycle.deployment;
+    let context = &lifecycle.context;
     let unreachable = |e: cobox_provider::ProviderError| ApiError::new(e.code(), format!("the provider can't say what it has: {e}"));
-    let found: HashMap<SandboxId, bool> = d.provider.list().await.map_err(unreachable)?.into_iter().map(|f| (f.id, f.is_running)).collect();
-    let known = d.store.sandboxes_of_node(&d.node).await.map_err(internal)?;
+    let found: HashMap<SandboxId, bool> =
+        context.provider.list().await.map_err(unreachable)?.into_iter().map(|f| (f.id, f.is_running)).collect();
+    let known = context.store.sandboxes_of_node(&context.node).await.map_err(store_error)?;
     let known_ids: HashSet<&SandboxId> = known.iter().map(|s| &s.id).collect();
     let unknown = found.iter().filter(|(id, _)| !known_ids.contains(id)).map(|(id, is_running)| (id.clone(), *is_running)).collect();
-    let quarantined = quarantine_unknown(d, &lifecycle.quarantine, &unknown).await?;
+    let quarantined = quarantine_unknown(context, &lifecycle.quarantine, &unknown).await?;
 
     let found = &found;
     stream::iter(&known)
@@ -49,18 +50,18 @@ async fn reconcile_one(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox, is_running
         }
         // A deleted sandbox whose files are gone before their time.
         (None, State::Terminated, None) => {
-            let audit = AuditRecord::of_sandbox(lifecycle.deployment.now(), sandbox, "sandbox.purged", "its files were gone");
+            let audit = AuditRecord::of_sandbox(lifecycle.context.now(), sandbox, "sandbox.purged", "its files were gone");
             lifecycle.purge(sandbox, &audit).await
         }
-        (_, _, None) => lose(lifecycle, sandbox).await,
+        (_, _, None) => fail_lost(lifecycle, sandbox).await,
         (Some(Intent::Resume), _, Some(true)) => {
-            let d = &lifecycle.deployment;
-            d.store.replace_sandbox(sandbox, &sandbox.started(d.now()), None).await.map_err(internal)?;
+            let context = &lifecycle.context;
+            context.store.replace_sandbox(sandbox, &sandbox.started(context.now()), None).await.map_err(store_error)?;
             adopt(lifecycle, sandbox).await
         }
         (Some(Intent::Resume), _, Some(false)) => {
             let undone = Sandbox { intent: None, ..sandbox.clone() };
-            lifecycle.deployment.store.replace_sandbox(sandbox, &undone, None).await.map_err(internal)?;
+            lifecycle.context.store.replace_sandbox(sandbox, &undone, None).await.map_err(store_error)?;
             Ok(())
         }
         (None, State::Active | State::Idle, Some(true)) => adopt(lifecycle, sandbox).await,
@@ -69,7 +70,7 @@ async fn reconcile_one(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox, is_running
             Ok(())
         }
         (None, State::Suspended | State::Terminated, Some(true)) => {
-            let stopped = lifecycle.deployment.provider.suspend(&sandbox.id).await;
+            let stopped = lifecycle.context.provider.suspend(&sandbox.id).await;
             stopped.map_err(|e| ApiError::new(e.code(), format!("{} runs and should not: {e}", sandbox.id)))
         }
         (None, ..) => Ok(()),
@@ -86,11 +87,11 @@ async fn adopt(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox) -> Result<(), ApiE
 }
 
 /// Its files are gone: resuming it would give clients an empty sandbox.
-async fn lose(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox) -> Result<(), ApiError> {
+async fn fail_lost(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox) -> Result<(), ApiError> {
     const REASON: &str = "the provider no longer has its files";
-    let d = &lifecycle.deployment;
-    let audit = AuditRecord::of_sandbox(d.now(), sandbox, "sandbox.failed", REASON);
-    d.store.end_sandbox(&sandbox.id, State::Failed, &d.ending(REASON, audit)).await.map_err(internal)?;
+    let context = &lifecycle.context;
+    let audit = AuditRecord::of_sandbox(context.now(), sandbox, "sandbox.failed", REASON);
+    context.store.end_sandbox(&sandbox.id, State::Failed, &context.ending(REASON, audit)).await.map_err(store_error)?;
     lifecycle.destroy(&sandbox.id).await;
     Ok(())
 }

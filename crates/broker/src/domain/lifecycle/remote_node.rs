@@ -5,45 +5,47 @@ use std::time::Duration;
 use cobox_protocol::{ApiError, ErrorCode, SandboxId, session::State};
 use tokio::{sync::broadcast::error::RecvError, time::Instant};
 
-use super::transitions::{Outcome, RESUME_FAILED, gone, starting, unavailable};
+use super::transitions::{RESUME_FAILED, StartResult, gone, starting, unavailable};
 use crate::{
     domain::{
-        context::{Deployment, internal},
+        context::{BrokerContext, store_error},
         model::{AuditRecord, Intent, Sandbox},
     },
     store::Hint,
 };
 
 /// How often the store is polled for the other broker's result when no hint arrives.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// As `Lifecycle::bring_up`, for a sandbox of another node: stores the intent for its broker.
-pub async fn bring_up_elsewhere(d: &Deployment, id: &SandboxId, wait: Duration) -> Outcome {
+/// As `Lifecycle::ensure_running`, for a sandbox of another node: stores the intent for its broker.
+pub async fn ensure_running_on_remote_node(context: &BrokerContext, id: &SandboxId, wait: Duration) -> StartResult {
     let deadline = Instant::now() + wait;
     // Before the first read, so that no change in between is missed.
-    let mut hints = d.store.hints();
-    let mut has_asked = false;
+    let mut hints = context.store.hints();
+    let mut has_requested = false;
     loop {
-        let sandbox = d.load_sandbox(id).await?;
+        let sandbox = context.load_sandbox(id).await?;
         if sandbox.ended_at.is_some() {
             return Err(gone(&sandbox));
         }
-        if !d.nodes.is_alive(&*d.store, &sandbox.node, d.now()).await.map_err(internal)? {
-            return Err(abandoned(d, &sandbox).await?);
+        if !context.nodes.is_alive(&*context.store, &sandbox.node, context.now()).await.map_err(store_error)? {
+            return Err(dead_node_error(context, &sandbox).await?);
         }
         match (sandbox.state, sandbox.intent) {
             (State::Active | State::Idle, None) => {
                 // A change that its node made a moment ago shows that the node is alive.
-                let is_there = has_asked || d.nodes.answers(&*d.store, &sandbox.node, d.now()).await.map_err(internal)?;
+                let is_there =
+                    has_requested || context.nodes.answers(&*context.store, &sandbox.node, context.now()).await.map_err(store_error)?;
                 return if is_there { Ok(sandbox) } else { Err(unreachable(&sandbox)) };
             }
-            (State::Suspended, None) if has_asked => {
+            (State::Suspended, None) if has_requested => {
                 let why = sandbox.reason.as_deref().unwrap_or("it was suspended again");
                 return Err(unavailable(id, "could not be resumed", why.strip_prefix(RESUME_FAILED).unwrap_or(why)));
             }
             (State::Suspended, None) => {
                 // A concurrent change wins; the next iteration sees it.
-                has_asked = d.store.replace_sandbox(&sandbox, &sandbox.with_intent(Intent::Resume), None).await.map_err(internal)?;
+                has_requested =
+                    context.store.replace_sandbox(&sandbox, &sandbox.with_intent(Intent::Resume), None).await.map_err(store_error)?;
                 continue;
             }
             // Its broker is working on it.
@@ -63,45 +65,45 @@ pub async fn bring_up_elsewhere(d: &Deployment, id: &SandboxId, wait: Duration) 
             return Err(starting(id));
         }
         // Hint or timeout: either way the next iteration reads the sandbox again.
-        let _ = tokio::time::timeout_at(deadline.min(Instant::now() + LOOK_EVERY), changed).await;
+        let _ = tokio::time::timeout_at(deadline.min(Instant::now() + POLL_INTERVAL), changed).await;
     }
 }
 
 /// Error for a sandbox whose node is dead. One that was never created completely is given up, so that another can be
 /// created.
-async fn abandoned(d: &Deployment, sandbox: &Sandbox) -> Result<ApiError, ApiError> {
-    if give_up_unmade(d, sandbox).await? {
-        return Ok(gone(&d.load_sandbox(&sandbox.id).await?));
+async fn dead_node_error(context: &BrokerContext, sandbox: &Sandbox) -> Result<ApiError, ApiError> {
+    if fail_unprovisioned(context, sandbox).await? {
+        return Ok(gone(&context.load_sandbox(&sandbox.id).await?));
     }
     Ok(unreachable(sandbox))
 }
 
-async fn give_up_unmade(d: &Deployment, sandbox: &Sandbox) -> Result<bool, ApiError> {
+async fn fail_unprovisioned(context: &BrokerContext, sandbox: &Sandbox) -> Result<bool, ApiError> {
     const REASON: &str = "its node died before it was made";
     if sandbox.state != State::Provisioning {
         return Ok(false);
     }
-    let audit = AuditRecord::of_sandbox(d.now(), sandbox, "sandbox.failed", REASON);
-    d.store.end_sandbox(&sandbox.id, State::Failed, &d.ending(REASON, audit)).await.map_err(internal)?;
+    let audit = AuditRecord::of_sandbox(context.now(), sandbox, "sandbox.failed", REASON);
+    context.store.end_sandbox(&sandbox.id, State::Failed, &context.ending(REASON, audit)).await.map_err(store_error)?;
     Ok(true)
 }
 
 /// Applies the lease to a sandbox whose broker is dead, as far as the store knows it. The sandbox is suspended but
 /// never ended: time in which its node does not run does not count.
-pub async fn look_after_orphan(d: &Deployment, sandbox: &Sandbox) -> Result<(), ApiError> {
-    let now = d.now();
-    if sandbox.ended_at.is_some() || give_up_unmade(d, sandbox).await? {
+pub async fn apply_lease_of_orphan(context: &BrokerContext, sandbox: &Sandbox) -> Result<(), ApiError> {
+    let now = context.now();
+    if sandbox.ended_at.is_some() || fail_unprovisioned(context, sandbox).await? {
         return Ok(());
     }
     if sandbox.intent == Some(Intent::Resume) {
         let undone = Sandbox { intent: None, ..sandbox.clone() };
-        d.store.replace_sandbox(sandbox, &undone, None).await.map_err(internal)?;
-    } else if sandbox.is_running() && now >= d.lease_end(sandbox) {
+        context.store.replace_sandbox(sandbox, &undone, None).await.map_err(store_error)?;
+    } else if sandbox.is_running() && now >= context.lease_end(sandbox) {
         // Its boxd, without a broker, has ended itself by then.
         const REASON: &str = "its node died and its lease ran out";
-        let suspended = Sandbox { suspended_at: Some(now), ..sandbox.suspended(d.lease_end(sandbox), REASON) };
+        let suspended = Sandbox { suspended_at: Some(now), ..sandbox.suspended(context.lease_end(sandbox), REASON) };
         let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.suspended", REASON);
-        d.store.replace_sandbox(sandbox, &suspended, Some(&audit)).await.map_err(internal)?;
+        context.store.replace_sandbox(sandbox, &suspended, Some(&audit)).await.map_err(store_error)?;
     }
     Ok(())
 }

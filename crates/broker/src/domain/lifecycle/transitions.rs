@@ -16,18 +16,18 @@ use tokio::sync::watch;
 
 use super::{
     control_push::ControlPush,
-    locks::{Lock, Locks},
+    locks::{SandboxLock, SandboxLocks},
     quarantine::Quarantine,
-    remote_node::bring_up_elsewhere,
+    remote_node::ensure_running_on_remote_node,
 };
 use crate::{
     domain::{
-        access::last_used::Activity,
-        context::{Deployment, internal},
-        events::{activity_feed::HappeningKeeper, sandbox_claims::ClaimKeeper},
-        model::{AuditRecord, Bound, Intent, Sandbox},
+        access::last_used::LastUsed,
+        context::{BrokerContext, store_error},
+        events::{activity_feed::ActivityCollector, sandbox_claims::ClaimCollector},
+        model::{AuditRecord, Intent, Sandbox, SessionWithSandbox},
     },
-    metrics::Starts,
+    metrics::StartMetrics,
     store::{Counting, Ending, Leftover, Stored},
 };
 
@@ -42,28 +42,28 @@ const RELEASE_WAIT: Duration = Duration::from_secs(10);
 /// Prefix of the reason of a suspended sandbox whose last resume failed.
 pub const RESUME_FAILED: &str = "it could not be resumed: ";
 
-pub type Outcome = Result<Sandbox, ApiError>;
+pub type StartResult = Result<Sandbox, ApiError>;
 
 pub struct Lifecycle {
-    pub deployment: Arc<Deployment>,
-    pub activity: Arc<Activity>,
-    pub claims: ClaimKeeper,
-    pub(super) happenings: HappeningKeeper,
+    pub context: Arc<BrokerContext>,
+    pub last_used: Arc<LastUsed>,
+    pub claims: ClaimCollector,
+    pub(super) activity_feed: ActivityCollector,
     pub quarantine: Arc<Quarantine>,
     pub control_push: Arc<ControlPush>,
-    pub(super) locks: Locks,
-    starts: Mutex<HashMap<SandboxId, watch::Receiver<Option<Outcome>>>>,
+    pub(super) locks: SandboxLocks,
+    starts: Mutex<HashMap<SandboxId, watch::Receiver<Option<StartResult>>>>,
 }
 
 impl Lifecycle {
-    pub fn new(deployment: Arc<Deployment>, activity: Arc<Activity>, quarantine: Arc<Quarantine>) -> Self {
-        let locks = Locks::default();
+    pub fn new(context: Arc<BrokerContext>, last_used: Arc<LastUsed>, quarantine: Arc<Quarantine>) -> Self {
+        let locks = SandboxLocks::default();
         Self {
-            claims: ClaimKeeper::new(deployment.clone()),
-            happenings: HappeningKeeper::new(deployment.clone()),
-            control_push: Arc::new(ControlPush::new(deployment.clone(), activity.clone(), locks.clone())),
-            deployment,
-            activity,
+            claims: ClaimCollector::new(context.clone()),
+            activity_feed: ActivityCollector::new(context.clone()),
+            control_push: Arc::new(ControlPush::new(context.clone(), last_used.clone(), locks.clone())),
+            context,
+            last_used,
             quarantine,
             locks,
             starts: Mutex::default(),
@@ -71,10 +71,10 @@ impl Lifecycle {
     }
 
     /// Returns when the sandbox runs, and starts it if needed. After `wait` the answer is `423` and the start continues.
-    pub async fn bring_up(self: &Arc<Self>, id: &SandboxId, wait: Duration) -> Outcome {
-        let sandbox = self.deployment.load_sandbox(id).await?;
-        if !self.deployment.is_here(&sandbox) {
-            return bring_up_elsewhere(&self.deployment, id, wait).await;
+    pub async fn ensure_running(self: &Arc<Self>, id: &SandboxId, wait: Duration) -> StartResult {
+        let sandbox = self.context.load_sandbox(id).await?;
+        if !self.context.is_here(&sandbox) {
+            return ensure_running_on_remote_node(&self.context, id, wait).await;
         }
         if sandbox.is_running() && sandbox.intent.is_none() {
             return Ok(sandbox);
@@ -88,16 +88,16 @@ impl Lifecycle {
         }
     }
 
-    /// As [`Lifecycle::bring_up`], for a sandbox that was just read.
-    pub async fn bring_up_found(self: &Arc<Self>, sandbox: Sandbox, wait: Duration) -> Outcome {
-        if self.deployment.is_here(&sandbox) && sandbox.is_running() && sandbox.intent.is_none() {
+    /// As [`Lifecycle::ensure_running`], for a sandbox that was just read.
+    pub async fn ensure_found_running(self: &Arc<Self>, sandbox: Sandbox, wait: Duration) -> StartResult {
+        if self.context.is_here(&sandbox) && sandbox.is_running() && sandbox.intent.is_none() {
             return Ok(sandbox);
         }
-        self.bring_up(&sandbox.id, wait).await
+        self.ensure_running(&sandbox.id, wait).await
     }
 
     /// The start in progress, or a new one.
-    fn join_start(self: &Arc<Self>, id: &SandboxId) -> watch::Receiver<Option<Outcome>> {
+    fn join_start(self: &Arc<Self>, id: &SandboxId) -> watch::Receiver<Option<StartResult>> {
         let mut starts = self.starts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = starts.get(id)
             // An error means that its task ended without an outcome.
@@ -108,7 +108,7 @@ impl Lifecycle {
         let (done, outcome) = watch::channel(None);
         starts.insert(id.clone(), outcome.clone());
         let (this, id) = (self.clone(), id.clone());
-        self.deployment.background.spawn(async move {
+        self.context.background.spawn(async move {
             let lock = this.locks.lock(&id).await;
             let outcome = this.start_locked(&id, &lock).await;
             drop(lock);
@@ -119,8 +119,8 @@ impl Lifecycle {
         outcome
     }
 
-    async fn start_locked(self: &Arc<Self>, id: &SandboxId, lock: &Lock) -> Outcome {
-        let mut sandbox = self.deployment.load_sandbox(id).await?;
+    async fn start_locked(self: &Arc<Self>, id: &SandboxId, lock: &SandboxLock) -> StartResult {
+        let mut sandbox = self.context.load_sandbox(id).await?;
         if sandbox.intent == Some(Intent::Suspend) {
             sandbox = self.finish_suspend(&sandbox, "interrupted", lock).await?;
         }
@@ -132,50 +132,50 @@ impl Lifecycle {
         }
     }
 
-    async fn provision(self: &Arc<Self>, sandbox: Sandbox) -> Outcome {
-        let d = &self.deployment;
-        match self.start(&sandbox, &d.metrics.created).await {
+    async fn provision(self: &Arc<Self>, sandbox: Sandbox) -> StartResult {
+        let context = &self.context;
+        match self.start(&sandbox, &context.metrics.created).await {
             Ok(()) => self.settle_started(&sandbox, "sandbox.started").await,
             Err(error) => {
                 let reason = self.log_failure(&sandbox, "starting", &error);
-                let audit = AuditRecord::of_sandbox(d.now(), &sandbox, "sandbox.failed", &reason);
-                d.store.end_sandbox(&sandbox.id, State::Failed, &d.ending(&reason, audit)).await.map_err(internal)?;
+                let audit = AuditRecord::of_sandbox(context.now(), &sandbox, "sandbox.failed", &reason);
+                context.store.end_sandbox(&sandbox.id, State::Failed, &context.ending(&reason, audit)).await.map_err(store_error)?;
                 self.destroy_locked(&sandbox.id).await;
                 Err(unavailable(&sandbox.id, "could not be started", &reason))
             }
         }
     }
 
-    async fn resume(self: &Arc<Self>, sandbox: Sandbox) -> Outcome {
-        let d = &self.deployment;
+    async fn resume(self: &Arc<Self>, sandbox: Sandbox) -> StartResult {
+        let context = &self.context;
         let begun = sandbox.with_intent(Intent::Resume);
-        if sandbox.intent != Some(Intent::Resume) && !d.store.replace_sandbox(&sandbox, &begun, None).await.map_err(internal)? {
-            return Err(gone(&self.deployment.load_sandbox(&sandbox.id).await?));
+        if sandbox.intent != Some(Intent::Resume) && !context.store.replace_sandbox(&sandbox, &begun, None).await.map_err(store_error)? {
+            return Err(gone(&self.context.load_sandbox(&sandbox.id).await?));
         }
-        match self.start(&begun, &d.metrics.resumed).await {
+        match self.start(&begun, &context.metrics.resumed).await {
             Ok(()) => self.settle_started(&begun, "sandbox.resumed").await,
             Err(error) => {
                 let reason = self.log_failure(&sandbox, "resuming", &error);
                 // A half-started sandbox must not keep running. If this fails too, the next check of the node finds it.
-                if let Err(error) = d.provider.suspend(&sandbox.id).await {
+                if let Err(error) = context.provider.suspend(&sandbox.id).await {
                     tracing::warn!(sandbox = %sandbox.id, %error, "a sandbox that could not be resumed could not be stopped either");
                 }
                 let back = Sandbox { intent: None, reason: Some(format!("{RESUME_FAILED}{reason}")), ..begun.clone() };
-                d.store.replace_sandbox(&begun, &back, None).await.map_err(internal)?;
+                context.store.replace_sandbox(&begun, &back, None).await.map_err(store_error)?;
                 Err(unavailable(&sandbox.id, "could not be resumed", &reason))
             }
         }
     }
 
-    async fn start(&self, sandbox: &Sandbox, counted: &Starts) -> Result<(), ProviderError> {
+    async fn start(&self, sandbox: &Sandbox, counted: &StartMetrics) -> Result<(), ProviderError> {
         let began = Instant::now();
         let started = async {
             // The lease begins with this start: one that counts from the last use may be over, and boxd would end
             // itself.
-            let starting = Sandbox { last_active_at: self.deployment.now(), ..sandbox.clone() };
-            let (state, told) = self.control_push.control_state(&starting).await.map_err(|e| ProviderError::Unavailable(e.message))?;
-            self.deployment.provider.start(&sandbox.id, &sandbox.making, &state).await?;
-            self.control_push.remember_told(&sandbox.id, told);
+            let starting = Sandbox { last_active_at: self.context.now(), ..sandbox.clone() };
+            let (state, pushed) = self.control_push.control_state(&starting).await.map_err(|e| ProviderError::Unavailable(e.message))?;
+            self.context.provider.start(&sandbox.id, &sandbox.spec, &state).await?;
+            self.control_push.remember_pushed(&sandbox.id, pushed);
             Ok(())
         };
         let started = started.await;
@@ -186,14 +186,14 @@ impl Lifecycle {
         started
     }
 
-    async fn settle_started(self: &Arc<Self>, begun: &Sandbox, action: &'static str) -> Outcome {
-        let d = &self.deployment;
-        let now = d.now();
+    async fn settle_started(self: &Arc<Self>, begun: &Sandbox, action: &'static str) -> StartResult {
+        let context = &self.context;
+        let now = context.now();
         let started = Sandbox { last_active_at: now, ..begun.started(now) };
-        let audit = AuditRecord::of_sandbox(now, begun, action, d.provider.name());
-        if !d.store.replace_sandbox(begun, &started, Some(&audit)).await.map_err(internal)? {
+        let audit = AuditRecord::of_sandbox(now, begun, action, context.provider.name());
+        if !context.store.replace_sandbox(begun, &started, Some(&audit)).await.map_err(store_error)? {
             // Ended while it was starting; the task that ended it waits for the lock to destroy it.
-            return Err(gone(&self.deployment.load_sandbox(&begun.id).await?));
+            return Err(gone(&self.context.load_sandbox(&begun.id).await?));
         }
         self.watch(&begun.id);
         Ok(started)
@@ -208,19 +208,19 @@ impl Lifecycle {
 
     /// Lets boxd notify its clients why the sandbox stops, and collects what it still reports. Best effort: the waits are
     /// short, and nothing depends on it.
-    async fn announce(&self, sandbox: &Sandbox, ending: control::StopReason) {
-        if self.control_push.announce(sandbox, ending).await {
-            tokio::join!(self.claims.collect_last(sandbox), self.happenings.collect_last(sandbox));
+    async fn announce_stop(&self, sandbox: &Sandbox, ending: control::StopReason) {
+        if self.control_push.announce_stop(sandbox, ending).await {
+            tokio::join!(self.claims.collect_last(sandbox), self.activity_feed.collect_last(sandbox));
         }
     }
 
     /// Suspends the sandbox as soon as its boxd is gone, for any reason.
     pub fn watch(self: &Arc<Self>, id: &SandboxId) {
         let (this, id) = (self.clone(), id.clone());
-        self.deployment.background.spawn(async move {
+        self.context.background.spawn(async move {
             tokio::select! {
-                () = this.deployment.provider.ended(&id) => {}
-                () = this.happenings.follow(&id) => {}
+                () = this.context.provider.ended(&id) => {}
+                () = this.activity_feed.follow(&id) => {}
             }
             this.check_running(&id).await;
         });
@@ -229,7 +229,7 @@ impl Lifecycle {
     /// Settles a sandbox that runs according to the store but not according to the provider.
     pub async fn check_running(self: &Arc<Self>, id: &SandboxId) {
         let lock = self.locks.lock(id).await;
-        if self.deployment.provider.is_running(id).await {
+        if self.context.provider.is_running(id).await {
             return;
         }
         if let Err(error) = self.suspend_locked(id, "its boxd ended", &lock, |_| true).await {
@@ -243,10 +243,16 @@ impl Lifecycle {
         self.suspend_locked(id, reason, &lock, is_due).await
     }
 
-    async fn suspend_locked(&self, id: &SandboxId, reason: &str, lock: &Lock, is_due: impl Fn(&Sandbox) -> bool) -> Result<bool, ApiError> {
-        let mut sandbox = self.deployment.load_sandbox(id).await?;
+    async fn suspend_locked(
+        &self,
+        id: &SandboxId,
+        reason: &str,
+        lock: &SandboxLock,
+        is_due: impl Fn(&Sandbox) -> bool,
+    ) -> Result<bool, ApiError> {
+        let mut sandbox = self.context.load_sandbox(id).await?;
         // For another node's sandbox the intent is stored, and its own broker acts on it.
-        if !sandbox.is_running() || !self.deployment.is_here(&sandbox) {
+        if !sandbox.is_running() || !self.context.is_here(&sandbox) {
             return Ok(false);
         }
         if sandbox.intent.is_none() {
@@ -254,7 +260,7 @@ impl Lifecycle {
                 return Ok(false);
             }
             let begun = sandbox.with_intent(Intent::Suspend);
-            if !self.deployment.store.replace_sandbox(&sandbox, &begun, None).await.map_err(internal)? {
+            if !self.context.store.replace_sandbox(&sandbox, &begun, None).await.map_err(store_error)? {
                 return Ok(false);
             }
             sandbox = begun;
@@ -263,24 +269,24 @@ impl Lifecycle {
         Ok(true)
     }
 
-    async fn finish_suspend(&self, begun: &Sandbox, reason: &str, _lock: &Lock) -> Outcome {
-        let d = &self.deployment;
-        if !d.provider.can_suspend() {
+    async fn finish_suspend(&self, begun: &Sandbox, reason: &str, _lock: &SandboxLock) -> StartResult {
+        let context = &self.context;
+        if !context.provider.can_suspend() {
             return self.end_instead(begun, reason).await;
         }
-        self.announce(begun, control::StopReason::Suspended).await;
-        if let Err(error) = d.provider.suspend(&begun.id).await {
+        self.announce_stop(begun, control::StopReason::Suspended).await;
+        if let Err(error) = context.provider.suspend(&begun.id).await {
             let reason = self.log_failure(begun, "suspending", &error);
             return Err(unavailable(&begun.id, "could not be suspended", &reason));
         }
         self.control_push.forget(&begun.id);
-        let now = d.now();
+        let now = context.now();
         // If the lease expired before this was noticed, the running time ended with the lease.
-        let suspended = begun.suspended(now.min(d.lease_end(begun)).max(begun.last_active_at), reason);
+        let suspended = begun.suspended(now.min(context.lease_end(begun)).max(begun.last_active_at), reason);
         let suspended = Sandbox { suspended_at: Some(now), ..suspended };
         let audit = AuditRecord::of_sandbox(now, begun, "sandbox.suspended", reason);
-        if !d.store.replace_sandbox(begun, &suspended, Some(&audit)).await.map_err(internal)? {
-            return Err(gone(&self.deployment.load_sandbox(&begun.id).await?));
+        if !context.store.replace_sandbox(begun, &suspended, Some(&audit)).await.map_err(store_error)? {
+            return Err(gone(&self.context.load_sandbox(&begun.id).await?));
         }
         tracing::info!(sandbox = %begun.id, reason, "a sandbox was suspended");
         Ok(suspended)
@@ -288,31 +294,31 @@ impl Lifecycle {
 
     /// For providers that can't suspend: ends the sandbox if its time is over or it doesn't run any more, otherwise
     /// leaves it running.
-    async fn end_instead(&self, begun: &Sandbox, reason: &str) -> Outcome {
-        let d = &self.deployment;
-        let now = d.now();
-        let is_over = self.lease_end(begun) <= now || begun.active_until(now) >= d.lifetimes(begun).hard_ttl;
-        if !is_over && d.provider.is_running(&begun.id).await {
+    async fn end_instead(&self, begun: &Sandbox, reason: &str) -> StartResult {
+        let context = &self.context;
+        let now = context.now();
+        let is_over = self.lease_end(begun) <= now || begun.active_until(now) >= context.lifetimes(begun).hard_ttl;
+        if !is_over && context.provider.is_running(&begun.id).await {
             let running = Sandbox { intent: None, ..begun.clone() };
-            d.store.replace_sandbox(begun, &running, None).await.map_err(internal)?;
+            context.store.replace_sandbox(begun, &running, None).await.map_err(store_error)?;
             return Ok(running);
         }
         let reason = format!("{reason}, and its provider can't suspend");
         let audit = AuditRecord::of_sandbox(now, begun, "sandbox.ended", &reason);
-        d.store.end_sandbox(&begun.id, State::Terminated, &d.ending(&reason, audit)).await.map_err(internal)?;
+        context.store.end_sandbox(&begun.id, State::Terminated, &context.ending(&reason, audit)).await.map_err(store_error)?;
         self.destroy_locked(&begun.id).await;
-        self.deployment.load_sandbox(&begun.id).await
+        self.context.load_sandbox(&begun.id).await
     }
 
     /// Ends a session, and its sandbox according to the rules. Durable when it returns.
-    pub async fn end_session(self: &Arc<Self>, bound: &Bound, ending: Ending) -> Result<(), ApiError> {
-        let d = &self.deployment;
-        let leftover = d.store.end_session(&bound.session.id, &ending).await.map_err(internal)?;
+    pub async fn end_session(self: &Arc<Self>, bound: &SessionWithSandbox, ending: Ending) -> Result<(), ApiError> {
+        let context = &self.context;
+        let leftover = context.store.end_session(&bound.session.id, &ending).await.map_err(store_error)?;
         let Some(leftover) = leftover else { return Ok(()) };
         let (lifecycle, id) = (self.clone(), bound.sandbox.id.clone());
-        let rest = d.background.spawn(async move {
+        let rest = context.background.spawn(async move {
             let outcome = match leftover {
-                Leftover::InUse => lifecycle.control_push.tell(&id).await,
+                Leftover::InUse => lifecycle.control_push.push(&id).await,
                 Leftover::Suspend => lifecycle.suspend(&id, &ending.reason, |_| true).await.map(drop),
                 Leftover::Destroy => {
                     lifecycle.destroy(&id).await;
@@ -331,7 +337,7 @@ impl Lifecycle {
     /// Excludes time in which no broker ran on this node from the retention of suspended, deleted and quarantined items.
     /// Must run before any expired item is removed.
     pub async fn count_downtime(&self, now: Timestamp, counting: Counting) -> Stored<()> {
-        let downtime = self.deployment.store.count_downtime(&self.deployment.node, now, counting).await?;
+        let downtime = self.context.store.count_downtime(&self.context.node, now, counting).await?;
         self.quarantine.count(now, counting);
         if !downtime.is_zero() {
             let seconds = downtime.as_secs();
@@ -346,26 +352,26 @@ impl Lifecycle {
     /// Ends a sandbox and its sessions. It can be restored for as long as the policy allows. Durable when it returns; the
     /// provider is asked at once.
     pub async fn terminate(self: &Arc<Self>, sandbox: &Sandbox, reason: &str, audit: AuditRecord) -> Result<(), ApiError> {
-        let d = &self.deployment;
-        self.end(sandbox, &d.restorable_ending(sandbox, reason, audit)).await
+        let context = &self.context;
+        self.end(sandbox, &context.restorable_ending(sandbox, reason, audit)).await
     }
 
     /// As [`Lifecycle::terminate`], but the sandbox can't be restored.
     pub async fn terminate_permanently(self: &Arc<Self>, sandbox: &Sandbox, reason: &str, audit: AuditRecord) -> Result<(), ApiError> {
-        self.end(sandbox, &self.deployment.ending(reason, audit)).await
+        self.end(sandbox, &self.context.ending(reason, audit)).await
     }
 
     async fn end(&self, sandbox: &Sandbox, ending: &Ending) -> Result<(), ApiError> {
-        self.deployment.store.end_sandbox(&sandbox.id, State::Terminated, ending).await.map_err(internal)?;
+        self.context.store.end_sandbox(&sandbox.id, State::Terminated, ending).await.map_err(store_error)?;
         self.destroy(&sandbox.id).await;
         Ok(())
     }
 
     /// Ends a standby sandbox of a pool. It leaves the pool first, so that no request takes a sandbox that is about to end.
     pub async fn end_pool_member(self: &Arc<Self>, member: &Sandbox, reason: &str) -> Result<(), ApiError> {
-        let d = &self.deployment;
-        if d.store.leave_pool(member).await.map_err(internal)? {
-            let audit = AuditRecord::of_sandbox(d.now(), member, "sandbox.ended", reason);
+        let context = &self.context;
+        if context.store.leave_pool(member).await.map_err(store_error)? {
+            let audit = AuditRecord::of_sandbox(context.now(), member, "sandbox.ended", reason);
             self.terminate(member, reason, audit).await?;
         }
         Ok(())
@@ -377,7 +383,7 @@ impl Lifecycle {
         let reason = audit.detail.clone().or_else(|| deleted.reason.clone());
         let purged = Sandbox { intent: Some(Intent::Destroy), restore_until: None, reason, ..deleted.clone() };
         // False if it was restored or is already being purged.
-        if self.deployment.store.replace_sandbox(deleted, &purged, Some(audit)).await.map_err(internal)? {
+        if self.context.store.replace_sandbox(deleted, &purged, Some(audit)).await.map_err(store_error)? {
             self.destroy(&deleted.id).await;
         }
         Ok(())
@@ -391,28 +397,29 @@ impl Lifecycle {
     }
 
     async fn destroy_locked(&self, id: &SandboxId) {
-        let d = &self.deployment;
+        let context = &self.context;
         let outcome = async {
-            let sandbox = self.deployment.load_sandbox(id).await?;
-            if sandbox.intent != Some(Intent::Destroy) || !self.deployment.is_here(&sandbox) {
+            let sandbox = self.context.load_sandbox(id).await?;
+            if sandbox.intent != Some(Intent::Destroy) || !self.context.is_here(&sandbox) {
                 return Ok(());
             }
-            self.announce(&sandbox, control::StopReason::Ended).await;
-            let now = d.now();
+            self.announce_stop(&sandbox, control::StopReason::Ended).await;
+            let now = context.now();
             // Also if the retention time seems to be over: only the reaper knows how much of that time counts.
             if sandbox.restore_until.is_some() {
-                d.provider.suspend(id).await.map_err(|e| unavailable(id, "could not be stopped", &e.to_string()))?;
+                context.provider.suspend(id).await.map_err(|e| unavailable(id, "could not be stopped", &e.to_string()))?;
                 self.control_push.forget(id);
-                d.store.replace_sandbox(&sandbox, &Sandbox { intent: None, ..sandbox.clone() }, None).await.map_err(internal)?;
+                context.store.replace_sandbox(&sandbox, &Sandbox { intent: None, ..sandbox.clone() }, None).await.map_err(store_error)?;
                 return Ok(());
             }
-            d.provider.destroy(id).await.map_err(|e| unavailable(id, "could not be destroyed", &e.to_string()))?;
+            context.provider.destroy(id).await.map_err(|e| unavailable(id, "could not be destroyed", &e.to_string()))?;
             self.control_push.forget(id);
             let audit = AuditRecord::of_sandbox(now, &sandbox, "sandbox.destroyed", sandbox.reason.as_deref().unwrap_or_default());
-            d.store
+            context
+                .store
                 .replace_sandbox(&sandbox, &Sandbox { intent: None, restore_until: None, ..sandbox.clone() }, Some(&audit))
                 .await
-                .map_err(internal)?;
+                .map_err(store_error)?;
             Ok::<(), ApiError>(())
         };
         if let Err(error) = outcome.await {
@@ -444,7 +451,7 @@ impl Lifecycle {
     }
 
     pub fn last_use(&self, sandbox: &Sandbox) -> Timestamp {
-        self.activity.last_use_of(sandbox)
+        self.last_used.last_use_of(sandbox)
     }
 
     pub fn is_busy(&self, id: &SandboxId) -> bool {
@@ -452,7 +459,7 @@ impl Lifecycle {
     }
 
     fn log_failure(&self, sandbox: &Sandbox, doing: &str, error: &ProviderError) -> String {
-        let provider = self.deployment.provider.name();
+        let provider = self.context.provider.name();
         tracing::error!(sandbox = %sandbox.id, provider, %error, "{doing} a sandbox failed");
         error.to_string().chars().take(MAX_REASON_CHARS).collect()
     }

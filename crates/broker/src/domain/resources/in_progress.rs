@@ -10,12 +10,12 @@ use std::{
 pub struct InProgress(Arc<Mutex<HashSet<String>>>);
 
 /// Held while a task works on one item.
-pub struct UnderWay {
+pub struct OperationGuard {
     all: Arc<Mutex<HashSet<String>>>,
     id: String,
 }
 
-impl Drop for UnderWay {
+impl Drop for OperationGuard {
     fn drop(&mut self) {
         self.all.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
     }
@@ -23,8 +23,8 @@ impl Drop for UnderWay {
 
 impl InProgress {
     /// `None` if another task is working on it.
-    pub fn begin(&self, id: &str) -> Option<UnderWay> {
+    pub fn begin(&self, id: &str) -> Option<OperationGuard> {
         let is_new = self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
-        is_new.then(|| UnderWay { all: self.0.clone(), id: id.to_owned() })
+        is_new.then(|| OperationGuard { all: self.0.clone(), id: id.to_owned() })
     }
 }

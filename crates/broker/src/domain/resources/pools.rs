@@ -10,13 +10,13 @@ use cobox_protocol::{
 use super::{
     in_progress::InProgress,
     records::{Pool, PoolTrouble},
-    sandbox_spec::{self, MakingWish, Recipe, new_sandbox},
+    sandbox_spec::{self, ResolvedSpec, SandboxSpecParams, new_sandbox},
     sandboxes,
 };
 use crate::{
     domain::{
-        access::{self, request_context::Asking},
-        context::{Deployment, internal},
+        access::{self, request_context::RequestContext},
+        context::{BrokerContext, store_error},
         lifecycle::transitions::Lifecycle,
         model::{AuditRecord, Caller, Principal, Sandbox},
     },
@@ -30,7 +30,7 @@ pub const MAX_REPLICAS: u32 = 50;
 /// Concurrent starts per pool: a start is short, and other sandboxes need to start too.
 const STARTS_AT_ONCE: usize = 4;
 /// How often a client that waits for a pool checks it.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a member's start is awaited before it is left to continue in the background.
 const START_WAIT: Duration = Duration::from_secs(60);
 /// Pause after a failed start; it doubles with each failure.
@@ -41,51 +41,51 @@ const RETRY_WITHIN: Duration = Duration::from_secs(600);
 const MAX_REASON_CHARS: usize = 500;
 
 /// The pool from which sandboxes of a template are taken, if there is one.
-pub async fn taking(d: &Deployment, workspace: &str, template: &str) -> Result<Option<PoolTaking>, ApiError> {
-    let pools = d.store.pools(workspace).await.map_err(internal)?;
-    let alive_since = d.alive_since();
+pub async fn taking(context: &BrokerContext, workspace: &str, template: &str) -> Result<Option<PoolTaking>, ApiError> {
+    let pools = context.store.pools(workspace).await.map_err(store_error)?;
+    let alive_since = context.alive_since();
     Ok(pools.into_iter().find(|p| p.template == template && p.replicas > 0).map(|p| PoolTaking { pool: p.id, alive_since }))
 }
 
 /// Parameters of a new pool.
-pub struct PoolWish {
+pub struct PoolParams {
     pub name: String,
     pub template: String,
     pub replicas: u32,
 }
 
 pub struct Pools {
-    deployment: Arc<Deployment>,
+    context: Arc<BrokerContext>,
     lifecycle: Arc<Lifecycle>,
     in_progress: InProgress,
 }
 
 impl Pools {
-    pub fn new(deployment: Arc<Deployment>, lifecycle: Arc<Lifecycle>) -> Self {
-        Self { deployment, lifecycle, in_progress: InProgress::default() }
+    pub fn new(context: Arc<BrokerContext>, lifecycle: Arc<Lifecycle>) -> Self {
+        Self { context, lifecycle, in_progress: InProgress::default() }
     }
 
-    pub async fn create_pool(self: &Arc<Self>, asking: &Asking<'_>, wish: PoolWish) -> Result<Pool, ApiError> {
-        let (d, principal) = (&self.deployment, &asking.caller.principal);
-        sandboxes::check_name(&wish.name)?;
-        check_replicas(wish.replicas)?;
-        d.policy().check_provider(&asking.caller.subject(), d.provider.name())?;
+    pub async fn create(self: &Arc<Self>, request: &RequestContext<'_>, params: PoolParams) -> Result<Pool, ApiError> {
+        let (context, principal) = (&self.context, &request.caller.principal);
+        sandboxes::check_name(&params.name)?;
+        check_replicas(params.replicas)?;
+        context.policy().check_provider(&request.caller.subject(), context.provider.name())?;
         // Checks that its sandboxes can be created at all.
-        sandbox_spec::resolve(d, asking.caller, &of_template(&wish.template)).await?;
+        sandbox_spec::resolve(context, request.caller, &of_template(&params.template)).await?;
         let pool = Pool {
             id: PoolId::new(),
             workspace: principal.workspace.clone(),
-            name: wish.name,
-            template: wish.template,
+            name: params.name,
+            template: params.template,
             owner: principal.name.clone(),
             owner_kind: principal.kind,
-            replicas: wish.replicas,
+            replicas: params.replicas,
             trouble: PoolTrouble::default(),
-            created_at: d.now(),
-            updated_at: d.now(),
+            created_at: context.now(),
+            updated_at: context.now(),
         };
-        let audit = asking.audit(self.deployment.now(), "pool.created", &format!("{} of {} {}", pool.name, pool.replicas, pool.template));
-        match d.store.add_pool(&pool, MAX_POOLS, &audit).await.map_err(internal)? {
+        let audit = request.audit(self.context.now(), "pool.created", &format!("{} of {} {}", pool.name, pool.replicas, pool.template));
+        match context.store.add_pool(&pool, MAX_POOLS, &audit).await.map_err(store_error)? {
             AddedKind::Added => {}
             AddedKind::NameTaken => return Err(taken(&pool.name)),
             AddedKind::TooMany | AddedKind::TooLarge => {
@@ -95,45 +95,46 @@ impl Pools {
                 ));
             }
         }
-        self.keep_pool_soon(pool.clone());
+        self.reconcile_soon(pool.clone());
         Ok(pool)
     }
 
-    pub async fn pools(&self, asking: &Asking<'_>) -> Result<Vec<Pool>, ApiError> {
-        self.deployment.store.pools(&asking.caller.principal.workspace).await.map_err(internal)
+    pub async fn list(&self, request: &RequestContext<'_>) -> Result<Vec<Pool>, ApiError> {
+        self.context.store.pools(&request.caller.principal.workspace).await.map_err(store_error)
     }
 
-    pub async fn pool(&self, asking: &Asking<'_>, name: &str) -> Result<Pool, ApiError> {
-        let found = self.deployment.store.pool(&asking.caller.principal.workspace, name).await.map_err(internal)?;
+    pub async fn get(&self, request: &RequestContext<'_>, name: &str) -> Result<Pool, ApiError> {
+        let found = self.context.store.pool(&request.caller.principal.workspace, name).await.map_err(store_error)?;
         found.ok_or_else(|| not_found(name))
     }
 
     /// Number of its standby sandboxes that are ready.
-    pub async fn waiting(&self, pool: &Pool) -> Result<u32, ApiError> {
-        let d = &self.deployment;
+    pub async fn ready_members(&self, pool: &Pool) -> Result<u32, ApiError> {
+        let context = &self.context;
         let mut ready = 0;
-        for member in d.store.pool_members(&pool.id).await.map_err(internal)? {
-            let is_ready = member.is_running() && d.nodes.is_alive(&*d.store, &member.node, d.now()).await.map_err(internal)?;
+        for member in context.store.pool_members(&pool.id).await.map_err(store_error)? {
+            let is_ready =
+                member.is_running() && context.nodes.is_alive(&*context.store, &member.node, context.now()).await.map_err(store_error)?;
             ready += u32::from(is_ready);
         }
         Ok(ready)
     }
 
     /// Returns when the pool is full, or when it is certain that it won't be in time.
-    pub async fn wait_for_pool(self: &Arc<Self>, pool: &Pool, wait: Duration) -> Result<(), ApiError> {
-        let d = &self.deployment;
-        let until = d.now().plus(wait);
+    pub async fn wait_until_full(self: &Arc<Self>, pool: &Pool, wait: Duration) -> Result<(), ApiError> {
+        let context = &self.context;
+        let until = context.now().plus(wait);
         let full = async {
-            while self.waiting(pool).await? < pool.replicas {
-                self.keep_pool(pool).await?;
-                let now = d.store.pool_by_id(&pool.id).await.map_err(internal)?.ok_or_else(|| not_found(&pool.name))?;
+            while self.ready_members(pool).await? < pool.replicas {
+                self.reconcile(pool).await?;
+                let now = context.store.pool_by_id(&pool.id).await.map_err(store_error)?.ok_or_else(|| not_found(&pool.name))?;
                 if let PoolTrouble { retry_at: Some(retry_at), reason: Some(reason), .. } = now.trouble
                     && retry_at >= until
                 {
                     let message = format!("pool {} can't be filled, and is tried again later: {reason}", pool.name);
                     return Err(ApiError::new(ErrorCode::SandboxStarting, message));
                 }
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
             Ok(())
         };
@@ -144,89 +145,89 @@ impl Pools {
         tokio::time::timeout(wait, full).await.unwrap_or_else(|_| late())
     }
 
-    pub async fn change_pool(
+    pub async fn change(
         self: &Arc<Self>,
-        asking: &Asking<'_>,
+        request: &RequestContext<'_>,
         name: &str,
         new_name: Option<String>,
         replicas: Option<u32>,
     ) -> Result<Pool, ApiError> {
-        let d = &self.deployment;
-        let pool = self.pool(asking, name).await?;
-        access::may_end(&asking.caller.principal, &pool)?;
+        let context = &self.context;
+        let pool = self.get(request, name).await?;
+        access::may_end(&request.caller.principal, &pool)?;
         new_name.as_deref().map_or(Ok(()), sandboxes::check_name)?;
         replicas.map_or(Ok(()), check_replicas)?;
         let changed = Pool {
             name: new_name.unwrap_or_else(|| pool.name.clone()),
             replicas: replicas.unwrap_or(pool.replicas),
-            updated_at: d.now(),
+            updated_at: context.now(),
             trouble: PoolTrouble::default(),
             ..pool.clone()
         };
         let audit =
-            asking.audit(self.deployment.now(), "pool.changed", &format!("{} to {} of {}", pool.name, changed.name, changed.replicas));
-        match d.store.change_pool(&pool, &changed, &audit).await.map_err(internal)? {
+            request.audit(self.context.now(), "pool.changed", &format!("{} to {} of {}", pool.name, changed.name, changed.replicas));
+        match context.store.change_pool(&pool, &changed, &audit).await.map_err(store_error)? {
             ChangedKind::Changed => {}
             ChangedKind::NameTaken => return Err(taken(&changed.name)),
             ChangedKind::Gone => return Err(not_found(name)),
         }
-        self.keep_pool_soon(changed.clone());
+        self.reconcile_soon(changed.clone());
         Ok(changed)
     }
 
-    pub async fn delete_pool(self: &Arc<Self>, asking: &Asking<'_>, name: &str) -> Result<(), ApiError> {
-        let pool = self.pool(asking, name).await?;
-        access::may_end(&asking.caller.principal, &pool)?;
-        let audit = asking.audit(self.deployment.now(), "pool.deleted", &pool.name);
-        if !self.deployment.store.remove_pool(&pool, &audit).await.map_err(internal)? {
+    pub async fn delete(self: &Arc<Self>, request: &RequestContext<'_>, name: &str) -> Result<(), ApiError> {
+        let pool = self.get(request, name).await?;
+        access::may_end(&request.caller.principal, &pool)?;
+        let audit = request.audit(self.context.now(), "pool.deleted", &pool.name);
+        if !self.context.store.remove_pool(&pool, &audit).await.map_err(store_error)? {
             return Err(not_found(name));
         }
-        self.keep_pool_soon(Pool { replicas: 0, ..pool });
+        self.reconcile_soon(Pool { replicas: 0, ..pool });
         Ok(())
     }
 
-    fn keep_pool_soon(self: &Arc<Self>, pool: Pool) {
+    fn reconcile_soon(self: &Arc<Self>, pool: Pool) {
         let this = self.clone();
-        self.deployment.background.spawn(async move {
-            if let Err(error) = this.keep_pool(&pool).await {
+        self.context.background.spawn(async move {
+            if let Err(error) = this.reconcile(&pool).await {
                 tracing::warn!(pool = %pool.id, %error, "a pool could not be looked after; it is tried again");
             }
         });
     }
 
-    pub async fn keep_pools(self: &Arc<Self>) -> Result<(), ApiError> {
-        let d = &self.deployment;
-        for pool in d.store.all_pools().await.map_err(internal)? {
-            if let Err(error) = self.keep_pool(&pool).await {
+    pub async fn reconcile_all(self: &Arc<Self>) -> Result<(), ApiError> {
+        let context = &self.context;
+        for pool in context.store.all_pools().await.map_err(store_error)? {
+            if let Err(error) = self.reconcile(&pool).await {
                 tracing::warn!(pool = %pool.id, %error, "a pool could not be looked after; it is tried again");
             }
         }
-        for member in d.store.poolless_members().await.map_err(internal)? {
+        for member in context.store.poolless_members().await.map_err(store_error)? {
             self.lifecycle.end_pool_member(&member, "its pool was deleted").await?;
         }
         Ok(())
     }
 
     /// Ends surplus members and starts missing ones. Every broker does this; each change is made once.
-    async fn keep_pool(self: &Arc<Self>, pool: &Pool) -> Result<(), ApiError> {
-        let d = &self.deployment;
-        let Some(_under_way) = self.in_progress.begin(pool.id.as_str()) else { return Ok(()) };
-        let pool = match d.store.pool_by_id(&pool.id).await.map_err(internal)? {
+    async fn reconcile(self: &Arc<Self>, pool: &Pool) -> Result<(), ApiError> {
+        let context = &self.context;
+        let Some(_guard) = self.in_progress.begin(pool.id.as_str()) else { return Ok(()) };
+        let pool = match context.store.pool_by_id(&pool.id).await.map_err(store_error)? {
             Some(pool) => pool,
             None => Pool { replicas: 0, ..pool.clone() },
         };
-        let members = d.store.pool_members(&pool.id).await.map_err(internal)?;
+        let members = context.store.pool_members(&pool.id).await.map_err(store_error)?;
         if pool.replicas == 0 && members.is_empty() {
             return Ok(());
         }
         let principal = Principal { workspace: pool.workspace.clone(), name: pool.owner.clone(), kind: pool.owner_kind };
         // This caller presents no key and gets no token: it only serves to check what the owner may create.
         let owner = Caller::new(principal, KeyId::new());
-        let recipe = match self.recipe_of(&pool, &owner).await {
-            Ok(recipe) => recipe,
+        let resolved = match self.resolve_spec_of(&pool, &owner).await {
+            Ok(resolved) => resolved,
             Err(error) => {
                 let reason = Some(cut(&error.message));
-                self.note_trouble(&pool, PoolTrouble { reason, ..pool.trouble.clone() }).await?;
+                self.store_trouble(&pool, PoolTrouble { reason, ..pool.trouble.clone() }).await?;
                 // An owner that may no longer create such sandboxes keeps no standby ones either. Other errors may be
                 // temporary, so the members stay.
                 if error.code != ErrorCode::Forbidden {
@@ -235,37 +236,37 @@ impl Pools {
                 None
             }
         };
-        if recipe.is_some() && pool.trouble.failures == 0 {
-            self.note_trouble(&pool, PoolTrouble::default()).await?;
+        if resolved.is_some() && pool.trouble.failures == 0 {
+            self.store_trouble(&pool, PoolTrouble::default()).await?;
         }
         let (mut wanted, mut unwanted) = (Vec::new(), Vec::new());
         for member in members {
             let is_usable = member.is_running() || member.state == State::Provisioning;
             let is_wanted = is_usable
-                && recipe.as_ref().is_some_and(|r| r.making.is_equivalent_to(&member.making, member.node == d.node))
-                && d.nodes.is_alive(&*d.store, &member.node, d.now()).await.map_err(internal)?;
+                && resolved.as_ref().is_some_and(|r| r.spec.is_equivalent_to(&member.spec, member.node == context.node))
+                && context.nodes.is_alive(&*context.store, &member.node, context.now()).await.map_err(store_error)?;
             if is_wanted { wanted.push(member) } else { unwanted.push(member) }
         }
         let surplus = wanted.iter().skip(pool.replicas as usize);
         for member in unwanted.iter().chain(surplus) {
             self.lifecycle.end_pool_member(member, "its pool no longer wants it").await?;
         }
-        let Some(recipe) = recipe.filter(|r| r.node == d.node) else { return Ok(()) };
+        let Some(resolved) = resolved.filter(|r| r.node == context.node) else { return Ok(()) };
         // After a failure only one start is tried.
         let at_once = match pool.trouble.retry_at {
-            Some(retry_at) if d.now() < retry_at => return Ok(()),
+            Some(retry_at) if context.now() < retry_at => return Ok(()),
             Some(_) => 1,
             None => STARTS_AT_ONCE,
         };
         // The outcome of earlier starts must be stored first.
         let Some(starting) = self.in_progress.begin(&format!("{}/starting", pool.id)).map(Arc::new) else { return Ok(()) };
-        let lacking = (pool.replicas as usize).saturating_sub(wanted.len()).min(at_once);
-        for _ in 0..lacking {
-            let fresh = new_sandbox(d, &owner, None, Access::Owner);
-            let fresh = Sandbox { making: recipe.making.clone(), template: recipe.template.clone(), pool: Some(pool.id.clone()), ..fresh };
-            let quota = d.policy().quota(&owner.subject(), &d.config);
-            let audit = AuditRecord::of_sandbox(d.now(), &fresh, "sandbox.created", &format!("for pool {}", pool.name));
-            match d.store.add_pool_member(&fresh, &quota, &audit).await.map_err(internal)? {
+        let missing = (pool.replicas as usize).saturating_sub(wanted.len()).min(at_once);
+        for _ in 0..missing {
+            let fresh = new_sandbox(context, &owner, None, Access::Owner);
+            let fresh = Sandbox { spec: resolved.spec.clone(), template: resolved.template.clone(), pool: Some(pool.id.clone()), ..fresh };
+            let quota = context.policy().quota(&owner.subject(), &context.config);
+            let audit = AuditRecord::of_sandbox(context.now(), &fresh, "sandbox.created", &format!("for pool {}", pool.name));
+            match context.store.add_pool_member(&fresh, &quota, &audit).await.map_err(store_error)? {
                 AddedMember::Added => {}
                 AddedMember::NotWanted => break,
                 AddedMember::QuotaReached(_) => {
@@ -275,19 +276,19 @@ impl Pools {
                 AddedMember::MadeOfGone(what) => return Err(sandbox_spec::gone(&what)),
             }
             let (this, pool, starting) = (self.clone(), pool.clone(), starting.clone());
-            d.background.spawn(async move {
+            context.background.spawn(async move {
                 let _starting = starting;
-                let trouble = match this.lifecycle.bring_up(&fresh.id, START_WAIT).await {
+                let trouble = match this.lifecycle.ensure_running(&fresh.id, START_WAIT).await {
                     Ok(_) => PoolTrouble::default(),
                     // The start continues by itself, or the sandbox was ended.
                     Err(error) if matches!(error.code, ErrorCode::SandboxStarting | ErrorCode::SessionExpired) => return,
                     Err(error) => {
                         let failures = pool.trouble.failures.saturating_add(1);
-                        let retry_at = Some(this.deployment.now().plus(pause_after(failures)));
+                        let retry_at = Some(this.context.now().plus(pause_after(failures)));
                         PoolTrouble { failures, retry_at, reason: Some(cut(&error.message)) }
                     }
                 };
-                if let Err(error) = this.note_trouble(&pool, trouble).await {
+                if let Err(error) = this.store_trouble(&pool, trouble).await {
                     tracing::error!(pool = %pool.id, %error, "what came of a pool's start could not be written down");
                 }
             });
@@ -296,22 +297,22 @@ impl Pools {
     }
 
     /// The spec of the pool's sandboxes, as far as its owner may create them. `None` if no replicas are wanted.
-    async fn recipe_of(&self, pool: &Pool, owner: &Caller) -> Result<Option<Recipe>, ApiError> {
-        let d = &self.deployment;
+    async fn resolve_spec_of(&self, pool: &Pool, owner: &Caller) -> Result<Option<ResolvedSpec>, ApiError> {
+        let context = &self.context;
         if pool.replicas == 0 {
             return Ok(None);
         }
-        if !d.store.has_valid_key(&pool.workspace, &pool.owner, d.now()).await.map_err(internal)? {
+        if !context.store.has_valid_key(&pool.workspace, &pool.owner, context.now()).await.map_err(store_error)? {
             let message = format!("{}, whose pool it is, has no valid key any more; an operator can delete the pool", pool.owner);
             return Err(ApiError::new(ErrorCode::Forbidden, message));
         }
-        d.policy().check_provider(&owner.subject(), d.provider.name())?;
-        sandbox_spec::resolve(d, owner, &of_template(&pool.template)).await.map(Some)
+        context.policy().check_provider(&owner.subject(), context.provider.name())?;
+        sandbox_spec::resolve(context, owner, &of_template(&pool.template)).await.map(Some)
     }
 
-    async fn note_trouble(&self, pool: &Pool, trouble: PoolTrouble) -> Result<(), ApiError> {
+    async fn store_trouble(&self, pool: &Pool, trouble: PoolTrouble) -> Result<(), ApiError> {
         if pool.trouble != trouble {
-            self.deployment.store.note_pool_trouble(pool, &trouble).await.map_err(internal)?;
+            self.context.store.note_pool_trouble(pool, &trouble).await.map_err(store_error)?;
         }
         Ok(())
     }
@@ -325,8 +326,8 @@ fn cut(reason: &str) -> String {
     reason.chars().take(MAX_REASON_CHARS).collect()
 }
 
-fn of_template(name: &str) -> MakingWish {
-    MakingWish { template: Some(name.to_owned()), ..MakingWish::default() }
+fn of_template(name: &str) -> SandboxSpecParams {
+    SandboxSpecParams { template: Some(name.to_owned()), ..SandboxSpecParams::default() }
 }
 
 fn check_replicas(replicas: u32) -> Result<(), ApiError> {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::{pools::Pools, snapshots::Snapshots, volumes::Volumes};
-use crate::domain::{context::Deployment, lifecycle::reaper::ResourceUpkeep};
+use crate::domain::{context::BrokerContext, lifecycle::reaper::ResourceUpkeep};
 
 pub struct ResourceReconciler {
-    pub deployment: Arc<Deployment>,
+    pub context: Arc<BrokerContext>,
     pub snapshots: Arc<Snapshots>,
     pub volumes: Arc<Volumes>,
     pub pools: Arc<Pools>,
@@ -18,29 +18,29 @@ pub struct ResourceReconciler {
 #[async_trait]
 impl ResourceUpkeep for ResourceReconciler {
     async fn tick(&self) {
-        let d = &self.deployment;
-        match d.store.snapshots_due(&d.node).await {
+        let context = &self.context;
+        match context.store.snapshots_due(&context.node).await {
             Ok(due) => {
                 for snapshot in due {
-                    self.snapshots.keep_snapshot(snapshot);
+                    self.snapshots.reconcile(snapshot);
                 }
             }
             Err(error) => tracing::error!(%error, "the snapshots of this node could not be read"),
         }
-        match d.store.volumes_due(&d.node).await {
+        match context.store.volumes_due(&context.node).await {
             Ok(due) => {
                 for volume in due {
-                    self.volumes.keep_volume(volume);
+                    self.volumes.reconcile(volume);
                 }
             }
             Err(error) => tracing::error!(%error, "the volumes of this node could not be read"),
         }
-        for node in d.nodes.dead(d.now()) {
-            if let Err(error) = self.snapshots.give_up_snapshots(&node).await {
+        for node in context.nodes.dead(context.now()) {
+            if let Err(error) = self.snapshots.fail_unfinished(&node).await {
                 tracing::warn!(%error, node, "a dead node's snapshots could not be given up; it is tried again");
             }
         }
-        if let Err(error) = self.pools.keep_pools().await {
+        if let Err(error) = self.pools.reconcile_all().await {
             tracing::error!(%error, "the pools could not be looked after");
         }
     }

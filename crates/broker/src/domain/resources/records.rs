@@ -89,7 +89,7 @@ pub struct Snapshot {
     pub sandbox: Option<SandboxId>,
     /// Spec of a sandbox created from it: the root and its layers. The snapshot is the first layer unless it is of an
     /// image.
-    pub making: SandboxSpec,
+    pub spec: SandboxSpec,
     pub size_bytes: Option<u64>,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
@@ -97,21 +97,21 @@ pub struct Snapshot {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VolumeState {
-    Making,
+    Creating,
     Ready,
     Deleting,
 }
 
 impl VolumeState {
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
-            VolumeState::Making => "making",
+            VolumeState::Creating => "making",
             VolumeState::Ready => "ready",
             VolumeState::Deleting => "deleting",
         }
     }
-    pub fn from_word(w: &str) -> Option<Self> {
-        [VolumeState::Making, VolumeState::Ready, VolumeState::Deleting].into_iter().find(|s| s.word() == w)
+    pub fn parse(w: &str) -> Option<Self> {
+        [VolumeState::Creating, VolumeState::Ready, VolumeState::Deleting].into_iter().find(|s| s.as_str() == w)
     }
 }
 

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     domain::{
         access,
-        context::Deployment,
+        context::BrokerContext,
         model::{Caller, Intent, Sandbox},
     },
     store::PoolTaking,
@@ -27,7 +27,7 @@ use crate::{
 
 /// Requested parts of a sandbox. If empty, the provider's defaults.
 #[derive(Clone, Debug, Default)]
-pub struct MakingWish {
+pub struct SandboxSpecParams {
     pub template: Option<String>,
     /// An id, `name` or `name:tag`.
     pub snapshot: Option<String>,
@@ -36,22 +36,22 @@ pub struct MakingWish {
     pub mounts: Vec<MountParams>,
 }
 
-impl From<&CreateSandbox> for MakingWish {
-    fn from(wish: &CreateSandbox) -> Self {
+impl From<&CreateSandbox> for SandboxSpecParams {
+    fn from(params: &CreateSandbox) -> Self {
         Self {
-            template: wish.template.clone(),
-            snapshot: wish.snapshot.clone(),
-            resources: wish.resources.clone(),
-            env: wish.env.clone(),
-            mounts: wish.mounts.clone(),
+            template: params.template.clone(),
+            snapshot: params.snapshot.clone(),
+            resources: params.resources.clone(),
+            env: params.env.clone(),
+            mounts: params.mounts.clone(),
         }
     }
 }
 
 /// The resolved spec, and where it can be created.
 #[derive(Clone, Debug)]
-pub struct Recipe {
-    pub making: SandboxSpec,
+pub struct ResolvedSpec {
+    pub spec: SandboxSpec,
     pub template: Option<String>,
     /// The node that creates it: where its snapshot and its volumes are.
     pub node: String,
@@ -59,16 +59,16 @@ pub struct Recipe {
     pub taking: Option<PoolTaking>,
 }
 
-impl Recipe {
+impl ResolvedSpec {
     /// The row of a new sandbox.
     pub fn into_sandbox(self, fresh: Sandbox) -> Sandbox {
-        Sandbox { making: self.making, template: self.template, node: self.node, ..fresh }
+        Sandbox { spec: self.spec, template: self.template, node: self.node, ..fresh }
     }
 }
 
 /// The row of a sandbox about to be created, with the provider's default spec.
-pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access: Access) -> Sandbox {
-    let now = d.now();
+pub fn new_sandbox(context: &BrokerContext, caller: &Caller, name: Option<String>, access: Access) -> Sandbox {
+    let now = context.now();
     Sandbox {
         id: SandboxId::new(),
         workspace: caller.principal.workspace.clone(),
@@ -76,8 +76,8 @@ pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access
         owner: caller.principal.name.clone(),
         owner_kind: caller.principal.kind,
         access,
-        provider: d.provider.name().to_owned(),
-        node: d.node.clone(),
+        provider: context.provider.name().to_owned(),
+        node: context.node.clone(),
         generation: 1,
         old_keys: None,
         master_from: 1,
@@ -95,7 +95,7 @@ pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access
         downtime: Duration::ZERO,
         ended_at: None,
         restore_until: None,
-        making: SandboxSpec::default(),
+        spec: SandboxSpec::default(),
         template: None,
         pool: None,
     }
@@ -103,46 +103,46 @@ pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access
 
 /// Looks up everything named, and asks the provider whether a sandbox can be created from it. Creates nothing yet:
 /// snapshots and volumes are checked again in the transaction that writes the sandbox's row.
-pub async fn resolve(d: &Deployment, caller: &Caller, wish: &MakingWish) -> Result<Recipe, ApiError> {
-    let (policy, subject) = (d.policy(), caller.subject());
-    if let Some(name) = &wish.template {
+pub async fn resolve(context: &BrokerContext, caller: &Caller, params: &SandboxSpecParams) -> Result<ResolvedSpec, ApiError> {
+    let (policy, subject) = (context.policy(), caller.subject());
+    if let Some(name) = &params.template {
         // Permission is checked first, so that a caller without it doesn't learn whether the template exists.
         policy.check_template(&subject, name)?;
     }
-    let is_plain = wish.snapshot.is_none() && wish.resources.is_default() && wish.mounts.is_empty();
+    let is_plain = params.snapshot.is_none() && params.resources.is_default() && params.mounts.is_empty();
     if !is_plain && policy.has_listed_templates(&subject) {
         let message = "snapshot, resources, mounts: the policy lists the templates you may use, and these would be something else";
         return Err(ApiError::new(ErrorCode::Forbidden, message));
     }
-    wish.env.check()?;
-    let template = match &wish.template {
-        Some(name) => templates::find(d, &caller.principal.workspace, name).await?.spec,
+    params.env.check()?;
+    let template = match &params.template {
+        Some(name) => templates::find(context, &caller.principal.workspace, name).await?.spec,
         None => TemplateSpec::default(),
     };
-    if let Some(other) = template.provider.as_deref().filter(|p| *p != d.provider.name()) {
-        let message = format!("template: its provider `{other}` is not here; there is `{}`", d.provider.name());
+    if let Some(other) = template.provider.as_deref().filter(|p| *p != context.provider.name()) {
+        let message = format!("template: its provider `{other}` is not here; there is `{}`", context.provider.name());
         return Err(ApiError::invalid(message));
     }
     let mut node = None;
-    let mut making = SandboxSpec { root: template.root(), resources: wish.resources.or(&template.resources), ..SandboxSpec::default() };
-    if let Some(named) = &wish.snapshot {
-        let snapshot = snapshots::find(d, caller, named).await?;
+    let mut spec = SandboxSpec { root: template.root(), resources: params.resources.or(&template.resources), ..SandboxSpec::default() };
+    if let Some(named) = &params.snapshot {
+        let snapshot = snapshots::find(context, caller, named).await?;
         if snapshot.state != SnapshotState::Ready {
             return Err(not_ready(&snapshot));
         }
-        node = (!snapshot.making.layers.is_empty()).then(|| (snapshot.node.clone(), format!("snapshot {}", snapshot.id)));
-        (making.root, making.base) = (snapshot.making.root, snapshot.making.base);
-        (making.layers, making.env) = (snapshot.making.layers, snapshot.making.env);
+        node = (!snapshot.spec.layers.is_empty()).then(|| (snapshot.node.clone(), format!("snapshot {}", snapshot.id)));
+        (spec.root, spec.base) = (snapshot.spec.root, snapshot.spec.base);
+        (spec.layers, spec.env) = (snapshot.spec.layers, snapshot.spec.env);
         // Same disk size as the snapshot's source, unless requested otherwise.
-        making.resources = making.resources.or(&snapshot.making.resources);
+        spec.resources = spec.resources.or(&snapshot.spec.resources);
     }
-    let of_snapshot = std::mem::take(&mut making.env);
-    making.env = Env(template.env.0.into_iter().chain(of_snapshot.0).chain(wish.env.0.clone()).collect());
-    making.env.check()?;
-    let mounts: Vec<MountParams> = template.mounts.iter().chain(&wish.mounts).cloned().collect();
+    let of_snapshot = std::mem::take(&mut spec.env);
+    spec.env = Env(template.env.0.into_iter().chain(of_snapshot.0).chain(params.env.0.clone()).collect());
+    spec.env.check()?;
+    let mounts: Vec<MountParams> = template.mounts.iter().chain(&params.mounts).cloned().collect();
     check_mounts(&mounts)?;
     for mount in mounts {
-        let volume = volumes::find(d, caller, &mount.volume).await?;
+        let volume = volumes::find(context, caller, &mount.volume).await?;
         access::may_use(&caller.principal, &volume)?;
         if volume.state != VolumeState::Ready {
             return Err(ApiError::new(ErrorCode::SandboxStarting, format!("volume {} is still being made; ask again", volume.name)));
@@ -153,31 +153,32 @@ pub async fn resolve(d: &Deployment, caller: &Caller, wish: &MakingWish) -> Resu
             }
             _ => node = Some((volume.node, format!("volume {}", volume.name))),
         }
-        making.mounts.push(VolumeMount { volume: volume.id, path: mount.path, read_only: mount.read_only });
+        spec.mounts.push(VolumeMount { volume: volume.id, path: mount.path, read_only: mount.read_only });
     }
-    let node = node.map_or_else(|| d.node.clone(), |(node, _)| node);
+    let node = node.map_or_else(|| context.node.clone(), |(node, _)| node);
     // Only the other node can resolve the names of its images.
-    if node == d.node {
-        making = d.provider.pin_root(making).map_err(|e| refused(&e))?;
+    if node == context.node {
+        spec = context.provider.pin_root(spec).map_err(|e| refused(&e))?;
     }
-    check(d, &making, &node)?;
-    let taking = match &wish.template {
-        Some(name) if is_plain && wish.env.is_empty() => pools::taking(d, &caller.principal.workspace, name).await?,
+    check(context, &spec, &node)?;
+    let taking = match &params.template {
+        Some(name) if is_plain && params.env.is_empty() => pools::taking(context, &caller.principal.workspace, name).await?,
         _ => None,
     };
-    Ok(Recipe { making, template: wish.template.clone(), node, taking })
+    Ok(ResolvedSpec { spec, template: params.template.clone(), node, taking })
 }
 
 /// Checks a spec. For another node, only what is the same on all nodes: that node has to check whether its files exist.
-pub fn check(d: &Deployment, making: &SandboxSpec, node: &str) -> Result<(), ApiError> {
-    let checked = match node == d.node {
-        true => d.provider.check_spec(making),
+pub fn check(context: &BrokerContext, spec: &SandboxSpec, node: &str) -> Result<(), ApiError> {
+    let checked = match node == context.node {
+        true => context.provider.check_spec(spec),
         false => {
-            let root = making.root.clone().filter(|_| making.base.is_none());
-            let alike = SandboxSpec { root, base: None, layers: Vec::new(), mounts: Vec::new(), ..making.clone() };
-            d.provider
+            let root = spec.root.clone().filter(|_| spec.base.is_none());
+            let alike = SandboxSpec { root, base: None, layers: Vec::new(), mounts: Vec::new(), ..spec.clone() };
+            context
+                .provider
                 .check_spec(&alike)
-                .and_then(|()| d.provider.check_mount_paths(&alike, &places(making.mounts.iter().map(|m| &m.path))))
+                .and_then(|()| context.provider.check_mount_paths(&alike, &places(spec.mounts.iter().map(|m| &m.path))))
         }
     };
     checked.map_err(|e| refused(&e))
@@ -185,9 +186,9 @@ pub fn check(d: &Deployment, making: &SandboxSpec, node: &str) -> Result<(), Api
 
 /// Whether sandboxes of a template can be created, independent of the volumes that will exist.
 pub fn check_template(provider: &dyn Provider, spec: &TemplateSpec) -> Result<(), ProviderError> {
-    let making = SandboxSpec { root: spec.root(), resources: spec.resources.clone(), ..SandboxSpec::default() };
-    provider.check_spec(&making)?;
-    provider.check_mount_paths(&making, &places(spec.mounts.iter().map(|m| &m.path)))
+    let spec = SandboxSpec { root: spec.root(), resources: spec.resources.clone(), ..SandboxSpec::default() };
+    provider.check_spec(&spec)?;
+    provider.check_mount_paths(&spec, &places(spec.mounts.iter().map(|m| &m.path)))
 }
 
 fn places<'a>(paths: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
@@ -215,8 +216,8 @@ fn not_ready(snapshot: &Snapshot) -> ApiError {
 }
 
 /// Error: the workspace's snapshots and volumes have reached their storage limit.
-pub fn too_large(d: &Deployment) -> ApiError {
-    let most = d.config.max_stored_bytes_per_workspace;
+pub fn too_large(context: &BrokerContext) -> ApiError {
+    let most = context.config.max_stored_bytes_per_workspace;
     ApiError::new(
         ErrorCode::QuotaExceeded,
         format!("the workspace's snapshots and volumes may take {most} bytes together, which is its storage limit; delete some first"),

@@ -10,17 +10,17 @@ use cobox_protocol::{
 
 use super::{
     deleted_sandboxes::purge,
-    sandbox_spec::{self, MakingWish, new_sandbox},
+    sandbox_spec::{self, SandboxSpecParams, new_sandbox},
 };
 use crate::{
     domain::{
         access::{
             self,
-            request_context::Asking,
+            request_context::RequestContext,
             sandbox_lookup::{find, not_found},
         },
-        context::{Deployment, internal},
-        lifecycle::{control_push::TELL_WAIT, transitions::Lifecycle},
+        context::{BrokerContext, store_error},
+        lifecycle::{control_push::PUSH_WAIT, transitions::Lifecycle},
         model::{AuditRecord, Caller, Principal, Sandbox, Session},
     },
     policy::Quota,
@@ -33,55 +33,56 @@ const NAMED_AT_LIMIT: u32 = 3;
 const MAX_ALL_TAGS: usize = MAX_TAGS + 3;
 
 pub struct Sandboxes {
-    pub deployment: Arc<Deployment>,
+    pub context: Arc<BrokerContext>,
     pub lifecycle: Arc<Lifecycle>,
 }
 
 impl Sandboxes {
-    /// Creates a sandbox without a session, from a template, a snapshot, resources, variables and volumes as `wish` names
+    /// Creates a sandbox without a session, from a template, a snapshot, resources, variables and volumes as `params` names
     /// them (see [`sandbox_spec::resolve`]); takes a standby sandbox from the template's pool if there is one. What can't be
     /// created is refused before anything is written, with a message for the caller. Returns a running sandbox, or one
     /// that is still starting when that takes longer than the caller waits: a second request would create another one.
-    pub async fn create(&self, asking: &Asking<'_>, wish: CreateSandbox) -> Result<SandboxInfo, ApiError> {
-        let d = &self.deployment;
-        let making = MakingWish::from(&wish);
-        wish.name.as_deref().map_or(Ok(()), check_name)?;
-        tags::check(&wish.tags)?;
-        let mut tags = wish.tags;
-        tags.entry(tags::CREATED_BY.to_owned()).or_insert_with(|| asking.client.to_owned());
-        tags.insert(tags::PRINCIPAL.to_owned(), asking.caller.principal.name.clone());
-        let (policy, subject) = (d.policy(), asking.caller.subject());
-        policy.check_provider(&subject, d.provider.name())?;
-        let access = wish.access.unwrap_or_else(|| policy.default_access(&subject));
-        let recipe = sandbox_spec::resolve(d, asking.caller, &making).await?;
-        let sandbox = new_sandbox(d, asking.caller, wish.name, access);
-        let own_lease = wish.lease_seconds.map(|seconds| own_span("lease_seconds", seconds)).transpose()?;
-        let own_keep = wish.keep_suspended_seconds.map(|seconds| own_span("keep_suspended_seconds", seconds)).transpose()?;
-        let taking = recipe.taking.clone();
-        let sandbox = recipe.into_sandbox(Sandbox { is_kept: wish.keep.unwrap_or_default(), own_lease, own_keep, ..sandbox });
-        let audit = AuditRecord::of_sandbox(d.now(), &sandbox, "sandbox.created", sandbox.name.as_deref().unwrap_or("without a name"))
-            .by(asking.caller, asking.request_id);
-        let quota = policy.quota(&subject, &d.config);
+    pub async fn create(&self, request: &RequestContext<'_>, params: CreateSandbox) -> Result<SandboxInfo, ApiError> {
+        let context = &self.context;
+        let spec_params = SandboxSpecParams::from(&params);
+        params.name.as_deref().map_or(Ok(()), check_name)?;
+        tags::check(&params.tags)?;
+        let mut tags = params.tags;
+        tags.entry(tags::CREATED_BY.to_owned()).or_insert_with(|| request.client.to_owned());
+        tags.insert(tags::PRINCIPAL.to_owned(), request.caller.principal.name.clone());
+        let (policy, subject) = (context.policy(), request.caller.subject());
+        policy.check_provider(&subject, context.provider.name())?;
+        let access = params.access.unwrap_or_else(|| policy.default_access(&subject));
+        let resolved = sandbox_spec::resolve(context, request.caller, &spec_params).await?;
+        let sandbox = new_sandbox(context, request.caller, params.name, access);
+        let own_lease = params.lease_seconds.map(|seconds| own_span("lease_seconds", seconds)).transpose()?;
+        let own_keep = params.keep_suspended_seconds.map(|seconds| own_span("keep_suspended_seconds", seconds)).transpose()?;
+        let taking = resolved.taking.clone();
+        let sandbox = resolved.into_sandbox(Sandbox { is_kept: params.keep.unwrap_or_default(), own_lease, own_keep, ..sandbox });
+        let audit =
+            AuditRecord::of_sandbox(context.now(), &sandbox, "sandbox.created", sandbox.name.as_deref().unwrap_or("without a name"))
+                .by(request.caller, request.request_id);
+        let quota = policy.quota(&subject, &context.config);
         if let Some(taking) = &taking
-            && let Some(taken) = d.store.take_pool_member(taking, &sandbox, &tags, &quota, &audit).await.map_err(internal)?
+            && let Some(taken) = context.store.take_pool_member(taking, &sandbox, &tags, &quota, &audit).await.map_err(store_error)?
         {
-            return self.brought_up(asking, taken, tags).await;
+            return self.brought_up(request, taken, tags).await;
         }
-        match d.store.add_sandbox(&sandbox, &tags, &quota, &audit).await.map_err(internal)? {
+        match context.store.add_sandbox(&sandbox, &tags, &quota, &audit).await.map_err(store_error)? {
             AddedSandbox::Added => {}
             AddedSandbox::NameTaken(id) => return Err(name_taken(&sandbox.name.unwrap_or_default(), &id)),
-            AddedSandbox::QuotaReached(reached) => return Err(quota_reached(d, &asking.caller.principal, &quota, reached).await),
+            AddedSandbox::QuotaReached(reached) => return Err(quota_reached(context, &request.caller.principal, &quota, reached).await),
             AddedSandbox::MadeOfGone(what) => return Err(sandbox_spec::gone(&what)),
         }
-        self.brought_up(asking, sandbox, tags).await
+        self.brought_up(request, sandbox, tags).await
     }
 
     /// Returns a sandbox that was just created or taken, or gives it up with its name if it can't start.
-    async fn brought_up(&self, asking: &Asking<'_>, sandbox: Sandbox, tags: Tags) -> Result<SandboxInfo, ApiError> {
-        if let Some(logged) = asking.logged {
+    async fn brought_up(&self, request: &RequestContext<'_>, sandbox: Sandbox, tags: Tags) -> Result<SandboxInfo, ApiError> {
+        if let Some(logged) = request.logged {
             logged.set_sandbox(&sandbox.id);
         }
-        match self.lifecycle.bring_up_found(sandbox.clone(), asking.wait).await {
+        match self.lifecycle.ensure_found_running(sandbox.clone(), request.wait).await {
             Ok(sandbox) => self.info(sandbox, tags).await,
             Err(e) if e.code == ErrorCode::SandboxStarting => self.info(sandbox, tags).await,
             Err(e) => {
@@ -94,18 +95,18 @@ impl Sandboxes {
     /// A sandbox reported as failed must not appear later: the client will request another one.
     async fn give_up(&self, id: &SandboxId) -> Result<(), ApiError> {
         const REASON: &str = "it could not be made in time";
-        let sandbox = self.deployment.load_sandbox(id).await?;
+        let sandbox = self.context.load_sandbox(id).await?;
         if sandbox.ended_at.is_some() {
             return Ok(());
         }
-        let audit = AuditRecord::of_sandbox(self.deployment.now(), &sandbox, "sandbox.ended", REASON);
+        let audit = AuditRecord::of_sandbox(self.context.now(), &sandbox, "sandbox.ended", REASON);
         self.lifecycle.terminate_permanently(&sandbox, REASON, audit).await
     }
 
     pub async fn list(&self, caller: &Caller, filters: &[TagFilter], page: &PageWish) -> Result<Vec<SandboxInfo>, ApiError> {
-        let store = &self.deployment.store;
-        let found = store.sandboxes(&Viewer::from(&caller.principal), filters, page).await.map_err(internal)?;
-        let mut tags = store.sandbox_tags(&found.iter().map(|s| &s.id).collect::<Vec<_>>()).await.map_err(internal)?;
+        let store = &self.context.store;
+        let found = store.sandboxes(&Viewer::from(&caller.principal), filters, page).await.map_err(store_error)?;
+        let mut tags = store.sandbox_tags(&found.iter().map(|s| &s.id).collect::<Vec<_>>()).await.map_err(store_error)?;
         let mut list = Vec::with_capacity(found.len());
         for sandbox in found {
             let tags = tags.remove(sandbox.id.as_str()).unwrap_or_default();
@@ -115,15 +116,15 @@ impl Sandboxes {
     }
 
     /// Changes its name, tags, access and lifetimes. For its owner and operators.
-    pub async fn patch(&self, asking: &Asking<'_>, id_or_name: &str, wish: PatchSandbox) -> Result<SandboxInfo, ApiError> {
-        let d = &self.deployment;
-        let sandbox = find(d, asking.caller, id_or_name).await?;
-        access::may_end(&asking.caller.principal, &sandbox)?;
-        if let Some(Some(name)) = &wish.name {
+    pub async fn patch(&self, request: &RequestContext<'_>, id_or_name: &str, params: PatchSandbox) -> Result<SandboxInfo, ApiError> {
+        let context = &self.context;
+        let sandbox = find(context, request.caller, id_or_name).await?;
+        access::may_end(&request.caller.principal, &sandbox)?;
+        if let Some(Some(name)) = &params.name {
             check_name(name)?;
         }
-        let mut change = SandboxChange { is_kept: wish.keep, access: wish.access, max_tags: MAX_ALL_TAGS, ..SandboxChange::default() };
-        for (key, value) in wish.tags {
+        let mut change = SandboxChange { is_kept: params.keep, access: params.access, max_tags: MAX_ALL_TAGS, ..SandboxChange::default() };
+        for (key, value) in params.tags {
             tags::check_key(&key)?;
             match value {
                 Some(value) => {
@@ -133,16 +134,19 @@ impl Sandboxes {
                 None => change.remove_tags.push(key),
             }
         }
-        change.name = wish.name;
-        let span = |field, wish: Option<Option<u64>>| wish.map(|wish| wish.map(|seconds| own_span(field, seconds)).transpose()).transpose();
-        change.own_lease = span("lease_seconds", wish.lease_seconds)?;
-        change.own_keep = span("keep_suspended_seconds", wish.keep_suspended_seconds)?;
-        let told = AuditRecord::of_sandbox(d.now(), &sandbox, "sandbox.changed", &words(&change)).by(asking.caller, asking.request_id);
-        match d.store.change_sandbox(&sandbox.id, &change, &told).await.map_err(internal)? {
+        change.name = params.name;
+        let span = |field, params: Option<Option<u64>>| {
+            params.map(|params| params.map(|seconds| own_span(field, seconds)).transpose()).transpose()
+        };
+        change.own_lease = span("lease_seconds", params.lease_seconds)?;
+        change.own_keep = span("keep_suspended_seconds", params.keep_suspended_seconds)?;
+        let told =
+            AuditRecord::of_sandbox(context.now(), &sandbox, "sandbox.changed", &words(&change)).by(request.caller, request.request_id);
+        match context.store.change_sandbox(&sandbox.id, &change, &told).await.map_err(store_error)? {
             ChangedSandbox::Changed(changed) => {
                 if changed.generation != sandbox.generation {
                     // Its tokens are revoked; connections that use them end once the sandbox is notified.
-                    self.lifecycle.control_push.tell_soon(&changed.id, TELL_WAIT).await;
+                    self.lifecycle.control_push.push_soon(&changed.id, PUSH_WAIT).await;
                 }
                 self.info_with_tags(*changed).await
             }
@@ -155,7 +159,7 @@ impl Sandboxes {
     }
 
     pub async fn get(&self, caller: &Caller, id_or_name: &str) -> Result<SandboxInfo, ApiError> {
-        let sandbox = find(&self.deployment, caller, id_or_name).await?;
+        let sandbox = find(&self.context, caller, id_or_name).await?;
         access::may_use(&caller.principal, &sandbox)?;
         self.info_with_tags(sandbox).await
     }
@@ -163,17 +167,17 @@ impl Sandboxes {
     /// Ends it and every session that uses it. It can be restored for a while, unless the caller requests a permanent
     /// deletion.
     pub async fn delete(&self, caller: &Caller, id_or_name: &str, is_permanent: bool, request_id: &RequestId) -> Result<(), ApiError> {
-        let sandbox = match find(&self.deployment, caller, id_or_name).await {
+        let sandbox = match find(&self.context, caller, id_or_name).await {
             Err(e) if e.code == ErrorCode::SandboxNotFound && is_permanent => {
-                return purge(&self.deployment, &self.lifecycle, caller, id_or_name, request_id).await;
+                return purge(&self.context, &self.lifecycle, caller, id_or_name, request_id).await;
             }
             found => found?,
         };
         access::may_end(&caller.principal, &sandbox)?;
-        let audit = AuditRecord::of_sandbox(self.deployment.now(), &sandbox, "sandbox.deleted", "asked for").by(caller, request_id);
+        let audit = AuditRecord::of_sandbox(self.context.now(), &sandbox, "sandbox.deleted", "asked for").by(caller, request_id);
         let lifecycle = self.lifecycle.clone();
         // In a task: if the caller disconnects, the deletion must not stay half done until the next reaper pass.
-        let deleting = self.deployment.background.spawn(async move {
+        let deleting = self.context.background.spawn(async move {
             match is_permanent {
                 true => lifecycle.terminate_permanently(&sandbox, "it was deleted", audit).await,
                 false => lifecycle.terminate(&sandbox, "it was deleted", audit).await,
@@ -183,19 +187,19 @@ impl Sandboxes {
     }
 
     pub(super) async fn info_with_tags(&self, sandbox: Sandbox) -> Result<SandboxInfo, ApiError> {
-        let mut tags = self.deployment.store.sandbox_tags(&[&sandbox.id]).await.map_err(internal)?;
+        let mut tags = self.context.store.sandbox_tags(&[&sandbox.id]).await.map_err(store_error)?;
         let tags = tags.remove(sandbox.id.as_str()).unwrap_or_default();
         self.info(sandbox, tags).await
     }
 
     async fn info(&self, sandbox: Sandbox, tags: Tags) -> Result<SandboxInfo, ApiError> {
-        let sessions = self.deployment.store.sessions_on(&sandbox.id).await.map_err(internal)?;
+        let sessions = self.context.store.sessions_on(&sandbox.id).await.map_err(store_error)?;
         Ok(self.info_of(sandbox, tags, sessions))
     }
 
     pub(super) fn info_of(&self, sandbox: Sandbox, tags: Tags, sessions: Vec<Session>) -> SandboxInfo {
         // The gateway's URL: this response contains no token.
-        let dataplane = self.deployment.gateway(&sandbox);
+        let dataplane = self.context.gateway(&sandbox);
         SandboxInfo {
             last_active_at: self.lifecycle.last_use(&sandbox),
             lease_expires_at: self.lifecycle.lease_end(&sandbox),
@@ -219,8 +223,8 @@ impl Sandboxes {
             threads: sessions.iter().filter_map(|s| s.thread().map(str::to_owned)).collect(),
             sessions: sessions.into_iter().map(|s| s.id).collect(),
             template: sandbox.template,
-            snapshot_id: sandbox.making.layers.into_iter().next(),
-            resources: sandbox.making.resources,
+            snapshot_id: sandbox.spec.layers.into_iter().next(),
+            resources: sandbox.spec.resources,
         }
     }
 }
@@ -234,13 +238,13 @@ fn own_span(field: &str, seconds: u64) -> Result<Duration, ApiError> {
 
 /// Names the limit and what to delete: the caller's least recently used sandboxes, or deleted ones of other owners, which
 /// no new sandbox evicts.
-pub async fn quota_reached(d: &Deployment, caller: &Principal, quota: &Quota, reached: QuotaReached) -> ApiError {
+pub async fn quota_reached(context: &BrokerContext, caller: &Principal, quota: &Quota, reached: QuotaReached) -> ApiError {
     let (whose, limit, setting) = match reached.by {
         Counted::Workspace => (format!("workspace {} has", caller.workspace), quota.of_workspace, "max_sandboxes_per_workspace"),
         Counted::Owner => ("you have".to_owned(), quota.of_owner.unwrap_or_default(), "max_sandboxes in the policy"),
     };
     // If they can't be read, the error is sent without them.
-    let unused = d.store.least_used(&caller.workspace, &caller.name, NAMED_AT_LIMIT).await.unwrap_or_default();
+    let unused = context.store.least_used(&caller.workspace, &caller.name, NAMED_AT_LIMIT).await.unwrap_or_default();
     let named: Vec<&str> = unused.iter().map(|s| s.name.as_deref().unwrap_or(s.id.as_str())).collect();
     let of_yours = || format!("of yours, least recently used: {}", named.join(", "));
     let deleted = match reached.deleted {

@@ -16,11 +16,11 @@ use crate::{
     domain::{
         access::{
             self,
-            request_context::Asking,
+            request_context::RequestContext,
             sandbox_lookup,
-            session_access::{may_see, way_in},
+            session_access::{find_entry, may_see},
         },
-        context::{Deployment, internal},
+        context::{BrokerContext, store_error},
         model::{AuditRecord, Caller, Sandbox},
     },
     store::{AddedKind, SnapshotFilter, Viewer},
@@ -38,7 +38,7 @@ const MAX_REASON_CHARS: usize = 500;
 
 /// Parameters of a new snapshot.
 #[derive(Clone, Debug, Default)]
-pub struct SnapshotWish<'a> {
+pub struct SnapshotParams<'a> {
     pub name: &'a str,
     pub tag: Option<&'a str>,
     /// Disk size of sandboxes created from it, if different from its source's.
@@ -48,28 +48,28 @@ pub struct SnapshotWish<'a> {
 }
 
 /// A snapshot that the caller may use: by its id, `name` or `name:tag`.
-pub async fn find(d: &Deployment, caller: &Caller, reference: &str) -> Result<Snapshot, ApiError> {
+pub async fn find(context: &BrokerContext, caller: &Caller, reference: &str) -> Result<Snapshot, ApiError> {
     let found = match reference.parse::<SnapshotId>() {
-        Ok(id) => d.store.snapshot(&id).await,
+        Ok(id) => context.store.snapshot(&id).await,
         Err(_) => {
             let viewer = Viewer::from(&caller.principal);
             let (name, tag) = reference.split_once(':').map_or((reference, None), |(name, tag)| (name, Some(tag)));
-            match d.store.snapshot_named(&viewer, name, Some(tag.unwrap_or(DEFAULT_TAG))).await {
+            match context.store.snapshot_named(&viewer, name, Some(tag.unwrap_or(DEFAULT_TAG))).await {
                 // A name belongs to one owner, so any of its tags is one that the owner set.
-                Ok(None) if tag.is_none() => d.store.snapshot_named(&viewer, name, None).await,
+                Ok(None) if tag.is_none() => context.store.snapshot_named(&viewer, name, None).await,
                 found => found,
             }
         }
     };
-    let found = found.map_err(internal)?.filter(|s| access::is_visible(&caller.principal, s)).ok_or_else(|| not_found(reference))?;
+    let found = found.map_err(store_error)?.filter(|s| access::is_visible(&caller.principal, s)).ok_or_else(|| not_found(reference))?;
     access::may_use(&caller.principal, &found)?;
     Ok(found)
 }
 
 impl Snapshot {
     pub fn info(self) -> SnapshotInfo {
-        let image = match &self.making.root {
-            Some(SandboxRoot::Image(image)) if self.making.layers.is_empty() => Some(image.clone()),
+        let image = match &self.spec.root {
+            Some(SandboxRoot::Image(image)) if self.spec.layers.is_empty() => Some(image.clone()),
             _ => None,
         };
         SnapshotInfo {
@@ -90,112 +90,122 @@ impl Snapshot {
 }
 
 pub struct Snapshots {
-    deployment: Arc<Deployment>,
+    context: Arc<BrokerContext>,
     in_progress: InProgress,
     copying: Semaphore,
 }
 
 impl Snapshots {
-    pub fn new(deployment: Arc<Deployment>) -> Self {
-        Self { deployment, in_progress: InProgress::default(), copying: Semaphore::new(CONCURRENT_COPIES) }
+    pub fn new(context: Arc<BrokerContext>) -> Self {
+        Self { context, in_progress: InProgress::default(), copying: Semaphore::new(CONCURRENT_COPIES) }
     }
 
     /// Begins a snapshot of a running or suspended sandbox, and returns while the files are being copied. For its owner
     /// and operators, and for principals that may use it and have the `snapshot` capability. A file that is written
     /// during the copy is kept in the state in which the copy finds it; all others are copied exactly.
-    pub async fn take_snapshot(self: &Arc<Self>, asking: &Asking<'_>, of: &str, wish: SnapshotWish<'_>) -> Result<Snapshot, ApiError> {
-        let (d, caller) = (&self.deployment, asking.caller);
-        let sandbox = sandbox_lookup::find(d, caller, of).await?;
+    pub async fn take(self: &Arc<Self>, request: &RequestContext<'_>, of: &str, params: SnapshotParams<'_>) -> Result<Snapshot, ApiError> {
+        let (context, caller) = (&self.context, request.caller);
+        let sandbox = sandbox_lookup::find(context, caller, of).await?;
         // A snapshot has all of the sandbox's files, so taking one needs the same access as reading them.
-        let (session, entry) = way_in(d, &caller.principal, &sandbox).await?;
+        let (session, entry) = find_entry(context, &caller.principal, &sandbox).await?;
         let is_given = entry.share.as_ref().is_none_or(|share| share.capabilities.contains(Capability::Snapshot));
-        if !is_given || !d.policy().allowed(&caller.subject()).contains(Capability::Snapshot) {
+        if !is_given || !context.policy().allowed(&caller.subject()).contains(Capability::Snapshot) {
             access::may_end(&caller.principal, &sandbox)?;
         }
-        may_see(d, caller, &sandbox, session.as_ref()).await?;
-        check(&wish)?;
-        if !d.provider.features().snapshots {
-            return Err(ApiError::invalid(format!("the {} provider can't take snapshots", d.provider.name())));
+        may_see(context, caller, &sandbox, session.as_ref()).await?;
+        check(&params)?;
+        if !context.provider.features().snapshots {
+            return Err(ApiError::invalid(format!("the {} provider can't take snapshots", context.provider.name())));
         }
         if sandbox.counted_until.is_none() && sandbox.suspended_at.is_none() {
             return Err(ApiError::new(ErrorCode::SandboxStarting, format!("sandbox {} is still starting; ask again", sandbox.id)));
         }
-        if sandbox.making.layers.len() >= MAX_LAYERS {
+        if sandbox.spec.layers.len() >= MAX_LAYERS {
             let message =
                 format!("sandbox {} stands on {MAX_LAYERS} snapshots, which is the limit; copy its files to a new sandbox", sandbox.id);
             return Err(ApiError::invalid(message));
         }
         let id = SnapshotId::new();
-        let layers = std::iter::once(id.clone()).chain(sandbox.making.layers.iter().cloned()).collect();
-        let resources = Resources { disk_bytes: wish.disk_bytes, ..Resources::default() }.or(&sandbox.making.resources);
-        sandbox_spec::check(d, &SandboxSpec { resources: resources.clone(), ..SandboxSpec::default() }, &d.node)?;
-        let (root, base) = (sandbox.making.root.clone(), sandbox.making.base.clone());
-        let made_of = SandboxSpec { root, base, layers, resources, env: wish.env.clone(), ..SandboxSpec::default() };
+        let layers = std::iter::once(id.clone()).chain(sandbox.spec.layers.iter().cloned()).collect();
+        let resources = Resources { disk_bytes: params.disk_bytes, ..Resources::default() }.or(&sandbox.spec.resources);
+        sandbox_spec::check(context, &SandboxSpec { resources: resources.clone(), ..SandboxSpec::default() }, &context.node)?;
+        let (root, base) = (sandbox.spec.root.clone(), sandbox.spec.base.clone());
+        let made_of = SandboxSpec { root, base, layers, resources, env: params.env.clone(), ..SandboxSpec::default() };
         let snapshot = Snapshot {
-            access: access_of(d, &sandbox).await?,
+            access: access_of(context, &sandbox).await?,
             node: sandbox.node.clone(),
             sandbox: Some(sandbox.id.clone()),
-            ..self.new_snapshot(asking, id, &wish, made_of, SnapshotState::Building)
+            ..self.new_snapshot(request, id, &params, made_of, SnapshotState::Building)
         };
-        self.add_snapshot(asking, &snapshot, &format!("{} of {}", label(&snapshot), sandbox.id)).await?;
+        self.add_row(request, &snapshot, &format!("{} of {}", label(&snapshot), sandbox.id)).await?;
         self.build(snapshot.clone());
         Ok(snapshot)
     }
 
     /// Names an image that the provider has: nothing is copied.
-    pub async fn name_image(&self, asking: &Asking<'_>, image: &str, wish: SnapshotWish<'_>) -> Result<Snapshot, ApiError> {
-        let d = &self.deployment;
-        check(&wish)?;
-        if d.policy().has_listed_templates(&asking.caller.subject()) {
+    pub async fn create_of_image(
+        &self,
+        request: &RequestContext<'_>,
+        image: &str,
+        params: SnapshotParams<'_>,
+    ) -> Result<Snapshot, ApiError> {
+        let context = &self.context;
+        check(&params)?;
+        if context.policy().has_listed_templates(&request.caller.subject()) {
             return Err(ApiError::new(
                 ErrorCode::Forbidden,
                 "the policy lists the templates you may use, and an image would be something else",
             ));
         }
-        let resources = Resources { disk_bytes: wish.disk_bytes, ..Resources::default() };
+        let resources = Resources { disk_bytes: params.disk_bytes, ..Resources::default() };
         let made_of =
-            SandboxSpec { root: Some(SandboxRoot::Image(image.to_owned())), resources, env: wish.env.clone(), ..SandboxSpec::default() };
-        sandbox_spec::check(d, &made_of, &d.node)?;
-        let wish = SnapshotWish { tag: wish.tag.or_else(|| tag_of_image(image)), ..wish };
-        let snapshot = self.new_snapshot(asking, SnapshotId::new(), &wish, made_of, SnapshotState::Ready);
+            SandboxSpec { root: Some(SandboxRoot::Image(image.to_owned())), resources, env: params.env.clone(), ..SandboxSpec::default() };
+        sandbox_spec::check(context, &made_of, &context.node)?;
+        let params = SnapshotParams { tag: params.tag.or_else(|| tag_of_image(image)), ..params };
+        let snapshot = self.new_snapshot(request, SnapshotId::new(), &params, made_of, SnapshotState::Ready);
         let snapshot = Snapshot { size_bytes: Some(0), ..snapshot };
-        self.add_snapshot(asking, &snapshot, &format!("{} of image {image}", label(&snapshot))).await?;
+        self.add_row(request, &snapshot, &format!("{} of image {image}", label(&snapshot))).await?;
         Ok(snapshot)
     }
 
     fn new_snapshot(
         &self,
-        asking: &Asking<'_>,
+        request: &RequestContext<'_>,
         id: SnapshotId,
-        wish: &SnapshotWish<'_>,
-        making: SandboxSpec,
+        params: &SnapshotParams<'_>,
+        spec: SandboxSpec,
         state: SnapshotState,
     ) -> Snapshot {
-        let (d, principal) = (&self.deployment, &asking.caller.principal);
+        let (context, principal) = (&self.context, &request.caller.principal);
         Snapshot {
             id,
             workspace: principal.workspace.clone(),
-            name: wish.name.to_owned(),
-            tag: wish.tag.unwrap_or(DEFAULT_TAG).to_owned(),
+            name: params.name.to_owned(),
+            tag: params.tag.unwrap_or(DEFAULT_TAG).to_owned(),
             owner: principal.name.clone(),
-            access: d.policy().default_access(&asking.caller.subject()),
-            provider: d.provider.name().to_owned(),
-            node: d.node.clone(),
+            access: context.policy().default_access(&request.caller.subject()),
+            provider: context.provider.name().to_owned(),
+            node: context.node.clone(),
             state,
             reason: None,
             sandbox: None,
-            making,
+            spec,
             size_bytes: None,
-            created_at: d.now(),
-            updated_at: d.now(),
+            created_at: context.now(),
+            updated_at: context.now(),
         }
     }
 
-    async fn add_snapshot(&self, asking: &Asking<'_>, snapshot: &Snapshot, detail: &str) -> Result<(), ApiError> {
-        let d = &self.deployment;
-        let audit = AuditRecord { sandbox: snapshot.sandbox.clone(), ..asking.audit(self.deployment.now(), "snapshot.created", detail) };
-        let most = d.config.max_snapshots_per_workspace;
-        match d.store.add_snapshot(snapshot, &Viewer::from(&asking.caller.principal), &d.room(most), &audit).await.map_err(internal)? {
+    async fn add_row(&self, request: &RequestContext<'_>, snapshot: &Snapshot, detail: &str) -> Result<(), ApiError> {
+        let context = &self.context;
+        let audit = AuditRecord { sandbox: snapshot.sandbox.clone(), ..request.audit(self.context.now(), "snapshot.created", detail) };
+        let most = context.config.max_snapshots_per_workspace;
+        match context
+            .store
+            .add_snapshot(snapshot, &Viewer::from(&request.caller.principal), &context.room(most), &audit)
+            .await
+            .map_err(store_error)?
+        {
             AddedKind::Added => Ok(()),
             AddedKind::NameTaken => {
                 let message = format!("name: {} is the name of somebody else's snapshots; use another", snapshot.name);
@@ -205,62 +215,64 @@ impl Snapshots {
                 ErrorCode::QuotaExceeded,
                 format!("the workspace has {most} snapshots, which is its storage limit; delete some first"),
             )),
-            AddedKind::TooLarge => Err(sandbox_spec::too_large(d)),
+            AddedKind::TooLarge => Err(sandbox_spec::too_large(context)),
         }
     }
 
-    pub async fn snapshots(&self, asking: &Asking<'_>, filter: &SnapshotFilter) -> Result<Vec<Snapshot>, ApiError> {
-        self.deployment.store.snapshots(&Viewer::from(&asking.caller.principal), filter).await.map_err(internal)
+    pub async fn list(&self, request: &RequestContext<'_>, filter: &SnapshotFilter) -> Result<Vec<Snapshot>, ApiError> {
+        self.context.store.snapshots(&Viewer::from(&request.caller.principal), filter).await.map_err(store_error)
     }
 
-    pub async fn snapshot(&self, asking: &Asking<'_>, reference: &str) -> Result<Snapshot, ApiError> {
-        find(&self.deployment, asking.caller, reference).await
+    pub async fn get(&self, request: &RequestContext<'_>, reference: &str) -> Result<Snapshot, ApiError> {
+        find(&self.context, request.caller, reference).await
     }
 
     /// Its tag, if `name:tag` refers to this snapshot and not to a newer one.
-    pub async fn tag_of(&self, asking: &Asking<'_>, snapshot: &Snapshot) -> Result<Option<String>, ApiError> {
+    pub async fn tag_of(&self, request: &RequestContext<'_>, snapshot: &Snapshot) -> Result<Option<String>, ApiError> {
         if snapshot.state != SnapshotState::Ready {
             return Ok(None);
         }
-        let viewer = Viewer::from(&asking.caller.principal);
-        let meant = self.deployment.store.snapshot_named(&viewer, &snapshot.name, Some(&snapshot.tag)).await.map_err(internal)?;
+        let viewer = Viewer::from(&request.caller.principal);
+        let meant = self.context.store.snapshot_named(&viewer, &snapshot.name, Some(&snapshot.tag)).await.map_err(store_error)?;
         Ok(meant.filter(|s| s.id == snapshot.id).map(|s| s.tag))
     }
 
     /// No sandbox can be created from it any more. Its files stay for as long as a sandbox or another snapshot is based
     /// on them.
-    pub async fn delete_snapshot(self: &Arc<Self>, asking: &Asking<'_>, reference: &str) -> Result<(), ApiError> {
-        let d = &self.deployment;
-        let found = find(d, asking.caller, reference).await?;
-        access::may_end(&asking.caller.principal, &found)?;
-        let deleting = Snapshot { state: SnapshotState::Deleting, updated_at: d.now(), ..found.clone() };
-        let audit = asking.audit(self.deployment.now(), "snapshot.deleted", &format!("{} {}", label(&found), found.id));
-        if found.state != SnapshotState::Deleting && !d.store.settle_snapshot(&found, &deleting, Some(&audit)).await.map_err(internal)? {
+    pub async fn delete(self: &Arc<Self>, request: &RequestContext<'_>, reference: &str) -> Result<(), ApiError> {
+        let context = &self.context;
+        let found = find(context, request.caller, reference).await?;
+        access::may_end(&request.caller.principal, &found)?;
+        let deleting = Snapshot { state: SnapshotState::Deleting, updated_at: context.now(), ..found.clone() };
+        let audit = request.audit(self.context.now(), "snapshot.deleted", &format!("{} {}", label(&found), found.id));
+        if found.state != SnapshotState::Deleting
+            && !context.store.settle_snapshot(&found, &deleting, Some(&audit)).await.map_err(store_error)?
+        {
             // Its state changed concurrently: delete it in its current state.
-            let found = d.store.snapshot(&found.id).await.map_err(internal)?.ok_or_else(|| not_found(reference))?;
-            let deleting = Snapshot { state: SnapshotState::Deleting, updated_at: d.now(), ..found.clone() };
-            d.store.settle_snapshot(&found, &deleting, Some(&audit)).await.map_err(internal)?;
+            let found = context.store.snapshot(&found.id).await.map_err(store_error)?.ok_or_else(|| not_found(reference))?;
+            let deleting = Snapshot { state: SnapshotState::Deleting, updated_at: context.now(), ..found.clone() };
+            context.store.settle_snapshot(&found, &deleting, Some(&audit)).await.map_err(store_error)?;
         }
-        self.keep_snapshot(deleting);
+        self.reconcile(deleting);
         Ok(())
     }
 
     /// Copies the files, unless another task is at it. The outcome is stored; after a crash the row remains and the copy
     /// is done again.
     fn build(self: &Arc<Self>, snapshot: Snapshot) {
-        let d = &self.deployment;
-        if snapshot.node != d.node {
+        let context = &self.context;
+        if snapshot.node != context.node {
             return;
         }
-        let Some(under_way) = self.in_progress.begin(snapshot.id.as_str()) else { return };
+        let Some(guard) = self.in_progress.begin(snapshot.id.as_str()) else { return };
         let this = self.clone();
-        d.background.spawn(async move {
-            let _under_way = under_way;
+        context.background.spawn(async move {
+            let _guard = guard;
             // Limited concurrency: each copy reads and writes as fast as the disk can.
             let _turn = this.copying.acquire().await;
-            let d = &this.deployment;
+            let context = &this.context;
             let taken = this.copy(&snapshot).await;
-            let now = d.now();
+            let now = context.now();
             let settled = match taken {
                 Ok((size, access)) => {
                     Snapshot { state: SnapshotState::Ready, size_bytes: Some(size), access, updated_at: now, ..snapshot.clone() }
@@ -273,7 +285,7 @@ impl Snapshots {
             };
             let action = if settled.state == SnapshotState::Ready { "snapshot.ready" } else { "snapshot.failed" };
             let audit = AuditRecord { sandbox: snapshot.sandbox.clone(), ..AuditRecord::new(now, &snapshot.workspace, action).detail(label(&snapshot)) };
-            match d.store.settle_snapshot(&snapshot, &settled, Some(&audit)).await {
+            match context.store.settle_snapshot(&snapshot, &settled, Some(&audit)).await {
                 // Deleted while it was taken: the next reconcile pass removes the files.
                 Ok(_) => {}
                 Err(error) => tracing::error!(snapshot = %snapshot.id, %error, "what came of a snapshot could not be written down; it is looked at again"),
@@ -283,53 +295,53 @@ impl Snapshots {
 
     /// Returns its size and its access rule.
     async fn copy(&self, snapshot: &Snapshot) -> Result<(u64, Access), ApiError> {
-        let d = &self.deployment;
+        let context = &self.context;
         let lost = || ApiError::new(ErrorCode::SandboxNotFound, "its sandbox ended while it was taken");
         let Some(of) = &snapshot.sandbox else { return Err(lost()) };
-        let living = async || -> Result<Sandbox, ApiError> {
-            d.store.sandbox(of).await.map_err(internal)?.filter(|s| s.ended_at.is_none()).ok_or_else(lost)
+        let live_session = async || -> Result<Sandbox, ApiError> {
+            context.store.sandbox(of).await.map_err(store_error)?.filter(|s| s.ended_at.is_none()).ok_or_else(lost)
         };
-        let sandbox = living().await?;
-        let taken = d.provider.take_snapshot(of, &snapshot.id, &sandbox.making).await.map_err(|e| sandbox_spec::refused(&e))?;
+        let sandbox = live_session().await?;
+        let taken = context.provider.take_snapshot(of, &snapshot.id, &sandbox.spec).await.map_err(|e| sandbox_spec::refused(&e))?;
         // If the sandbox ended in the meantime, it was being removed during the copy. If its access became private,
         // files may have been copied after that.
-        let access = match living().await {
-            Ok(sandbox) => access_of(d, &sandbox).await,
+        let access = match live_session().await {
+            Ok(sandbox) => access_of(context, &sandbox).await,
             Err(error) => Err(error),
         };
         match access {
             Ok(Access::Workspace) => Ok((taken, snapshot.access)),
             Ok(Access::Owner) => Ok((taken, Access::Owner)),
             Err(error) => {
-                d.provider.remove_snapshot(&snapshot.id).await.map_err(|e| sandbox_spec::refused(&e))?;
+                context.provider.remove_snapshot(&snapshot.id).await.map_err(|e| sandbox_spec::refused(&e))?;
                 Err(error)
             }
         }
     }
 
     /// Finishes an operation on a snapshot of this node, in the background: there may be many files.
-    pub fn keep_snapshot(self: &Arc<Self>, snapshot: Snapshot) {
+    pub fn reconcile(self: &Arc<Self>, snapshot: Snapshot) {
         match snapshot.state {
             SnapshotState::Building => self.build(snapshot),
-            SnapshotState::Deleting if snapshot.node == self.deployment.node => self.remove(snapshot),
+            SnapshotState::Deleting if snapshot.node == self.context.node => self.remove(snapshot),
             _ => {}
         }
     }
 
     fn remove(self: &Arc<Self>, snapshot: Snapshot) {
-        let Some(under_way) = self.in_progress.begin(snapshot.id.as_str()) else { return };
+        let Some(guard) = self.in_progress.begin(snapshot.id.as_str()) else { return };
         let this = self.clone();
-        self.deployment.background.spawn(async move {
-            let _under_way = under_way;
-            let d = &this.deployment;
+        self.context.background.spawn(async move {
+            let _guard = guard;
+            let context = &this.context;
             let removed = async {
-                if d.store.is_snapshot_used(&snapshot).await.map_err(internal)? {
+                if context.store.is_snapshot_used(&snapshot).await.map_err(store_error)? {
                     return Ok(());
                 }
-                if d.provider.features().snapshots {
-                    d.provider.remove_snapshot(&snapshot.id).await.map_err(|e| sandbox_spec::refused(&e))?;
+                if context.provider.features().snapshots {
+                    context.provider.remove_snapshot(&snapshot.id).await.map_err(|e| sandbox_spec::refused(&e))?;
                 }
-                d.store.forget_snapshot(&snapshot.id).await.map_err(internal)
+                context.store.forget_snapshot(&snapshot.id).await.map_err(store_error)
             };
             if let Err(error) = removed.await {
                 tracing::warn!(snapshot = %snapshot.id, %error, "a snapshot could not be removed; it is tried again");
@@ -338,13 +350,13 @@ impl Snapshots {
     }
 
     /// A copy on a dead node will not be completed.
-    pub async fn give_up_snapshots(&self, node: &str) -> Result<(), ApiError> {
-        let d = &self.deployment;
-        for snapshot in d.store.snapshots_due(node).await.map_err(internal)? {
+    pub async fn fail_unfinished(&self, node: &str) -> Result<(), ApiError> {
+        let context = &self.context;
+        for snapshot in context.store.snapshots_due(node).await.map_err(store_error)? {
             if snapshot.state == SnapshotState::Building {
                 let reason = Some("its node died before it was taken".to_owned());
-                let failed = Snapshot { state: SnapshotState::Failed, reason, updated_at: d.now(), ..snapshot.clone() };
-                d.store.settle_snapshot(&snapshot, &failed, None).await.map_err(internal)?;
+                let failed = Snapshot { state: SnapshotState::Failed, reason, updated_at: context.now(), ..snapshot.clone() };
+                context.store.settle_snapshot(&snapshot, &failed, None).await.map_err(store_error)?;
             }
         }
         Ok(())
@@ -353,20 +365,21 @@ impl Snapshots {
 
 /// Access rule of a snapshot: owner-only if the sandbox or one of its sessions is owner-only. Also owner-only if threads
 /// left files in it, because the thread authority could not be asked about them later.
-async fn access_of(d: &Deployment, sandbox: &Sandbox) -> Result<Access, ApiError> {
-    let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
+async fn access_of(context: &BrokerContext, sandbox: &Sandbox) -> Result<Access, ApiError> {
+    let sessions = context.store.sessions_on(&sandbox.id).await.map_err(store_error)?;
     if sandbox.access == Access::Owner || sessions.iter().any(|s| s.access == Access::Owner) {
         return Ok(Access::Owner);
     }
-    let is_threads = d.thread_authority.is_some()
-        && (sessions.iter().any(|s| s.thread().is_some()) || !d.store.past_threads(&sandbox.id, 1).await.map_err(internal)?.is_empty());
+    let is_threads = context.thread_authority.is_some()
+        && (sessions.iter().any(|s| s.thread().is_some())
+            || !context.store.past_threads(&sandbox.id, 1).await.map_err(store_error)?.is_empty());
     Ok(if is_threads { Access::Owner } else { Access::Workspace })
 }
 
-fn check(wish: &SnapshotWish<'_>) -> Result<(), ApiError> {
-    sandboxes::check_name(wish.name)?;
-    wish.env.check()?;
-    if wish.tag.is_some_and(|tag| !cobox_protocol::sandbox::is_sandbox_name(tag)) {
+fn check(params: &SnapshotParams<'_>) -> Result<(), ApiError> {
+    sandboxes::check_name(params.name)?;
+    params.env.check()?;
+    if params.tag.is_some_and(|tag| !cobox_protocol::sandbox::is_sandbox_name(tag)) {
         return Err(ApiError::invalid("tag: must be 1 to 63 letters, digits, `-`, `_` or `.`"));
     }
     Ok(())

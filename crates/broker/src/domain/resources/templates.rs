@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     domain::{
-        access::{self, request_context::Asking},
-        context::{Deployment, internal},
+        access::{self, request_context::RequestContext},
+        context::{BrokerContext, store_error},
     },
     store::{AddedKind, ChangedKind, RemovedKind},
 };
@@ -24,28 +24,28 @@ pub const MAX_TEMPLATES: u32 = 200;
 
 /// A template from the settings or of a workspace.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct ResolvedTemplate {
     pub name: String,
     pub spec: TemplateSpec,
     /// Set for a workspace's template, `None` for one from the settings.
     pub own: Option<Template>,
 }
 
-pub async fn find(d: &Deployment, workspace: &str, name: &str) -> Result<Found, ApiError> {
-    if let Some(spec) = d.config.templates.get(name) {
-        return Ok(Found { name: name.to_owned(), spec: spec.clone(), own: None });
+pub async fn find(context: &BrokerContext, workspace: &str, name: &str) -> Result<ResolvedTemplate, ApiError> {
+    if let Some(spec) = context.config.templates.get(name) {
+        return Ok(ResolvedTemplate { name: name.to_owned(), spec: spec.clone(), own: None });
     }
-    let found = d.store.template(workspace, name).await.map_err(internal)?;
-    found.map(Found::from).ok_or_else(|| not_found(name))
+    let found = context.store.template(workspace, name).await.map_err(store_error)?;
+    found.map(ResolvedTemplate::from).ok_or_else(|| not_found(name))
 }
 
-impl From<Template> for Found {
+impl From<Template> for ResolvedTemplate {
     fn from(template: Template) -> Self {
         Self { name: template.name.clone(), spec: template.spec.clone(), own: Some(template) }
     }
 }
 
-impl Found {
+impl ResolvedTemplate {
     pub fn info(self) -> TemplateInfo {
         TemplateInfo {
             name: self.name,
@@ -63,33 +63,33 @@ impl Found {
 }
 
 pub struct Templates {
-    pub deployment: Arc<Deployment>,
+    pub context: Arc<BrokerContext>,
 }
 
 impl Templates {
-    pub async fn create_template(&self, asking: &Asking<'_>, wish: CreateTemplate) -> Result<Found, ApiError> {
-        let d = &self.deployment;
-        let CreateTemplate { name, provider, image, resources, env, mounts } = wish;
+    pub async fn create(&self, request: &RequestContext<'_>, params: CreateTemplate) -> Result<ResolvedTemplate, ApiError> {
+        let context = &self.context;
+        let CreateTemplate { name, provider, image, resources, env, mounts } = params;
         sandboxes::check_name(&name)?;
         let spec = TemplateSpec { provider, image, rootfs: None, resources, env, mounts };
         spec.check()?;
-        let (policy, subject) = (d.policy(), asking.caller.subject());
+        let (policy, subject) = (context.policy(), request.caller.subject());
         policy.check_template(&subject, &name)?;
-        if policy.has_listed_templates(&subject) && !asking.caller.principal.is_operator() {
+        if policy.has_listed_templates(&subject) && !request.caller.principal.is_operator() {
             return Err(ApiError::new(
                 ErrorCode::Forbidden,
                 "the policy lists the templates you may use; only operators make one of that name",
             ));
         }
-        if let Some(other) = spec.provider.as_deref().filter(|p| *p != d.provider.name()) {
-            return Err(ApiError::invalid(format!("provider: there is no `{other}` here; there is `{}`", d.provider.name())));
+        if let Some(other) = spec.provider.as_deref().filter(|p| *p != context.provider.name()) {
+            return Err(ApiError::invalid(format!("provider: there is no `{other}` here; there is `{}`", context.provider.name())));
         }
         // Volumes may come and go; everything else is checked now.
-        sandbox_spec::check_template(&*d.provider, &spec).map_err(|e| sandbox_spec::refused(&e))?;
-        if d.config.templates.contains_key(&name) {
+        sandbox_spec::check_template(&*context.provider, &spec).map_err(|e| sandbox_spec::refused(&e))?;
+        if context.config.templates.contains_key(&name) {
             return Err(taken(&name));
         }
-        let (principal, now) = (&asking.caller.principal, d.now());
+        let (principal, now) = (&request.caller.principal, context.now());
         let template = Template {
             workspace: principal.workspace.clone(),
             name,
@@ -98,8 +98,8 @@ impl Templates {
             created_at: now,
             updated_at: now,
         };
-        let audit = asking.audit(self.deployment.now(), "template.created", &template.name);
-        match d.store.add_template(&template, MAX_TEMPLATES, &audit).await.map_err(internal)? {
+        let audit = request.audit(self.context.now(), "template.created", &template.name);
+        match context.store.add_template(&template, MAX_TEMPLATES, &audit).await.map_err(store_error)? {
             AddedKind::Added => Ok(template.into()),
             AddedKind::NameTaken => Err(taken(&template.name)),
             AddedKind::TooMany | AddedKind::TooLarge => Err(ApiError::new(
@@ -110,43 +110,44 @@ impl Templates {
     }
 
     /// The operator's and the workspace's templates that the policy lets the caller use, by name.
-    pub async fn templates(&self, asking: &Asking<'_>) -> Result<Vec<Found>, ApiError> {
-        let d = &self.deployment;
-        let (policy, subject) = (d.policy(), asking.caller.subject());
-        let own = d.store.templates(&asking.caller.principal.workspace).await.map_err(internal)?;
-        let operators = d.config.templates.iter().map(|(name, spec)| Found { name: name.clone(), spec: spec.clone(), own: None });
-        let own = own.into_iter().filter(|t| !d.config.templates.contains_key(&t.name)).map(Found::from);
-        let mut all: Vec<Found> = operators.chain(own).filter(|t| policy.check_template(&subject, &t.name).is_ok()).collect();
+    pub async fn list(&self, request: &RequestContext<'_>) -> Result<Vec<ResolvedTemplate>, ApiError> {
+        let context = &self.context;
+        let (policy, subject) = (context.policy(), request.caller.subject());
+        let own = context.store.templates(&request.caller.principal.workspace).await.map_err(store_error)?;
+        let operators =
+            context.config.templates.iter().map(|(name, spec)| ResolvedTemplate { name: name.clone(), spec: spec.clone(), own: None });
+        let own = own.into_iter().filter(|t| !context.config.templates.contains_key(&t.name)).map(ResolvedTemplate::from);
+        let mut all: Vec<ResolvedTemplate> = operators.chain(own).filter(|t| policy.check_template(&subject, &t.name).is_ok()).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
     }
 
-    pub async fn template(&self, asking: &Asking<'_>, name: &str) -> Result<Found, ApiError> {
-        let d = &self.deployment;
-        d.policy().check_template(&asking.caller.subject(), name)?;
-        find(d, &asking.caller.principal.workspace, name).await
+    pub async fn get(&self, request: &RequestContext<'_>, name: &str) -> Result<ResolvedTemplate, ApiError> {
+        let context = &self.context;
+        context.policy().check_template(&request.caller.subject(), name)?;
+        find(context, &request.caller.principal.workspace, name).await
     }
 
-    pub async fn rename_template(&self, asking: &Asking<'_>, name: &str, to: &str) -> Result<Found, ApiError> {
-        let d = &self.deployment;
+    pub async fn rename(&self, request: &RequestContext<'_>, name: &str, to: &str) -> Result<ResolvedTemplate, ApiError> {
+        let context = &self.context;
         sandboxes::check_name(to)?;
-        let template = self.own_template(asking, name).await?;
-        d.policy().check_template(&asking.caller.subject(), to)?;
-        if d.config.templates.contains_key(to) {
+        let template = self.own_template(request, name).await?;
+        context.policy().check_template(&request.caller.subject(), to)?;
+        if context.config.templates.contains_key(to) {
             return Err(taken(to));
         }
-        let audit = asking.audit(self.deployment.now(), "template.renamed", &format!("{name} to {to}"));
-        match d.store.rename_template(&template, to, d.now(), &audit).await.map_err(internal)? {
-            ChangedKind::Changed => find(d, &template.workspace, to).await,
+        let audit = request.audit(self.context.now(), "template.renamed", &format!("{name} to {to}"));
+        match context.store.rename_template(&template, to, context.now(), &audit).await.map_err(store_error)? {
+            ChangedKind::Changed => find(context, &template.workspace, to).await,
             ChangedKind::NameTaken => Err(taken(to)),
             ChangedKind::Gone => Err(not_found(name)),
         }
     }
 
-    pub async fn delete_template(&self, asking: &Asking<'_>, name: &str) -> Result<(), ApiError> {
-        let template = self.own_template(asking, name).await?;
-        let audit = asking.audit(self.deployment.now(), "template.deleted", name);
-        match self.deployment.store.remove_template(&template, &audit).await.map_err(internal)? {
+    pub async fn delete(&self, request: &RequestContext<'_>, name: &str) -> Result<(), ApiError> {
+        let template = self.own_template(request, name).await?;
+        let audit = request.audit(self.context.now(), "template.deleted", name);
+        match self.context.store.remove_template(&template, &audit).await.map_err(store_error)? {
             RemovedKind::Removed => Ok(()),
             RemovedKind::InUse(pools) => Err(ApiError::new(
                 ErrorCode::InUse,
@@ -157,12 +158,12 @@ impl Templates {
     }
 
     /// A template that the caller may change.
-    async fn own_template(&self, asking: &Asking<'_>, name: &str) -> Result<Template, ApiError> {
-        let found = find(&self.deployment, &asking.caller.principal.workspace, name).await?;
+    async fn own_template(&self, request: &RequestContext<'_>, name: &str) -> Result<Template, ApiError> {
+        let found = find(&self.context, &request.caller.principal.workspace, name).await?;
         let Some(template) = found.own else {
             return Err(ApiError::new(ErrorCode::Forbidden, format!("template {name} stands in the broker's settings; change it there")));
         };
-        access::may_end(&asking.caller.principal, &template)?;
+        access::may_end(&request.caller.principal, &template)?;
         Ok(template)
     }
 }

@@ -4,8 +4,8 @@
 use cobox_protocol::{ApiError, ErrorCode, session::Access};
 use serde_json::json;
 
-use super::negotiation::{ANY_PROVIDER, Negotiation, cut};
-use crate::domain::model::{Bound, Sandbox, Session};
+use super::negotiation::{ANY_PROVIDER, Negotiation, truncate};
+use crate::domain::model::{Sandbox, Session, SessionWithSandbox};
 
 /// A field of the request, with the requested and the actual value.
 pub struct Difference {
@@ -20,38 +20,38 @@ impl Difference {
     }
 
     fn sentence(&self) -> String {
-        format!("{} is {}, not {}", self.field, self.actual, cut(&self.requested))
+        format!("{} is {}, not {}", self.field, self.actual, truncate(&self.requested))
     }
 }
 
-pub fn of_sandbox(wish: &Negotiation, sandbox: &Sandbox) -> Vec<Difference> {
+pub fn of_sandbox(params: &Negotiation, sandbox: &Sandbox) -> Vec<Difference> {
     let mut found = Vec::new();
-    if let Some(template) = wish.template.as_ref().filter(|wished| Some(*wished) != sandbox.template.as_ref()) {
+    if let Some(template) = params.template.as_ref().filter(|requested| Some(*requested) != sandbox.template.as_ref()) {
         found.push(Difference::new("template", template, sandbox.template.as_deref().unwrap_or("none")));
     }
-    if let Some(provider) = wish.provider_preference.as_ref().filter(|p| ![ANY_PROVIDER, &sandbox.provider].contains(&p.as_str())) {
+    if let Some(provider) = params.provider_preference.as_ref().filter(|p| ![ANY_PROVIDER, &sandbox.provider].contains(&p.as_str())) {
         found.push(Difference::new("provider", provider, &sandbox.provider));
     }
     // A sandbox with a name is kept in any case.
-    if wish.keep && !sandbox.is_kept && sandbox.name.is_none() {
+    if params.keep && !sandbox.is_kept && sandbox.name.is_none() {
         found.push(Difference::new("keep", "true", "false"));
     }
     found
 }
 
 /// Differences of a sandbox that a new session is to use. The session may be more private than the sandbox, but not less.
-pub fn of_sandbox_to_attach(wish: &Negotiation, sandbox: &Sandbox) -> Vec<Difference> {
-    let mut found = of_sandbox(wish, sandbox);
-    if wish.access == Some(Access::Workspace) && sandbox.access == Access::Owner {
+pub fn of_sandbox_to_attach(params: &Negotiation, sandbox: &Sandbox) -> Vec<Difference> {
+    let mut found = of_sandbox(params, sandbox);
+    if params.access == Some(Access::Workspace) && sandbox.access == Access::Owner {
         found.push(Difference::new("access", "workspace", "owner"));
     }
     found
 }
 
 /// Session and sandbox access are both checked on every use: the workspace has access only if both are `workspace`.
-pub fn of_access(wish: &Negotiation, bound: &Bound) -> Option<Difference> {
+pub fn of_access(params: &Negotiation, bound: &SessionWithSandbox) -> Option<Difference> {
     let is_private = [bound.session.access, bound.sandbox.access].contains(&Access::Owner);
-    match (wish.access?, is_private) {
+    match (params.access?, is_private) {
         (Access::Owner, false) => Some(Difference::new("access", "owner", "workspace")),
         (Access::Workspace, true) => Some(Difference::new("access", "workspace", "owner")),
         (Access::Owner, true) | (Access::Workspace, false) => None,

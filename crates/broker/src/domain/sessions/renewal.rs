@@ -8,15 +8,15 @@ use cobox_protocol::{
 };
 use cobox_token::Claims;
 
-use super::negotiation::must_be;
+use super::negotiation::check_sandbox_hint;
 use crate::{
     domain::{
-        access::{self, request_context::Asking, session_access::living, token_verification::verify_possession},
-        context::{Deployment, internal},
+        access::{self, request_context::RequestContext, session_access::live_session, token_verification::verify_possession},
+        context::{BrokerContext, store_error},
         lifecycle::transitions::Lifecycle,
-        model::{AuditRecord, Bound},
+        model::{AuditRecord, SessionWithSandbox},
         token_signer::{REFRESH_GRACE_SECONDS, TokenFormat},
-        tokens::issue::{TokenIssuer, TokenWish},
+        tokens::issue::{TokenIssuer, TokenParams},
     },
     store::{Note, RetiredToken},
 };
@@ -27,30 +27,35 @@ const ROTATION_GRACE: Duration = Duration::from_secs(30);
 const RETIRE_AGAIN_SECONDS: u32 = 60;
 
 pub struct SessionRenewal {
-    pub deployment: Arc<Deployment>,
+    pub context: Arc<BrokerContext>,
     pub lifecycle: Arc<Lifecycle>,
     pub issuer: Arc<TokenIssuer>,
 }
 
 impl SessionRenewal {
-    pub async fn refresh(&self, asking: &Asking<'_>, id: &SessionId, wish: &RefreshRequest) -> Result<RefreshResponse, ApiError> {
-        let format = match (&wish.token_format, &wish.current_token) {
+    pub async fn refresh(
+        &self,
+        request: &RequestContext<'_>,
+        id: &SessionId,
+        params: &RefreshRequest,
+    ) -> Result<RefreshResponse, ApiError> {
+        let format = match (&params.token_format, &params.current_token) {
             (Some(word), _) => TokenFormat::from_word(word)?,
             (None, Some(token)) => TokenFormat::of(token),
             (None, None) => TokenFormat::Jwt,
         };
-        let (bound, entry) = living(&self.deployment, asking.caller, id).await?;
-        asking.about(&bound.session.id, &bound.sandbox.id);
+        let (bound, entry) = live_session(&self.context, request.caller, id).await?;
+        request.about(&bound.session.id, &bound.sandbox.id);
         // Before a sandbox is started for it.
-        self.deployment.may_see(asking.caller, bound.session.thread()).await?;
-        must_be(&self.deployment, asking.caller, wish.sandbox_id.as_deref(), &bound.sandbox).await?;
-        let shown = self.possession(asking, &bound, wish).await?;
-        if wish.rotate == Some(true) && shown.is_none() {
+        self.context.may_see(request.caller, bound.session.thread()).await?;
+        check_sandbox_hint(&self.context, request.caller, params.sandbox_id.as_deref(), &bound.sandbox).await?;
+        let current = self.verify_current_token(request, &bound, params).await?;
+        if params.rotate == Some(true) && current.is_none() {
             return Err(ApiError::invalid("rotate: needs current_token, the token that is to end"));
         }
-        let mut caller = asking.caller.clone();
-        let policy = self.deployment.policy();
-        let capabilities = match &shown {
+        let mut caller = request.caller.clone();
+        let policy = self.context.policy();
+        let capabilities = match &current {
             // A refresh renews the token's capabilities and actor; it doesn't widen them.
             Some(claims) => {
                 caller.actor = claims.act.clone();
@@ -59,22 +64,27 @@ impl SessionRenewal {
             None => access::grant(&policy, &caller, None)?,
         };
         let capabilities = entry.bound(capabilities)?;
-        let asking = &Asking { caller: &caller, ..*asking };
-        let sandbox = self.lifecycle.bring_up_found(bound.sandbox, asking.wait).await?;
-        let bound = Bound { sandbox, ..bound };
-        let token = TokenWish { format, is_activity: true, lineage: entry.lineage(), ..TokenWish::new(capabilities) };
-        let issued = self.issuer.issue(asking, &bound, token).await?;
-        if let (Some(true), Some(claims)) = (wish.rotate, shown) {
-            self.retire(asking, &bound, claims).await?;
+        let request = &RequestContext { caller: &caller, ..*request };
+        let sandbox = self.lifecycle.ensure_found_running(bound.sandbox, request.wait).await?;
+        let bound = SessionWithSandbox { sandbox, ..bound };
+        let token = TokenParams { format, is_activity: true, lineage: entry.lineage(), ..TokenParams::new(capabilities) };
+        let issued = self.issuer.issue(request, &bound, token).await?;
+        if let (Some(true), Some(claims)) = (params.rotate, current) {
+            self.retire(request, &bound, claims).await?;
         }
         Ok(RefreshResponse { token: issued.token, expires_at: issued.draft.expires_at, refresh_before: issued.draft.refresh_before })
     }
 
     /// The claims of the presented token, if there is one. It must belong to this session and this caller.
-    async fn possession(&self, asking: &Asking<'_>, bound: &Bound, wish: &RefreshRequest) -> Result<Option<Claims>, ApiError> {
-        let Some(token) = &wish.current_token else { return Ok(None) };
-        let claims = verify_possession(&self.deployment, &bound.sandbox, token).await?;
-        if claims.sid.as_deref() != Some(bound.session.id.as_str()) || claims.sub != asking.caller.principal.name {
+    async fn verify_current_token(
+        &self,
+        request: &RequestContext<'_>,
+        bound: &SessionWithSandbox,
+        params: &RefreshRequest,
+    ) -> Result<Option<Claims>, ApiError> {
+        let Some(token) = &params.current_token else { return Ok(None) };
+        let claims = verify_possession(&self.context, &bound.sandbox, token).await?;
+        if claims.sid.as_deref() != Some(bound.session.id.as_str()) || claims.sub != request.caller.principal.name {
             return Err(ApiError::new(ErrorCode::Forbidden, "current_token: is of another session or another principal"));
         }
         if claims.parent.is_some() {
@@ -86,10 +96,10 @@ impl SessionRenewal {
 
     /// Revokes the presented token after a short grace period. The gateway refuses it without further action; boxd is
     /// notified by the reaper.
-    async fn retire(&self, asking: &Asking<'_>, bound: &Bound, claims: Claims) -> Result<(), ApiError> {
-        let d = &self.deployment;
-        let mut audit = AuditRecord::new(d.now(), &bound.session.workspace, "token.retired")
-            .by(asking.caller, asking.request_id)
+    async fn retire(&self, request: &RequestContext<'_>, bound: &SessionWithSandbox, claims: Claims) -> Result<(), ApiError> {
+        let context = &self.context;
+        let mut audit = AuditRecord::new(context.now(), &bound.session.workspace, "token.retired")
+            .by(request.caller, request.request_id)
             .about(bound)
             .detail("replaced by a fresh one");
         audit.jti = Some(claims.jti.clone());
@@ -97,12 +107,12 @@ impl SessionRenewal {
             workspace: bound.session.workspace.clone(),
             sandbox: bound.sandbox.id.clone(),
             jti: claims.jti,
-            from: d.now().plus(ROTATION_GRACE),
+            from: context.now().plus(ROTATION_GRACE),
             // As long as it would have proved possession.
             until: Timestamp::from_unix(claims.exp.saturating_add(REFRESH_GRACE_SECONDS)),
             audit,
         };
-        if d.store.retire_token(&retired).await.map_err(internal)? {
+        if context.store.retire_token(&retired).await.map_err(store_error)? {
             return Ok(());
         }
         let message = "rotate: too many tokens of this sandbox were replaced within the hour; refresh with `\"rotate\": false`, or later";
@@ -110,13 +120,13 @@ impl SessionRenewal {
     }
 
     /// Extends the lease, never a token. A suspended sandbox is started again, within the caller's wait.
-    pub async fn heartbeat(&self, asking: &Asking<'_>, id: &SessionId) -> Result<HeartbeatResponse, ApiError> {
-        let d = &self.deployment;
-        let (bound, _) = living(&self.deployment, asking.caller, id).await?;
-        asking.about(&bound.session.id, &bound.sandbox.id);
-        let now = d.now();
-        d.store.note(&Note { sandboxes: vec![(bound.sandbox.id.clone(), now)], ..Note::default() }).await.map_err(internal)?;
-        let state = match self.lifecycle.bring_up(&bound.sandbox.id, asking.wait).await {
+    pub async fn heartbeat(&self, request: &RequestContext<'_>, id: &SessionId) -> Result<HeartbeatResponse, ApiError> {
+        let context = &self.context;
+        let (bound, _) = live_session(&self.context, request.caller, id).await?;
+        request.about(&bound.session.id, &bound.sandbox.id);
+        let now = context.now();
+        context.store.note(&Note { sandboxes: vec![(bound.sandbox.id.clone(), now)], ..Note::default() }).await.map_err(store_error)?;
+        let state = match self.lifecycle.ensure_running(&bound.sandbox.id, request.wait).await {
             // Recording the use above ended its idle state.
             Ok(sandbox) => {
                 if sandbox.state == State::Idle {
@@ -129,6 +139,6 @@ impl SessionRenewal {
             Err(e) if e.code == ErrorCode::SandboxStarting => bound.sandbox.state,
             Err(e) => return Err(e),
         };
-        Ok(HeartbeatResponse { lease_expires_at: d.now().max(now).plus(d.lifetimes(&bound.sandbox).lease), state })
+        Ok(HeartbeatResponse { lease_expires_at: context.now().max(now).plus(context.lifetimes(&bound.sandbox).lease), state })
     }
 }

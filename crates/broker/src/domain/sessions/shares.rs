@@ -13,13 +13,13 @@ use cobox_protocol::{
 use crate::{
     domain::{
         access::{
-            self, Requested,
-            request_context::Asking,
-            session_access::{expired, may_be_shared, visible},
+            self, RequestedCapabilities,
+            request_context::RequestContext,
+            session_access::{may_be_shared, session_expired, visible_session},
         },
-        context::{Deployment, internal},
-        lifecycle::{control_push::TELL_WAIT, transitions::Lifecycle},
-        model::{AuditRecord, Bound, Caller, Principal, Session, Share},
+        context::{BrokerContext, store_error},
+        lifecycle::{control_push::PUSH_WAIT, transitions::Lifecycle},
+        model::{AuditRecord, Caller, Principal, Session, SessionWithSandbox, Share},
     },
     store::Shared,
 };
@@ -30,21 +30,21 @@ const MAX_SHARES: u32 = 100;
 /// Decides which principals can enter a session's sandbox without a share of that session. The thread authority and the
 /// policy may still refuse a principal; they decide on a request and cannot be asked about a principal that makes none.
 struct AccessPaths<'a> {
-    bound: &'a Bound,
+    bound: &'a SessionWithSandbox,
     /// Valid shares of the other sessions of the sandbox.
     shares: Vec<(Session, Share)>,
 }
 
 impl<'a> AccessPaths<'a> {
-    async fn into_sandbox_of(d: &Deployment, bound: &'a Bound) -> Result<Self, ApiError> {
+    async fn into_sandbox_of(context: &BrokerContext, bound: &'a SessionWithSandbox) -> Result<Self, ApiError> {
         let sandbox = &bound.sandbox.id;
-        let sessions = d.store.sessions_on(sandbox).await.map_err(internal)?;
-        let found = d.store.shares_on(sandbox).await.map_err(internal)?;
+        let sessions = context.store.sessions_on(sandbox).await.map_err(store_error)?;
+        let found = context.store.shares_on(sandbox).await.map_err(store_error)?;
         let of_another = |share: Share| {
             let session = sessions.iter().find(|s| s.id == share.session && s.id != bound.session.id)?;
             Some((session.clone(), share))
         };
-        Ok(Self { bound, shares: found.into_iter().filter(|s| !s.is_over(d.now())).filter_map(of_another).collect() })
+        Ok(Self { bound, shares: found.into_iter().filter(|s| !s.is_over(context.now())).filter_map(of_another).collect() })
     }
 
     fn of(&self, principal: &Principal) -> Vec<AccessPath> {
@@ -72,33 +72,38 @@ impl<'a> AccessPaths<'a> {
 }
 
 /// Parameters of a new share.
-pub struct ShareWish<'a> {
+pub struct ShareParams<'a> {
     pub principal: &'a str,
-    pub capabilities: Requested<'a>,
+    pub capabilities: RequestedCapabilities<'a>,
     pub expires_at: Option<Timestamp>,
 }
 
 pub struct Shares {
-    pub deployment: Arc<Deployment>,
+    pub context: Arc<BrokerContext>,
     pub lifecycle: Arc<Lifecycle>,
 }
 
 impl Shares {
     /// Returns the share, and whether it is new.
-    pub async fn share(&self, asking: &Asking<'_>, id: &SessionId, wish: ShareWish<'_>) -> Result<(ShareInfo, bool), ApiError> {
-        let d = &self.deployment;
-        let bound = self.shareable(asking.caller, id).await?;
-        let Requested { field, words } = wish.capabilities;
+    pub async fn create(
+        &self,
+        request: &RequestContext<'_>,
+        id: &SessionId,
+        params: ShareParams<'_>,
+    ) -> Result<(ShareInfo, bool), ApiError> {
+        let context = &self.context;
+        let bound = self.shareable(request.caller, id).await?;
+        let RequestedCapabilities { field, words } = params.capabilities;
         let capabilities = CapabilitySet::parse(words).map_err(|e| ApiError::invalid(format!("{field}: {e}")))?;
         if capabilities.is_empty() {
             return Err(ApiError::invalid(format!("{field}: must name at least one")));
         }
-        if wish.expires_at.is_some_and(|at| at <= d.now()) {
+        if params.expires_at.is_some_and(|at| at <= context.now()) {
             return Err(ApiError::invalid("expires_at: is in the past"));
         }
-        let name = wish.principal;
+        let name = params.principal;
         if name == bound.session.owner {
-            return Err(ApiError::invalid(format!("principal: {} made the session, and may use it already", cut(name))));
+            return Err(ApiError::invalid(format!("principal: {} made the session, and may use it already", truncate(name))));
         }
         if self.principal_of(&bound, name).await?.is_none() {
             return Err(no_principal(name));
@@ -109,36 +114,36 @@ impl Shares {
             session: bound.session.id.clone(),
             principal: name.to_owned(),
             capabilities,
-            shared_by: asking.caller.principal.name.clone(),
-            created_at: d.now(),
-            expires_at: wish.expires_at,
+            shared_by: request.caller.principal.name.clone(),
+            created_at: context.now(),
+            expires_at: params.expires_at,
         };
-        let audit = AuditRecord::new(d.now(), &share.workspace, "session.shared")
-            .by(asking.caller, asking.request_id)
+        let audit = AuditRecord::new(context.now(), &share.workspace, "session.shared")
+            .by(request.caller, request.request_id)
             .about(&bound)
             .detail(format!("{} with {name}: {}", share.id, capabilities.names().join(" ")));
-        let ending = d.ending("its share was replaced", audit);
-        match d.store.share(&share, MAX_SHARES, &ending).await.map_err(internal)? {
+        let ending = context.ending("its share was replaced", audit);
+        match context.store.share(&share, MAX_SHARES, &ending).await.map_err(store_error)? {
             Shared::Added(share) => Ok((self.info_of_share(share, &bound).await?, true)),
             Shared::Changed(changed) => {
                 if changed.id == share.id {
                     // Tokens of the previous share have ended.
-                    self.tell_soon(&bound).await;
+                    self.push_soon(&bound).await;
                 }
                 Ok((self.info_of_share(changed, &bound).await?, false))
             }
             Shared::TooMany => {
                 Err(ApiError::invalid(format!("principal: the session is shared with {MAX_SHARES} others, which is the most; revoke one")))
             }
-            Shared::SessionGone => Err(expired(&bound.session)),
+            Shared::SessionGone => Err(session_expired(&bound.session)),
         }
     }
 
     pub async fn list(&self, caller: &Caller, id: &SessionId) -> Result<Vec<ShareInfo>, ApiError> {
         let bound = self.shareable(caller, id).await?;
-        let found = self.deployment.store.shares(id).await.map_err(internal)?;
-        let paths = AccessPaths::into_sandbox_of(&self.deployment, &bound).await?;
-        let now = self.deployment.now();
+        let found = self.context.store.shares(id).await.map_err(store_error)?;
+        let paths = AccessPaths::into_sandbox_of(&self.context, &bound).await?;
+        let now = self.context.now();
         let mut list = Vec::with_capacity(found.len());
         for share in found.into_iter().filter(|s| !s.is_over(now)) {
             let is_limit = self.paths_of(&share.principal, &paths).await?.is_empty();
@@ -149,11 +154,11 @@ impl Shares {
 
     /// Whether a principal of the workspace can enter the session's sandbox, by its share and without it.
     pub async fn principal_access(&self, caller: &Caller, id: &SessionId, principal: &str) -> Result<PrincipalAccess, ApiError> {
-        let d = &self.deployment;
+        let context = &self.context;
         let bound = self.shareable(caller, id).await?;
         let Some(known) = self.principal_of(&bound, principal).await? else { return Err(no_principal(principal)) };
-        let paths = AccessPaths::into_sandbox_of(d, &bound).await?.of(&known);
-        let share = d.store.share_of(id, principal).await.map_err(internal)?.filter(|s| !s.is_over(d.now()));
+        let paths = AccessPaths::into_sandbox_of(context, &bound).await?.of(&known);
+        let share = context.store.share_of(id, principal).await.map_err(store_error)?.filter(|s| !s.is_over(context.now()));
         Ok(PrincipalAccess {
             principal: known.name,
             share: share.map(|s| info(s, paths.is_empty())),
@@ -164,26 +169,26 @@ impl Shares {
 
     /// Ends a share and the tokens issued through it. Durable when it returns; the sandbox was notified, or the push is
     /// retried.
-    pub async fn unshare(&self, asking: &Asking<'_>, id: &SessionId, principal: &str) -> Result<(), ApiError> {
-        let d = &self.deployment;
-        let bound = self.shareable(asking.caller, id).await?;
-        let audit = AuditRecord::new(d.now(), &bound.session.workspace, "session.unshared")
-            .by(asking.caller, asking.request_id)
+    pub async fn delete(&self, request: &RequestContext<'_>, id: &SessionId, principal: &str) -> Result<(), ApiError> {
+        let context = &self.context;
+        let bound = self.shareable(request.caller, id).await?;
+        let audit = AuditRecord::new(context.now(), &bound.session.workspace, "session.unshared")
+            .by(request.caller, request.request_id)
             .about(&bound)
-            .detail(cut(principal));
-        let ended = d.store.unshare(id, principal, &d.ending("its share was revoked", audit)).await.map_err(internal)?;
+            .detail(truncate(principal));
+        let ended = context.store.unshare(id, principal, &context.ending("its share was revoked", audit)).await.map_err(store_error)?;
         if ended.is_none() {
             return Err(self.not_shared(&bound, principal).await?);
         }
-        self.tell_soon(&bound).await;
+        self.push_soon(&bound).await;
         Ok(())
     }
 
     /// The error also says if the principal can enter without a share, because the caller wants to keep it out.
-    async fn not_shared(&self, bound: &Bound, principal: &str) -> Result<ApiError, ApiError> {
-        let paths = AccessPaths::into_sandbox_of(&self.deployment, bound).await?;
+    async fn not_shared(&self, bound: &SessionWithSandbox, principal: &str) -> Result<ApiError, ApiError> {
+        let paths = AccessPaths::into_sandbox_of(&self.context, bound).await?;
         let paths = self.paths_of(principal, &paths).await?;
-        let shown = cut(principal);
+        let shown = truncate(principal);
         let message = match paths.is_empty() {
             true => format!("the session is not shared with `{shown}`"),
             false => {
@@ -194,8 +199,8 @@ impl Shares {
         Ok(if paths.is_empty() { error } else { error.with_details(serde_json::json!({ "access_paths": paths })) })
     }
 
-    async fn info_of_share(&self, share: Share, bound: &Bound) -> Result<ShareInfo, ApiError> {
-        let paths = AccessPaths::into_sandbox_of(&self.deployment, bound).await?;
+    async fn info_of_share(&self, share: Share, bound: &SessionWithSandbox) -> Result<ShareInfo, ApiError> {
+        let paths = AccessPaths::into_sandbox_of(&self.context, bound).await?;
         let is_limit = self.paths_of(&share.principal, &paths).await?.is_empty();
         Ok(info(share, is_limit))
     }
@@ -204,30 +209,30 @@ impl Shares {
         Ok(self.principal_of(paths.bound, principal).await?.map_or_else(Vec::new, |known| paths.of(&known)))
     }
 
-    async fn principal_of(&self, bound: &Bound, name: &str) -> Result<Option<Principal>, ApiError> {
+    async fn principal_of(&self, bound: &SessionWithSandbox, name: &str) -> Result<Option<Principal>, ApiError> {
         if !is_external_id(name) {
             return Ok(None);
         }
-        self.deployment.store.principal(&bound.session.workspace, name).await.map_err(internal)
+        self.context.store.principal(&bound.session.workspace, name).await.map_err(store_error)
     }
 
     /// Continues when the caller doesn't wait for it.
-    async fn tell_soon(&self, bound: &Bound) {
-        self.lifecycle.control_push.tell_soon(&bound.sandbox.id, TELL_WAIT).await;
+    async fn push_soon(&self, bound: &SessionWithSandbox) {
+        self.lifecycle.control_push.push_soon(&bound.sandbox.id, PUSH_WAIT).await;
     }
 
-    async fn shareable(&self, caller: &Caller, id: &SessionId) -> Result<Bound, ApiError> {
-        let bound = visible(&self.deployment, caller, id).await?;
+    async fn shareable(&self, caller: &Caller, id: &SessionId) -> Result<SessionWithSandbox, ApiError> {
+        let bound = visible_session(&self.context, caller, id).await?;
         access::may_end(&caller.principal, &bound.session)?;
         if bound.session.ended_at.is_some() {
-            return Err(expired(&bound.session));
+            return Err(session_expired(&bound.session));
         }
         Ok(bound)
     }
 }
 
 fn no_principal(name: &str) -> ApiError {
-    ApiError::new(ErrorCode::PrincipalNotFound, format!("the workspace has no principal `{}`; see `cobox keys list`", cut(name)))
+    ApiError::new(ErrorCode::PrincipalNotFound, format!("the workspace has no principal `{}`; see `cobox keys list`", truncate(name)))
 }
 
 fn reasons(paths: &[AccessPath], sandbox: &SandboxId) -> String {
@@ -256,6 +261,6 @@ fn info(share: Share, is_limit: bool) -> ShareInfo {
 }
 
 /// Bounds caller-supplied text for a message or a record.
-fn cut(word: &str) -> String {
+fn truncate(word: &str) -> String {
     word.chars().filter(|c| !c.is_control()).take(64).collect()
 }

@@ -9,10 +9,10 @@ use cobox_protocol::{
     thread::{ThreadEvent, ThreadNotice},
 };
 
-use super::negotiation::of_scope;
+use super::negotiation::session_of_scope;
 use crate::domain::{
     access,
-    context::{Deployment, internal},
+    context::{BrokerContext, store_error},
     lifecycle::transitions::Lifecycle,
     model::{AuditRecord, Caller},
 };
@@ -27,48 +27,48 @@ fn scope(thread: &str) -> Scope {
 }
 
 pub struct Threads {
-    pub deployment: Arc<Deployment>,
+    pub context: Arc<BrokerContext>,
     pub lifecycle: Arc<Lifecycle>,
 }
 
 impl Threads {
     /// The live session of a thread.
-    pub async fn id_of_thread(&self, caller: &Caller, thread: &str) -> Result<SessionId, ApiError> {
+    pub async fn session_id_of(&self, caller: &Caller, thread: &str) -> Result<SessionId, ApiError> {
         must_be_thread(thread)?;
-        Ok(of_scope(&self.deployment, caller, &scope(thread)).await?.session.id)
+        Ok(session_of_scope(&self.context, caller, &scope(thread)).await?.session.id)
     }
 
     /// Ends the session of a deleted thread, if it has one. The broker doesn't store threads, so an unknown thread is not
     /// an error.
-    pub async fn end_thread(&self, caller: &Caller, thread: &str, request_id: &RequestId) -> Result<(), ApiError> {
+    pub async fn end_of_thread(&self, caller: &Caller, thread: &str, request_id: &RequestId) -> Result<(), ApiError> {
         must_be_thread(thread)?;
-        let bound = match of_scope(&self.deployment, caller, &scope(thread)).await {
+        let bound = match session_of_scope(&self.context, caller, &scope(thread)).await {
             Ok(bound) => bound,
             Err(e) if e.code == ErrorCode::SessionNotFound => return Ok(()),
             Err(e) => return Err(e),
         };
         access::may_end(&caller.principal, &bound.session)?;
-        let audit = AuditRecord::new(self.deployment.now(), &bound.session.workspace, "session.ended");
+        let audit = AuditRecord::new(self.context.now(), &bound.session.workspace, "session.ended");
         let audit = audit.by(caller, request_id).about(&bound).detail(DELETED);
-        self.lifecycle.end_session(&bound, self.deployment.restorable_ending(&bound.sandbox, DELETED, audit)).await
+        self.lifecycle.end_session(&bound, self.context.restorable_ending(&bound.sandbox, DELETED, audit)).await
     }
 
     /// Applies a signed notice; returns whether there was a session to end. A session created after the notice was sent
     /// is left alone, so that a late or repeated notice doesn't end a session it wasn't about.
-    pub async fn thread_is_gone(&self, notice: &ThreadNotice, sent_at: Timestamp, request_id: &RequestId) -> Result<bool, ApiError> {
+    pub async fn end_by_notice(&self, notice: &ThreadNotice, sent_at: Timestamp, request_id: &RequestId) -> Result<bool, ApiError> {
         must_be_thread(&notice.thread_id)?;
-        let d = &self.deployment;
-        let workspace = &d.config.workspace;
-        let found = d.store.session_of(workspace, ScopeType::Thread.as_str(), &notice.thread_id).await.map_err(internal)?;
+        let context = &self.context;
+        let workspace = &context.config.workspace;
+        let found = context.store.session_of(workspace, ScopeType::Thread.as_str(), &notice.thread_id).await.map_err(store_error)?;
         let Some(bound) = found.filter(|b| b.session.created_at <= sent_at) else { return Ok(false) };
         let reason = match notice.event {
             ThreadEvent::Deleted => DELETED,
             ThreadEvent::Archived => ARCHIVED,
         };
-        let mut audit = AuditRecord::new(d.now(), workspace, "session.ended").about(&bound).detail(reason);
+        let mut audit = AuditRecord::new(context.now(), workspace, "session.ended").about(&bound).detail(reason);
         audit.principal = Some(WEBHOOK.to_owned());
         audit.request_id = Some(request_id.clone());
-        self.lifecycle.end_session(&bound, d.restorable_ending(&bound.sandbox, reason, audit)).await?;
+        self.lifecycle.end_session(&bound, context.restorable_ending(&bound.sandbox, reason, audit)).await?;
         Ok(true)
     }
 }

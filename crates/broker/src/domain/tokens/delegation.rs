@@ -5,99 +5,113 @@ use std::sync::Arc;
 use cobox_protocol::{ApiError, ErrorCode, RequestId, Secret, SessionId, token::DelegateResponse};
 use cobox_token::{Claims, TokenError};
 
-use super::issue::{TokenIssuer, TokenWish};
+use super::issue::{TokenIssuer, TokenParams};
 use crate::domain::{
     access::{
-        self, ActorWish, Requested,
-        rate_limiter::Pay,
-        request_context::Asking,
+        self, ActorParams, RequestedCapabilities,
+        rate_limiter::ChargeRequest,
+        request_context::RequestContext,
         sandbox_lookup::find,
-        session_access::{Entry, expired, living, visible, way_in},
+        session_access::{SessionEntry, find_entry, live_session, session_expired, visible_session},
         token_verification::verify,
     },
-    context::{Deployment, internal},
+    context::{BrokerContext, store_error},
     model::{Caller, Principal, Sandbox, Session},
-    token_signer::{Lineage, TokenFormat, refused},
+    token_signer::{Lineage, TokenFormat, token_refused},
 };
 
 /// The client that requests the delegation.
 pub enum Delegator<'a> {
-    Caller(Asking<'a>),
+    Caller(RequestContext<'a>),
     /// A client with a token and no key: the token becomes the parent.
     Holder {
         token: Secret,
         request_id: &'a RequestId,
         /// Charges the rate limit of the token's principal, which is only known once the token is verified.
-        pay: Pay<'a>,
+        charge: ChargeRequest<'a>,
     },
 }
 
 /// What the new token is for.
-pub enum Of<'a> {
+pub enum DelegationTarget<'a> {
     Session(SessionId),
     /// By id, or by name if the caller's workspace is known.
     Sandbox(&'a str),
 }
 
-pub struct Delegation<'a> {
-    pub capabilities: Requested<'a>,
+pub struct DelegationParams<'a> {
+    pub capabilities: RequestedCapabilities<'a>,
     pub ttl: Option<u32>,
     pub parent: Option<Secret>,
-    pub actor: Option<ActorWish>,
+    pub actor: Option<ActorParams>,
     pub format: Option<TokenFormat>,
 }
 
 pub struct Delegations {
-    pub deployment: Arc<Deployment>,
+    pub context: Arc<BrokerContext>,
     pub issuer: Arc<TokenIssuer>,
 }
 
 impl Delegations {
-    pub async fn delegate(&self, by: Delegator<'_>, of: Of<'_>, wish: Delegation<'_>) -> Result<DelegateResponse, ApiError> {
-        if wish.ttl == Some(0) {
+    pub async fn delegate(
+        &self,
+        by: Delegator<'_>,
+        target_name: DelegationTarget<'_>,
+        params: DelegationParams<'_>,
+    ) -> Result<DelegateResponse, ApiError> {
+        if params.ttl == Some(0) {
             return Err(ApiError::invalid("ttl: must be at least 1 second"));
         }
-        match (by, wish.parent.clone()) {
-            (Delegator::Caller(asking), None) => self.delegate_own(&asking, of, wish).await,
-            (Delegator::Caller(asking), Some(parent)) => {
-                let place = self.place(&asking.caller.principal, of).await?;
-                let claims = verify(&self.deployment, &place.0, &parent).await?;
-                let recorded = Recorded { caller: Some(asking.caller), request_id: asking.request_id };
-                self.delegate_from(recorded, place, claims, &parent, wish).await
+        match (by, params.parent.clone()) {
+            (Delegator::Caller(request), None) => self.delegate_own(&request, target_name, params).await,
+            (Delegator::Caller(request), Some(parent)) => {
+                let target = self.target(&request.caller.principal, target_name).await?;
+                let claims = verify(&self.context, &target.0, &parent).await?;
+                let audited_caller = AuditedRequester { caller: Some(request.caller), request_id: request.request_id };
+                self.delegate_from(audited_caller, target, claims, &parent, params).await
             }
-            (Delegator::Holder { token, request_id, pay }, parent) => {
+            (Delegator::Holder { token, request_id, charge }, parent) => {
                 let parent = parent.unwrap_or(token);
-                let (place, claims) = self.place_of_holder(of, &parent).await?;
-                pay(&principal_of(&claims, &place.0))?;
-                self.delegate_from(Recorded { caller: None, request_id }, place, claims, &parent, wish).await
+                let (target, claims) = self.target_of_holder(target_name, &parent).await?;
+                charge(&principal_of(&claims, &target.0))?;
+                self.delegate_from(AuditedRequester { caller: None, request_id }, target, claims, &parent, params).await
             }
         }
     }
 
     /// Verifies that a token is valid for the given target, before the rest of its request is read.
-    pub async fn check_holder(&self, of: Of<'_>, token: &Secret) -> Result<(), ApiError> {
-        self.place_of_holder(of, token).await.map(drop)
+    pub async fn check_holder(&self, target_name: DelegationTarget<'_>, token: &Secret) -> Result<(), ApiError> {
+        self.target_of_holder(target_name, token).await.map(drop)
     }
 
     /// Narrower than the caller's own grant, with an independent lifetime.
-    async fn delegate_own(&self, asking: &Asking<'_>, of: Of<'_>, wish: Delegation<'_>) -> Result<DelegateResponse, ApiError> {
-        let caller = access::act(asking.caller, wish.actor.as_ref())?;
-        let asking = &Asking { caller: &caller, ..*asking };
-        let (sandbox, session, entry) = match of {
-            Of::Session(id) => {
-                let (bound, entry) = living(&self.deployment, &caller, &id).await?;
+    async fn delegate_own(
+        &self,
+        request: &RequestContext<'_>,
+        target_name: DelegationTarget<'_>,
+        params: DelegationParams<'_>,
+    ) -> Result<DelegateResponse, ApiError> {
+        let caller = access::act(request.caller, params.actor.as_ref())?;
+        let request = &RequestContext { caller: &caller, ..*request };
+        let (sandbox, session, entry) = match target_name {
+            DelegationTarget::Session(id) => {
+                let (bound, entry) = live_session(&self.context, &caller, &id).await?;
                 (bound.sandbox, Some(bound.session), entry)
             }
-            Of::Sandbox(id_or_name) => {
-                let sandbox = find(&self.deployment, &caller, id_or_name).await?;
-                let (session, entry): (Option<Session>, Entry) = way_in(&self.deployment, &caller.principal, &sandbox).await?;
+            DelegationTarget::Sandbox(id_or_name) => {
+                let sandbox = find(&self.context, &caller, id_or_name).await?;
+                let (session, entry): (Option<Session>, SessionEntry) = find_entry(&self.context, &caller.principal, &sandbox).await?;
                 (sandbox, session, entry)
             }
         };
-        let capabilities = entry.bound(access::grant(&self.deployment.policy(), &caller, Some(wish.capabilities))?)?;
-        let token =
-            TokenWish { ttl: wish.ttl, format: wish.format.unwrap_or_default(), lineage: entry.lineage(), ..TokenWish::new(capabilities) };
-        let issued = self.issuer.issue_in(asking, &sandbox, session.as_ref(), token).await?;
+        let capabilities = entry.bound(access::grant(&self.context.policy(), &caller, Some(params.capabilities))?)?;
+        let token = TokenParams {
+            ttl: params.ttl,
+            format: params.format.unwrap_or_default(),
+            lineage: entry.lineage(),
+            ..TokenParams::new(capabilities)
+        };
+        let issued = self.issuer.issue_in(request, &sandbox, session.as_ref(), token).await?;
         Ok(DelegateResponse {
             token: issued.token,
             expires_at: issued.draft.expires_at,
@@ -112,15 +126,15 @@ impl Delegations {
     /// nothing that the token itself doesn't allow.
     async fn delegate_from(
         &self,
-        by: Recorded<'_>,
+        by: AuditedRequester<'_>,
         (sandbox, session): (Sandbox, Option<Session>),
         parent: Claims,
-        shown: &Secret,
-        wish: Delegation<'_>,
+        presented: &Secret,
+        params: DelegationParams<'_>,
     ) -> Result<DelegateResponse, ApiError> {
-        let d = &self.deployment;
-        if parent.exp <= d.now().unix() {
-            return Err(refused(TokenError::Expired));
+        let context = &self.context;
+        if parent.exp <= context.now().unix() {
+            return Err(token_refused(TokenError::Expired));
         }
         let session = match (session, parent.sid.as_deref()) {
             (Some(session), Some(sid)) if session.id.as_str() == sid => Some(session),
@@ -132,8 +146,8 @@ impl Delegations {
         let principal = principal_of(&parent, &sandbox);
         let key = parent.grant.parse().unwrap_or_else(|_| cobox_protocol::KeyId::new());
         let own = Caller { actor: parent.act.clone(), ..Caller::new(principal, key) };
-        let own = access::act(&own, wish.actor.as_ref())?;
-        let granted = access::grant(&d.policy(), &own, Some(wish.capabilities))?.intersection(parent.scope);
+        let own = access::act(&own, params.actor.as_ref())?;
+        let granted = access::grant(&context.policy(), &own, Some(params.capabilities))?.intersection(parent.scope);
         if granted.is_empty() {
             let message = format!("none of it is allowed by parent_token; it allows {:?}", parent.scope);
             return Err(ApiError::new(ErrorCode::CapabilityDenied, message));
@@ -142,11 +156,21 @@ impl Delegations {
         if lineage.is_too_long() {
             return Err(ApiError::invalid("parent_token: was delegated too often; delegate from an earlier one"));
         }
-        let token =
-            TokenWish { ttl: wish.ttl, format: wish.format.unwrap_or_else(|| TokenFormat::of(shown)), lineage, ..TokenWish::new(granted) };
-        let recorded = by.caller.map_or_else(|| own.clone(), |caller| Caller { actor: own.actor.clone(), ..caller.clone() });
-        let asking = Asking { caller: &recorded, request_id: by.request_id, wait: std::time::Duration::ZERO, client: "", logged: None };
-        let issued = self.issuer.issue_in(&asking, &sandbox, session.as_ref(), token).await?;
+        let token = TokenParams {
+            ttl: params.ttl,
+            format: params.format.unwrap_or_else(|| TokenFormat::of(presented)),
+            lineage,
+            ..TokenParams::new(granted)
+        };
+        let audited_caller = by.caller.map_or_else(|| own.clone(), |caller| Caller { actor: own.actor.clone(), ..caller.clone() });
+        let request = RequestContext {
+            caller: &audited_caller,
+            request_id: by.request_id,
+            wait: std::time::Duration::ZERO,
+            client: "",
+            logged: None,
+        };
+        let issued = self.issuer.issue_in(&request, &sandbox, session.as_ref(), token).await?;
         Ok(DelegateResponse {
             token: issued.token,
             expires_at: issued.draft.expires_at,
@@ -160,46 +184,50 @@ impl Delegations {
     async fn session_of_parent(&self, sandbox: &Sandbox, sid: &str) -> Result<Session, ApiError> {
         let gone = || ApiError::new(ErrorCode::Forbidden, "parent_token: its session is not of this sandbox");
         let id: SessionId = sid.parse().map_err(|_| gone())?;
-        let found = self.deployment.store.session(&id).await.map_err(internal)?.ok_or_else(gone)?;
+        let found = self.context.store.session(&id).await.map_err(store_error)?.ok_or_else(gone)?;
         match found.session {
             session if session.sandbox != sandbox.id => Err(gone()),
-            session if session.ended_at.is_some() => Err(expired(&session)),
+            session if session.ended_at.is_some() => Err(session_expired(&session)),
             session => Ok(session),
         }
     }
 
     /// The target that a caller names, if its workspace has it. The parent token decides whether it may be used.
-    async fn place(&self, principal: &Principal, of: Of<'_>) -> Result<(Sandbox, Option<Session>), ApiError> {
+    async fn target(&self, principal: &Principal, target_name: DelegationTarget<'_>) -> Result<(Sandbox, Option<Session>), ApiError> {
         let caller = Caller::new(principal.clone(), cobox_protocol::KeyId::new());
-        match of {
-            Of::Session(id) => {
-                let bound = visible(&self.deployment, &caller, &id).await?;
+        match target_name {
+            DelegationTarget::Session(id) => {
+                let bound = visible_session(&self.context, &caller, &id).await?;
                 if bound.session.ended_at.is_some() {
-                    return Err(expired(&bound.session));
+                    return Err(session_expired(&bound.session));
                 }
                 Ok((bound.sandbox, Some(bound.session)))
             }
-            Of::Sandbox(id_or_name) => Ok((find(&self.deployment, &caller, id_or_name).await?, None)),
+            DelegationTarget::Sandbox(id_or_name) => Ok((find(&self.context, &caller, id_or_name).await?, None)),
         }
     }
 
     /// Gives the same answer for a missing target and for one that the token isn't for, so that unauthenticated clients
     /// learn nothing.
-    async fn place_of_holder(&self, of: Of<'_>, parent: &Secret) -> Result<((Sandbox, Option<Session>), Claims), ApiError> {
-        let store = &self.deployment.store;
-        let found = match of {
-            Of::Session(id) => store.session(&id).await.map_err(internal)?.map(|b| (b.sandbox, Some(b.session))),
-            Of::Sandbox(id) => match id.parse() {
-                Ok(id) => store.sandbox(&id).await.map_err(internal)?.filter(|s| s.pool.is_none()).map(|s| (s, None)),
+    async fn target_of_holder(
+        &self,
+        target_name: DelegationTarget<'_>,
+        parent: &Secret,
+    ) -> Result<((Sandbox, Option<Session>), Claims), ApiError> {
+        let store = &self.context.store;
+        let found = match target_name {
+            DelegationTarget::Session(id) => store.session(&id).await.map_err(store_error)?.map(|b| (b.sandbox, Some(b.session))),
+            DelegationTarget::Sandbox(id) => match id.parse() {
+                Ok(id) => store.sandbox(&id).await.map_err(store_error)?.filter(|s| s.pool.is_none()).map(|s| (s, None)),
                 Err(_) => None,
             },
         };
-        let place = found.ok_or_else(|| refused(TokenError::WrongAudience))?;
-        let claims = verify(&self.deployment, &place.0, parent).await?;
-        if place.0.ended_at.is_some() {
-            return Err(refused(TokenError::WrongAudience));
+        let target = found.ok_or_else(|| token_refused(TokenError::WrongAudience))?;
+        let claims = verify(&self.context, &target.0, parent).await?;
+        if target.0.ended_at.is_some() {
+            return Err(token_refused(TokenError::WrongAudience));
         }
-        Ok((place, claims))
+        Ok((target, claims))
     }
 }
 
@@ -208,7 +236,7 @@ fn principal_of(claims: &Claims, sandbox: &Sandbox) -> Principal {
 }
 
 /// The requester to record in the audit; without a key, the principal of the token.
-struct Recorded<'a> {
+struct AuditedRequester<'a> {
     caller: Option<&'a Caller>,
     request_id: &'a RequestId,
 }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use cobox_protocol::{ApiError, Capability, CapabilitySet, ErrorCode, Secret, SessionId, token::FileLinkResponse};
 use cobox_token::LinkedFile;
 
-use super::issue::{TokenIssuer, TokenWish};
+use super::issue::{TokenIssuer, TokenParams};
 use crate::domain::{
     access::{
         self,
-        request_context::Asking,
+        request_context::RequestContext,
         sandbox_lookup::find,
-        session_access::{Entry, living, way_in},
+        session_access::{SessionEntry, find_entry, live_session},
     },
-    context::Deployment,
+    context::BrokerContext,
     model::{Sandbox, Session},
 };
 
@@ -33,14 +33,14 @@ pub enum LinkMethod {
 }
 
 impl LinkMethod {
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             LinkMethod::Get => "GET",
             LinkMethod::Put => "PUT",
         }
     }
-    pub fn from_word(word: &str) -> Option<Self> {
-        [LinkMethod::Get, LinkMethod::Put].into_iter().find(|m| m.word().eq_ignore_ascii_case(word))
+    pub fn parse(word: &str) -> Option<Self> {
+        [LinkMethod::Get, LinkMethod::Put].into_iter().find(|m| m.as_str().eq_ignore_ascii_case(word))
     }
     const fn needs(self) -> Capability {
         match self {
@@ -52,14 +52,14 @@ impl LinkMethod {
 
 /// Parameters of a new link to one file.
 #[derive(Clone, Copy, Debug)]
-pub struct LinkWish<'a> {
+pub struct FileLinkParams<'a> {
     pub path: &'a str,
     pub method: LinkMethod,
     /// In seconds.
     pub ttl: Option<u32>,
 }
 
-impl LinkWish<'_> {
+impl FileLinkParams<'_> {
     fn check(&self) -> Result<(), ApiError> {
         let path = self.path;
         if !path.starts_with('/') || path.len() > MAX_PATH_BYTES || path.contains('\0') || path.split('/').any(|s| matches!(s, "." | ".."))
@@ -74,62 +74,72 @@ impl LinkWish<'_> {
 }
 
 /// A link, with the response that describes it.
-pub struct MadeLink {
+pub struct IssuedFileLink {
     pub link: Secret,
-    pub told: FileLinkResponse,
+    pub response: FileLinkResponse,
 }
 
 pub struct FileLinks {
-    pub deployment: Arc<Deployment>,
+    pub context: Arc<BrokerContext>,
     pub issuer: Arc<TokenIssuer>,
 }
 
 impl FileLinks {
-    pub async fn of_session(&self, asking: &Asking<'_>, id: &SessionId, wish: LinkWish<'_>) -> Result<FileLinkResponse, ApiError> {
-        wish.check()?;
-        let (bound, entry) = living(&self.deployment, asking.caller, id).await?;
-        Ok(self.link(asking, &bound.sandbox, Some(&bound.session), entry, wish).await?.told)
+    pub async fn of_session(
+        &self,
+        request: &RequestContext<'_>,
+        id: &SessionId,
+        params: FileLinkParams<'_>,
+    ) -> Result<FileLinkResponse, ApiError> {
+        params.check()?;
+        let (bound, entry) = live_session(&self.context, request.caller, id).await?;
+        Ok(self.link(request, &bound.sandbox, Some(&bound.session), entry, params).await?.response)
     }
 
     /// As [`FileLinks::of_session`], for a sandbox with or without a session.
-    pub async fn of_sandbox(&self, asking: &Asking<'_>, id_or_name: &str, wish: LinkWish<'_>) -> Result<MadeLink, ApiError> {
-        wish.check()?;
-        let d = &self.deployment;
-        let sandbox = find(d, asking.caller, id_or_name).await?;
-        let (session, entry) = way_in(d, &asking.caller.principal, &sandbox).await?;
-        self.link(asking, &sandbox, session.as_ref(), entry, wish).await
+    pub async fn of_sandbox(
+        &self,
+        request: &RequestContext<'_>,
+        id_or_name: &str,
+        params: FileLinkParams<'_>,
+    ) -> Result<IssuedFileLink, ApiError> {
+        params.check()?;
+        let context = &self.context;
+        let sandbox = find(context, request.caller, id_or_name).await?;
+        let (session, entry) = find_entry(context, &request.caller.principal, &sandbox).await?;
+        self.link(request, &sandbox, session.as_ref(), entry, params).await
     }
 
     async fn link(
         &self,
-        asking: &Asking<'_>,
+        request: &RequestContext<'_>,
         sandbox: &Sandbox,
         session: Option<&Session>,
-        entry: Entry,
-        LinkWish { path, method, ttl }: LinkWish<'_>,
-    ) -> Result<MadeLink, ApiError> {
+        entry: SessionEntry,
+        FileLinkParams { path, method, ttl }: FileLinkParams<'_>,
+    ) -> Result<IssuedFileLink, ApiError> {
         let needed = method.needs();
-        let granted = entry.bound(access::grant(&self.deployment.policy(), asking.caller, None)?)?;
+        let granted = entry.bound(access::grant(&self.context.policy(), request.caller, None)?)?;
         if !granted.contains(needed) {
-            let message = format!("method: {} needs the capability `{needed}`, which you don't have here", method.word());
+            let message = format!("method: {} needs the capability `{needed}`, which you don't have here", method.as_str());
             return Err(ApiError::new(ErrorCode::CapabilityDenied, message));
         }
         let ttl = ttl.unwrap_or(MAX_LINK_SECONDS).min(MAX_LINK_SECONDS);
-        let wish = TokenWish { ttl: Some(ttl), lineage: entry.lineage(), ..TokenWish::new(CapabilitySet::of(&[needed])) };
-        let issued = self.issuer.issue_in(asking, sandbox, session, wish).await?;
+        let params = TokenParams { ttl: Some(ttl), lineage: entry.lineage(), ..TokenParams::new(CapabilitySet::of(&[needed])) };
+        let issued = self.issuer.issue_in(request, sandbox, session, params).await?;
         let encoded = encode(path);
-        let file = LinkedFile { method: method.word().to_owned(), path: encoded.clone() };
-        let link = self.deployment.tokens.link(sandbox, &issued.draft.claims, file);
+        let file = LinkedFile { method: method.as_str().to_owned(), path: encoded.clone() };
+        let link = self.context.tokens.link(sandbox, &issued.draft.claims, file);
         // Always the gateway's URL: a link is not a token, and no sandbox may see it.
-        let base = self.deployment.gateway(sandbox).http_base_url;
-        let told = FileLinkResponse {
+        let base = self.context.gateway(sandbox).http_base_url;
+        let response = FileLinkResponse {
             url: Secret::new(format!("{base}{FILES}{encoded}?{LINK}={}", link.expose())),
             expires_at: issued.draft.expires_at,
             path: path.to_owned(),
-            method: method.word().to_owned(),
+            method: method.as_str().to_owned(),
             jti: issued.draft.jti.to_string(),
         };
-        Ok(MadeLink { link, told })
+        Ok(IssuedFileLink { link, response })
     }
 }
 

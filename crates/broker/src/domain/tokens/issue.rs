@@ -9,13 +9,13 @@ use cobox_token::Claims;
 use crate::{
     domain::{
         access::{
-            last_used::{Activity, WRITE_EVERY},
-            request_context::Asking,
+            last_used::{LastUsed, WRITE_EVERY},
+            request_context::RequestContext,
             session_access::may_see,
         },
-        context::{Deployment, internal},
-        model::{AuditRecord, Bound, Sandbox, Session},
-        token_signer::{Draft, Issued, Lineage, REFRESH_GRACE_SECONDS, TokenFormat, Wish, hash},
+        context::{BrokerContext, store_error},
+        model::{AuditRecord, Sandbox, Session, SessionWithSandbox},
+        token_signer::{DraftParams, IssuedToken, Lineage, REFRESH_GRACE_SECONDS, TokenDraft, TokenFormat, hash},
     },
     store::{Note, OpaqueToken},
 };
@@ -25,7 +25,7 @@ const OPAQUE_BYTES: usize = 32;
 
 /// Parameters of a new token.
 #[derive(Clone, Copy)]
-pub struct TokenWish<'a> {
+pub struct TokenParams<'a> {
     pub capabilities: CapabilitySet,
     /// Requested lifetime in seconds.
     pub ttl: Option<u32>,
@@ -35,84 +35,89 @@ pub struct TokenWish<'a> {
     pub lineage: Lineage<'a>,
 }
 
-impl TokenWish<'_> {
+impl TokenParams<'_> {
     pub fn new(capabilities: CapabilitySet) -> Self {
         Self { capabilities, ttl: None, format: TokenFormat::Jwt, is_activity: false, lineage: Lineage::default() }
     }
 }
 
 pub struct TokenIssuer {
-    pub deployment: Arc<Deployment>,
-    pub activity: Arc<Activity>,
+    pub context: Arc<BrokerContext>,
+    pub last_used: Arc<LastUsed>,
 }
 
 impl TokenIssuer {
     /// Mints a token. Its audit record and the activity are durable before any client gets it.
-    pub async fn issue(&self, asking: &Asking<'_>, bound: &Bound, wish: TokenWish<'_>) -> Result<Issued, ApiError> {
-        self.issue_in(asking, &bound.sandbox, Some(&bound.session), wish).await
+    pub async fn issue(
+        &self,
+        request: &RequestContext<'_>,
+        bound: &SessionWithSandbox,
+        params: TokenParams<'_>,
+    ) -> Result<IssuedToken, ApiError> {
+        self.issue_in(request, &bound.sandbox, Some(&bound.session), params).await
     }
 
     /// As [`TokenIssuer::issue`], also for a sandbox that is used without a session.
     pub async fn issue_in(
         &self,
-        asking: &Asking<'_>,
+        request: &RequestContext<'_>,
         sandbox: &Sandbox,
         session: Option<&Session>,
-        wish: TokenWish<'_>,
-    ) -> Result<Issued, ApiError> {
-        let d = &self.deployment;
+        params: TokenParams<'_>,
+    ) -> Result<IssuedToken, ApiError> {
+        let context = &self.context;
         // A client that presents a token was authorized when that token was issued.
-        if wish.lineage.parent.is_none() {
-            may_see(d, asking.caller, sandbox, session).await?;
+        if params.lineage.parent.is_none() {
+            may_see(context, request.caller, sandbox, session).await?;
         }
-        let now = d.now();
-        let draft = d.tokens.draft(&Wish {
-            caller: asking.caller,
+        let now = context.now();
+        let draft = context.tokens.draft(&DraftParams {
+            caller: request.caller,
             sandbox,
             session,
-            capabilities: wish.capabilities,
-            ttl: wish.ttl.map(|s| Duration::from_secs(s.into())),
-            left: d.left(sandbox, session, now),
+            capabilities: params.capabilities,
+            ttl: params.ttl.map(|s| Duration::from_secs(s.into())),
+            remaining: context.remaining_time(sandbox, session, now),
             now,
-            lineage: wish.lineage,
+            lineage: params.lineage,
         });
         let mut sandboxes = Vec::new();
-        if wish.is_activity {
-            self.activity.sandbox_asked_for(&sandbox.id, now);
+        if params.is_activity {
+            self.last_used.record_sandbox_request(&sandbox.id, now);
             // A value in the store that is this fresh is good enough: changing a second row would double the time of a
             // refresh.
             if sandbox.state == State::Idle || now.saturating_since(sandbox.last_active_at) >= WRITE_EVERY {
                 sandboxes.push((sandbox.id.clone(), now));
             }
         }
-        let audit = vec![record(asking, sandbox, session, &draft, wish.lineage, now)];
+        let audit = vec![record(request, sandbox, session, &draft, params.lineage, now)];
         let note = Note { sandboxes, audit, ..Note::default() };
-        let token = match wish.format {
+        let token = match params.format {
             TokenFormat::Jwt => {
                 let signing = async {
                     // The record is sent first: the token is signed while the disk writes.
                     tokio::task::yield_now().await;
-                    d.tokens.sign(sandbox, &draft.claims)
+                    context.tokens.sign(sandbox, &draft.claims)
                 };
-                let (noted, token) = tokio::join!(d.store.note(&note), signing);
-                noted.map_err(internal)?;
+                let (noted, token) = tokio::join!(context.store.note(&note), signing);
+                noted.map_err(store_error)?;
                 token
             }
             TokenFormat::Opaque => {
                 let (token, kept) = opaque(&draft.claims);
-                d.store.note(&Note { tokens: vec![kept], ..note }).await.map_err(internal)?;
+                context.store.note(&Note { tokens: vec![kept], ..note }).await.map_err(store_error)?;
                 token
             }
         };
-        Ok(Issued { token, draft })
+        Ok(IssuedToken { token, draft })
     }
 }
 
 fn record(
-    asking: &Asking<'_>,
+    request: &RequestContext<'_>,
     sandbox: &Sandbox,
     session: Option<&Session>,
-    draft: &Draft,
+    draft: &TokenDraft,
     lineage: Lineage<'_>,
     now: Timestamp,
 ) -> AuditRecord {
@@ -128,7 +133,7 @@ fn record(
         session: session.map(|s| s.id.clone()),
         sandbox: Some(sandbox.id.clone()),
         jti: Some(draft.jti.to_string()),
-        ..AuditRecord::new(now, &sandbox.workspace, "token.issued").by(asking.caller, asking.request_id).detail(detail)
+        ..AuditRecord::new(now, &sandbox.workspace, "token.issued").by(request.caller, request.request_id).detail(detail)
     }
 }
 

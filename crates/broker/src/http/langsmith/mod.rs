@@ -15,21 +15,21 @@ use cobox_protocol::ErrorCode;
 use super::{Api, Routes};
 
 /// A route under both prefixes.
-macro_rules! place {
+macro_rules! both_prefixes {
     ($rest:literal) => {
         [concat!("/v2/sandboxes", $rest), concat!("/api/v2/sandboxes", $rest)]
     };
 }
-use place;
+use both_prefixes;
 
-const PREFIXES: [&str; 2] = place!("");
+const PREFIXES: [&str; 2] = both_prefixes!("");
 
 pub fn routes() -> Routes {
     boxes::routes().merge(snapshots::routes()).merge(templates::routes()).merge(volumes::routes()).merge(pools::routes())
 }
 
 /// True if the path belongs to this API.
-pub fn is_asked(path: &str) -> bool {
+pub fn is_langsmith_path(path: &str) -> bool {
     let is_below = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     PREFIXES.into_iter().any(is_below)
 }
@@ -64,10 +64,10 @@ mod tests {
     #[test]
     fn the_dialect_is_spoken_below_its_prefixes_and_nowhere_else() {
         for path in ["/v2/sandboxes", "/v2/sandboxes/boxes/a%2Fb", "/api/v2/sandboxes/none"] {
-            assert!(is_asked(path), "{path}");
+            assert!(is_langsmith_path(path), "{path}");
         }
         for path in ["/v1/sandboxes", "/v2/sandboxesx", "/x/v2/sandboxes", "/api/v1"] {
-            assert!(!is_asked(path), "{path}");
+            assert!(!is_langsmith_path(path), "{path}");
         }
     }
 }

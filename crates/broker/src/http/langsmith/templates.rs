@@ -12,9 +12,9 @@ use cobox_protocol::{
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::{Api, Routes, place, quantity};
+use super::{Api, Routes, both_prefixes, quantity};
 use crate::{
-    domain::resources::templates::Found,
+    domain::resources::templates::ResolvedTemplate,
     http::{auth::Authenticated, body::JsonBody, error::Failure},
 };
 
@@ -22,7 +22,9 @@ use crate::{
 const NO_IMAGE: &str = "default";
 
 pub fn routes() -> Routes {
-    Routes::new().at(place!("/templates"), get(list).post(create)).at(place!("/templates/{name}"), get(look).patch(change).delete(remove))
+    Routes::new()
+        .at(both_prefixes!("/templates"), get(list).post(create))
+        .at(both_prefixes!("/templates/{name}"), get(look).patch(change).delete(remove))
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -85,48 +87,48 @@ pub struct TemplateList {
 
 async fn create(
     State(api): State<Api>,
-    who: Authenticated,
-    JsonBody(wish): JsonBody<TemplateWish>,
+    auth: Authenticated,
+    JsonBody(params): JsonBody<TemplateWish>,
 ) -> Result<(StatusCode, Json<TemplateShown>), Failure> {
-    Ok((StatusCode::CREATED, Json(shown(api.services.templates.create_template(&who.asking(), read(wish)?).await?))))
+    Ok((StatusCode::CREATED, Json(shown(api.services.templates.create(&auth.request_context(), read(params)?).await?))))
 }
 
-async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<TemplateList>, Failure> {
-    let templates = api.services.templates.templates(&who.asking()).await?.into_iter().map(shown).collect();
+async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<TemplateList>, Failure> {
+    let templates = api.services.templates.list(&auth.request_context()).await?.into_iter().map(shown).collect();
     Ok(Json(TemplateList { templates }))
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateShown>, Failure> {
-    Ok(Json(shown(api.services.templates.template(&who.asking(), &name).await?)))
+async fn look(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateShown>, Failure> {
+    Ok(Json(shown(api.services.templates.get(&auth.request_context(), &name).await?)))
 }
 
 async fn change(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(name): Path<String>,
-    JsonBody(wish): JsonBody<Rename>,
+    JsonBody(params): JsonBody<Rename>,
 ) -> Result<Json<TemplateShown>, Failure> {
-    Ok(Json(shown(api.services.templates.rename_template(&who.asking(), &name, &wish.name).await?)))
+    Ok(Json(shown(api.services.templates.rename(&auth.request_context(), &name, &params.name).await?)))
 }
 
-async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
-    api.services.templates.delete_template(&who.asking(), &name).await?;
+async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.templates.delete(&auth.request_context(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn read(wish: TemplateWish) -> Result<CreateTemplate, ApiError> {
-    let said = wish.resources.unwrap_or_default();
+fn read(params: TemplateWish) -> Result<CreateTemplate, ApiError> {
+    let said = params.resources.unwrap_or_default();
     let bytes = |field, text: Option<String>| text.as_deref().map(|t| quantity::bytes(field, t)).transpose();
     Ok(CreateTemplate {
-        name: wish.name,
-        image: wish.image.filter(|image| !image.is_empty() && image != NO_IMAGE),
+        name: params.name,
+        image: params.image.filter(|image| !image.is_empty() && image != NO_IMAGE),
         resources: Resources {
             cpus: said.cpu.as_deref().map(|t| quantity::cpus("resources.cpu", t)).transpose()?,
             memory_bytes: bytes("resources.memory", said.memory)?,
             disk_bytes: bytes("resources.storage", said.storage)?,
             processes: None,
         },
-        mounts: wish
+        mounts: params
             .volume_mounts
             .unwrap_or_default()
             .into_iter()
@@ -136,7 +138,7 @@ fn read(wish: TemplateWish) -> Result<CreateTemplate, ApiError> {
     })
 }
 
-fn shown(template: Found) -> TemplateShown {
+fn shown(template: ResolvedTemplate) -> TemplateShown {
     let Resources { cpus, memory_bytes, disk_bytes, .. } = template.spec.resources;
     TemplateShown {
         id: template.name.clone(),

@@ -12,11 +12,13 @@ use cobox_protocol::{
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::{Api, Routes, place, quantity};
+use super::{Api, Routes, both_prefixes, quantity};
 use crate::http::{auth::Authenticated, body::JsonBody, error::Failure};
 
 pub fn routes() -> Routes {
-    Routes::new().at(place!("/volumes"), get(list).post(create)).at(place!("/volumes/{name}"), get(look).patch(change).delete(remove))
+    Routes::new()
+        .at(both_prefixes!("/volumes"), get(list).post(create))
+        .at(both_prefixes!("/volumes/{name}"), get(look).patch(change).delete(remove))
 }
 
 #[derive(Debug, Deserialize)]
@@ -57,42 +59,42 @@ pub struct VolumeList {
 
 async fn create(
     State(api): State<Api>,
-    who: Authenticated,
-    JsonBody(wish): JsonBody<VolumeWish>,
+    auth: Authenticated,
+    JsonBody(params): JsonBody<VolumeWish>,
 ) -> Result<(StatusCode, Json<VolumeShown>), Failure> {
-    let wish = CreateVolume { name: wish.name, size_bytes: quantity::bytes("size", &wish.size)?, access: None };
-    Ok((StatusCode::CREATED, Json(shown(api.services.volumes.create_volume(&who.asking(), wish).await?))))
+    let params = CreateVolume { name: params.name, size_bytes: quantity::bytes("size", &params.size)?, access: None };
+    Ok((StatusCode::CREATED, Json(shown(api.services.volumes.create(&auth.request_context(), params).await?))))
 }
 
-async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<VolumeList>, Failure> {
-    Ok(Json(VolumeList { volumes: api.services.volumes.volumes(&who.asking()).await?.into_iter().map(shown).collect() }))
+async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<VolumeList>, Failure> {
+    Ok(Json(VolumeList { volumes: api.services.volumes.list(&auth.request_context()).await?.into_iter().map(shown).collect() }))
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<VolumeShown>, Failure> {
-    Ok(Json(shown(api.services.volumes.volume(&who.asking(), &name).await?)))
+async fn look(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<VolumeShown>, Failure> {
+    Ok(Json(shown(api.services.volumes.get(&auth.request_context(), &name).await?)))
 }
 
 async fn change(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(name): Path<String>,
-    JsonBody(wish): JsonBody<VolumeChange>,
+    JsonBody(params): JsonBody<VolumeChange>,
 ) -> Result<Json<VolumeShown>, Failure> {
-    let volume = api.services.volumes.volume(&who.asking(), &name).await?;
-    if let Some(size) = &wish.size
+    let volume = api.services.volumes.get(&auth.request_context(), &name).await?;
+    if let Some(size) = &params.size
         && quantity::bytes("size", size)? != volume.size_bytes
     {
         let has = quantity::shown_bytes(volume.size_bytes);
         return Err(ApiError::invalid(format!("size: a volume keeps the size it was made with, which is {has}; make another one")).into());
     }
-    match &wish.name {
-        Some(to) if *to != volume.name => Ok(Json(shown(api.services.volumes.rename_volume(&who.asking(), &name, to).await?))),
+    match &params.name {
+        Some(to) if *to != volume.name => Ok(Json(shown(api.services.volumes.rename(&auth.request_context(), &name, to).await?))),
         _ => Ok(Json(shown(volume))),
     }
 }
 
-async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
-    api.services.volumes.delete_volume(&who.asking(), &name).await?;
+async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.volumes.delete(&auth.request_context(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -51,7 +51,7 @@ pub async fn restore(
     {
         return Ok(RestoredSandbox::NameTaken(taken.id));
     }
-    if let Some(missing) = kinds::missing(tx, &deleted.making).await? {
+    if let Some(missing) = kinds::missing(tx, &deleted.spec).await? {
         return Ok(RestoredSandbox::MadeOfGone(missing));
     }
     sqlx::query("UPDATE sessions SET end_reason = $2 WHERE sandbox_id = $1 AND ended_at = $3")

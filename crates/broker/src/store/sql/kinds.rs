@@ -62,7 +62,7 @@ pub async fn sandboxes_made_of(db: &mut AnyConnection, workspace: &str, id: &str
     .fetch_all(db)
     .await?;
     let found = found.iter().map(rows::sandbox).collect::<Stored<Vec<_>>>()?;
-    Ok(found.into_iter().filter(|s| is_made_of(&s.making, id)).collect())
+    Ok(found.into_iter().filter(|s| is_made_of(&s.spec, id)).collect())
 }
 
 /// The text match of the database may be a false positive: the value of a variable can contain any id.

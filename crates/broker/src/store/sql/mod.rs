@@ -74,7 +74,7 @@ use super::{
     StoreError, Stored, TakenHappenings, Viewer,
 };
 use crate::{
-    domain::model::{ApiKey, AuditRecord, Bound, Event, Principal, PrincipalRecord, Sandbox, Session, Share},
+    domain::model::{ApiKey, AuditRecord, Event, Principal, PrincipalRecord, Sandbox, Session, SessionWithSandbox, Share},
     metrics::Histogram,
     policy::Quota,
 };
@@ -197,8 +197,8 @@ pub struct SqlStore {
     base: Arc<Base>,
     group: Group,
     known_keys: Recent<KeyId, Option<ApiKey>>,
-    known_scopes: Recent<[String; 3], Option<Bound>>,
-    known_sessions: Recent<SessionId, Option<Bound>>,
+    known_scopes: Recent<[String; 3], Option<SessionWithSandbox>>,
+    known_sessions: Recent<SessionId, Option<SessionWithSandbox>>,
     known_sandboxes: Recent<SandboxId, Option<Sandbox>>,
     known_revocations: Recent<SandboxId, Arc<RevocationList>>,
 }
@@ -266,7 +266,7 @@ impl Store for SqlStore {
         let ask = async { asked!(self, db => keys::get(db, id)) };
         self.known(&self.known_keys, id.clone(), 0, ask).await
     }
-    async fn key_and_session(&self, id: &KeyId, session: &SessionId) -> Stored<Option<(ApiKey, Option<Bound>)>> {
+    async fn key_and_session(&self, id: &KeyId, session: &SessionId) -> Stored<Option<(ApiKey, Option<SessionWithSandbox>)>> {
         if !self.base.engine.is_only_writer {
             return asked!(self, db => sessions::with_key(db, id, session));
         }
@@ -317,18 +317,18 @@ impl Store for SqlStore {
         self.base.commit_news(tx, &wish.fresh.sandbox.id).await?;
         Ok(ensured)
     }
-    async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>> {
+    async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<SessionWithSandbox>> {
         let ask = async { asked!(self, db => sessions::of_scope(db, workspace, scope_type, scope_id)) };
         self.known(&self.known_scopes, [workspace, scope_type, scope_id].map(str::to_owned), 0, ask).await
     }
-    async fn last_session_of(&self, workspace: &str, scope: &Scope) -> Stored<Option<Bound>> {
+    async fn last_session_of(&self, workspace: &str, scope: &Scope) -> Stored<Option<SessionWithSandbox>> {
         asked!(self, db => sessions::last_of_scope(db, workspace, scope))
     }
-    async fn session(&self, id: &SessionId) -> Stored<Option<Bound>> {
+    async fn session(&self, id: &SessionId) -> Stored<Option<SessionWithSandbox>> {
         let ask = async { asked!(self, db => sessions::get(db, id)) };
         self.known(&self.known_sessions, id.clone(), 0, ask).await
     }
-    async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>> {
+    async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<SessionWithSandbox>> {
         asked!(self, db => sessions::list(db, viewer, filter, page))
     }
     async fn sessions_on(&self, sandbox: &SandboxId) -> Stored<Vec<Session>> {

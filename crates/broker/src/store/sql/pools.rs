@@ -132,7 +132,7 @@ pub async fn add_member(tx: &mut AnyConnection, sandbox: &Sandbox, quota: &Quota
     if members(tx, id).await?.len() as u64 >= wanted {
         return Ok(AddedMember::NotWanted);
     }
-    if let Some(missing) = kinds::missing(tx, &sandbox.making).await? {
+    if let Some(missing) = kinds::missing(tx, &sandbox.spec).await? {
         return Ok(AddedMember::MadeOfGone(missing));
     }
     if let Some(reached) = deleted::make_room(tx, sandbox, quota, audit).await? {
@@ -168,7 +168,7 @@ pub async fn take(
     let mut suitable = None;
     for row in &found {
         let member = rows::sandbox(row)?;
-        if fresh.making.is_equivalent_to(&member.making, member.node == fresh.node) {
+        if fresh.spec.is_equivalent_to(&member.spec, member.node == fresh.node) {
             suitable = Some(member);
             break;
         }

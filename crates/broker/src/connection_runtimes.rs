@@ -20,56 +20,56 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 /// More threads would not help: connections wait for other resources.
-const MAX_LANES: usize = 16;
+const MAX_RUNTIMES: usize = 16;
 /// Period of a timer that is always pending. When a new timer is earlier than all others, tokio wakes the runtime
 /// through its own event descriptor, which costs extra system calls. Each request sets a timer for the next request's
 /// head; with this earlier one pending, that costs nothing.
-const TICK: Duration = Duration::from_secs(5);
+const TIMER_PERIOD: Duration = Duration::from_secs(5);
 /// Number of tasks that run before the sockets are polled again: input from a user is handled before most of the
 /// connections that only observe.
-const TURNS_BETWEEN_LOOKS: u32 = 8;
+const TASKS_BETWEEN_POLLS: u32 = 8;
 
 /// The runtimes; dropping this ends them and the connections they serve.
-pub struct Lanes {
-    lanes: Vec<Lane>,
+pub struct ConnectionRuntimes {
+    runtimes: Vec<ConnectionRuntime>,
     end: CancellationToken,
 }
 
-struct Lane {
+struct ConnectionRuntime {
     runtime: Handle,
     open: Arc<AtomicUsize>,
 }
 
-impl Lanes {
+impl ConnectionRuntimes {
     /// Starts one runtime per core.
     pub fn start() -> io::Result<Self> {
-        let count = thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_LANES);
+        let count = thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_RUNTIMES);
         let end = CancellationToken::new();
-        let lanes = (0..count).map(|number| Lane::start(number, end.clone())).collect::<io::Result<_>>()?;
-        Ok(Self { lanes, end })
+        let runtimes = (0..count).map(|number| ConnectionRuntime::start(number, end.clone())).collect::<io::Result<_>>()?;
+        Ok(Self { runtimes, end })
     }
 
     /// Serves a connection on the runtime with the fewest connections.
     pub fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
-        let Some(lane) = self.lanes.iter().min_by_key(|lane| lane.open.load(Ordering::Relaxed)) else { return };
-        lane.open.fetch_add(1, Ordering::Relaxed);
-        let counted = Counted(lane.open.clone());
-        lane.runtime.spawn(async move {
+        let Some(chosen) = self.runtimes.iter().min_by_key(|chosen| chosen.open.load(Ordering::Relaxed)) else { return };
+        chosen.open.fetch_add(1, Ordering::Relaxed);
+        let open_connection = OpenConnection(chosen.open.clone());
+        chosen.runtime.spawn(async move {
             connection.await;
-            drop(counted);
+            drop(open_connection);
         });
     }
 }
 
-impl Drop for Lanes {
+impl Drop for ConnectionRuntimes {
     fn drop(&mut self) {
         self.end.cancel();
     }
 }
 
-impl Lane {
+impl ConnectionRuntime {
     fn start(number: usize, end: CancellationToken) -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().event_interval(TURNS_BETWEEN_LOOKS).build()?;
+        let runtime = Builder::new_current_thread().enable_all().event_interval(TASKS_BETWEEN_POLLS).build()?;
         let handle = runtime.handle().clone();
         handle.spawn(keep_polling());
         thread::Builder::new().name(format!("lane-{number}")).spawn(move || runtime.block_on(end.run_until_cancelled(tick())))?;
@@ -78,7 +78,7 @@ impl Lane {
 }
 
 async fn tick() {
-    let mut ticks = interval(TICK);
+    let mut ticks = interval(TIMER_PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         ticks.tick().await;
@@ -86,9 +86,9 @@ async fn tick() {
 }
 
 /// Decrements the count also when a connection's task is dropped before it finishes.
-struct Counted(Arc<AtomicUsize>);
+struct OpenConnection(Arc<AtomicUsize>);
 
-impl Drop for Counted {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

@@ -14,7 +14,7 @@ use tower::ServiceExt;
 use super::{
     Api,
     cors::CorsRules,
-    error::{Failure, Seen, Underway},
+    error::{Failure, RequestInProgress, RequestRecord},
     limits::{Peer, limit_failures},
 };
 
@@ -24,7 +24,7 @@ const OWN_HOST: &str = "{sandbox}.domain";
 const PREFLIGHT: &str = "preflight";
 
 /// The dispatcher of one listener.
-pub struct Front {
+pub struct Dispatcher {
     pub api: Api,
     pub cors: Option<CorsRules>,
     /// Set if sandboxes have host names.
@@ -36,44 +36,46 @@ pub struct Front {
     pub router: Option<Router>,
 }
 
-impl Front {
-    pub async fn answer(&self, mut request: Request, peer: Peer, kept: &ConnectionCache) -> Response {
-        let mut underway = Underway::new(&mut request);
+impl Dispatcher {
+    pub async fn answer(&self, mut request: Request, peer: Peer, cache: &ConnectionCache) -> Response {
+        let mut progress = RequestInProgress::new(&mut request);
         let response = match &self.cors {
-            None => self.watched(request, peer, kept, &mut underway).await,
+            None => self.answer_limited(request, peer, cache, &mut progress).await,
             Some(rules) => {
                 let allowed = rules.allowed(request.headers());
                 let mut response = match rules.preflight(&request) {
                     Some(answer) => {
-                        underway.route = Some(PREFLIGHT);
+                        progress.route = Some(PREFLIGHT);
                         answer.unwrap_or_else(|e| Failure::from(e).into_response())
                     }
-                    None => self.watched(request, peer, kept, &mut underway).await,
+                    None => self.answer_limited(request, peer, cache, &mut progress).await,
                 };
                 CorsRules::tell(allowed, &mut response);
                 response
             }
         };
-        underway.answered(response, &self.api.metrics, self.api.traces.as_deref())
+        progress.answered(response, &self.api.metrics, self.api.traces.as_deref())
     }
 
-    async fn watched(&self, request: Request, peer: Peer, kept: &ConnectionCache, underway: &mut Underway) -> Response {
-        let response = self.placed(request, kept, underway).await;
+    async fn answer_limited(&self, request: Request, peer: Peer, cache: &ConnectionCache, progress: &mut RequestInProgress) -> Response {
+        let response = self.route_by_host(request, cache, progress).await;
         // Once a principal is known, a 401 is the sandbox's own answer.
         let is_known =
-            response.extensions().get::<AdmittedRequest>().is_some_and(AdmittedRequest::is_authenticated) || underway.has_asker();
+            response.extensions().get::<AdmittedRequest>().is_some_and(AdmittedRequest::is_authenticated) || progress.has_principal();
         limit_failures(&self.api, peer, response, is_known).await
     }
 
     /// Routes by host name if sandboxes have host names: a sandbox's own, the domain itself, or any other.
-    async fn placed(&self, request: Request, kept: &ConnectionCache, underway: &mut Underway) -> Response {
+    async fn route_by_host(&self, request: Request, cache: &ConnectionCache, progress: &mut RequestInProgress) -> Response {
         let place = self.domain.as_ref().map_or(HostTarget::OutsideDomain, |domain| domain.classify(request.uri(), request.headers()));
         let error = match place {
-            HostTarget::OutsideDomain => return self.by_path(request, kept, underway, self.serves_paths, self.router.as_ref()).await,
-            HostTarget::DomainItself => return self.by_path(request, kept, underway, true, None).await,
+            HostTarget::OutsideDomain => {
+                return self.route_by_path(request, cache, progress, self.serves_paths, self.router.as_ref()).await;
+            }
+            HostTarget::DomainItself => return self.route_by_path(request, cache, progress, true, None).await,
             HostTarget::Sandbox(id) => {
-                underway.route = Some(OWN_HOST);
-                return self.gateway.serve_sandbox_host(id, request, &underway.id, kept).await;
+                progress.route = Some(OWN_HOST);
+                return self.gateway.serve_sandbox_host(id, request, &progress.id, cache).await;
             }
             HostTarget::UnknownInDomain => ApiError::new(ErrorCode::RouteNotFound, "there is no sandbox of this host name"),
             HostTarget::Ambiguous => ApiError::invalid("the request names no host that can be read, or two of them"),
@@ -81,18 +83,18 @@ impl Front {
         Failure::from(error).into_response()
     }
 
-    async fn by_path(
+    async fn route_by_path(
         &self,
         mut request: Request,
-        kept: &ConnectionCache,
-        underway: &mut Underway,
+        cache: &ConnectionCache,
+        progress: &mut RequestInProgress,
         serves_paths: bool,
         router: Option<&Router>,
     ) -> Response {
         if let Some(template) = Gateway::path_template(request.uri().path()) {
-            underway.route = Some(template);
+            progress.route = Some(template);
             if serves_paths {
-                return self.gateway.serve_path(request, &underway.id, kept).await;
+                return self.gateway.serve_path(request, &progress.id, cache).await;
             }
             let message = "sandboxes are not served at this address; each one's own is the http_base_url in every answer that names it";
             return Failure::from(ApiError::new(ErrorCode::RouteNotFound, message)).into_response();
@@ -100,10 +102,10 @@ impl Front {
         let Some(router) = router else {
             return Failure::from(ApiError::new(ErrorCode::RouteNotFound, "there is nothing at this path")).into_response();
         };
-        let seen = Seen::new(kept.clone());
-        request.extensions_mut().insert(underway.id.clone());
+        let seen = RequestRecord::new(cache.clone());
+        request.extensions_mut().insert(progress.id.clone());
         request.extensions_mut().insert(seen.clone());
-        underway.seen = Some(seen);
+        progress.seen = Some(seen);
         match router.clone().oneshot(request).await {
             Ok(response) => response,
             Err(never) => match never {},

@@ -51,7 +51,7 @@ pub enum BodyError {
     Broken(#[from] hyper::Error),
 }
 
-pub struct Paced {
+pub struct MinRateBody {
     /// Taken when this is dropped.
     body: Option<Incoming>,
     limits: BodyLimits,
@@ -74,7 +74,7 @@ struct Waiting {
     then: TooSlow,
 }
 
-impl Paced {
+impl MinRateBody {
     pub fn new(body: Incoming, limits: BodyLimits, headers: &HeaderMap) -> Self {
         let waits_to_be_asked = headers.get(header::EXPECT).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"100-continue"));
         Self {
@@ -116,7 +116,7 @@ impl Paced {
     }
 }
 
-impl HttpBody for Paced {
+impl HttpBody for MinRateBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -162,7 +162,7 @@ impl HttpBody for Paced {
     }
 }
 
-impl Drop for Paced {
+impl Drop for MinRateBody {
     fn drop(&mut self) {
         if self.is_end_stream() || self.waits_to_be_asked || self.is_draining {
             return;
@@ -176,7 +176,7 @@ impl Drop for Paced {
 
 /// Reads and discards what the client still sends, while the response is being sent. Closing a connection with unread
 /// bytes would reset it.
-async fn drain(mut body: Paced) {
+async fn drain(mut body: MinRateBody) {
     while let Some(Ok(_)) = body.frame().await {}
 }
 
@@ -184,8 +184,8 @@ async fn drain(mut body: Paced) {
 mod tests {
     use super::*;
 
-    fn paced(received: u64, waited_seconds: u64) -> Paced {
-        Paced {
+    fn with_minimum_rate(received: u64, waited_seconds: u64) -> MinRateBody {
+        MinRateBody {
             body: None,
             limits: BodyLimits::default(),
             received,
@@ -201,11 +201,11 @@ mod tests {
     #[test]
     fn what_is_left_of_a_refused_body_is_read_for_as_long_as_it_keeps_to_the_minimum_rate() {
         let now = Instant::now();
-        let patience = |paced: &Paced| paced.patience(now, now + Duration::from_secs(86_400));
-        let rest = paced(60_000 * 250, 250).rest();
+        let patience = |with_minimum_rate: &MinRateBody| with_minimum_rate.patience(now, now + Duration::from_secs(86_400));
+        let rest = with_minimum_rate(60_000 * 250, 250).rest();
         assert!(rest.is_draining && !patience(&rest).0.is_zero(), "60 kB a second for four minutes");
         assert_eq!((rest.received, rest.waited), (60_000 * 250, Duration::from_secs(250)));
-        assert_eq!(patience(&paced(100 * 40, 40).rest()), (Duration::ZERO, TooSlow::Rate(1024)), "100 bytes a second");
+        assert_eq!(patience(&with_minimum_rate(100 * 40, 40).rest()), (Duration::ZERO, TooSlow::Rate(1024)), "100 bytes a second");
         assert!(DRAIN_WITHIN >= Duration::from_secs(60));
     }
 }

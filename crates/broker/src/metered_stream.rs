@@ -15,19 +15,19 @@ use tokio::{
 
 use crate::metrics::Metrics;
 
-pub struct Counted {
+pub struct MeteredStream {
     stream: TcpStream,
     metrics: Arc<Metrics>,
 }
 
-impl Counted {
+impl MeteredStream {
     pub fn new(stream: TcpStream, metrics: Arc<Metrics>) -> Self {
         metrics.connections.fetch_add(1, Relaxed);
         metrics.connections_open.fetch_add(1, Relaxed);
         Self { stream, metrics }
     }
 
-    fn wrote(&self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn record_write(&self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(Ok(count)) = &polled {
             message_sent(Peer::Client, *count);
             self.metrics.bytes_out.fetch_add(*count as u64, Relaxed);
@@ -36,13 +36,13 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for MeteredStream {
     fn drop(&mut self) {
         self.metrics.connections_open.fetch_sub(1, Relaxed);
     }
 }
 
-impl AsyncRead for Counted {
+impl AsyncRead for MeteredStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
@@ -55,14 +55,14 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
+impl AsyncWrite for MeteredStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.wrote(polled)
+        self.record_write(polled)
     }
     fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bytes);
-        self.wrote(polled)
+        self.record_write(polled)
     }
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
