@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_refused_body_is_read_for_as_long_as_it_keeps_to_the_minimum_rate() {
+    fn the_rest_of_a_refused_body_is_read_while_it_meets_the_minimum_rate() {
         let now = Instant::now();
         let patience = |with_minimum_rate: &MinRateBody| with_minimum_rate.patience(now, now + Duration::from_secs(86_400));
         let rest = with_minimum_rate(60_000 * 250, 250).rest();

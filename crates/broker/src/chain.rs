@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_can_not_run_into_each_other() {
+    fn field_boundaries_are_part_of_the_hash() {
         let content = |principal, actor| Content {
             at: Timestamp::from_unix(1),
             workspace: "w",
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_head_is_read_as_it_is_printed() {
+    fn a_saved_head_is_parsed_as_it_is_printed() {
         let hash = [7; 32];
         let kept: KeptHead = format!("node:a:12:{}", hex(&hash)).parse().unwrap();
         assert_eq!(kept, KeptHead { writer: "node:a".into(), number: 12, hash });

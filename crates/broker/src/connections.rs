@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_principal_has_half_of_the_connections_and_all_together_leave_an_eighth() {
+    fn one_principal_gets_half_of_the_connections_and_an_eighth_stays_free() {
         let (unauthenticated, all) = (UnauthenticatedConnections::new(100, None), AuthenticatedConnections::new(16));
         let connect = || ClientConnection::new(unauthenticated.register(ClientAddress::default()), all.clone());
         let known = |principal: &str| {

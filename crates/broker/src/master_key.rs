@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_replacement_that_broke_off_is_finished_and_a_strangers_key_is_refused() {
+    async fn an_interrupted_replacement_is_finished_and_an_unknown_key_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
         let data_dir = DataDir::open(dir.path()).unwrap();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_immediate_replacement_that_broke_off_keeps_no_condemned_key() {
+    async fn an_interrupted_immediate_replacement_keeps_no_revoked_key() {
         let dir = tempfile::tempdir().unwrap();
         let config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
         let data_dir = DataDir::open(dir.path()).unwrap();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_before_goes_when_no_token_of_its_time_can_be_good() {
+    fn the_previous_key_is_removed_when_none_of_its_tokens_can_be_valid() {
         let dir = tempfile::tempdir().unwrap();
         let data_dir = DataDir::open(dir.path()).unwrap();
         data_dir.write_next_key(&MasterKey::generate()).unwrap();

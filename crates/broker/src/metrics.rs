@@ -354,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_strangers_make_up_adds_no_more_than_a_few_labels() {
+    fn unknown_methods_and_routes_add_only_a_few_labels() {
         let metrics = Metrics::default();
         for n in 100..1000 {
             let method = Method::from_bytes(format!("M{n}").as_bytes()).unwrap();

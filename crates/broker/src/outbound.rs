@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_safe_to_ask_is_a_url() {
+    fn only_safe_urls_are_accepted() {
         for good in
             ["https://id.example.com", "https://id.example.com/realms/x", "http://127.0.0.1:9000", "http://localhost:1", "http://[::1]:8/x"]
         {

@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_is_asked_for_beneath_the_url_and_nowhere_else() {
+    fn a_thread_is_requested_only_below_the_configured_url() {
         let of = |url: &str, thread: &str| {
             let config: ThreadAuthorityConfig = toml::from_str(&format!("url = {url:?}")).unwrap();
             ThreadAuthority::new(&config).unwrap().thread_url(thread).map(|u| u.to_string())
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_answer_about_the_thread_is_leave() {
+    fn only_a_response_about_the_thread_grants_access() {
         assert!(is_thread(br#"{"created_at":"x", "thread_id" : "t1", "values":{"a"#, "t1"));
         assert!(!is_thread(br#"{"thread_id":"t12"}"#, "t1"));
         assert!(!is_thread(br#"<html>"thread_id":"t1"</html>"#, "t1"));

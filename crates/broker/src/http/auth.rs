@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_preferred_wait_is_heard_and_bounded() {
+    fn a_preferred_wait_is_read_and_bounded() {
         let wait = |value: &str| preferred_wait(&HeaderMap::from_iter([(http::HeaderName::from_static("prefer"), value.parse().unwrap())]));
         assert_eq!(wait("respond-async, wait=3"), Duration::from_secs(3));
         assert_eq!(wait("wait=0"), Duration::ZERO);

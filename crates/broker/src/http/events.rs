@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_begins_at_the_start_now_or_where_it_was() {
+    fn a_stream_begins_at_the_start_now_or_after_an_event() {
         let none = HeaderMap::new();
         let id = "evt_00000000000000000000000001";
         let mut with_id = HeaderMap::new();

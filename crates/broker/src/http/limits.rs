@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keeping_and_ending_what_one_has_is_paid_for_apart() {
+    fn keeping_and_ending_sessions_has_its_own_limit() {
         assert_eq!(class(&Method::POST, "/v1/sandbox/sessions/{id}/heartbeat"), RequestClass::Upkeep);
         assert_eq!(class(&Method::DELETE, "/v1/sandbox/sessions/{id}"), RequestClass::Upkeep);
         assert_eq!(class(&Method::POST, "/threads/{thread_id}/sandbox/refresh"), RequestClass::Upkeep);

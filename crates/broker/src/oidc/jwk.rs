@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_of_other_kinds_are_passed_over_and_none_left_is_an_error() {
+    fn keys_of_other_kinds_are_skipped_and_an_empty_set_is_an_error() {
         let x = URL_SAFE_NO_PAD.encode([1; 32]);
         let good = format!(r#"{{"kty":"OKP","crv":"Ed25519","x":"{x}","kid":"a"}}"#);
         let bad = [

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_capability_has_the_line_that_decided() {
+    fn each_capability_has_the_line_that_decided_it() {
         let policy = Policy::from_toml(
             "[human]\ncapabilities = [\"fs:rw\", \"exec\", \"shell\", \"ports\"]\n\n[[rule]]\nname = \"no exec\"\nworkspace = \"acme\"\ncapabilities = [\"fs:rw\", \"shell\", \"ports\"]\nmax_sandboxes = 2\n",
         )

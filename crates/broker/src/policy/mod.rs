@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_everything_is_as_the_protocol_says() {
+    fn without_a_file_the_defaults_of_the_protocol_apply() {
         let policy = Policy::default();
         for kind in [PrincipalKind::Human, PrincipalKind::Agent, PrincipalKind::Operator] {
             assert_eq!(policy.allowed(&ann(kind)), built_in(kind));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ceiling_raises_and_rules_take_away() {
+    fn a_ceiling_grants_and_rules_restrict() {
         let policy = Policy::from_toml(
             r#"
             [human]
@@ -397,7 +397,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_rule_that_is_added_gives_nobody_more(policy in any_policy(), rule in any_rule(), kind in 0..3usize, acting in 0..3usize) {
+        fn an_added_rule_never_grants_more(policy in any_policy(), rule in any_rule(), kind in 0..3usize, acting in 0..3usize) {
             let who = Subject { workspace: "acme", principal: "ann", kind: KINDS[kind.max(acting)], acting: KINDS[acting.min(kind)] };
             let (before, after) = (Policy::from_toml(&policy).unwrap(), Policy::from_toml(&format!("{policy}{rule}")).unwrap());
             prop_assert!(after.allowed(&who).is_subset(before.allowed(&who)));
@@ -410,7 +410,7 @@ mod tests {
         }
 
         #[test]
-        fn acting_as_less_gives_nobody_more_than_both_may_have(policy in any_policy(), kind in 0..3usize, acting in 0..3usize) {
+        fn acting_as_a_lower_kind_grants_at_most_what_both_kinds_may_have(policy in any_policy(), kind in 0..3usize, acting in 0..3usize) {
             let policy = Policy::from_toml(&policy).unwrap();
             let (own, less) = (KINDS[kind.max(acting)], KINDS[acting.min(kind)]);
             let who = Subject { workspace: "acme", principal: "ann", kind: own, acting: less };

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_has_its_line_its_key_and_the_nearest_word() {
+    fn a_problem_names_its_line_its_key_and_the_closest_match() {
         refused("[[rules]]\n", 1, "`rules` is not known; did you mean `rule`?");
         refused("# a\n[[rule]]\ncapabilites = [\"exec\"]\n", 3, "`capabilites` is not known; did you mean `capabilities`?");
         refused("[agent]\nlease = 3\n", 2, "did you mean `lease_seconds`?");
@@ -409,7 +409,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_a_policy_or_has_its_problems_within_it(words in proptest::collection::vec(0..WORDS.len(), 0..40), rest in ".{0,40}") {
+        fn any_text_is_a_policy_or_has_problems_within_its_lines(words in proptest::collection::vec(0..WORDS.len(), 0..40), rest in ".{0,40}") {
             let text: String = words.iter().map(|i| WORDS[*i]).collect::<String>() + &rest;
             if let Err(error) = read(&text) {
                 let lines = text.matches('\n').count() + 1;
@@ -446,7 +446,7 @@ mod tests {
     ];
 
     #[test]
-    fn all_problems_are_told_at_once_and_not_too_many() {
+    fn all_problems_are_reported_at_once_up_to_a_limit() {
         let error = read("[human]\nlease = 1\n[agent]\nlease = 1\n").unwrap_err();
         assert_eq!(error.problems.iter().map(|p| p.line).collect::<Vec<_>>(), [2, 4]);
         let many: String = (0..100).map(|i| format!("x{i} = 1\n")).collect();

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_being_saved_is_left_alone_until_it_rests_and_an_empty_one_is_refused() {
+    fn a_file_is_read_once_it_no_longer_changes_and_an_empty_one_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("policy.toml");
         std::fs::write(&file, "[agent]\ncapabilities = [\"fs_read\"]\n").unwrap();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_breaks_or_vanishes_leaves_the_policy_as_it_was() {
+    fn a_broken_or_missing_file_leaves_the_policy_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let source = PolicySource::open(None, dir.path()).unwrap();
         assert_eq!(source.reload().unwrap(), Reloaded::Nothing);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_or_missing_file_that_was_named_is_no_start() {
+    fn a_broken_or_missing_configured_file_prevents_the_start() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("mine.toml");
         assert!(PolicySource::open(Some(&file), dir.path()).is_err());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{store_kinds, store_sandboxes, store_tokens};
+use crate::{store_resources, store_sandboxes, store_tokens};
 use cobox_broker::{
     domain::model::{ApiKey, AuditRecord, Identity, Intent, Principal, Sandbox, Session, SessionWithSandbox},
     policy::Quota,
@@ -126,7 +126,7 @@ pub fn wish(thread: &str) -> EnsureWish {
 }
 
 #[tokio::test]
-async fn sqlite_is_a_store_and_remembers() {
+async fn sqlite_passes_the_store_suite() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("broker.db");
     run(&sqlite::open(&path).await.unwrap()).await;
@@ -134,7 +134,7 @@ async fn sqlite_is_a_store_and_remembers() {
 }
 
 #[tokio::test]
-async fn postgres_is_a_store_and_remembers() {
+async fn postgres_passes_the_store_suite() {
     let database = TestDatabase::new().await;
     run(&postgres::open(&database.secret_url()).await.unwrap()).await;
     remembers(&postgres::open(&database.secret_url()).await.unwrap()).await;
@@ -158,10 +158,10 @@ pub async fn run(store: &dyn Store) {
     store_sandboxes::tags(store).await;
     store_sandboxes::changing_a_sandbox(store).await;
     store_sandboxes::own_lifetimes(store).await;
-    store_kinds::names_of_snapshots(store).await;
-    store_kinds::what_is_used(store).await;
-    store_kinds::pools(store).await;
-    store_kinds::ending_what_nobody_uses(store).await;
+    store_resources::names_of_snapshots(store).await;
+    store_resources::what_is_used(store).await;
+    store_resources::pools(store).await;
+    store_resources::ending_what_nobody_uses(store).await;
     store_tokens::revocations(store).await;
     store_tokens::a_retired_token_counts_for_a_moment(store).await;
     store_tokens::shares(store).await;

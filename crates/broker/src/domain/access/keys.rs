@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_names_its_id_and_no_two_are_alike() {
+    fn a_key_contains_its_id_and_keys_are_unique() {
         let (id, key) = generate();
         assert_eq!(key.expose().len(), 4 + 26 + 1 + 43);
         assert_eq!(key_id(&key), Some(id));

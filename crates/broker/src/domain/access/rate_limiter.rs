@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tables_stay_bounded_whoever_comes() {
+    fn the_tables_stay_bounded_for_any_number_of_addresses() {
         let rate_limiter = RateLimiter::new(&RateLimits { failure_burst: 2, ..RateLimits::default() }, 60);
         let now = Timestamp::from_unix(1_000);
         for n in 0..2 * MAX_BUCKETS as u128 {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_goes_back_gives_nothing_away() {
+    fn a_clock_set_back_refills_no_bucket() {
         let limit = Limit { rate: 1000, burst: 5000 };
         let bucket = Bucket { left: 0, at: 100 };
         let set_back = limit.filled(&bucket, 50);

@@ -57,7 +57,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_unix(1_800_000_000);
 
     #[test]
-    fn an_accepted_key_is_known_until_it_is_refused_expires_or_was_not_used_for_long() {
+    fn an_accepted_key_is_known_until_it_is_refused_expires_or_is_unused_for_long() {
         let known = RecentOperators::default();
         let [used, revoked, ending, other] = ["used", "revoked", "ending", "other"].map(Secret::new);
         known.remember(&used, None);

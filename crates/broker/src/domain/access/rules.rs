@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_is_what_was_asked_for_within_the_policy() {
+    fn a_grant_is_the_request_within_the_policy() {
         let agent = caller(PrincipalKind::Agent);
         let ask = |words: &[&str]| {
             let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn one_acts_as_oneself_or_as_less() {
+    fn a_caller_acts_as_itself_or_as_a_lower_kind() {
         use PrincipalKind::*;
         let acting = |own, kind, id: Option<&str>| act(&caller(own), Some(&ActorParams { kind, id: id.map(str::to_owned) }));
         for (own, kind) in [(Human, Human), (Human, Agent), (Operator, Operator), (Operator, Human), (Operator, Agent), (Agent, Agent)] {

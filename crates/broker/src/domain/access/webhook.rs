@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_notice_is_taken_from_whoever_has_the_secret_and_only_for_a_while() {
+    fn a_notice_is_accepted_with_the_secret_and_only_while_recent() {
         let (webhook, now) = (Webhook::new(&format!("{SECRET}\n")).unwrap(), Timestamp::from_unix(10_000));
         let verify = |timestamp: &str, signature: &str, body: &[u8]| webhook.verify(timestamp, signature, body, now).is_ok();
         assert!(verify("10000", &sign(SECRET, "10000", b"{}"), b"{}"));

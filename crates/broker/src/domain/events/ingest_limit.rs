@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sandbox_that_tells_without_end_is_listened_to_less() {
+    fn a_sandbox_over_its_ingest_limit_has_to_wait() {
         let (ingest_limits, id, other) = (IngestLimits::default(), SandboxId::new(), SandboxId::new());
         let at = Timestamp::from_unix;
         assert_eq!(ingest_limits.charge(&id, 500, at(0)), Duration::ZERO);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_are_quiet_again_are_forgotten() {
+    fn sandboxes_with_a_full_bucket_are_dropped() {
         let ingest_limits = IngestLimits::default();
         for n in 0..10 * SWEEP_AT {
             ingest_limits.charge(&SandboxId::new(), 100, Timestamp::from_unix(i64::try_from(n).unwrap()));

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_session_and_one_principal_leave_places_for_others_and_what_is_given_back_is_forgotten() {
+    fn sessions_and_principals_are_limited_separately_and_returned_permits_are_forgotten() {
         let limiter = StreamLimiter::default();
         let who = |name: &str| Principal { workspace: "w".to_owned(), name: name.to_owned(), kind: PrincipalKind::Human };
         let (ann, session) = (who("ann"), SessionId::new());

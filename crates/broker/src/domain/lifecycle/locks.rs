@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_lock_excludes_and_leaves_nothing_behind() {
+    async fn a_lock_is_exclusive_and_leaves_no_entry_behind() {
         let (locks, id) = (SandboxLocks::default(), SandboxId::new());
         let held = locks.lock(&id).await;
         assert!(locks.try_lock(&id).is_none());

@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listed_item_keeps_its_time_over_restarts_and_leaves_when_it_is_known() {
+    fn a_quarantined_item_keeps_its_time_across_restarts_and_leaves_when_it_has_a_record() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (QuarantinedItem::Sandbox(SandboxId::new()), QuarantinedItem::Volume(VolumeId::new()));
         let (first, later) = (Timestamp::from_unix(1000), Timestamp::from_unix(1060));
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn time_without_a_broker_and_jumps_of_the_clock_do_not_count() {
+    fn time_without_a_broker_and_clock_jumps_do_not_count() {
         let dir = tempfile::tempdir().unwrap();
         let keep = Duration::from_secs(100);
         let at = Timestamp::from_unix;

@@ -406,7 +406,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_has_a_tag_of_its_own_or_none() {
+    fn the_tag_of_an_image_is_read_from_its_name() {
         assert_eq!(tag_of_image("python:3.12-slim"), Some("3.12-slim"));
         assert_eq!(tag_of_image("host:5000/python:3"), Some("3"));
         for none in ["python", "host:5000/python", "python@sha256:0123", "python:", "python:a b"] {

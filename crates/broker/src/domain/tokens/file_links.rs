@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_survives_its_way_through_a_url() {
+    fn a_path_survives_percent_encoding() {
         for path in ["/workspace/a b.txt", "/ü/%41?x#y", "/+&=;"] {
             assert!(encode(path).bytes().all(|b| b.is_ascii_graphic() && !b"?#".contains(&b)));
             assert_eq!(decode(&encode(path)).unwrap(), path.as_bytes());

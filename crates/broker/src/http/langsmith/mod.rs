@@ -55,14 +55,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_too_long_has_the_status_that_is_looked_for_there() {
+    fn a_timeout_has_the_status_that_the_sdk_expects() {
         let of = |path| status(path, ErrorCode::SandboxStarting);
         assert_eq!((of("/v2/sandboxes/boxes"), of("/v2/sandboxes/pools"), of("/api/v2/sandboxes/pools/x")), (408, 504, 504));
         assert_eq!((of("/v2/sandboxes/poolsx"), status("/v2/sandboxes/pools", ErrorCode::InvalidRequest)), (408, 422));
     }
 
     #[test]
-    fn the_dialect_is_spoken_below_its_prefixes_and_nowhere_else() {
+    fn only_paths_below_the_prefixes_belong_to_the_langsmith_api() {
         for path in ["/v2/sandboxes", "/v2/sandboxes/boxes/a%2Fb", "/api/v2/sandboxes/none"] {
             assert!(is_langsmith_path(path), "{path}");
         }

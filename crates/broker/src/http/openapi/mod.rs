@@ -126,11 +126,11 @@ fn idempotency_key() -> Parameter {
 }
 
 #[test]
-fn the_document_that_is_checked_in_is_what_the_code_says() {
+fn the_checked_in_document_matches_the_code() {
     assert_checked_in(&document(), &PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../openapi/broker.json"));
 }
 
 #[test]
-fn every_reference_leads_somewhere_and_every_name_is_used_once() {
+fn every_reference_resolves_and_every_name_is_unique() {
     assert_valid(&document());
 }

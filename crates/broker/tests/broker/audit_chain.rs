@@ -157,7 +157,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_is_done_to_a_record_is_found_and_named(tampering in tampering()) {
+    fn any_change_to_an_audit_record_is_detected_and_named(tampering in tampering()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let faults = runtime.block_on(async {
             let dir = tempfile::tempdir().unwrap();
@@ -179,7 +179,7 @@ proptest! {
 }
 
 #[tokio::test]
-async fn on_postgres_it_is_found_too_and_a_living_broker_notices_a_cut_by_itself() {
+async fn on_postgres_changes_are_detected_and_a_running_broker_notices_a_truncated_chain() {
     for tampering in [
         Tampering::Alter(3, "detail"),
         Tampering::AlterHash(6),
@@ -204,7 +204,7 @@ async fn on_postgres_it_is_found_too_and_a_living_broker_notices_a_cut_by_itself
 }
 
 #[tokio::test]
-async fn old_records_go_from_the_beginning_and_the_rest_stays_provable() {
+async fn old_records_are_removed_from_the_beginning_and_the_rest_stays_verifiable() {
     let dir = tempfile::tempdir().unwrap();
     let sqlite: Arc<dyn Store> = Arc::new(sqlite::open(&dir.path().join("db")).await.unwrap());
     let database = TestDatabase::new().await;
@@ -243,7 +243,7 @@ async fn old_records_go_from_the_beginning_and_the_rest_stays_provable() {
 }
 
 #[tokio::test]
-async fn what_somebody_put_into_the_database_becomes_no_link() {
+async fn a_record_inserted_into_the_database_is_not_linked() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let store = sqlite::open(&path).await.unwrap();
@@ -257,7 +257,7 @@ async fn what_somebody_put_into_the_database_becomes_no_link() {
 }
 
 #[tokio::test]
-async fn a_new_master_key_signs_for_what_the_old_one_did_and_for_nothing_else() {
+async fn a_new_master_key_signs_only_what_the_old_one_signed() {
     for is_ours in [true, false] {
         let world = World::new();
         let broker = world.start().await;
@@ -317,7 +317,7 @@ pub async fn chains(operator: &Client) -> Vec<(AuditHead, Vec<AuditLink>, Vec<Fa
 }
 
 #[tokio::test]
-async fn three_brokers_write_three_chains_and_each_operator_sees_its_own_workspace() {
+async fn three_brokers_write_three_chains_and_operators_see_only_their_workspace() {
     let database = TestDatabase::new().await;
     let worlds = World::cluster(&database, 3);
     let mut brokers = Vec::new();
@@ -356,7 +356,7 @@ async fn three_brokers_write_three_chains_and_each_operator_sees_its_own_workspa
 }
 
 #[tokio::test]
-async fn what_was_done_with_a_token_is_found_by_its_id() {
+async fn uses_of_a_token_are_found_by_its_id() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, op) = (broker.human("ann").await, broker.key("op", PrincipalKind::Operator).await);
@@ -375,7 +375,7 @@ async fn what_was_done_with_a_token_is_found_by_its_id() {
 }
 
 #[tokio::test]
-async fn a_restarted_broker_leaves_and_explains_the_gap_of_records_that_were_lost_before() {
+async fn a_restarted_broker_keeps_and_explains_the_gap_of_lost_records() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, op) = (broker.human("ann").await, broker.key("op", PrincipalKind::Operator).await);
@@ -400,7 +400,7 @@ async fn a_restarted_broker_leaves_and_explains_the_gap_of_records_that_were_los
 }
 
 #[tokio::test]
-async fn records_that_could_not_be_written_leave_a_gap_that_is_found() {
+async fn unwritten_records_leave_a_detectable_gap() {
     let dir = tempfile::tempdir().unwrap();
     let store = sqlite::open(&dir.path().join("db")).await.unwrap();
     fill(&store).await;

@@ -64,7 +64,7 @@ async fn uses(broker: &TestBroker, count: usize) -> Vec<AuditRecord> {
 }
 
 #[tokio::test]
-async fn a_token_in_the_first_frame_lets_in_and_leaves_a_record_like_one_in_the_header() {
+async fn a_token_in_the_first_frame_is_accepted_and_recorded_like_one_in_the_header() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -96,7 +96,7 @@ async fn a_token_in_the_first_frame_lets_in_and_leaves_a_record_like_one_in_the_
 }
 
 #[tokio::test]
-async fn a_key_in_a_frame_is_swapped_and_never_reaches_the_sandbox() {
+async fn a_key_in_a_frame_is_exchanged_for_a_token_and_not_forwarded() {
     let world = World::new();
     let broker = world.start().await;
     let bot = broker.key("bot", cobox_protocol::key::PrincipalKind::Agent).await;
@@ -120,7 +120,7 @@ async fn a_key_in_a_frame_is_swapped_and_never_reaches_the_sandbox() {
 }
 
 #[tokio::test]
-async fn an_opaque_token_in_a_frame_reaches_the_sandbox_as_one_it_can_read() {
+async fn an_opaque_token_in_a_frame_is_replaced_with_one_that_boxd_can_verify() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -137,7 +137,7 @@ async fn an_opaque_token_in_a_frame_reaches_the_sandbox_as_one_it_can_read() {
 }
 
 #[tokio::test]
-async fn who_shows_no_good_token_first_is_closed_and_the_sandbox_hears_nothing() {
+async fn a_connection_without_a_valid_first_token_is_closed_and_nothing_is_forwarded() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -167,7 +167,7 @@ async fn who_shows_no_good_token_first_is_closed_and_the_sandbox_hears_nothing()
 }
 
 #[tokio::test]
-async fn a_connection_that_says_nothing_is_closed() {
+async fn a_silent_connection_is_closed() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -191,7 +191,7 @@ async fn stay_silent(broker: std::net::SocketAddr, id: SandboxId, opened: tokio:
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_sockets_that_are_opened_again_and_again_keep_no_valid_client_out() {
+async fn repeatedly_opened_silent_sockets_do_not_keep_valid_clients_out() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -214,7 +214,7 @@ async fn silent_sockets_that_are_opened_again_and_again_keep_no_valid_client_out
 }
 
 #[tokio::test]
-async fn a_fresh_token_on_the_way_is_checked_too() {
+async fn a_token_sent_later_is_checked_too() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -237,7 +237,7 @@ async fn a_fresh_token_on_the_way_is_checked_too() {
 }
 
 #[tokio::test]
-async fn a_key_is_swapped_however_its_frame_is_written_and_in_however_many_pieces() {
+async fn a_key_is_exchanged_in_any_spelling_and_fragmentation_of_its_frame() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -269,7 +269,7 @@ async fn a_key_is_swapped_however_its_frame_is_written_and_in_however_many_piece
 }
 
 #[tokio::test]
-async fn a_connection_that_shows_fresh_tokens_without_end_is_closed() {
+async fn a_connection_that_sends_endless_tokens_is_closed() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -293,7 +293,7 @@ async fn a_connection_that_shows_fresh_tokens_without_end_is_closed() {
 }
 
 #[tokio::test]
-async fn frames_of_every_size_and_kind_pass_as_they_are() {
+async fn frames_of_every_size_and_kind_pass_unchanged() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -329,7 +329,7 @@ async fn frames_of_every_size_and_kind_pass_as_they_are() {
 }
 
 #[tokio::test]
-async fn every_request_that_was_let_in_leaves_a_record_whatever_became_of_it() {
+async fn every_admitted_request_is_recorded_whatever_its_outcome() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;

@@ -39,7 +39,7 @@ fn with_template() -> World {
 }
 
 #[tokio::test]
-async fn a_sandbox_is_made_by_its_template_each_time_it_starts() {
+async fn a_sandbox_starts_from_its_template_every_time() {
     let world = with_template();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -68,7 +68,7 @@ async fn a_sandbox_is_made_by_its_template_each_time_it_starts() {
 }
 
 #[tokio::test]
-async fn what_an_image_stood_for_stays_with_what_was_made_of_it() {
+async fn a_sandbox_keeps_the_image_version_it_was_created_from() {
     let world = with_template();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -91,7 +91,7 @@ async fn what_an_image_stood_for_stays_with_what_was_made_of_it() {
 }
 
 #[tokio::test]
-async fn a_workspace_has_templates_of_its_own_beside_the_operators() {
+async fn a_workspace_has_its_own_templates_besides_the_operators() {
     let world = with_template();
     let broker = world.start().await;
     let (ann, bob, eve) = (broker.human("ann").await, broker.human("bob").await, broker.stranger().await);
@@ -133,7 +133,7 @@ async fn a_workspace_has_templates_of_its_own_beside_the_operators() {
 }
 
 #[tokio::test]
-async fn who_may_use_listed_templates_gets_nothing_else() {
+async fn callers_limited_to_listed_templates_get_nothing_else() {
     let mut world = with_template();
     world.config.templates.insert("rust".to_owned(), TemplateSpec::default());
     let policy = world.config.data_dir.with_file_name("policy.toml");
@@ -177,7 +177,7 @@ async fn is_forgotten(broker: &TestBroker, ann: &Client, snapshot: &SnapshotId) 
 }
 
 #[tokio::test]
-async fn a_snapshot_is_started_from_and_goes_when_nothing_stands_on_it() {
+async fn a_snapshot_starts_sandboxes_and_is_removed_when_nothing_is_based_on_it() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, eve) = (broker.human("ann").await, broker.stranger().await);
@@ -209,7 +209,7 @@ async fn a_snapshot_is_started_from_and_goes_when_nothing_stands_on_it() {
 }
 
 #[tokio::test]
-async fn a_snapshot_is_its_owners_where_the_sandbox_is_and_a_failed_one_says_why() {
+async fn a_snapshot_is_as_private_as_its_sandbox_and_a_failed_one_has_a_reason() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -235,7 +235,7 @@ async fn a_snapshot_is_its_owners_where_the_sandbox_is_and_a_failed_one_says_why
 }
 
 #[tokio::test]
-async fn what_a_session_keeps_to_its_owner_is_not_had_by_a_snapshot() {
+async fn a_snapshot_of_a_private_session_is_private() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
@@ -266,7 +266,7 @@ async fn what_a_session_keeps_to_its_owner_is_not_had_by_a_snapshot() {
 }
 
 #[tokio::test]
-async fn a_snapshots_name_is_its_owners_and_means_what_one_may_use() {
+async fn a_snapshot_name_belongs_to_its_owner_and_resolves_to_a_usable_snapshot() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
@@ -300,7 +300,7 @@ async fn a_snapshots_name_is_its_owners_and_means_what_one_may_use() {
 }
 
 #[tokio::test]
-async fn an_images_snapshot_has_the_images_tag() {
+async fn a_snapshot_of_an_image_has_the_tag_of_the_image() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -320,7 +320,7 @@ async fn an_images_snapshot_has_the_images_tag() {
 }
 
 #[tokio::test]
-async fn who_was_given_a_part_takes_no_snapshot_of_the_whole() {
+async fn a_principal_with_limited_capabilities_takes_no_snapshot() {
     let mut world = World::new();
     let policy = world.config.data_dir.with_file_name("policy.toml");
     std::fs::write(&policy, "[human]\ncapabilities = [\"fs_read\", \"exec\", \"snapshot\"]\n").unwrap();
@@ -337,7 +337,7 @@ async fn who_was_given_a_part_takes_no_snapshot_of_the_whole() {
 }
 
 #[tokio::test]
-async fn a_snapshot_that_a_crash_interrupted_is_finished() {
+async fn an_interrupted_snapshot_is_finished() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -361,7 +361,7 @@ async fn a_snapshot_that_a_crash_interrupted_is_finished() {
 }
 
 #[tokio::test]
-async fn snapshots_and_volumes_no_record_knows_are_quarantined_and_removed_when_their_time_is_over() {
+async fn snapshots_and_volumes_without_a_record_are_quarantined_and_removed_after_the_retention() {
     let mut world = World::new();
     world.config.quarantine_keep_seconds = 600;
     let broker = world.start().await;
@@ -405,7 +405,7 @@ async fn snapshots_and_volumes_no_record_knows_are_quarantined_and_removed_when_
 }
 
 #[tokio::test]
-async fn a_volume_is_mounted_in_several_and_stays_while_it_is() {
+async fn a_volume_is_mounted_in_several_sandboxes_and_kept_while_mounted() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, eve) = (broker.human("ann").await, broker.human("bob").await, broker.stranger().await);
@@ -437,7 +437,7 @@ async fn a_volume_is_mounted_in_several_and_stays_while_it_is() {
 }
 
 #[tokio::test]
-async fn nothing_is_in_use_because_somebody_says_its_name() {
+async fn a_text_with_the_id_of_an_item_does_not_keep_it_in_use() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -467,7 +467,7 @@ async fn nothing_is_in_use_because_somebody_says_its_name() {
 }
 
 #[tokio::test]
-async fn a_volume_that_could_not_be_made_is_not_there() {
+async fn a_volume_that_could_not_be_created_does_not_exist() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -480,7 +480,7 @@ async fn a_volume_that_could_not_be_made_is_not_there() {
 }
 
 #[tokio::test]
-async fn a_template_no_sandbox_could_be_made_by_stops_the_broker_at_its_start() {
+async fn a_broker_does_not_start_with_an_unusable_template() {
     let mut world = World::new();
     let spec = TemplateSpec { image: Some("rust:1".to_owned()), ..TemplateSpec::default() };
     world.config.templates.insert("broken".to_owned(), spec);

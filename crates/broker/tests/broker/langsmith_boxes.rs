@@ -35,7 +35,7 @@ fn id(made: &Value) -> SandboxId {
 }
 
 #[tokio::test]
-async fn a_box_is_made_found_and_deleted_by_name_and_by_id_under_both_prefixes() {
+async fn a_box_is_created_found_and_deleted_by_name_and_by_id_under_both_prefixes() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -84,7 +84,7 @@ async fn a_box_is_an_ordinary_sandbox_for_every_other_route() {
 }
 
 #[tokio::test]
-async fn a_stopped_box_keeps_its_url_and_starts_by_word_or_by_traffic() {
+async fn a_stopped_box_keeps_its_url_and_starts_on_request_or_traffic() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -105,7 +105,7 @@ async fn a_stopped_box_keeps_its_url_and_starts_by_word_or_by_traffic() {
 }
 
 #[tokio::test]
-async fn a_key_and_a_token_open_the_dataplane_in_either_header_and_a_key_never_gets_there() {
+async fn a_key_or_token_in_either_header_opens_the_dataplane_and_a_key_is_not_forwarded() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -129,7 +129,7 @@ async fn a_key_and_a_token_open_the_dataplane_in_either_header_and_a_key_never_g
 }
 
 #[tokio::test]
-async fn what_can_not_be_met_is_refused_by_its_field_and_nothing_is_made() {
+async fn unsupported_fields_are_refused_by_name_and_nothing_is_created() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -172,7 +172,7 @@ async fn what_can_not_be_met_is_refused_by_its_field_and_nothing_is_made() {
 }
 
 #[tokio::test]
-async fn a_name_is_taken_once_and_a_workspaces_limit_counts_for_boxes() {
+async fn box_names_are_unique_and_the_workspace_limit_applies() {
     let mut world = World::new();
     world.config.max_sandboxes_per_workspace = 2;
     let broker = world.start().await;
@@ -192,7 +192,7 @@ async fn a_name_is_taken_once_and_a_workspaces_limit_counts_for_boxes() {
 }
 
 #[tokio::test]
-async fn a_box_that_can_not_start_leaves_nothing_however_often_it_is_asked_for() {
+async fn a_box_that_fails_to_start_leaves_nothing_behind() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -215,7 +215,7 @@ async fn a_box_that_can_not_start_leaves_nothing_however_often_it_is_asked_for()
 }
 
 #[tokio::test]
-async fn a_list_without_a_size_has_all_and_a_filter_is_kept_or_refused() {
+async fn a_list_without_a_page_size_has_all_boxes_and_unknown_filters_are_refused() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -247,7 +247,7 @@ async fn a_list_without_a_size_has_all_and_a_filter_is_kept_or_refused() {
 }
 
 #[tokio::test]
-async fn who_polls_by_name_learns_that_it_failed() {
+async fn polling_by_name_reports_a_failed_box() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, eve) = (broker.human("ann").await, broker.stranger().await);
@@ -274,7 +274,7 @@ async fn who_polls_by_name_learns_that_it_failed() {
 }
 
 #[tokio::test]
-async fn a_start_is_answered_before_it_is_done_and_one_that_fails_says_so() {
+async fn a_start_responds_before_it_completes_and_reports_a_failure() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -297,7 +297,7 @@ async fn a_start_is_answered_before_it_is_done_and_one_that_fails_says_so() {
 }
 
 #[tokio::test]
-async fn a_box_that_takes_longer_than_its_maker_waits_is_deleted_again() {
+async fn a_box_that_does_not_run_within_the_wait_is_deleted() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -313,7 +313,7 @@ async fn a_box_that_takes_longer_than_its_maker_waits_is_deleted_again() {
 }
 
 #[tokio::test]
-async fn a_box_stops_and_goes_at_its_own_times_where_they_are_shorter() {
+async fn a_box_has_its_own_lease_and_retention_if_they_are_shorter() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -349,7 +349,7 @@ async fn a_box_stops_and_goes_at_its_own_times_where_they_are_shorter() {
 }
 
 #[tokio::test]
-async fn a_download_url_serves_one_file_to_who_has_nothing_else() {
+async fn a_download_url_serves_one_file_without_another_credential() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);

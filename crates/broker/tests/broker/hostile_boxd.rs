@@ -19,7 +19,7 @@ use tokio::{
 use crate::{
     fake_provider::Lie,
     harness::{Client, NEWEST, World, sandbox_id, session_path},
-    liar,
+    lying_server,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ async fn raw(client: &Client, made: &Value, enough: usize) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_is_not_http_is_an_error_of_the_sandbox() {
+async fn a_response_that_is_not_http_is_an_error_of_the_sandbox() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -77,7 +77,7 @@ async fn an_answer_that_is_not_http_is_an_error_of_the_sandbox() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_of_the_wrong_length_ends_with_its_connection_and_adds_nothing_to_the_next() {
+async fn a_response_of_the_wrong_length_ends_its_connection_and_does_not_affect_the_next() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -115,7 +115,7 @@ async fn an_answer_of_the_wrong_length_ends_with_its_connection_and_adds_nothing
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_without_end_is_passed_on_as_it_is_taken_and_ends_with_its_client() {
+async fn an_endless_response_is_forwarded_as_it_is_read_and_ends_with_its_client() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -130,7 +130,7 @@ async fn an_answer_without_end_is_passed_on_as_it_is_taken_and_ends_with_its_cli
 }
 
 #[tokio::test]
-async fn what_a_boxd_says_of_itself_is_bounded_and_never_another_sandboxs() {
+async fn reports_of_a_boxd_are_bounded_and_only_about_its_own_sandbox() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -153,7 +153,7 @@ async fn what_a_boxd_says_of_itself_is_bounded_and_never_another_sandboxs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_boxd_that_lies_to_broker_client_and_sync_at_once_gains_nothing() {
+async fn a_boxd_that_lies_to_broker_client_and_sync_gains_nothing() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
@@ -170,7 +170,7 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_at_once_gains_nothing() {
     let deed = json!({ "type": "exec", "command": "rm -rf /", "exit_code": 0, "duration_ms": 1 });
     let happening = |seq: u64| json!({ "seq": seq, "at": "2999-01-01T00:00:00Z", "principal": "root", "session_id": other["session_id"], "what": deed });
     boxd.happenings.send_replace((1..=20).map(happening).collect());
-    world.provider.liars.lock().unwrap().insert(id.clone(), liar::router());
+    world.provider.liars.lock().unwrap().insert(id.clone(), lying_server::router());
 
     let laptop = tempfile::tempdir().unwrap();
     fs::create_dir(laptop.path().join("here")).unwrap();
@@ -215,7 +215,7 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_at_once_gains_nothing() {
 
 /// Each response is an error or ends in one: it is never accepted as complete or correct.
 async fn lied_to_a_client(dataplane: &Dataplane) {
-    for _ in 0..liar::LIES {
+    for _ in 0..lying_server::LIES {
         dataplane.exec(&ExecRequest { command: Some("true".to_owned()), ..Default::default() }).await.unwrap_err();
     }
     dataplane.list_files(&ListRequest::default()).await.unwrap_err();
@@ -240,7 +240,7 @@ async fn lied_to_a_client(dataplane: &Dataplane) {
 
 /// One connection per lie.
 async fn lied_to_a_sync(dataplane: &Dataplane, laptop: &Path) {
-    for number in 0..liar::LIES {
+    for number in 0..lying_server::LIES {
         let (dataplane, laptop, runtime) = (dataplane.clone(), laptop.to_owned(), tokio::runtime::Handle::current());
         let ran = tokio::task::spawn_blocking(move || {
             let mut is_first = true;

@@ -66,7 +66,7 @@ proptest! {
     // Each case runs one or more brokers with a database on disk.
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 300, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn a_life_goes_as_the_lease_says(steps in proptest::collection::vec(step(), 1..40)) {
+    fn sandbox_states_follow_the_lifecycle_model(steps in proptest::collection::vec(step(), 1..40)) {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(run(steps));
     }
 }

@@ -11,7 +11,7 @@ fn time_of(value: &Value) -> i64 {
 }
 
 #[tokio::test]
-async fn both_refresh_routes_do_the_same_and_fail_in_their_own_words() {
+async fn both_refresh_routes_behave_alike_with_their_own_error_formats() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -31,7 +31,7 @@ async fn both_refresh_routes_do_the_same_and_fail_in_their_own_words() {
 }
 
 #[tokio::test]
-async fn a_refresh_holds_the_caller_to_the_sandbox_it_names() {
+async fn a_refresh_checks_the_named_sandbox() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -50,7 +50,7 @@ async fn a_refresh_holds_the_caller_to_the_sandbox_it_names() {
 }
 
 #[tokio::test]
-async fn without_rotation_the_old_token_lives_out_its_time() {
+async fn without_rotation_the_old_token_stays_valid_until_it_expires() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -63,7 +63,7 @@ async fn without_rotation_the_old_token_lives_out_its_time() {
 }
 
 #[tokio::test]
-async fn a_rotation_ends_the_old_token_half_a_minute_later_and_its_sandbox_is_told() {
+async fn a_rotation_ends_the_old_token_after_half_a_minute_and_notifies_its_sandbox() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -97,7 +97,7 @@ async fn a_rotation_ends_the_old_token_half_a_minute_later_and_its_sandbox_is_to
 }
 
 #[tokio::test]
-async fn possession_is_of_this_session_this_principal_and_not_too_old() {
+async fn the_presented_token_must_be_recent_and_of_this_session_and_principal() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -117,7 +117,7 @@ async fn possession_is_of_this_session_this_principal_and_not_too_old() {
 }
 
 #[tokio::test]
-async fn a_heartbeat_of_either_side_extends_the_lease_and_no_token() {
+async fn a_heartbeat_of_either_side_extends_the_lease_but_no_token() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bot) = (broker.human("ann").await, broker.key("bot", PrincipalKind::Agent).await);
@@ -148,7 +148,7 @@ async fn a_heartbeat_of_either_side_extends_the_lease_and_no_token() {
 }
 
 #[tokio::test]
-async fn a_heartbeat_during_the_start_says_so_and_one_of_a_stranger_finds_nothing() {
+async fn a_heartbeat_during_the_start_reports_it_and_another_workspace_finds_nothing() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, eve) = (broker.human("ann").await, broker.stranger().await);

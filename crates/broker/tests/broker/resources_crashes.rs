@@ -10,7 +10,7 @@ use cobox_protocol::SnapshotId;
 use serde_json::json;
 
 #[tokio::test]
-async fn a_volume_is_made_or_gone_after_a_crash() {
+async fn a_volume_exists_completely_or_not_at_all_after_a_crash() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -48,7 +48,7 @@ async fn a_volume_is_made_or_gone_after_a_crash() {
 }
 
 #[tokio::test]
-async fn a_snapshots_removal_holds_nobody_up_and_outlives_a_crash() {
+async fn the_removal_of_a_snapshot_delays_no_request_and_survives_a_crash() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -75,7 +75,7 @@ async fn a_snapshots_removal_holds_nobody_up_and_outlives_a_crash() {
 }
 
 #[tokio::test]
-async fn a_pool_that_was_being_filled_has_as_many_as_it_wants() {
+async fn an_interrupted_filling_of_a_pool_is_completed() {
     let mut world = World::new();
     world.config.templates.insert("python".to_owned(), TemplateSpec { image: Some(IMAGE.to_owned()), ..TemplateSpec::default() });
     let broker = world.start().await;

@@ -13,7 +13,7 @@ fn says(answer: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_delegated_token_is_narrower_than_the_grant_and_as_long_as_was_asked() {
+async fn a_delegated_token_is_narrower_than_the_grant_with_the_requested_lifetime() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -48,7 +48,7 @@ async fn a_delegated_token_is_narrower_than_the_grant_and_as_long_as_was_asked()
 }
 
 #[tokio::test]
-async fn a_delegated_token_is_renewed_by_its_caller_and_stays_as_narrow() {
+async fn a_refreshed_delegated_token_stays_as_narrow() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -67,7 +67,7 @@ async fn a_delegated_token_is_renewed_by_its_caller_and_stays_as_narrow() {
 }
 
 #[tokio::test]
-async fn a_token_from_a_parent_is_narrower_not_longer_and_not_renewed() {
+async fn a_token_of_a_parent_is_narrower_expires_no_later_and_is_not_refreshed() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, eve) = (broker.human("ann").await, broker.human("bob").await, broker.stranger().await);
@@ -106,7 +106,7 @@ async fn a_token_from_a_parent_is_narrower_not_longer_and_not_renewed() {
 }
 
 #[tokio::test]
-async fn what_was_delegated_ends_with_every_token_it_comes_from() {
+async fn a_delegated_token_ends_with_each_of_its_ancestors() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
@@ -136,7 +136,7 @@ async fn what_was_delegated_ends_with_every_token_it_comes_from() {
 
 /// Checks the issue time, so that a delegation that races with a revocation of all earlier tokens is covered by it.
 #[tokio::test]
-async fn what_is_delegated_counts_as_issued_when_its_first_parent_was() {
+async fn a_delegated_token_has_the_issue_time_of_its_first_ancestor() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -157,7 +157,7 @@ async fn what_is_delegated_counts_as_issued_when_its_first_parent_was() {
 }
 
 #[tokio::test]
-async fn a_line_of_delegations_has_an_end() {
+async fn the_delegation_depth_is_limited() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -175,7 +175,7 @@ async fn a_line_of_delegations_has_an_end() {
 /// Read and write files and run commands, with an expiry, renewable, without permission to delete or manage the
 /// sandbox.
 #[tokio::test]
-async fn a_client_delegates_its_sandbox_to_a_server_as_the_first_document_has_it() {
+async fn a_client_delegates_its_sandbox_to_a_server_as_in_the_protocol_document() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;

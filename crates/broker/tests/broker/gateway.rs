@@ -43,7 +43,7 @@ async fn the_callers_request_id_and_valid_trace_reach_the_sandbox_but_no_credent
 }
 
 #[tokio::test]
-async fn an_api_key_is_swapped_and_never_reaches_the_sandbox() {
+async fn an_api_key_is_exchanged_for_a_token_and_not_forwarded() {
     let world = World::new();
     let broker = world.start().await;
     let bot = broker.key("bot", PrincipalKind::Agent).await;
@@ -115,7 +115,7 @@ async fn a_sandbox_without_a_session_gets_a_token_without_one() {
 }
 
 #[tokio::test]
-async fn only_good_tokens_pass() {
+async fn only_valid_tokens_pass() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -144,7 +144,7 @@ async fn only_good_tokens_pass() {
 }
 
 #[tokio::test]
-async fn a_path_is_passed_on_byte_for_byte_and_an_answer_made_harmless() {
+async fn a_path_is_forwarded_byte_for_byte_and_a_response_is_sanitized() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -233,7 +233,7 @@ async fn a_websocket_passes_with_a_header_or_without_one() {
 }
 
 #[tokio::test]
-async fn nobody_wakes_a_sandbox_without_a_credential() {
+async fn no_sandbox_is_resumed_without_a_credential() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -255,7 +255,7 @@ async fn nobody_wakes_a_sandbox_without_a_credential() {
 }
 
 #[tokio::test]
-async fn a_request_under_way_learns_that_its_session_or_sandbox_is_over() {
+async fn a_pending_request_ends_with_its_session_or_sandbox() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -279,7 +279,7 @@ async fn a_request_under_way_learns_that_its_session_or_sandbox_is_over() {
 }
 
 #[tokio::test]
-async fn a_suspended_sandbox_is_told_so_first_and_an_unhelpful_one_ends_all_the_same() {
+async fn a_sandbox_is_notified_before_its_suspension_and_suspended_without_a_response_too() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -314,7 +314,7 @@ async fn the_sdks_routes_are_refused_in_the_sdks_shape() {
 }
 
 #[tokio::test]
-async fn a_clients_next_request_uses_the_same_connection_to_the_sandbox_and_nobody_elses_does() {
+async fn a_connection_to_the_sandbox_is_reused_by_its_client_only() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -346,7 +346,7 @@ async fn a_clients_next_request_uses_the_same_connection_to_the_sandbox_and_nobo
 }
 
 #[tokio::test]
-async fn a_key_in_a_url_is_refused_and_never_reaches_the_sandbox() {
+async fn a_key_in_a_url_is_refused_and_not_forwarded() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;

@@ -16,7 +16,7 @@ async fn opaque(client: &Client) -> Value {
 }
 
 #[tokio::test]
-async fn an_opaque_token_passes_the_gateway_as_a_token_of_the_gateways_own() {
+async fn the_gateway_replaces_an_opaque_token_with_one_of_its_own() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -39,7 +39,7 @@ async fn an_opaque_token_passes_the_gateway_as_a_token_of_the_gateways_own() {
 }
 
 #[tokio::test]
-async fn an_opaque_token_is_refreshed_delegated_rotated_and_revoked_as_any_other() {
+async fn an_opaque_token_is_refreshed_delegated_rotated_and_revoked_like_any_other() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
@@ -74,7 +74,7 @@ async fn an_opaque_token_is_refreshed_delegated_rotated_and_revoked_as_any_other
 }
 
 #[tokio::test]
-async fn the_store_has_no_opaque_token_and_forgets_what_it_stood_for() {
+async fn the_store_has_only_hashes_of_opaque_tokens_and_removes_expired_ones() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -95,7 +95,7 @@ async fn the_store_has_no_opaque_token_and_forgets_what_it_stood_for() {
 }
 
 #[tokio::test]
-async fn an_operator_looks_into_tokens_of_either_kind() {
+async fn an_operator_introspects_tokens_of_both_formats() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);

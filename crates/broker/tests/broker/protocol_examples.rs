@@ -225,7 +225,7 @@ async fn the_full_protocol_answers_its_examples() {
 }
 
 #[tokio::test]
-async fn a_client_that_drives_finds_its_sandbox_again_by_what_it_was_tagged_with() {
+async fn a_client_finds_its_sandbox_again_by_its_tags() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -243,7 +243,7 @@ async fn a_client_that_drives_finds_its_sandbox_again_by_what_it_was_tagged_with
 }
 
 #[tokio::test]
-async fn a_front_end_gets_its_services_and_its_page_may_ask_for_them() {
+async fn a_front_end_gets_its_services_and_its_page_may_request_them() {
     const PAGE: &str = "http://localhost:5173";
     let mut world = World::new();
     let list = |words: &[&str]| words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>();

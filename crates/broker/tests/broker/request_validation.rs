@@ -22,7 +22,7 @@ fn refused(answer: Answer, status: u16, code: &str, words: &str) {
 }
 
 #[tokio::test]
-async fn a_human_may_act_as_an_agent_and_nobody_as_more_than_they_are() {
+async fn a_human_may_act_as_an_agent_and_no_principal_as_a_higher_kind() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -55,7 +55,7 @@ async fn a_human_may_act_as_an_agent_and_nobody_as_more_than_they_are() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_done_and_what_is_unknown_is_refused_by_name() {
+async fn unsupported_and_unknown_options_are_refused_by_name() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -87,7 +87,7 @@ async fn what_can_not_be_done_and_what_is_unknown_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_thread_can_be_named_as_a_scope_and_is_answered_in_the_full_shape() {
+async fn a_thread_named_as_a_scope_gets_the_full_response() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -101,7 +101,7 @@ async fn a_thread_can_be_named_as_a_scope_and_is_answered_in_the_full_shape() {
 }
 
 #[tokio::test]
-async fn a_hint_must_name_the_sandbox_the_thread_has() {
+async fn a_sandbox_hint_must_match_the_sandbox_of_the_thread() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -117,7 +117,7 @@ async fn a_hint_must_name_the_sandbox_the_thread_has() {
 }
 
 #[tokio::test]
-async fn a_refusal_names_the_field_in_words_for_people() {
+async fn a_refusal_names_the_field_in_plain_language() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -144,7 +144,7 @@ async fn a_refusal_names_the_field_in_words_for_people() {
 }
 
 #[tokio::test]
-async fn a_wrong_credential_is_told_what_is_wanted() {
+async fn the_error_of_a_wrong_credential_names_the_accepted_ones() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;

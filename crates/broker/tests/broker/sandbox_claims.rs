@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::harness::{NEWEST, World, eventually, sandbox_id};
 
 #[tokio::test]
-async fn a_sandboxs_claims_are_kept_once_and_bounded_and_only_operators_read_them() {
+async fn sandbox_claims_are_stored_once_bounded_and_readable_by_operators_only() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, op) = (broker.human("ann").await, broker.key("op", PrincipalKind::Operator).await);
@@ -56,7 +56,7 @@ async fn a_sandboxs_claims_are_kept_once_and_bounded_and_only_operators_read_the
 }
 
 #[tokio::test]
-async fn a_sandbox_that_claims_without_end_fills_no_more_than_it_may() {
+async fn a_sandbox_with_endless_claims_stays_within_the_ingest_limit() {
     let world = World::new();
     let broker = world.start().await;
     let id = sandbox_id(&broker.human("ann").await.ensure("t").await);
@@ -87,7 +87,7 @@ async fn a_sandbox_that_claims_without_end_fills_no_more_than_it_may() {
 }
 
 #[tokio::test]
-async fn sandboxes_that_never_hand_over_their_claims_hold_up_nobody_elses() {
+async fn sandboxes_that_withhold_their_claims_do_not_delay_others() {
     const SLOW: usize = 24;
     let world = World::new();
     let broker = world.start().await;

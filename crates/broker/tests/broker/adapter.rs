@@ -145,7 +145,7 @@ async fn call(client: &Client, method: Method, path: &str, body: impl Into<Bytes
 }
 
 #[tokio::test]
-async fn commands_and_files_work_in_the_dataplanes_shapes() {
+async fn commands_and_files_have_the_dataplanes_shapes() {
     let (world, _adapter) = without_boxd();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -180,7 +180,7 @@ async fn commands_and_files_work_in_the_dataplanes_shapes() {
 }
 
 #[tokio::test]
-async fn every_route_wants_its_capability_before_the_adapter_is_asked() {
+async fn every_route_checks_its_capability_before_the_adapter_is_called() {
     let (world, adapter) = without_boxd();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -213,7 +213,7 @@ async fn every_route_wants_its_capability_before_the_adapter_is_asked() {
 }
 
 #[tokio::test]
-async fn what_the_provider_cannot_do_is_refused_in_its_name() {
+async fn operations_that_the_provider_lacks_are_refused_in_its_name() {
     let (world, adapter) = without_boxd();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -267,7 +267,7 @@ async fn a_sandbox_without_boxd_lives_and_ends_like_any_other() {
 }
 
 #[tokio::test]
-async fn urls_lead_to_the_sandbox_itself_where_its_provider_says_how_and_to_the_gateway_otherwise() {
+async fn urls_lead_to_the_sandbox_if_its_provider_has_a_direct_url_and_to_the_gateway_otherwise() {
     let world = World::new();
     *world.provider.direct.lock().unwrap() = Some("https://node7.example.com:4000".to_owned());
     let broker = world.start().await;

@@ -13,7 +13,7 @@ fn path(link: &Value) -> String {
 }
 
 #[tokio::test]
-async fn a_link_opens_one_file_for_one_method_and_is_not_seen_by_the_sandbox() {
+async fn a_link_opens_one_file_for_one_method_and_is_not_forwarded() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -83,7 +83,7 @@ async fn a_query_parameter_beside_a_link_is_checked_as_on_any_other_route() {
 }
 
 #[tokio::test]
-async fn a_link_is_short_and_ends_with_its_session_its_principals_key_or_by_its_id() {
+async fn a_link_is_short_lived_and_ends_with_its_session_its_key_or_its_revocation() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
@@ -114,7 +114,7 @@ async fn a_link_is_short_and_ends_with_its_session_its_principals_key_or_by_its_
 }
 
 #[tokio::test]
-async fn a_link_is_not_seen_by_the_sandbox_whatever_is_shown_with_it_and_wherever_the_sandbox_is() {
+async fn a_link_is_not_forwarded_whatever_other_credential_is_sent() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -132,7 +132,7 @@ async fn a_link_is_not_seen_by_the_sandbox_whatever_is_shown_with_it_and_whereve
 }
 
 #[tokio::test]
-async fn a_link_gives_no_more_than_its_maker_has() {
+async fn a_link_grants_no_more_than_its_creator_has() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::{
     harness::{Answer, Client, World, eventually, sandbox_id, session_path},
-    log::Log,
+    log_capture::Log,
     openapi::operations,
 };
 
@@ -30,7 +30,7 @@ fn cluster_of_one(database: &TestDatabase) -> World {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_the_database_is_stopped_every_route_answers_503_and_the_log_has_the_cause() {
+async fn every_route_answers_503_while_the_database_is_stopped_and_the_log_has_the_cause() {
     let log = Log::capture();
     let database = TestDatabase::on_own_server().await;
     let world = cluster_of_one(&database);
@@ -70,7 +70,7 @@ async fn while_the_database_is_stopped_every_route_answers_503_and_the_log_has_t
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_operators_key_that_was_just_accepted_reads_the_metrics_during_an_outage() {
+async fn a_recently_accepted_operator_key_reads_the_metrics_during_an_outage() {
     let database = TestDatabase::on_own_server().await;
     let world = World::cluster(&database, 1).pop().unwrap();
     let broker = world.start().await;

@@ -63,7 +63,7 @@ async fn a_released_sandbox_is_stopped_and_its_thread_gets_it_back_after_a_resto
 }
 
 #[tokio::test]
-async fn an_hour_after_its_deletion_a_sandbox_is_gone_for_good() {
+async fn a_deleted_sandbox_is_purged_after_an_hour() {
     let world = world();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -108,7 +108,7 @@ async fn a_deleted_sandbox_can_be_restored_after_a_month_without_a_broker() {
 }
 
 #[tokio::test]
-async fn a_permanent_deletion_removes_the_files_at_once_also_of_a_deleted_sandbox() {
+async fn a_permanent_deletion_removes_the_files_at_once_even_of_a_deleted_sandbox() {
     let world = world();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -122,7 +122,7 @@ async fn a_permanent_deletion_removes_the_files_at_once_also_of_a_deleted_sandbo
 }
 
 #[tokio::test]
-async fn a_name_that_was_taken_in_between_is_not_taken_away_again() {
+async fn a_restore_does_not_take_a_name_that_is_in_use_again() {
     let world = world();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -140,7 +140,7 @@ async fn a_name_that_was_taken_in_between_is_not_taken_away_again() {
 }
 
 #[tokio::test]
-async fn only_those_who_may_delete_a_sandbox_may_restore_it_and_strangers_do_not_see_it() {
+async fn only_principals_who_may_delete_a_sandbox_may_restore_it_and_other_workspaces_do_not_see_it() {
     let world = world();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -159,7 +159,7 @@ async fn only_those_who_may_delete_a_sandbox_may_restore_it_and_strangers_do_not
 }
 
 #[tokio::test]
-async fn deleted_sandboxes_count_against_the_quota_and_make_room_oldest_first() {
+async fn deleted_sandboxes_count_against_the_quota_and_the_oldest_are_evicted_first() {
     let mut world = world();
     world.config.max_sandboxes_per_workspace = 3;
     let broker = world.start().await;
@@ -216,7 +216,7 @@ async fn a_new_sandbox_at_the_quota_erases_no_deleted_sandbox_of_another_owner()
 }
 
 #[tokio::test]
-async fn an_eviction_is_audited_with_the_principal_whose_sandbox_needed_the_room() {
+async fn an_eviction_is_audited_with_the_principal_whose_sandbox_caused_it() {
     let mut world = world();
     world.config.max_sandboxes_per_workspace = 1;
     let broker = world.start().await;
@@ -231,7 +231,7 @@ async fn an_eviction_is_audited_with_the_principal_whose_sandbox_needed_the_room
 }
 
 #[tokio::test]
-async fn a_deleted_sandbox_whose_time_is_over_takes_no_room() {
+async fn an_expired_deleted_sandbox_does_not_count_against_the_quota() {
     let mut world = world();
     world.config.max_sandboxes_per_workspace = 1;
     let broker = world.start().await;
@@ -264,7 +264,7 @@ async fn purging_a_deleted_sandbox_is_audited_with_the_caller() {
 }
 
 #[tokio::test]
-async fn the_files_of_a_deleted_sandbox_are_counted_before_it_is_deleted_for_good() {
+async fn the_files_of_a_deleted_sandbox_are_counted_before_its_permanent_deletion() {
     let world = world();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -282,7 +282,7 @@ async fn the_files_of_a_deleted_sandbox_are_counted_before_it_is_deleted_for_goo
 }
 
 #[tokio::test]
-async fn a_restored_sandbox_says_which_threads_return_to_it_and_which_have_another_by_now() {
+async fn a_restore_lists_the_threads_that_return_and_those_with_another_sandbox() {
     let world = world();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -305,7 +305,7 @@ async fn a_restored_sandbox_says_which_threads_return_to_it_and_which_have_anoth
 }
 
 #[tokio::test]
-async fn the_policy_can_switch_restoring_off() {
+async fn the_policy_can_disable_restoring() {
     let mut world = world();
     std::fs::create_dir_all(&world.config.data_dir).unwrap();
     std::fs::write(world.config.data_dir.join("policy.toml"), "[agent]\nkeep_deleted_seconds = 0\n").unwrap();
@@ -320,7 +320,7 @@ async fn the_policy_can_switch_restoring_off() {
 }
 
 #[tokio::test]
-async fn what_was_deleted_goes_first_when_the_hosts_disk_is_full() {
+async fn deleted_sandboxes_are_purged_first_when_the_host_disk_is_full() {
     let world = world();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -336,7 +336,7 @@ async fn what_was_deleted_goes_first_when_the_hosts_disk_is_full() {
 }
 
 #[tokio::test]
-async fn while_the_hosts_disk_has_its_reserve_no_deleted_sandbox_is_purged() {
+async fn no_deleted_sandbox_is_purged_while_the_host_disk_has_its_reserve() {
     let world = world();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -355,7 +355,7 @@ async fn while_the_hosts_disk_has_its_reserve_no_deleted_sandbox_is_purged() {
 }
 
 #[tokio::test]
-async fn a_restart_keeps_what_was_deleted_and_stops_what_still_runs() {
+async fn a_restart_keeps_deleted_sandboxes_and_stops_those_that_still_run() {
     let world = world();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -408,7 +408,7 @@ async fn deletion_and_restore_are_in_the_audit_and_the_metrics() {
 }
 
 #[tokio::test]
-async fn an_option_that_an_existing_session_does_not_have_is_refused_with_the_difference() {
+async fn an_option_that_differs_from_the_existing_session_is_refused_with_the_difference() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -440,7 +440,7 @@ async fn an_option_that_an_existing_session_does_not_have_is_refused_with_the_di
 }
 
 #[tokio::test]
-async fn a_template_that_an_existing_session_or_sandbox_was_not_made_by_is_refused() {
+async fn a_template_that_differs_from_the_existing_sandbox_is_refused() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -460,7 +460,7 @@ async fn a_template_that_an_existing_session_or_sandbox_was_not_made_by_is_refus
 }
 
 #[tokio::test]
-async fn a_session_open_to_the_workspace_can_not_be_made_on_a_sandbox_that_is_its_owners_alone() {
+async fn a_workspace_session_cannot_be_created_on_a_private_sandbox() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;

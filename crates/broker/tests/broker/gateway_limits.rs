@@ -60,7 +60,7 @@ async fn unread(client: &Client, path: &str) -> Incoming {
 }
 
 #[tokio::test]
-async fn a_session_with_all_its_requests_under_way_waits_and_another_one_does_not() {
+async fn a_session_at_its_request_limit_waits_and_other_sessions_do_not() {
     let world = limited(GatewayLimits { requests_per_session: 3, ..GatewayLimits::default() });
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -103,7 +103,7 @@ async fn websockets_of_a_session_are_counted_until_they_are_closed() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_makes_boxd_wait_and_gets_all_of_it_in_the_end() {
+async fn a_client_that_reads_late_makes_boxd_wait_and_receives_everything() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -132,7 +132,7 @@ async fn a_client_that_does_not_read_makes_boxd_wait_and_gets_all_of_it_in_the_e
 }
 
 #[tokio::test]
-async fn bytes_that_nobody_takes_are_counted_and_keep_the_sessions_next_request_out() {
+async fn unread_bytes_are_counted_and_block_the_next_request_of_the_session() {
     let world = limited(GatewayLimits { bytes_in_flight_per_session: 64 * 1024, ..GatewayLimits::default() });
     let broker = world.start().await;
     let ann = broker.human("ann").await;

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    chain::{kept, verify},
+    audit_chain::{kept, verify},
     store_suite::{api_key, audit},
 };
 use cobox_broker::{
@@ -52,7 +52,7 @@ async fn details(store: &SqlStore) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_fell_silent_holds_nobody_up_for_long_and_others_take_its_place() {
+async fn a_silent_database_connection_is_given_up_and_replaced() {
     let (_database, proxy, store) = silenced().await;
     let early = kept(&*store).await;
     // Several connections, all of which fall silent.
@@ -89,7 +89,7 @@ async fn a_connection_that_fell_silent_holds_nobody_up_for_long_and_others_take_
 }
 
 #[tokio::test]
-async fn a_commit_whose_answer_never_came_is_found_by_the_next_one() {
+async fn a_commit_without_a_response_is_found_by_the_next_one() {
     let (_database, proxy, store) = silenced().await;
     proxy.stall(Silence::Answers);
     let unknown = note(&store, "unknown").await;
@@ -102,7 +102,7 @@ async fn a_commit_whose_answer_never_came_is_found_by_the_next_one() {
 }
 
 #[tokio::test]
-async fn a_commit_that_arrives_late_breaks_nothing() {
+async fn a_late_commit_breaks_nothing() {
     let (_database, proxy, store) = silenced().await;
     proxy.stall(Silence::Both);
     assert!(matches!(note(&store, "late").await, Err(StoreError::Unreachable(_))));
@@ -117,7 +117,7 @@ async fn a_commit_that_arrives_late_breaks_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_used_while_the_database_was_away_is_recorded_when_it_is_back() {
+async fn uses_during_a_database_outage_are_recorded_after_it() {
     let (_database, proxy, store) = silenced().await;
     let dir = tempfile::tempdir().unwrap();
     let trail = AuditTrail::start(store.clone(), mark(&dir), PATIENCE);
@@ -203,7 +203,7 @@ async fn a_broker_that_stops_during_an_outage_does_not_wait_for_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_gap_of_lost_records_outlives_a_process_that_is_killed() {
+async fn the_gap_of_lost_records_survives_a_killed_process() {
     let (database, store) = with_table().await;
     let dir = tempfile::tempdir().unwrap();
     let trail = AuditTrail::start(store.clone(), mark(&dir), Duration::ZERO);

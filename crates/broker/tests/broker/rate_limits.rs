@@ -23,7 +23,7 @@ fn tight() -> World {
 }
 
 #[tokio::test]
-async fn who_asks_too_often_is_told_when_to_come_again_and_others_are_not() {
+async fn a_principal_over_its_limit_gets_a_retry_time_and_others_are_not_limited() {
     let world = tight();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -46,7 +46,7 @@ async fn who_asks_too_often_is_told_when_to_come_again_and_others_are_not() {
 }
 
 #[tokio::test]
-async fn who_asks_too_often_can_still_keep_and_end_what_it_has() {
+async fn a_principal_over_its_limit_can_still_keep_and_end_its_sessions() {
     let world = tight();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -58,7 +58,7 @@ async fn who_asks_too_often_can_still_keep_and_end_what_it_has() {
 }
 
 #[tokio::test]
-async fn a_token_is_no_way_around_its_principals_limit() {
+async fn requests_with_a_token_count_against_the_limit_of_its_principal() {
     let world = tight();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -85,7 +85,7 @@ async fn a_token_is_no_way_around_its_principals_limit() {
 }
 
 #[tokio::test]
-async fn an_address_that_guesses_keys_is_limited_and_a_good_key_from_there_is_not() {
+async fn an_address_that_guesses_keys_is_limited_and_a_valid_key_from_it_is_not() {
     let world = tight();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -107,7 +107,7 @@ async fn an_address_that_guesses_keys_is_limited_and_a_good_key_from_there_is_no
 }
 
 #[tokio::test]
-async fn an_address_that_is_held_up_can_still_look_after_the_broker_and_tell_of_threads() {
+async fn a_limited_address_can_still_check_health_and_send_notices() {
     let mut world = tight();
     world.config.metrics.public = true;
     let broker = world.start().await;
@@ -122,7 +122,7 @@ async fn an_address_that_is_held_up_can_still_look_after_the_broker_and_tell_of_
 }
 
 #[tokio::test]
-async fn a_good_credential_is_never_locked_out_by_bad_ones_from_its_address() {
+async fn a_valid_credential_is_never_locked_out_by_invalid_ones_from_its_address() {
     let world = tight();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -143,7 +143,7 @@ async fn a_good_credential_is_never_locked_out_by_bad_ones_from_its_address() {
 }
 
 #[tokio::test]
-async fn what_a_sandbox_refuses_is_no_failure_of_the_address_and_a_tokens_holder_is_known_there() {
+async fn a_refusal_by_the_sandbox_does_not_count_against_the_address() {
     let world = tight();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -160,7 +160,7 @@ async fn what_a_sandbox_refuses_is_no_failure_of_the_address_and_a_tokens_holder
 }
 
 #[tokio::test]
-async fn what_is_zero_is_not_limited() {
+async fn a_limit_of_zero_means_unlimited() {
     let mut world = tight();
     let off = RateLimits { requests_per_second: 0, upkeep_per_second: 0, failures_per_minute: Some(0), ..world.config.rate_limits.clone() };
     world.config.rate_limits = off;

@@ -16,7 +16,7 @@ async fn ask(client: &Client, thread: &str, extra: Value) -> crate::harness::Ans
 }
 
 #[tokio::test]
-async fn create_only_makes_one_and_refuses_to_join_one() {
+async fn create_only_creates_a_session_and_refuses_an_existing_one() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -36,7 +36,7 @@ async fn create_only_makes_one_and_refuses_to_join_one() {
 }
 
 #[tokio::test]
-async fn of_many_who_create_only_one_does() {
+async fn of_racing_create_only_requests_one_succeeds() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -52,7 +52,7 @@ async fn of_many_who_create_only_one_does() {
 }
 
 #[tokio::test]
-async fn a_retry_of_create_only_is_answered_as_the_first_and_a_conflict_stays_one() {
+async fn a_retry_of_create_only_gets_the_first_response_and_a_conflict_stays_a_conflict() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -73,7 +73,7 @@ async fn a_retry_of_create_only_is_answered_as_the_first_and_a_conflict_stays_on
 }
 
 #[tokio::test]
-async fn a_replay_after_the_end_says_that_it_is_over() {
+async fn a_replay_after_the_end_of_the_session_reports_it_as_over() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -87,7 +87,7 @@ async fn a_replay_after_the_end_says_that_it_is_over() {
 }
 
 #[tokio::test]
-async fn each_type_of_scope_is_a_world_of_its_own() {
+async fn scopes_of_different_types_are_independent() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -146,7 +146,7 @@ async fn many_threads_share_one_named_sandbox() {
 }
 
 #[tokio::test]
-async fn a_hint_to_another_sandbox_is_a_conflict_and_one_to_nothing_is_not_found() {
+async fn a_hint_to_another_sandbox_is_a_conflict_and_to_a_missing_one_not_found() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, eve) = (broker.human("ann").await, broker.stranger().await);
@@ -166,7 +166,7 @@ async fn a_hint_to_another_sandbox_is_a_conflict_and_one_to_nothing_is_not_found
 }
 
 #[tokio::test]
-async fn another_ones_private_sandbox_is_forbidden_on_every_way() {
+async fn a_private_sandbox_of_another_principal_is_forbidden_on_every_route() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -189,7 +189,7 @@ async fn another_ones_private_sandbox_is_forbidden_on_every_way() {
 }
 
 #[tokio::test]
-async fn racing_threads_that_name_one_sandbox_get_one() {
+async fn racing_threads_that_name_one_sandbox_share_it() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -205,7 +205,7 @@ async fn racing_threads_that_name_one_sandbox_get_one() {
 }
 
 #[tokio::test]
-async fn a_kept_sandbox_outlives_its_session_and_a_guest_can_not_end_its_hosts() {
+async fn a_kept_sandbox_outlives_its_session_and_a_guest_cannot_end_its_hosts() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -223,7 +223,7 @@ async fn a_kept_sandbox_outlives_its_session_and_a_guest_can_not_end_its_hosts()
 }
 
 #[tokio::test]
-async fn a_later_session_on_a_used_sandbox_has_its_whole_hard_end() {
+async fn a_later_session_on_a_used_sandbox_has_its_full_hard_end() {
     let mut world = World::new();
     world.config.hard_ttl_seconds = 300;
     let broker = world.start().await;

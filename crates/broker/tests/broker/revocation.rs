@@ -18,7 +18,7 @@ fn claim(answer: &Value, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn tokens_are_revoked_by_what_they_have_in_common_and_their_owners_get_new_ones() {
+async fn tokens_are_revoked_by_a_common_property_and_their_owners_get_new_ones() {
     for by in ["jti", "grant", "session", "principal", "sandbox"] {
         let world = World::new();
         let broker = world.start().await;
@@ -63,7 +63,7 @@ async fn tokens_are_revoked_by_what_they_have_in_common_and_their_owners_get_new
 }
 
 #[tokio::test]
-async fn a_revocation_names_one_thing_that_exists() {
+async fn a_revocation_names_exactly_one_existing_item() {
     let world = World::new();
     let broker = world.start().await;
     let root = broker.key("root", PrincipalKind::Operator).await;
@@ -83,7 +83,7 @@ async fn a_revocation_names_one_thing_that_exists() {
 }
 
 #[tokio::test]
-async fn a_secret_in_the_place_of_an_id_is_refused_and_written_nowhere() {
+async fn a_secret_sent_as_an_id_is_refused_and_stored_nowhere() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
@@ -103,7 +103,7 @@ async fn a_secret_in_the_place_of_an_id_is_refused_and_written_nowhere() {
 }
 
 #[tokio::test]
-async fn what_is_revoked_ends_in_the_workspace_it_is_of_whoever_asks() {
+async fn a_revocation_applies_in_the_workspace_of_the_revoked_item() {
     for by in ["jti", "grant", "share"] {
         let world = World::new();
         let broker = world.start().await;
@@ -127,7 +127,7 @@ async fn what_is_revoked_ends_in_the_workspace_it_is_of_whoever_asks() {
 }
 
 #[tokio::test]
-async fn a_revocation_outlives_the_broker() {
+async fn a_revocation_survives_a_restart() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
@@ -144,7 +144,7 @@ async fn a_revocation_outlives_the_broker() {
 }
 
 #[tokio::test]
-async fn a_graceful_rotation_lets_old_tokens_live_out_their_time_and_an_immediate_one_does_not() {
+async fn old_tokens_stay_valid_after_a_graceful_rotation_and_end_with_an_immediate_one() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
@@ -197,7 +197,7 @@ async fn a_graceful_rotation_lets_old_tokens_live_out_their_time_and_an_immediat
 }
 
 #[tokio::test]
-async fn a_sandbox_with_too_many_revocations_takes_no_rotation_and_the_next_taking_back_ends_all_its_tokens() {
+async fn above_the_revocation_limit_a_sandbox_refuses_rotation_and_the_next_revocation_ends_all_its_tokens() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -238,7 +238,7 @@ async fn a_sandbox_with_too_many_revocations_takes_no_rotation_and_the_next_taki
 }
 
 #[tokio::test]
-async fn a_workspace_in_which_too_much_was_revoked_starts_over() {
+async fn above_its_revocation_limit_a_workspace_gets_new_keys() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, root, eve) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await, broker.stranger().await);
@@ -278,7 +278,7 @@ async fn a_workspace_in_which_too_much_was_revoked_starts_over() {
 }
 
 #[tokio::test]
-async fn an_operator_ends_anybodys_sandbox() {
+async fn an_operator_ends_any_sandbox() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, root, eve) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await, broker.stranger().await);
@@ -292,7 +292,7 @@ async fn an_operator_ends_anybodys_sandbox() {
 }
 
 #[tokio::test]
-async fn what_one_broker_takes_back_reaches_the_sandboxes_of_another() {
+async fn a_revocation_is_pushed_to_the_sandboxes_of_other_brokers() {
     let database = TestDatabase::new().await;
     let worlds = World::cluster(&database, 2);
     let (a, b) = (worlds[0].start().await, worlds[1].start().await);

@@ -18,7 +18,7 @@ async fn people(broker: &TestBroker) -> (Client, Client, Client, Client) {
 }
 
 #[tokio::test]
-async fn a_share_lets_one_other_in_with_at_most_what_it_says() {
+async fn a_share_admits_one_principal_with_at_most_its_capabilities() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, carl, root) = people(&broker).await;
@@ -66,7 +66,7 @@ async fn a_share_lets_one_other_in_with_at_most_what_it_says() {
 }
 
 #[tokio::test]
-async fn revoking_a_share_ends_what_came_by_it_at_once_and_nothing_else() {
+async fn revoking_a_share_ends_exactly_its_tokens_at_once() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, carl, _) = people(&broker).await;
@@ -103,7 +103,7 @@ async fn revoking_a_share_ends_what_came_by_it_at_once_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_share_that_gives_more_disturbs_nobody_and_one_that_gives_less_ends_their_tokens() {
+async fn widening_a_share_keeps_its_tokens_and_narrowing_it_ends_them() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, _, _) = people(&broker).await;
@@ -124,7 +124,7 @@ async fn a_share_that_gives_more_disturbs_nobody_and_one_that_gives_less_ends_th
 }
 
 #[tokio::test]
-async fn a_share_ends_by_itself_and_no_token_outlives_it() {
+async fn a_share_expires_and_no_token_outlives_it() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, _, _) = people(&broker).await;
@@ -146,7 +146,7 @@ async fn a_share_ends_by_itself_and_no_token_outlives_it() {
 }
 
 #[tokio::test]
-async fn only_who_is_of_the_workspace_is_shared_with() {
+async fn only_principals_of_the_workspace_can_receive_a_share() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, _, _) = people(&broker).await;
@@ -172,7 +172,7 @@ async fn only_who_is_of_the_workspace_is_shared_with() {
 }
 
 #[tokio::test]
-async fn what_everybody_may_use_is_limited_by_no_share_until_its_sandbox_is_its_owners_alone() {
+async fn a_share_limits_access_only_once_the_sandbox_is_private() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, carl, _) = people(&broker).await;
@@ -203,7 +203,7 @@ async fn what_everybody_may_use_is_limited_by_no_share_until_its_sandbox_is_its_
 }
 
 #[tokio::test]
-async fn a_share_of_a_private_session_limits_nobody_while_its_sandbox_is_open_to_the_workspace() {
+async fn a_share_of_a_private_session_limits_nothing_while_its_sandbox_is_open_to_the_workspace() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, _, _) = people(&broker).await;
@@ -229,7 +229,7 @@ async fn a_share_of_a_private_session_limits_nobody_while_its_sandbox_is_open_to
 }
 
 #[tokio::test]
-async fn a_share_of_another_session_of_the_same_sandbox_and_an_operators_right_are_ways_in_too() {
+async fn access_paths_include_shares_of_other_sessions_and_operators() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, carl, _) = people(&broker).await;
