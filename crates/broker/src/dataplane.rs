@@ -50,11 +50,11 @@ impl Directory for Dataplane {
             },
             Some(Credential::ApiKey(key)) => {
                 let caller = self.keys.authenticate(&key).await?;
-                self.swap(&caller, &target, found, request_id).await
+                self.exchange(&caller, &target, found, request_id).await
             }
             Some(Credential::Token(token)) => {
                 if let Some(caller) = self.keys.sign_in(&token).await? {
-                    return self.swap(&caller, &target, found, request_id).await;
+                    return self.exchange(&caller, &target, found, request_id).await;
                 }
                 let (sandbox, session) = found.ok_or_else(|| not_found(&target))?;
                 self.check(token, &sandbox, session.as_ref()).await
@@ -104,14 +104,14 @@ impl Directory for Dataplane {
         let Some(caller) = &usage.admission.caller else { return };
         let Passer { workspace, principal, actor, session, .. } = caller;
         let participant = Participant { workspace, principal, actor, session: session.as_ref() };
-        self.presence.seen(&self.context, &usage.admission.sandbox, &participant);
+        self.presence.record(&self.context, &usage.admission.sandbox, &participant);
         let record = self.record("dataplane.used", caller, &usage.admission.sandbox, &usage.request_id);
         let Usage { method, path, status, .. } = &usage;
-        let shown = redact(path);
+        let redacted = redact(path);
         let detail = match usage.route {
             // The route's template alone lacks the parameters, so the path is included for readers.
-            Some(route) if route != path => format!("{method} {route} {status} {shown}"),
-            _ => format!("{method} {shown} {status}"),
+            Some(route) if route != path => format!("{method} {route} {status} {redacted}"),
+            _ => format!("{method} {redacted} {status}"),
         };
         self.audit.add(record.detail(detail)).await;
     }
@@ -170,7 +170,7 @@ impl Dataplane {
 
     /// Exchanges an API key or an OIDC token for a token of the same principal. The original credential is not
     /// forwarded.
-    async fn swap(
+    async fn exchange(
         &self,
         caller: &Caller,
         target: &Target,
@@ -196,7 +196,7 @@ impl Dataplane {
         self.must_be_here(&sandbox)?;
         may_see(context, caller, &sandbox, session.as_ref()).await?;
         let now = context.now();
-        let capabilities = entry.bound(access::grant(&context.policy(), caller, None)?)?;
+        let capabilities = entry.limit(access::grant(&context.policy(), caller, None)?)?;
         let draft = context.tokens.draft(&DraftParams {
             caller,
             sandbox: &sandbox,
@@ -218,7 +218,13 @@ impl Dataplane {
         };
         self.audit.add(self.record("token.issued", &passer, &sandbox.id, request_id).detail(capabilities.names().join(" "))).await;
         let token = context.tokens.sign(&sandbox, &draft.claims);
-        Ok(Admission { is_running: is_up(&sandbox), is_cacheable: false, sandbox: sandbox.id, token: Some(token), caller: Some(passer) })
+        Ok(Admission {
+            is_running: is_serving(&sandbox),
+            is_cacheable: false,
+            sandbox: sandbox.id,
+            token: Some(token),
+            caller: Some(passer),
+        })
     }
 
     /// Forwards a token unchanged once it is known to be one that boxd accepts. A format that boxd can't read is
@@ -226,8 +232,8 @@ impl Dataplane {
     async fn check(&self, token: Secret, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
         let claims = verify(&self.context, sandbox, &token).await?;
         match TokenFormat::of(&token) {
-            TokenFormat::Jwt => Ok(Admission { is_cacheable: true, ..self.let_in(token, claims, sandbox, session)? }),
-            TokenFormat::Opaque => self.let_in(self.context.tokens.sign(sandbox, &claims), claims, sandbox, session),
+            TokenFormat::Jwt => Ok(Admission { is_cacheable: true, ..self.admit_claims(token, claims, sandbox, session)? }),
+            TokenFormat::Opaque => self.admit_claims(self.context.tokens.sign(sandbox, &claims), claims, sandbox, session),
         }
     }
 
@@ -240,16 +246,17 @@ impl Dataplane {
         let is_for_this = claims.file.as_ref().is_some_and(|file| {
             let is_method = file.method == link.method.as_str() || file.method == "GET" && link.method == http::Method::HEAD;
             is_method
-                && file_links::decode(&file.path).is_some_and(|path| file_links::decode(&link.path).is_some_and(|asked| asked == path))
+                && file_links::decode(&file.path)
+                    .is_some_and(|path| file_links::decode(&link.path).is_some_and(|requested| requested == path))
         });
         if !is_for_this {
             return Err(ApiError::new(ErrorCode::Forbidden, "the link is for another file or another method"));
         }
         let claims = Claims { file: None, ..claims };
-        self.let_in(context.tokens.sign(sandbox, &claims), claims, sandbox, session)
+        self.admit_claims(context.tokens.sign(sandbox, &claims), claims, sandbox, session)
     }
 
-    fn let_in(&self, token: Secret, claims: Claims, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
+    fn admit_claims(&self, token: Secret, claims: Claims, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
         if session.is_some_and(|s| claims.sid.as_deref() != Some(s.id.as_str())) {
             return Err(ApiError::new(ErrorCode::Unauthenticated, "the token is for another session"));
         }
@@ -266,12 +273,12 @@ impl Dataplane {
             jti: claims.jti,
             capabilities: claims.scope,
         };
-        let is_running = is_up(sandbox);
+        let is_running = is_serving(sandbox);
         Ok(Admission { sandbox: sandbox.id.clone(), is_running, is_cacheable: false, token: Some(token), caller: Some(passer) })
     }
 }
 
-fn is_up(sandbox: &Sandbox) -> bool {
+fn is_serving(sandbox: &Sandbox) -> bool {
     sandbox.is_running() && sandbox.intent.is_none()
 }
 

@@ -105,9 +105,9 @@ impl BrokerContext {
 
     /// Lifetimes of a sandbox: its owner's policy, which the sandbox's own settings can only shorten.
     pub fn lifetimes(&self, sandbox: &Sandbox) -> Lifetimes {
-        let given = self.policy().lifetimes(&owner(sandbox), &self.config);
-        let lease = sandbox.own_lease.map_or(given.lease, |own| own.min(given.lease));
-        Lifetimes { lease, idle_timeout: given.idle_timeout.min(lease), ..given }
+        let limits = self.policy().lifetimes(&owner(sandbox), &self.config);
+        let lease = sandbox.own_lease.map_or(limits.lease, |own| own.min(limits.lease));
+        Lifetimes { lease, idle_timeout: limits.idle_timeout.min(lease), ..limits }
     }
 
     /// Action at the sandbox's hard end, from its owner's policy.
@@ -117,8 +117,8 @@ impl BrokerContext {
 
     /// How long the sandbox is kept while suspended.
     pub fn keep_suspended(&self, sandbox: &Sandbox) -> Duration {
-        let given = self.config.keep_suspended();
-        sandbox.own_keep.map_or(given, |own| own.min(given))
+        let limits = self.config.keep_suspended();
+        sandbox.own_keep.map_or(limits, |own| own.min(limits))
     }
 
     /// Maximum remaining lifetime of a new token: until the session's hard end, or the sandbox's if there is no session.

@@ -3,6 +3,7 @@
 
 use std::{
     collections::HashMap,
+    str::FromStr,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
@@ -71,17 +72,22 @@ impl TokenFormat {
     pub fn of(token: &Secret) -> Self {
         if token.expose().starts_with(OPAQUE_TOKEN_PREFIX) { TokenFormat::Opaque } else { TokenFormat::Jwt }
     }
-    pub fn from_word(word: &str) -> Result<Self, ApiError> {
-        [TokenFormat::Jwt, TokenFormat::Opaque].into_iter().find(|f| f.as_str() == word).ok_or_else(|| {
-            let word: String = word.chars().filter(|c| !c.is_control()).take(64).collect();
-            ApiError::invalid(format!("token_format: `{word}` is not known; it must be `jwt` or `opaque`"))
-        })
-    }
     pub const fn as_str(self) -> &'static str {
         match self {
             TokenFormat::Jwt => "jwt",
             TokenFormat::Opaque => "opaque",
         }
+    }
+}
+
+impl FromStr for TokenFormat {
+    type Err = ApiError;
+
+    fn from_str(word: &str) -> Result<Self, ApiError> {
+        [TokenFormat::Jwt, TokenFormat::Opaque].into_iter().find(|f| f.as_str() == word).ok_or_else(|| {
+            let word: String = word.chars().filter(|c| !c.is_control()).take(64).collect();
+            ApiError::invalid(format!("token_format: `{word}` is not known; it must be `jwt` or `opaque`"))
+        })
     }
 }
 

@@ -31,7 +31,7 @@ pub struct Authenticated {
     pub request_id: RequestId,
     pub wait: Duration,
     client: String,
-    seen: Option<RequestRecord>,
+    record: Option<RequestRecord>,
 }
 
 impl Authenticated {
@@ -41,7 +41,7 @@ impl Authenticated {
     }
 
     pub fn request_context(&self) -> RequestContext<'_> {
-        let logged = self.seen.as_ref().map(RequestRecord::logged);
+        let logged = self.record.as_ref().map(RequestRecord::logged);
         RequestContext { caller: &self.caller, request_id: &self.request_id, wait: self.wait, client: &self.client, logged }
     }
 }
@@ -65,8 +65,8 @@ impl FromRequestParts<Api> for Authenticated {
         let authority = api.context.thread_authority.as_ref();
         let caller = Caller { thread_credential: authority.and_then(|a| a.credential(&parts.headers)), ..caller };
         let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
-        let seen = parts.extensions.get::<RequestRecord>().cloned();
-        Ok(Self { caller, request_id, wait: preferred_wait(&parts.headers), client: client_name(&parts.headers), seen })
+        let record = parts.extensions.get::<RequestRecord>().cloned();
+        Ok(Self { caller, request_id, wait: preferred_wait(&parts.headers), client: client_name(&parts.headers), record })
     }
 }
 

@@ -14,7 +14,7 @@ const SANDBOX: &str = "sandbox";
 const PROTOCOL: &str = "rest+ws";
 
 pub fn routes() -> Routes {
-    Routes::new().route("/capabilities", get(look))
+    Routes::new().route("/capabilities", get(show))
 }
 
 #[derive(Deserialize)]
@@ -23,7 +23,7 @@ struct Query {
 }
 
 /// Creates and starts nothing: a thread without a session has no services.
-async fn look(State(api): State<Api>, auth: Authenticated, Params(query): Params<Query>) -> Result<Json<Capabilities>, Failure> {
+async fn show(State(api): State<Api>, auth: Authenticated, Params(query): Params<Query>) -> Result<Json<Capabilities>, Failure> {
     let mut capabilities = Capabilities::default();
     let id = match api.services.threads.session_id_of(&auth.caller, &query.thread_id).await {
         Ok(id) => id,

@@ -50,7 +50,7 @@ impl Dispatcher {
                     }
                     None => self.answer_limited(request, peer, cache, &mut progress).await,
                 };
-                CorsRules::tell(allowed, &mut response);
+                CorsRules::add_headers(allowed, &mut response);
                 response
             }
         };
@@ -67,8 +67,9 @@ impl Dispatcher {
 
     /// Routes by host name if sandboxes have host names: a sandbox's own, the domain itself, or any other.
     async fn route_by_host(&self, request: Request, cache: &ConnectionCache, progress: &mut RequestInProgress) -> Response {
-        let place = self.domain.as_ref().map_or(HostTarget::OutsideDomain, |domain| domain.classify(request.uri(), request.headers()));
-        let error = match place {
+        let host_target =
+            self.domain.as_ref().map_or(HostTarget::OutsideDomain, |domain| domain.classify(request.uri(), request.headers()));
+        let error = match host_target {
             HostTarget::OutsideDomain => {
                 return self.route_by_path(request, cache, progress, self.serves_paths, self.router.as_ref()).await;
             }
@@ -102,10 +103,10 @@ impl Dispatcher {
         let Some(router) = router else {
             return Failure::from(ApiError::new(ErrorCode::RouteNotFound, "there is nothing at this path")).into_response();
         };
-        let seen = RequestRecord::new(cache.clone());
+        let record = RequestRecord::new(cache.clone());
         request.extensions_mut().insert(progress.id.clone());
-        request.extensions_mut().insert(seen.clone());
-        progress.seen = Some(seen);
+        request.extensions_mut().insert(record.clone());
+        progress.record = Some(record);
         match router.clone().oneshot(request).await {
             Ok(response) => response,
             Err(never) => match never {},

@@ -99,7 +99,7 @@ impl RequestRecord {
     }
 
     /// Records the principal. Fails if it has too many connections.
-    pub fn principal(&self, principal: &Principal) -> Result<(), ApiError> {
+    pub fn set_principal(&self, principal: &Principal) -> Result<(), ApiError> {
         // The principal that was authenticated first is kept.
         let _ = self.0.principal.set(principal.name.clone());
         self.0.connection.mark_authenticated(&principal.workspace, &principal.name)
@@ -128,9 +128,9 @@ impl RequestRecord {
 
 /// Reports the matched route to the dispatcher, which can't see where a router leads.
 pub async fn record_route(request: Request, next: Next) -> Response {
-    if let (Some(seen), Some(route)) = (request.extensions().get::<RequestRecord>(), request.extensions().get::<MatchedPath>()) {
-        seen.route(route.as_str());
-        seen.path(request.uri().path());
+    if let (Some(record), Some(route)) = (request.extensions().get::<RequestRecord>(), request.extensions().get::<MatchedPath>()) {
+        record.route(route.as_str());
+        record.path(request.uri().path());
     }
     next.run(request).await
 }
@@ -148,7 +148,7 @@ pub struct RequestInProgress {
     /// The route's template, if it is known without a router.
     pub route: Option<&'static str>,
     /// Filled in by a router's handlers.
-    pub seen: Option<RequestRecord>,
+    pub record: Option<RequestRecord>,
 }
 
 impl RequestInProgress {
@@ -160,16 +160,16 @@ impl RequestInProgress {
             // The gateway forwards the headers: an invalid context must not go further, and the state is part of it.
             trace::HEADERS.iter().for_each(|name| drop(request.headers_mut().remove(*name)));
         }
-        Self { id: given.unwrap_or_else(RequestId::new), trace, began: Instant::now(), method, uri, route: None, seen: None }
+        Self { id: given.unwrap_or_else(RequestId::new), trace, began: Instant::now(), method, uri, route: None, record: None }
     }
 
     /// True if the request's principal is known.
     pub fn has_principal(&self) -> bool {
-        self.seen.as_ref().is_some_and(|seen| seen.0.principal.get().is_some())
+        self.record.as_ref().is_some_and(|record| record.0.principal.get().is_some())
     }
 
     pub fn answered(self, mut response: Response, metrics: &Metrics, traces: Option<&dyn TraceSink>) -> Response {
-        let Self { id, trace, began, method, uri, route, seen } = self;
+        let Self { id, trace, began, method, uri, route, record } = self;
         let passed = response.extensions_mut().remove::<AdmittedRequest>();
         let error = match response.extensions_mut().remove::<ApiError>() {
             Some(error) => {
@@ -188,8 +188,8 @@ impl RequestInProgress {
             response.headers_mut().insert(X_REQUEST_ID, value);
         }
         let (took, status) = (began.elapsed(), response.status());
-        let seen = seen.as_ref().map(|seen| &seen.0);
-        let route = route.or_else(|| seen?.route.get().map(String::as_str));
+        let record = record.as_ref().map(|record| &record.0);
+        let route = route.or_else(|| record?.route.get().map(String::as_str));
         metrics.request(&AnsweredRequest {
             route,
             method: &method,
@@ -199,8 +199,8 @@ impl RequestInProgress {
             took,
         });
         let caller = passed.as_ref().and_then(|passed| passed.admission.caller.as_ref());
-        let seen_principal = seen.and_then(|seen| seen.principal.get()).map(String::as_str);
-        let (session, sandbox) = seen.map_or((None, None), |seen| (seen.logged.session(), seen.logged.sandbox()));
+        let recorded_principal = record.and_then(|record| record.principal.get()).map(String::as_str);
+        let (session, sandbox) = record.map_or((None, None), |record| (record.logged.session(), record.logged.sandbox()));
         let line = RequestLine {
             id: &id,
             method: &method,
@@ -209,7 +209,7 @@ impl RequestInProgress {
             status,
             error: error.as_ref(),
             took,
-            principal: seen_principal.or_else(|| caller.map(|c| c.principal.as_str())),
+            principal: recorded_principal.or_else(|| caller.map(|c| c.principal.as_str())),
             sandbox: passed.as_ref().map(|p| &p.admission.sandbox).or(sandbox.as_ref()).map(SandboxId::as_str),
             session: caller.and_then(|c| c.session.as_ref()).or(session.as_ref()).map(SessionId::as_str),
             trace: trace.as_ref(),
@@ -235,9 +235,9 @@ impl ErrorFormat {
     }
 }
 
-fn render(error: &ApiError, id: &RequestId, dialect: &ErrorFormat) -> Response {
+fn render(error: &ApiError, id: &RequestId, format: &ErrorFormat) -> Response {
     let error = &ApiError { message: redact(&error.message).into_owned(), ..error.clone() };
-    let (status, mut response) = match dialect {
+    let (status, mut response) = match format {
         ErrorFormat::Ours => (error.code.status(), Json(error.envelope(id)).into_response()),
         ErrorFormat::LangSmith(uri) => (langsmith::status(uri.path(), error.code), Json(langsmith::error::body(error, id)).into_response()),
     };

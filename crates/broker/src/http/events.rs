@@ -35,12 +35,12 @@ const LAST_EVENT_ID: &str = "last-event-id";
 /// Accepted in place of an event's id.
 const NOW: &str = "now";
 /// Batches buffered between the database and a slow client. Further events wait in the database.
-const WAITING: usize = 2;
+const BUFFERED_BATCHES: usize = 2;
 /// A client that reads nothing for this long loses its stream. It can resume where it stopped.
-const TAKE_WITHIN: Duration = Duration::from_secs(30);
+const CLIENT_READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// How soon a browser reconnects.
 const PREAMBLE: &[u8] = b"retry: 1000\n\n";
-const BEAT: &[u8] = b":\n\n";
+const HEARTBEAT: &[u8] = b":\n\n";
 
 pub fn routes() -> Routes {
     Routes::new().route("/v1/sandbox/sessions/{id}/events", get(events))
@@ -61,22 +61,22 @@ async fn events(
 ) -> Result<Response, Failure> {
     let from = begin(&headers, query.after.as_deref())?;
     let authority = api.context.thread_authority.as_ref();
-    let shown = StreamCredentials {
+    let credentials = StreamCredentials {
         credential: Credential::from_headers(&headers)?.map(presented),
         for_threads: authority.and_then(|a| a.credential(&headers)),
     };
-    if shown.credential.is_none() {
+    if credentials.credential.is_none() {
         // Checked before anything is disclosed about the id.
         return Err(missing_credential().into());
     }
     let charge = |auth: &Principal| api.charge(extensions.get::<RequestRecord>(), auth, RequestClass::Request);
-    let stream = api.events.open(shown, &session_id(&id)?, from, &charge).await?;
+    let stream = api.events.open(credentials, &session_id(&id)?, from, &charge).await?;
     UnwantedBody::must_be_empty(&extensions).await?;
     let request_id = extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
-    let (sender, receiver) = mpsc::channel(WAITING);
+    let (sender, receiver) = mpsc::channel(BUFFERED_BATCHES);
     let preamble = preamble(&stream);
     // Runs outside the connection's own thread: it must continue, and end, while the client reads nothing.
-    api.context.background.spawn(tell(stream, sender, request_id));
+    api.context.background.spawn(send_events(stream, sender, request_id));
     let body = stream::unfold((Some(preamble), receiver), async |(first, mut receiver)| {
         let bytes = match first {
             Some(first) => first,
@@ -122,20 +122,20 @@ fn begin(headers: &HeaderMap, after: Option<&str>) -> Result<StreamStart, ApiErr
 }
 
 /// Sends events until the stream ends or the client disconnects.
-async fn tell(mut stream: EventStream, sender: mpsc::Sender<Bytes>, request_id: RequestId) {
+async fn send_events(mut stream: EventStream, sender: mpsc::Sender<Bytes>, request_id: RequestId) {
     // Reserve a slot, so that the final error can always be sent.
     let Ok(last) = sender.clone().reserve_owned().await else { return };
     let end = loop {
-        let told = tokio::select! {
-            told = stream.next() => told,
+        let item = tokio::select! {
+            item = stream.next() => item,
             () = sender.closed() => return,
         };
-        let bytes = match told {
+        let bytes = match item {
             StreamItem::Events(events) => events.iter().map(text).collect::<String>().into(),
-            StreamItem::Heartbeat => Bytes::from_static(BEAT),
+            StreamItem::Heartbeat => Bytes::from_static(HEARTBEAT),
             StreamItem::End(end) => break end,
         };
-        match sender.send_timeout(bytes, TAKE_WITHIN).await {
+        match sender.send_timeout(bytes, CLIENT_READ_TIMEOUT).await {
             Ok(()) => {}
             Err(mpsc::error::SendTimeoutError::Closed(_)) => return,
             Err(mpsc::error::SendTimeoutError::Timeout(_)) => {

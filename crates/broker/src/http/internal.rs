@@ -30,7 +30,7 @@ pub fn routes() -> Routes {
     Routes::new()
         .route("/internal/tokens/introspect", post(introspect))
         .route("/internal/tokens/revoke", post(revoke))
-        .route("/internal/tokens/{token}", get(look))
+        .route("/internal/tokens/{token}", get(show))
         .route("/internal/sandboxes/{id}", delete(end_sandbox))
         .route("/internal/sandboxes/{id}/rotate-key", post(rotate_key))
 }
@@ -39,8 +39,8 @@ pub fn routes() -> Routes {
 async fn introspect(State(api): State<Api>, auth: Authenticated, request: Request) -> Result<impl IntoResponse, Failure> {
     let bytes = body::read(request.into_body()).await?;
     if let Some((name, _)) = form_urlencoded::parse(&bytes).find(|(name, _)| !INTROSPECT_FIELDS.contains(&name.as_ref())) {
-        let shown: String = redact(&name).chars().take(MAX_SHOWN_CHARS).collect();
-        return Err(ApiError::invalid(format!("{shown}: is not a field of this request; known are `token`, `token_type_hint`")).into());
+        let printable: String = redact(&name).chars().take(MAX_SHOWN_CHARS).collect();
+        return Err(ApiError::invalid(format!("{printable}: is not a field of this request; known are `token`, `token_type_hint`")).into());
     }
     let missing = || ApiError::invalid("token: is missing; send it as application/x-www-form-urlencoded");
     let token =
@@ -48,15 +48,15 @@ async fn introspect(State(api): State<Api>, auth: Authenticated, request: Reques
     answer(&api, &auth, &token).await
 }
 
-async fn look(State(api): State<Api>, auth: Authenticated, Path(token): Path<String>) -> Result<impl IntoResponse, Failure> {
+async fn show(State(api): State<Api>, auth: Authenticated, Path(token): Path<String>) -> Result<impl IntoResponse, Failure> {
     answer(&api, &auth, &Secret::new(token)).await
 }
 
 type Uncached = ([(HeaderName, &'static str); 1], Json<Introspection>);
 
 async fn answer(api: &Api, auth: &Authenticated, token: &Secret) -> Result<Uncached, Failure> {
-    let told = token_verification::introspect(&api.context, &auth.caller, token).await?;
-    Ok(([(header::CACHE_CONTROL, "no-store")], Json(told)))
+    let introspection = token_verification::introspect(&api.context, &auth.caller, token).await?;
+    Ok(([(header::CACHE_CONTROL, "no-store")], Json(introspection)))
 }
 
 async fn revoke(

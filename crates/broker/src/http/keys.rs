@@ -21,7 +21,7 @@ use super::{
 };
 
 pub fn routes() -> Routes {
-    Routes::new().route("/v1/keys", get(list).post(create)).route("/v1/keys/{id}", get(look).patch(expire).delete(revoke))
+    Routes::new().route("/v1/keys", get(list).post(create)).route("/v1/keys/{id}", get(show).patch(expire).delete(revoke))
 }
 
 async fn create(
@@ -43,7 +43,7 @@ async fn revoke(State(api): State<Api>, auth: Authenticated, Path(id): Path<Stri
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn look(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<Json<KeyInfo>, Failure> {
+async fn show(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<Json<KeyInfo>, Failure> {
     Ok(Json(api.services.keys.get(&auth.caller, &key_id(&id)?).await?))
 }
 

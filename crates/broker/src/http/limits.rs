@@ -44,9 +44,9 @@ pub async fn limit_failures(api: &Api, Peer(address): Peer, response: Response, 
 
 impl Api {
     /// Records the principal and counts the request against its limit. Over the limit, the error says when to retry.
-    pub fn charge(&self, seen: Option<&RequestRecord>, principal: &Principal, class: RequestClass) -> Result<(), ApiError> {
-        if let Some(seen) = seen {
-            seen.principal(principal)?;
+    pub fn charge(&self, record: Option<&RequestRecord>, principal: &Principal, class: RequestClass) -> Result<(), ApiError> {
+        if let Some(record) = record {
+            record.set_principal(principal)?;
         }
         self.rate_limiter.charge(principal, class, self.context.now()).inspect_err(|_| {
             self.metrics.rate_limited.fetch_add(1, Relaxed);

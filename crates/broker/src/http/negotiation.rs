@@ -114,7 +114,7 @@ impl NegotiationBody {
             tags: self.tags.map_or(Ok(Tags::new()), read_tags)?,
             provider_preference: given(self.provider_preference),
             template: given(self.template),
-            token_format: self.token_format.as_deref().map_or(Ok(TokenFormat::Jwt), TokenFormat::from_word)?,
+            token_format: self.token_format.as_deref().map_or(Ok(TokenFormat::Jwt), str::parse)?,
             ..Negotiation::new(scope, mode)
         })
     }

@@ -37,10 +37,11 @@ async fn healthz() -> Json<Value> {
 async fn readyz(State(api): State<Api>) -> Result<Json<Value>, Failure> {
     let checks = api.health.checks().await;
     let state = |cause: Option<FailureCause>| if cause.is_none() { "ok" } else { "failed" };
-    let mut told: Map<String, Value> = checks.named().into_iter().map(|(name, cause)| (name.to_owned(), state(cause).into())).collect();
-    told.insert("clock".to_owned(), if checks.clock { "ok" } else { "skewed" }.into());
+    let mut shown_checks: Map<String, Value> =
+        checks.named().into_iter().map(|(name, cause)| (name.to_owned(), state(cause).into())).collect();
+    shown_checks.insert("clock".to_owned(), if checks.clock { "ok" } else { "skewed" }.into());
     if checks.is_ready() {
-        let mut answer = json!({ "status": "ready", "checks": told });
+        let mut answer = json!({ "status": "ready", "checks": shown_checks });
         if !checks.clock {
             answer["clock_skew_seconds"] = api.context.nodes.skew.largest().as_secs_f64().into();
         }
@@ -50,7 +51,7 @@ async fn readyz(State(api): State<Api>) -> Result<Json<Value>, Failure> {
     let listed = failed.iter().map(|(name, cause)| format!("{name} ({cause})")).collect::<Vec<_>>().join(", ");
     let causes: Map<String, Value> = failed.iter().map(|(name, cause)| ((*name).to_owned(), (*cause).into())).collect();
     let error = ApiError::new(ErrorCode::BackendUnavailable, format!("not ready: {listed} failed; the broker's log has the whole cause"));
-    Err(error.with_details(json!({ "checks": told, "causes": causes })).with_cause(listed).into())
+    Err(error.with_details(json!({ "checks": shown_checks, "causes": causes })).with_cause(listed).into())
 }
 
 async fn openapi() -> impl IntoResponse {
@@ -129,6 +130,6 @@ fn presented_key(headers: &HeaderMap) -> Option<Secret> {
 }
 
 fn is_scraper(token: Option<&Secret>, headers: &HeaderMap) -> bool {
-    let shown = headers.get(header::AUTHORIZATION).and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
-    matches!((token, shown), (Some(token), Some(shown)) if bool::from(token.expose().as_bytes().ct_eq(shown)))
+    let presented = headers.get(header::AUTHORIZATION).and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
+    matches!((token, presented), (Some(token), Some(presented)) if bool::from(token.expose().as_bytes().ct_eq(presented)))
 }

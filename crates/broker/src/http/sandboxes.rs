@@ -34,7 +34,7 @@ struct Permanent {
 pub fn routes() -> Routes {
     Routes::new()
         .route("/v1/sandboxes", get(list).post(create))
-        .route("/v1/sandboxes/{id_or_name}", get(look).patch(change).delete(remove))
+        .route("/v1/sandboxes/{id_or_name}", get(show).patch(change).delete(remove))
         .route("/v1/sandboxes/{id_or_name}/restore", post(restore))
         .route("/v1/sandboxes/{id_or_name}/usage", get(usage))
 }
@@ -63,7 +63,7 @@ async fn list(
     Ok(Json(page(items, &params, |s| s.id.to_string())))
 }
 
-async fn look(State(api): State<Api>, auth: Authenticated, Path(id_or_name): Path<String>) -> Result<Json<SandboxInfo>, Failure> {
+async fn show(State(api): State<Api>, auth: Authenticated, Path(id_or_name): Path<String>) -> Result<Json<SandboxInfo>, Failure> {
     Ok(Json(api.services.sandboxes.get(&auth.caller, &id_or_name).await?))
 }
 

@@ -27,7 +27,7 @@ const IDEMPOTENCY_KEY: &str = "idempotency-key";
 pub fn routes() -> Routes {
     Routes::new()
         .route("/v1/sandbox/sessions", post(negotiate).get(list))
-        .route("/v1/sandbox/sessions/{id}", get(look).delete(release))
+        .route("/v1/sandbox/sessions/{id}", get(show).delete(release))
         .route("/v1/sandbox/sessions/{id}/refresh", post(refresh))
         .route("/v1/sandbox/sessions/{id}/refresh-token", post(refresh_token))
         .route("/v1/sandbox/sessions/{id}/heartbeat", post(heartbeat))
@@ -84,7 +84,7 @@ async fn list(
     Ok(Json(page(items, &params, |s| s.session_id.to_string())))
 }
 
-async fn look(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<Json<NegotiateResponse>, Failure> {
+async fn show(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<Json<NegotiateResponse>, Failure> {
     let found = api.services.sessions.get(&auth.request_context(), &session_id(&id)?).await?;
     auth.about(&found.session_id, &found.sandbox.id);
     Ok(Json(found))

@@ -25,7 +25,7 @@ pub fn routes() -> Routes {
     Routes::new()
         .route("/v1/sandboxes/{id_or_name}/snapshots", post(take))
         .route("/v1/snapshots", get(list))
-        .route("/v1/snapshots/{reference}", get(look).delete(remove))
+        .route("/v1/snapshots/{reference}", get(show).delete(remove))
 }
 
 #[derive(Deserialize)]
@@ -39,9 +39,9 @@ async fn take(
     Path(id_or_name): Path<String>,
     JsonBody(params): JsonBody<TakeSnapshot>,
 ) -> Result<(StatusCode, Json<SnapshotInfo>), Failure> {
-    let asked = SnapshotParams { name: &params.name, tag: params.tag.as_deref(), ..SnapshotParams::default() };
-    let taken = api.services.snapshots.take(&auth.request_context(), &id_or_name, asked).await?;
-    Ok((StatusCode::ACCEPTED, Json(taken.info())))
+    let snapshot_params = SnapshotParams { name: &params.name, tag: params.tag.as_deref(), ..SnapshotParams::default() };
+    let snapshot = api.services.snapshots.take(&auth.request_context(), &id_or_name, snapshot_params).await?;
+    Ok((StatusCode::ACCEPTED, Json(snapshot.info())))
 }
 
 async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params<Query>) -> Result<Json<Page<SnapshotInfo>>, Failure> {
@@ -50,7 +50,7 @@ async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params
     Ok(Json(Page { items, next_cursor: None }))
 }
 
-async fn look(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotInfo>, Failure> {
+async fn show(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotInfo>, Failure> {
     Ok(Json(api.services.snapshots.get(&auth.request_context(), &reference).await?.info()))
 }
 

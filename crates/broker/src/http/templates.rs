@@ -15,7 +15,7 @@ use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure};
 use crate::domain::resources::templates::ResolvedTemplate;
 
 pub fn routes() -> Routes {
-    Routes::new().route("/v1/templates", get(list).post(create)).route("/v1/templates/{name}", get(look).delete(remove))
+    Routes::new().route("/v1/templates", get(list).post(create)).route("/v1/templates/{name}", get(show).delete(remove))
 }
 
 async fn create(
@@ -32,7 +32,7 @@ async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<Page<T
     Ok(Json(Page { items, next_cursor: None }))
 }
 
-async fn look(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateInfo>, Failure> {
+async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateInfo>, Failure> {
     Ok(Json(api.services.templates.get(&auth.request_context(), &name).await?.info()))
 }
 

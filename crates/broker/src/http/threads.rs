@@ -23,7 +23,7 @@ use super::{
 pub fn routes() -> Routes {
     Routes::new()
         .route("/threads/{thread_id}", delete(end))
-        .route("/threads/{thread_id}/sandbox", post(negotiate).get(look).delete(release))
+        .route("/threads/{thread_id}/sandbox", post(negotiate).get(show).delete(release))
         .route("/threads/{thread_id}/sandbox/refresh", post(refresh))
         .route("/threads/{thread_id}/sandbox/heartbeat", post(heartbeat))
 }
@@ -40,7 +40,7 @@ async fn negotiate(
     Ok(Json(found.into()))
 }
 
-async fn look(State(api): State<Api>, auth: Authenticated, Path(thread): Path<String>) -> Result<Json<ThreadSandbox>, Failure> {
+async fn show(State(api): State<Api>, auth: Authenticated, Path(thread): Path<String>) -> Result<Json<ThreadSandbox>, Failure> {
     let id = api.services.threads.session_id_of(&auth.caller, &thread).await?;
     let found = api.services.sessions.get(&auth.request_context(), &id).await?;
     auth.about(&found.session_id, &found.sandbox.id);

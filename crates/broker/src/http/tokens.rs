@@ -28,7 +28,6 @@ use crate::domain::{
         rate_limiter::{ChargeRequest, RequestClass},
     },
     model::Principal,
-    token_signer::TokenFormat,
     tokens::{
         delegation::{DelegationParams, DelegationTarget, Delegator},
         file_links::{FileLinkParams, LinkMethod},
@@ -44,14 +43,14 @@ pub fn routes() -> Routes {
 
 const SESSIONS: &str = "/v1/sandbox/sessions/";
 
-fn no_place() -> ApiError {
+fn unreadable_path() -> ApiError {
     ApiError::invalid("the path: can't be read; it must be UTF-8, percent-encoded")
 }
 
 /// A caller with a key, or a client that has only a token.
 enum Presenter {
     Caller(Box<Authenticated>),
-    Holder { token: Secret, request_id: RequestId, seen: Option<RequestRecord> },
+    Holder { token: Secret, request_id: RequestId, record: Option<RequestRecord> },
 }
 
 impl FromRequestParts<Api> for Presenter {
@@ -64,26 +63,26 @@ impl FromRequestParts<Api> for Presenter {
             && is_ours(&token)
         {
             // The principal is known only after the token has been verified together with its target.
-            let Path(id) = Path::<String>::from_request_parts(parts, api).await.map_err(|_| no_place())?;
-            let of = if parts.uri.path().starts_with(SESSIONS) {
+            let Path(id) = Path::<String>::from_request_parts(parts, api).await.map_err(|_| unreadable_path())?;
+            let target = if parts.uri.path().starts_with(SESSIONS) {
                 DelegationTarget::Session(session_id(&id)?)
             } else {
                 DelegationTarget::Sandbox(&id)
             };
-            api.services.delegations.check_holder(of, &token).await?;
+            api.services.delegations.check_holder(target, &token).await?;
             let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
-            let seen = parts.extensions.get::<RequestRecord>().cloned();
-            return Ok(Presenter::Holder { token, request_id, seen });
+            let record = parts.extensions.get::<RequestRecord>().cloned();
+            return Ok(Presenter::Holder { token, request_id, record });
         }
         Authenticated::from_request_parts(parts, api).await.map(|auth| Presenter::Caller(Box::new(auth)))
     }
 }
 
 impl Presenter {
-    fn seen(&self) -> Option<&RequestRecord> {
+    fn record(&self) -> Option<&RequestRecord> {
         match self {
             Presenter::Caller(_) => None,
-            Presenter::Holder { seen, .. } => seen.as_ref(),
+            Presenter::Holder { record, .. } => record.as_ref(),
         }
     }
 
@@ -116,7 +115,7 @@ impl DelegationBody {
             ttl: self.ttl,
             parent: self.parent_token.clone(),
             actor: self.actor.as_ref().map(actor).transpose()?,
-            format: self.token_format.as_deref().map(TokenFormat::from_word).transpose()?,
+            format: self.token_format.as_deref().map(str::parse).transpose()?,
         })
     }
 }
@@ -140,7 +139,7 @@ async fn of_session(
     Path(id): Path<String>,
     JsonBody(body): JsonBody<DelegationBody>,
 ) -> Result<Json<DelegateResponse>, Failure> {
-    let charge = |holder: &Principal| api.charge(auth.seen(), holder, RequestClass::Request);
+    let charge = |holder: &Principal| api.charge(auth.record(), holder, RequestClass::Request);
     Ok(Json(api.services.delegations.delegate(auth.delegator(&charge), DelegationTarget::Session(session_id(&id)?), body.read()?).await?))
 }
 
@@ -150,7 +149,7 @@ async fn of_sandbox(
     Path(id): Path<String>,
     JsonBody(body): JsonBody<DelegationBody>,
 ) -> Result<Json<DelegateResponse>, Failure> {
-    let charge = |holder: &Principal| api.charge(auth.seen(), holder, RequestClass::Request);
+    let charge = |holder: &Principal| api.charge(auth.record(), holder, RequestClass::Request);
     Ok(Json(api.services.delegations.delegate(auth.delegator(&charge), DelegationTarget::Sandbox(&id), body.read()?).await?))
 }
 

@@ -14,7 +14,7 @@ use http::StatusCode;
 use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure};
 
 pub fn routes() -> Routes {
-    Routes::new().route("/v1/volumes", get(list).post(create)).route("/v1/volumes/{name_or_id}", get(look).delete(remove))
+    Routes::new().route("/v1/volumes", get(list).post(create)).route("/v1/volumes/{name_or_id}", get(show).delete(remove))
 }
 
 async fn create(
@@ -30,7 +30,7 @@ async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<Page<V
     Ok(Json(Page { items: api.services.volumes.list(&auth.request_context()).await?, next_cursor: None }))
 }
 
-async fn look(State(api): State<Api>, auth: Authenticated, Path(name_or_id): Path<String>) -> Result<Json<VolumeInfo>, Failure> {
+async fn show(State(api): State<Api>, auth: Authenticated, Path(name_or_id): Path<String>) -> Result<Json<VolumeInfo>, Failure> {
     Ok(Json(api.services.volumes.get(&auth.request_context(), &name_or_id).await?))
 }
 

@@ -73,7 +73,7 @@ struct Document {
 }
 
 #[derive(Deserialize)]
-struct SessionEntry {
+struct KeyEntry {
     kty: String,
     kid: Option<String>,
     #[serde(rename = "use")]
@@ -93,11 +93,11 @@ pub fn read(document: &[u8]) -> Result<Vec<Jwk>, &'static str> {
         return Err("it has too many keys");
     }
     let keys: Vec<Jwk> =
-        document.keys.into_iter().filter_map(|v| serde_json::from_value(v).ok().and_then(|e: SessionEntry| usable(&e))).collect();
+        document.keys.into_iter().filter_map(|v| serde_json::from_value(v).ok().and_then(|e: KeyEntry| usable(&e))).collect();
     if keys.is_empty() { Err("it has no key for RS256, ES256 or EdDSA") } else { Ok(keys) }
 }
 
-fn usable(entry: &SessionEntry) -> Option<Jwk> {
+fn usable(entry: &KeyEntry) -> Option<Jwk> {
     if entry.used_for.as_deref().is_some_and(|u| u != "sig") {
         return None;
     }

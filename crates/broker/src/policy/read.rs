@@ -175,12 +175,12 @@ impl Reader<'_> {
         {
             self.problem(at, "unless.principal: name the workspace too; another one may have a principal of that name".to_owned());
         }
-        if let Some(said) = &rule.terms.max_sandboxes_per_workspace
+        if let Some(sourced) = &rule.terms.max_sandboxes_per_workspace
             && !(rule.about.kind.is_empty() && rule.about.principal.is_empty())
         {
             let message =
                 "max_sandboxes_per_workspace: counts everybody's; use it in a rule without kind and principal, or use max_sandboxes";
-            self.problems.push(Problem { line: said.line, message: message.to_owned() });
+            self.problems.push(Problem { line: sourced.line, message: message.to_owned() });
         }
         self.check_default(&rule.terms, None);
         rule

@@ -170,8 +170,8 @@ impl Keys {
 
 /// Error of a change after which no lasting operator key would be left to manage the deployment: at once, or when the
 /// other keys expire.
-pub fn last_operator(whose: &str, for_whom: &str) -> ApiError {
-    let message = format!("{whose}: no other operator's key would be left that lasts; make one without an end{for_whom} first");
+pub fn last_operator(subject: &str, beneficiary: &str) -> ApiError {
+    let message = format!("{subject}: no other operator's key would be left that lasts; make one without an end{beneficiary} first");
     ApiError::new(ErrorCode::Forbidden, message)
 }
 
@@ -180,8 +180,8 @@ fn not_there(id: &KeyId) -> ApiError {
 }
 
 /// Why a principal got no key.
-pub fn not_added(who: &Principal, outcome: &AddedKey) -> ApiError {
-    let name = &who.name;
+pub fn not_added(principal: &Principal, outcome: &AddedKey) -> ApiError {
+    let name = &principal.name;
     match outcome {
         AddedKey::KindDiffers(kind) => ApiError::invalid(format!("kind: {name} is {} already; choose another name", kind.as_str())),
         AddedKey::Disabled => ApiError::new(ErrorCode::Forbidden, format!("{name} is disabled; enable the principal first")),
@@ -190,7 +190,7 @@ pub fn not_added(who: &Principal, outcome: &AddedKey) -> ApiError {
             ApiError::new(ErrorCode::QuotaExceeded, message)
         }
         AddedKey::TooManyPrincipals => {
-            let message = format!("workspace {} has {MAX_PRINCIPALS_PER_WORKSPACE} principals, which is the limit", who.workspace);
+            let message = format!("workspace {} has {MAX_PRINCIPALS_PER_WORKSPACE} principals, which is the limit", principal.workspace);
             ApiError::new(ErrorCode::QuotaExceeded, message)
         }
         AddedKey::Added | AddedKey::Known(_) => ApiError::new(ErrorCode::Internal, "a key was made and not given out; try again"),

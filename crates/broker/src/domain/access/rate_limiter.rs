@@ -43,7 +43,7 @@ struct Bucket {
 
 struct Buckets<Key> {
     limit: Option<Limit>,
-    of: Mutex<HashMap<Key, Bucket>>,
+    buckets: Mutex<HashMap<Key, Bucket>>,
     /// The second in which full buckets were last removed.
     swept_at: AtomicI64,
 }
@@ -67,34 +67,34 @@ impl Limit {
 
 impl<Key: Eq + Hash + Clone> Buckets<Key> {
     fn new(limit: Option<Limit>) -> Self {
-        Self { limit, of: Mutex::default(), swept_at: AtomicI64::new(i64::MIN) }
+        Self { limit, buckets: Mutex::default(), swept_at: AtomicI64::new(i64::MIN) }
     }
 
     /// Charges one request, or returns the seconds to wait.
     fn take(&self, key: &Key, now: i64) -> Result<(), u32> {
         let Some(limit) = self.limit else { return Ok(()) };
-        let mut of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut bucket = of.get(key).map_or_else(|| limit.full(now), |bucket| limit.filled(bucket, now));
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = buckets.get(key).map_or_else(|| limit.full(now), |bucket| limit.filled(bucket, now));
         if bucket.left < REQUEST_COST {
             // The bucket fills from its new time on, also when the clock was set back.
-            of.entry(key.clone()).and_modify(|known| *known = bucket);
+            buckets.entry(key.clone()).and_modify(|known| *known = bucket);
             return Err(limit.wait(&bucket));
         }
         bucket.left -= REQUEST_COST;
-        if of.len() >= MAX_BUCKETS && !of.contains_key(key) {
+        if buckets.len() >= MAX_BUCKETS && !buckets.contains_key(key) {
             // No bucket fills up within one second: a flood from constantly new addresses must not cause a scan of all
             // buckets each time.
             if self.swept_at.swap(now, Relaxed) != now {
-                of.retain(|_, other| limit.filled(other, now).left < limit.burst);
+                buckets.retain(|_, other| limit.filled(other, now).left < limit.burst);
             }
             // All buckets are in use: one is dropped, and its owner gets a full one. Bounded memory is more important.
-            if of.len() >= MAX_BUCKETS
-                && let Some(some) = of.keys().next().cloned()
+            if buckets.len() >= MAX_BUCKETS
+                && let Some(some) = buckets.keys().next().cloned()
             {
-                of.remove(&some);
+                buckets.remove(&some);
             }
         }
-        of.insert(key.clone(), bucket);
+        buckets.insert(key.clone(), bucket);
         Ok(())
     }
 }
@@ -136,8 +136,8 @@ impl<Address: Eq + Hash + Clone> RateLimiter<Address> {
         if buckets.limit.is_none() {
             return Ok(());
         }
-        let whose = (principal.workspace.clone(), principal.name.clone());
-        buckets.take(&whose, now.unix()).map_err(|wait| limited(format!("{} asks too often", principal.name), wait))
+        let key = (principal.workspace.clone(), principal.name.clone());
+        buckets.take(&key, now.unix()).map_err(|wait| limited(format!("{} asks too often", principal.name), wait))
     }
 
     /// Counts a request without a valid credential, and refuses it when too many came from this address. Only such
@@ -151,8 +151,8 @@ impl<Address: Eq + Hash + Clone> RateLimiter<Address> {
     /// Drops addresses whose bucket is full again; called in intervals.
     pub fn sweep(&self, now: Timestamp) {
         let Some(limit) = self.failures.limit else { return };
-        let mut of = self.failures.of.lock().unwrap_or_else(PoisonError::into_inner);
-        of.retain(|_, bucket| limit.filled(bucket, now.unix()).left < limit.burst);
+        let mut buckets = self.failures.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        buckets.retain(|_, bucket| limit.filled(bucket, now.unix()).left < limit.burst);
     }
 }
 
@@ -173,9 +173,9 @@ mod tests {
         for n in 0..2 * MAX_BUCKETS as u128 {
             rate_limiter.charge_failure(n, now).unwrap();
         }
-        assert!(rate_limiter.failures.of.lock().unwrap().len() <= MAX_BUCKETS);
+        assert!(rate_limiter.failures.buckets.lock().unwrap().len() <= MAX_BUCKETS);
         rate_limiter.sweep(Timestamp::from_unix(2_000));
-        assert!(rate_limiter.failures.of.lock().unwrap().is_empty());
+        assert!(rate_limiter.failures.buckets.lock().unwrap().is_empty());
     }
 
     #[test]

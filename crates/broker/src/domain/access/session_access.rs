@@ -19,7 +19,8 @@ pub struct SessionEntry {
 }
 
 impl SessionEntry {
-    pub fn bound(&self, requested: CapabilitySet) -> Result<CapabilitySet, ApiError> {
+    /// The capabilities within the share, if there is one.
+    pub fn limit(&self, requested: CapabilitySet) -> Result<CapabilitySet, ApiError> {
         let Some(share) = &self.share else { return Ok(requested) };
         let granted = requested.intersection(share.capabilities);
         if granted.is_empty() {

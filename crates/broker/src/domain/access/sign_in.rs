@@ -32,7 +32,7 @@ pub async fn sign_in(context: &BrokerContext, last_used: &LastUsed, token: &Secr
     };
     let stored = match context.store.identity(&verified.principal, &hash(&verified.identity)).await.map_err(store_error)? {
         Some(stored) => stored,
-        None => first_time(context, &verified).await?,
+        None => create_identity(context, &verified).await?,
     };
     if stored.revoked_at.is_some() {
         return Err(refused());
@@ -44,7 +44,7 @@ pub async fn sign_in(context: &BrokerContext, last_used: &LastUsed, token: &Secr
     Ok(Some(Caller { until: Some(verified.until), ..Caller::new(stored.principal, stored.id) }))
 }
 
-async fn first_time(context: &BrokerContext, verified: &VerifiedIdentity) -> Result<ApiKey, ApiError> {
+async fn create_identity(context: &BrokerContext, verified: &VerifiedIdentity) -> Result<ApiKey, ApiError> {
     let (principal, identity) = (&verified.principal, &verified.identity);
     let key = ApiKey {
         id: KeyId::new(),
@@ -87,6 +87,9 @@ fn refused() -> ApiError {
 }
 
 fn kind_differs(stored: &ApiKey, verified: &VerifiedIdentity) -> ApiError {
-    let (name, is, said) = (&stored.principal.name, stored.principal.kind.as_str(), verified.principal.kind.as_str());
-    ApiError::new(ErrorCode::Forbidden, format!("{name} is {is} here, and the token says {said}; what a principal is doesn't change"))
+    let (name, stored_kind, token_kind) = (&stored.principal.name, stored.principal.kind.as_str(), verified.principal.kind.as_str());
+    ApiError::new(
+        ErrorCode::Forbidden,
+        format!("{name} is {stored_kind} here, and the token says {token_kind}; what a principal is doesn't change"),
+    )
 }

@@ -53,8 +53,8 @@ impl AuditLog {
     pub async fn heads(&self, caller: &Caller, request_id: &RequestId) -> Result<Vec<AuditHead>, ApiError> {
         access::must_be_operator(&caller.principal, "read the audit")?;
         let context = &self.context;
-        let asked = AuditRecord::new(context.now(), &caller.principal.workspace, "audit.heads").by(caller, request_id);
-        context.store.note(&Note { audit: vec![asked], ..Note::default() }).await.map_err(store_error)?;
+        let audit = AuditRecord::new(context.now(), &caller.principal.workspace, "audit.heads").by(caller, request_id);
+        context.store.note(&Note { audit: vec![audit], ..Note::default() }).await.map_err(store_error)?;
         let heads = context.store.audit_heads().await.map_err(store_error)?;
         let head = |h: crate::store::ChainHead| AuditHead {
             writer: h.writer,
@@ -71,7 +71,7 @@ impl AuditLog {
     pub async fn links(&self, caller: &Caller, writer: &str, after: u64, limit: u32) -> Result<Vec<AuditLink>, ApiError> {
         access::must_be_operator(&caller.principal, "read the audit")?;
         let links = self.context.store.audit_links(writer, after, limit).await.map_err(store_error)?;
-        let shown = |link: ChainLink| {
+        let to_entry = |link: ChainLink| {
             let ChainLink { number, hash, sequence, record } = link;
             let workspace = record.workspace.clone();
             let entry = record.entry(sequence);
@@ -86,6 +86,6 @@ impl AuditLog {
                 record: is_own.then_some(entry),
             }
         };
-        Ok(links.into_iter().map(shown).collect())
+        Ok(links.into_iter().map(to_entry).collect())
     }
 }

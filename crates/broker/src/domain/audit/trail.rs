@@ -33,7 +33,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// How long a broker that stops goes on trying. Service managers kill it after 90 s.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
-enum SessionEntry {
+enum QueueEntry {
     Record(Box<AuditRecord>),
     Flush(oneshot::Sender<()>),
 }
@@ -41,7 +41,7 @@ enum SessionEntry {
 /// Queues records of uses and writes them in the background.
 #[derive(Clone)]
 pub struct AuditTrail {
-    queue: mpsc::Sender<SessionEntry>,
+    queue: mpsc::Sender<QueueEntry>,
     /// Makes the writer stop collecting and write the batch now.
     write_now: Arc<Notify>,
     lost: Arc<AtomicU64>,
@@ -68,7 +68,7 @@ impl AuditTrail {
     pub async fn add(&self, record: AuditRecord) {
         // The writer lives as long as its sender. The send only fails while the process ends, when nothing can be
         // reported any more.
-        let _ = self.queue.send(SessionEntry::Record(Box::new(record))).await;
+        let _ = self.queue.send(QueueEntry::Record(Box::new(record))).await;
         if QUEUE_RECORDS - self.queue.capacity() >= BATCH_RECORDS {
             self.write_now.notify_one();
         }
@@ -77,7 +77,7 @@ impl AuditTrail {
     /// Returns when all records added before are durable.
     pub async fn flush(&self) {
         let (done, is_done) = oneshot::channel();
-        if self.queue.send(SessionEntry::Flush(done)).await.is_ok() {
+        if self.queue.send(QueueEntry::Flush(done)).await.is_ok() {
             self.write_now.notify_one();
             // An error means that the writer has ended, after writing all its records.
             let _ = is_done.await;
@@ -94,7 +94,7 @@ impl AuditTrail {
 struct Writer {
     store: Arc<dyn Store>,
     mark: Arc<AuditMark>,
-    queue: mpsc::Receiver<SessionEntry>,
+    queue: mpsc::Receiver<QueueEntry>,
     write_now: Arc<Notify>,
     lost: Arc<AtomicU64>,
     closes_at: Arc<OnceLock<Instant>>,
@@ -107,7 +107,7 @@ impl Writer {
         let mut unexplained = self.store.audit_gap().count;
         let mut entries = Vec::with_capacity(BATCH_RECORDS);
         while self.queue.recv_many(&mut entries, BATCH_RECORDS).await > 0 {
-            if entries.len() < BATCH_RECORDS && entries.iter().all(|e| matches!(e, SessionEntry::Record(_))) {
+            if entries.len() < BATCH_RECORDS && entries.iter().all(|e| matches!(e, QueueEntry::Record(_))) {
                 // Ends early when a caller waits for a flush or enough records are queued. After that, takes all that are
                 // queued.
                 let _ = timeout(BATCH_WINDOW, self.write_now.notified()).await;
@@ -121,8 +121,8 @@ impl Writer {
             let mut waiting = Vec::new();
             for entry in entries.drain(..) {
                 match entry {
-                    SessionEntry::Record(record) => audit.push(*record),
-                    SessionEntry::Flush(done) => waiting.push(done),
+                    QueueEntry::Record(record) => audit.push(*record),
+                    QueueEntry::Flush(done) => waiting.push(done),
                 }
             }
             let count = audit.len() as u64;

@@ -98,10 +98,10 @@ impl ActivityCollector {
             return Ok(0);
         }
         let sandbox = context.store.sandbox(id).await.map_err(failed)?.ok_or("there is no such sandbox")?;
-        let taken = self.to_store(&sandbox, &known, batch);
-        let count = taken.events.len();
+        let batch_to_store = self.to_store(&sandbox, &known, batch);
+        let count = batch_to_store.events.len();
         if count > 0 {
-            context.store.take_happenings(&taken).await.map_err(failed)?;
+            context.store.take_happenings(&batch_to_store).await.map_err(failed)?;
         }
         Ok(count)
     }

@@ -82,7 +82,7 @@ impl EventStreams {
     /// ended is streamed to its last event.
     pub async fn open(
         self: &Arc<Self>,
-        shown: StreamCredentials,
+        credentials: StreamCredentials,
         id: &SessionId,
         from: StreamStart,
         charge: ChargeRequest<'_>,
@@ -90,14 +90,14 @@ impl EventStreams {
         let context = &self.context;
         // Before the first read, so that no change in between is missed.
         let hints = context.store.hints();
-        let AdmittedClient { bound, capabilities, principal } = self.admit(&shown, id).await?;
+        let AdmittedClient { bound, capabilities, principal } = self.admit(&credentials, id).await?;
         charge(&principal)?;
         let permit = self.limiter.acquire(&principal, id)?;
         let (after, has_gap) = self.begin(&bound, &from).await?;
         let begins_at = (from == StreamStart::Now).then(|| EventId::numbered(context.now(), after));
         let mut stream = EventStream {
-            events: self.clone(),
-            shown,
+            streams: self.clone(),
+            credentials,
             capabilities,
             end: None,
             bound,
@@ -123,10 +123,10 @@ impl EventStreams {
     }
 
     /// Checks whether the credentials allow watching the session.
-    async fn admit(&self, shown: &StreamCredentials, id: &SessionId) -> Result<AdmittedClient, ApiError> {
+    async fn admit(&self, credentials: &StreamCredentials, id: &SessionId) -> Result<AdmittedClient, ApiError> {
         let context = &self.context;
         let found = context.store.session(id).await.map_err(store_error)?;
-        let credential = shown.credential.as_ref().ok_or_else(missing_credential)?;
+        let credential = credentials.credential.as_ref().ok_or_else(missing_credential)?;
         let caller = match credential {
             Credential::ApiKey(key) => Some(self.keys.authenticate(key).await?),
             Credential::Token(token) => self.keys.sign_in(token).await?,
@@ -134,12 +134,12 @@ impl EventStreams {
         };
         match (credential, caller) {
             (_, Some(caller)) => {
-                let caller = Caller { thread_credential: shown.for_threads.clone(), ..caller };
+                let caller = Caller { thread_credential: credentials.for_threads.clone(), ..caller };
                 let not_found = || ApiError::new(ErrorCode::SessionNotFound, format!("there is no session {id}"));
                 let bound = found.filter(|b| access::is_visible(&caller.principal, &b.session)).ok_or_else(not_found)?;
                 let entry = enter(context, &caller.principal, &bound.session, &bound.sandbox).await?;
                 context.may_see(&caller, bound.session.thread()).await?;
-                let capabilities = entry.bound(access::grant(&context.policy(), &caller, None)?)?;
+                let capabilities = entry.limit(access::grant(&context.policy(), &caller, None)?)?;
                 Ok(AdmittedClient { bound, capabilities, principal: caller.principal })
             }
             (Credential::Token(token), None) => {
@@ -196,8 +196,8 @@ pub enum StreamItem {
 }
 
 pub struct EventStream {
-    events: Arc<EventStreams>,
-    shown: StreamCredentials,
+    streams: Arc<EventStreams>,
+    credentials: StreamCredentials,
     capabilities: CapabilitySet,
     bound: SessionWithSandbox,
     /// Number of the session's last event, if it has ended.
@@ -225,7 +225,7 @@ impl EventStream {
     /// Cancel-safe: may be dropped while it waits and called again.
     pub async fn next(&mut self) -> StreamItem {
         match self.wait().await {
-            Ok(told) => told,
+            Ok(items) => items,
             Err(error) => StreamItem::End(Some(error)),
         }
     }
@@ -262,18 +262,18 @@ impl EventStream {
     /// Checks that the session continues and the client is still authorized. The end of the session takes precedence over
     /// the fact that its tokens are invalid by then.
     async fn recheck(&mut self) -> Result<(), ApiError> {
-        let store = &self.events.context.store;
+        let store = &self.streams.context.store;
         let found = store.session(&self.bound.session.id).await.map_err(store_error)?;
         if found.is_none_or(|b| b.session.ended_at.is_some()) {
             return self.find_end().await;
         }
-        let admitted = self.events.admit(&self.shown, &self.bound.session.id).await?;
+        let admitted = self.streams.admit(&self.credentials, &self.bound.session.id).await?;
         (self.bound, self.capabilities) = (admitted.bound, admitted.capabilities);
         Ok(())
     }
 
     async fn find_end(&mut self) -> Result<(), ApiError> {
-        let store = &self.events.context.store;
+        let store = &self.streams.context.store;
         let bounds = store.event_bounds(&self.bound.sandbox.id, &self.bound.session.id).await.map_err(store_error)?;
         self.end = Some(bounds.own_end);
         Ok(())
@@ -281,18 +281,18 @@ impl EventStream {
 
     /// The next events that this client may see.
     async fn read(&mut self) -> Result<Option<Vec<SandboxEvent>>, ApiError> {
-        let context = &self.events.context;
+        let context = &self.streams.context;
         loop {
             let page =
                 context.store.events(&self.bound.sandbox.id, &self.bound.session.id, self.after, PAGE_EVENTS).await.map_err(store_error)?;
             let has_gap = std::mem::take(&mut self.has_unreported_gap) || page.pruned > self.after.max(self.gap_reported_until);
             self.gap_reported_until = self.gap_reported_until.max(page.pruned);
-            let mut told = Vec::new();
+            let mut items = Vec::new();
             if has_gap {
                 // Has the number of the event before the next one, so that a client that resumes there isn't sent the
                 // gap again.
                 let number = page.pruned.max(self.after);
-                told.push(self.shown(number, Event::of_session(context.now(), &self.bound.session, EventKind::Gap { lost: None })));
+                items.push(self.public_event(number, Event::of_session(context.now(), &self.bound.session, EventKind::Gap { lost: None })));
             }
             let mut is_all = page.events.len() < PAGE_EVENTS as usize;
             for (number, event) in page.events {
@@ -306,11 +306,11 @@ impl EventStream {
                     self.end = Some(number);
                 }
                 if event.what.is_shown_to(self.capabilities) {
-                    told.push(self.shown(number, event));
+                    items.push(self.public_event(number, event));
                 }
             }
-            if !told.is_empty() {
-                return Ok(Some(told));
+            if !items.is_empty() {
+                return Ok(Some(items));
             }
             if is_all {
                 return Ok(None);
@@ -318,7 +318,7 @@ impl EventStream {
         }
     }
 
-    fn shown(&self, number: u64, event: Event) -> SandboxEvent {
+    fn public_event(&self, number: u64, event: Event) -> SandboxEvent {
         SandboxEvent {
             id: EventId::numbered(event.at, number),
             at: event.at,

@@ -36,9 +36,9 @@ pub struct Presence {
 
 impl Presence {
     /// Appends an event in the background if the participant is new.
-    pub fn seen(&self, context: &Arc<BrokerContext>, sandbox: &SandboxId, who: &Participant<'_>) {
+    pub fn record(&self, context: &Arc<BrokerContext>, sandbox: &SandboxId, participant: &Participant<'_>) {
         let now = context.now();
-        let key = self.hasher.hash_one((sandbox, who.session, who.principal, who.actor));
+        let key = self.hasher.hash_one((sandbox, participant.session, participant.principal, participant.actor));
         {
             let mut last_seen = self.last_seen.lock().unwrap_or_else(PoisonError::into_inner);
             if last_seen.len() >= MAX_PRESENT {
@@ -50,11 +50,11 @@ impl Presence {
         }
         let event = Event {
             at: now,
-            workspace: who.workspace.to_owned(),
+            workspace: participant.workspace.to_owned(),
             sandbox: sandbox.clone(),
-            session: who.session.cloned(),
-            principal: Some(who.principal.to_owned()),
-            actor: Some(who.actor.to_owned()),
+            session: participant.session.cloned(),
+            principal: Some(participant.principal.to_owned()),
+            actor: Some(participant.actor.to_owned()),
             source: EventSource::Broker,
             what: EventKind::Connected,
         };

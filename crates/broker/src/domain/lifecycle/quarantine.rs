@@ -182,7 +182,7 @@ impl Quarantine {
         self.save(&listed);
     }
 
-    fn session_expired(&self) -> Vec<Quarantined> {
+    fn expired(&self) -> Vec<Quarantined> {
         self.listed().iter().filter(|q| q.counted_seconds >= self.keep.as_secs()).cloned().collect()
     }
 
@@ -266,7 +266,7 @@ pub async fn tick(context: &BrokerContext, quarantine: &Quarantine, now: Timesta
         tracing::info!(kind = item.kind(), id = item.id(), "the files of an item in quarantine are gone");
         quarantine.remove(&item);
     }
-    for Quarantined { item, since, .. } in quarantine.session_expired() {
+    for Quarantined { item, since, .. } in quarantine.expired() {
         let (kind, id) = (item.kind(), item.id());
         match is_known(context, &item).await {
             Ok(false) => {}
@@ -342,7 +342,7 @@ mod tests {
         let again = Quarantine::open(dir.path(), keep);
         let (added, _) = again.set(&HashSet::from([a.clone(), b.clone()]), later);
         assert_eq!(added.iter().map(|q| &q.item).collect::<Vec<_>>(), [&b]);
-        assert_eq!(again.session_expired().iter().map(|q| &q.item).collect::<Vec<_>>(), [&a]);
+        assert_eq!(again.expired().iter().map(|q| &q.item).collect::<Vec<_>>(), [&a]);
         let (_, left) = again.set(&HashSet::from([b]), later);
         assert_eq!(left, [a]);
         assert_eq!(read(dir.path()).unwrap().len(), 1);
@@ -360,9 +360,9 @@ mod tests {
         quarantine.count(at(1_000_000), Counting::START);
         quarantine.count(at(1_000_000 + 86_400), Counting::REGULAR);
         quarantine.count(at(500_000), Counting::REGULAR);
-        assert!(quarantine.session_expired().is_empty());
+        assert!(quarantine.expired().is_empty());
         assert_eq!(read(dir.path()).unwrap()[0].until, at(500_000 + 40));
         quarantine.count(at(500_040), Counting::REGULAR);
-        assert_eq!(quarantine.session_expired().len(), 1);
+        assert_eq!(quarantine.expired().len(), 1);
     }
 }

@@ -70,13 +70,13 @@ pub struct Reaper {
 /// When each periodic check of one sandbox last ran.
 #[derive(Clone, Copy, Default)]
 struct CheckTimes {
-    asked: Option<Timestamp>,
+    usage_asked_at: Option<Timestamp>,
     requests: Option<u64>,
-    measured: Option<Timestamp>,
+    disk_measured_at: Option<Timestamp>,
     /// Disk usage at the last measurement.
     used: Option<DiskUsage>,
-    retried: Option<Timestamp>,
-    collected: Option<Timestamp>,
+    retried_at: Option<Timestamp>,
+    claims_collected_at: Option<Timestamp>,
 }
 
 impl Reaper {
@@ -170,7 +170,7 @@ impl Reaper {
     async fn check_sandbox(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
         if sandbox.intent.is_some() {
             // While another task holds the lock nothing can be tried, so this round must not put off the next try.
-            if !self.lifecycle.is_busy(&sandbox.id) && self.is_check_due(&sandbox.id, |s| &mut s.retried, RETRY_INTERVAL, now) {
+            if !self.lifecycle.is_busy(&sandbox.id) && self.is_check_due(&sandbox.id, |s| &mut s.retried_at, RETRY_INTERVAL, now) {
                 self.lifecycle.finish_intent(sandbox).await;
             }
             return Ok(());
@@ -203,7 +203,7 @@ impl Reaper {
             lifecycle.last_used.record_sandbox_use(&sandbox.id, now);
         }
         let is_silent = idle_time(sandbox) >= idle_timeout;
-        if self.is_check_due(&sandbox.id, |s| &mut s.asked, if is_silent { Duration::ZERO } else { ASK_INTERVAL }, now)
+        if self.is_check_due(&sandbox.id, |s| &mut s.usage_asked_at, if is_silent { Duration::ZERO } else { ASK_INTERVAL }, now)
             && self.is_in_use(sandbox).await
         {
             lifecycle.last_used.record_sandbox_use(&sandbox.id, now);
@@ -258,7 +258,7 @@ impl Reaper {
             // claims.
             let idle_time = now.saturating_since(lifecycle.last_use(sandbox));
             let every = if idle_time <= 2 * COLLECT_INTERVAL { COLLECT_INTERVAL } else { ASK_INTERVAL };
-            if !self.is_check_due(&sandbox.id, |s| &mut s.collected, every, now) {
+            if !self.is_check_due(&sandbox.id, |s| &mut s.claims_collected_at, every, now) {
                 continue;
             }
             let (lifecycle, sandbox) = (lifecycle.clone(), sandbox.clone());
@@ -336,7 +336,7 @@ impl Reaper {
     /// Above its disk limit a sandbox's writers are stopped. One that still fills the disk is suspended: nothing inside
     /// can prevent that, and it frees files that are open but deleted.
     async fn measure_disk(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
-        if !self.is_check_due(&sandbox.id, |s| &mut s.measured, MEASURE_DISK_INTERVAL, now) {
+        if !self.is_check_due(&sandbox.id, |s| &mut s.disk_measured_at, MEASURE_DISK_INTERVAL, now) {
             return Ok(());
         }
         let Some(disk) = self.lifecycle.context.provider.disk_usage(&sandbox.id, &sandbox.spec).await else { return Ok(()) };

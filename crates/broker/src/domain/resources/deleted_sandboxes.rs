@@ -61,8 +61,8 @@ impl DeletedSandboxes {
         match context.store.restore_sandbox(&deleted.id, name.as_deref(), context.now(), &audit).await.map_err(store_error)? {
             RestoredSandbox::Restored(restored) => self.restored(*restored).await,
             RestoredSandbox::NameTaken(id) => {
-                let taken = name_taken(&name.unwrap_or_default(), &id);
-                Err(ApiError { message: format!("{}; restore it under another name", taken.message), ..taken })
+                let conflict = name_taken(&name.unwrap_or_default(), &id);
+                Err(ApiError { message: format!("{}; restore it under another name", conflict.message), ..conflict })
             }
             RestoredSandbox::MadeOfGone(what) => {
                 Err(ApiError::new(ErrorCode::InUse, format!("{what}, of which sandbox {} is made, was deleted too", deleted.id)))
@@ -149,6 +149,6 @@ async fn find_deleted(context: &BrokerContext, caller: &Caller, id_or_name: &str
 }
 
 fn not_deleted(id_or_name: &str) -> ApiError {
-    let shown: String = id_or_name.chars().filter(|c| !c.is_control()).take(64).collect();
-    ApiError::new(ErrorCode::SandboxNotFound, format!("there is no deleted sandbox `{shown}` that can be restored"))
+    let printable: String = id_or_name.chars().filter(|c| !c.is_control()).take(64).collect();
+    ApiError::new(ErrorCode::SandboxNotFound, format!("there is no deleted sandbox `{printable}` that can be restored"))
 }

@@ -41,7 +41,7 @@ const RETRY_WITHIN: Duration = Duration::from_secs(600);
 const MAX_REASON_CHARS: usize = 500;
 
 /// The pool from which sandboxes of a template are taken, if there is one.
-pub async fn taking(context: &BrokerContext, workspace: &str, template: &str) -> Result<Option<PoolTaking>, ApiError> {
+pub async fn pool_to_take_from(context: &BrokerContext, workspace: &str, template: &str) -> Result<Option<PoolTaking>, ApiError> {
     let pools = context.store.pools(workspace).await.map_err(store_error)?;
     let alive_since = context.alive_since();
     Ok(pools.into_iter().find(|p| p.template == template && p.replicas > 0).map(|p| PoolTaking { pool: p.id, alive_since }))
@@ -71,7 +71,7 @@ impl Pools {
         check_replicas(params.replicas)?;
         context.policy().check_provider(&request.caller.subject(), context.provider.name())?;
         // Checks that its sandboxes can be created at all.
-        sandbox_spec::resolve(context, request.caller, &of_template(&params.template)).await?;
+        sandbox_spec::resolve(context, request.caller, &params_of_template(&params.template)).await?;
         let pool = Pool {
             id: PoolId::new(),
             workspace: principal.workspace.clone(),
@@ -87,7 +87,7 @@ impl Pools {
         let audit = request.audit(self.context.now(), "pool.created", &format!("{} of {} {}", pool.name, pool.replicas, pool.template));
         match context.store.add_pool(&pool, MAX_POOLS, &audit).await.map_err(store_error)? {
             AddedKind::Added => {}
-            AddedKind::NameTaken => return Err(taken(&pool.name)),
+            AddedKind::NameTaken => return Err(name_taken(&pool.name)),
             AddedKind::TooMany | AddedKind::TooLarge => {
                 return Err(ApiError::new(
                     ErrorCode::QuotaExceeded,
@@ -168,7 +168,7 @@ impl Pools {
             request.audit(self.context.now(), "pool.changed", &format!("{} to {} of {}", pool.name, changed.name, changed.replicas));
         match context.store.change_pool(&pool, &changed, &audit).await.map_err(store_error)? {
             ChangedKind::Changed => {}
-            ChangedKind::NameTaken => return Err(taken(&changed.name)),
+            ChangedKind::NameTaken => return Err(name_taken(&changed.name)),
             ChangedKind::Gone => return Err(not_found(name)),
         }
         self.reconcile_soon(changed.clone());
@@ -226,7 +226,7 @@ impl Pools {
         let resolved = match self.resolve_spec_of(&pool, &owner).await {
             Ok(resolved) => resolved,
             Err(error) => {
-                let reason = Some(cut(&error.message));
+                let reason = Some(truncate(&error.message));
                 self.store_trouble(&pool, PoolTrouble { reason, ..pool.trouble.clone() }).await?;
                 // An owner that may no longer create such sandboxes keeps no standby ones either. Other errors may be
                 // temporary, so the members stay.
@@ -239,16 +239,16 @@ impl Pools {
         if resolved.is_some() && pool.trouble.failures == 0 {
             self.store_trouble(&pool, PoolTrouble::default()).await?;
         }
-        let (mut wanted, mut unwanted) = (Vec::new(), Vec::new());
+        let (mut kept_members, mut surplus_members) = (Vec::new(), Vec::new());
         for member in members {
             let is_usable = member.is_running() || member.state == State::Provisioning;
             let is_wanted = is_usable
                 && resolved.as_ref().is_some_and(|r| r.spec.is_equivalent_to(&member.spec, member.node == context.node))
                 && context.nodes.is_alive(&*context.store, &member.node, context.now()).await.map_err(store_error)?;
-            if is_wanted { wanted.push(member) } else { unwanted.push(member) }
+            if is_wanted { kept_members.push(member) } else { surplus_members.push(member) }
         }
-        let surplus = wanted.iter().skip(pool.replicas as usize);
-        for member in unwanted.iter().chain(surplus) {
+        let surplus = kept_members.iter().skip(pool.replicas as usize);
+        for member in surplus_members.iter().chain(surplus) {
             self.lifecycle.end_pool_member(member, "its pool no longer wants it").await?;
         }
         let Some(resolved) = resolved.filter(|r| r.node == context.node) else { return Ok(()) };
@@ -260,7 +260,7 @@ impl Pools {
         };
         // The outcome of earlier starts must be stored first.
         let Some(starting) = self.in_progress.begin(&format!("{}/starting", pool.id)).map(Arc::new) else { return Ok(()) };
-        let missing = (pool.replicas as usize).saturating_sub(wanted.len()).min(at_once);
+        let missing = (pool.replicas as usize).saturating_sub(kept_members.len()).min(at_once);
         for _ in 0..missing {
             let fresh = new_sandbox(context, &owner, None, Access::Owner);
             let fresh = Sandbox { spec: resolved.spec.clone(), template: resolved.template.clone(), pool: Some(pool.id.clone()), ..fresh };
@@ -284,8 +284,8 @@ impl Pools {
                     Err(error) if matches!(error.code, ErrorCode::SandboxStarting | ErrorCode::SessionExpired) => return,
                     Err(error) => {
                         let failures = pool.trouble.failures.saturating_add(1);
-                        let retry_at = Some(this.context.now().plus(pause_after(failures)));
-                        PoolTrouble { failures, retry_at, reason: Some(cut(&error.message)) }
+                        let retry_at = Some(this.context.now().plus(backoff(failures)));
+                        PoolTrouble { failures, retry_at, reason: Some(truncate(&error.message)) }
                     }
                 };
                 if let Err(error) = this.store_trouble(&pool, trouble).await {
@@ -307,7 +307,7 @@ impl Pools {
             return Err(ApiError::new(ErrorCode::Forbidden, message));
         }
         context.policy().check_provider(&owner.subject(), context.provider.name())?;
-        sandbox_spec::resolve(context, owner, &of_template(&pool.template)).await.map(Some)
+        sandbox_spec::resolve(context, owner, &params_of_template(&pool.template)).await.map(Some)
     }
 
     async fn store_trouble(&self, pool: &Pool, trouble: PoolTrouble) -> Result<(), ApiError> {
@@ -318,15 +318,15 @@ impl Pools {
     }
 }
 
-fn pause_after(failures: u32) -> Duration {
+fn backoff(failures: u32) -> Duration {
     RETRY_AFTER.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1))).min(RETRY_WITHIN)
 }
 
-fn cut(reason: &str) -> String {
+fn truncate(reason: &str) -> String {
     reason.chars().take(MAX_REASON_CHARS).collect()
 }
 
-fn of_template(name: &str) -> SandboxSpecParams {
+fn params_of_template(name: &str) -> SandboxSpecParams {
     SandboxSpecParams { template: Some(name.to_owned()), ..SandboxSpecParams::default() }
 }
 
@@ -338,10 +338,10 @@ fn check_replicas(replicas: u32) -> Result<(), ApiError> {
 }
 
 fn not_found(name: &str) -> ApiError {
-    let shown: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
-    ApiError::new(ErrorCode::PoolNotFound, format!("there is no pool `{shown}`"))
+    let printable: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+    ApiError::new(ErrorCode::PoolNotFound, format!("there is no pool `{printable}`"))
 }
 
-fn taken(name: &str) -> ApiError {
+fn name_taken(name: &str) -> ApiError {
     ApiError::new(ErrorCode::NameTaken, format!("name: there is a pool {name} already"))
 }

@@ -136,8 +136,8 @@ pub async fn resolve(context: &BrokerContext, caller: &Caller, params: &SandboxS
         // Same disk size as the snapshot's source, unless requested otherwise.
         spec.resources = spec.resources.or(&snapshot.spec.resources);
     }
-    let of_snapshot = std::mem::take(&mut spec.env);
-    spec.env = Env(template.env.0.into_iter().chain(of_snapshot.0).chain(params.env.0.clone()).collect());
+    let snapshot_env = std::mem::take(&mut spec.env);
+    spec.env = Env(template.env.0.into_iter().chain(snapshot_env.0).chain(params.env.0.clone()).collect());
     spec.env.check()?;
     let mounts: Vec<MountParams> = template.mounts.iter().chain(&params.mounts).cloned().collect();
     check_mounts(&mounts)?;
@@ -162,7 +162,7 @@ pub async fn resolve(context: &BrokerContext, caller: &Caller, params: &SandboxS
     }
     check(context, &spec, &node)?;
     let taking = match &params.template {
-        Some(name) if is_plain && params.env.is_empty() => pools::taking(context, &caller.principal.workspace, name).await?,
+        Some(name) if is_plain && params.env.is_empty() => pools::pool_to_take_from(context, &caller.principal.workspace, name).await?,
         _ => None,
     };
     Ok(ResolvedSpec { spec, template: params.template.clone(), node, taking })
@@ -174,11 +174,11 @@ pub fn check(context: &BrokerContext, spec: &SandboxSpec, node: &str) -> Result<
         true => context.provider.check_spec(spec),
         false => {
             let root = spec.root.clone().filter(|_| spec.base.is_none());
-            let alike = SandboxSpec { root, base: None, layers: Vec::new(), mounts: Vec::new(), ..spec.clone() };
+            let node_independent = SandboxSpec { root, base: None, layers: Vec::new(), mounts: Vec::new(), ..spec.clone() };
             context
                 .provider
-                .check_spec(&alike)
-                .and_then(|()| context.provider.check_mount_paths(&alike, &places(spec.mounts.iter().map(|m| &m.path))))
+                .check_spec(&node_independent)
+                .and_then(|()| context.provider.check_mount_paths(&node_independent, &mount_paths(spec.mounts.iter().map(|m| &m.path))))
         }
     };
     checked.map_err(|e| refused(&e))
@@ -188,10 +188,10 @@ pub fn check(context: &BrokerContext, spec: &SandboxSpec, node: &str) -> Result<
 pub fn check_template(provider: &dyn Provider, spec: &TemplateSpec) -> Result<(), ProviderError> {
     let spec = SandboxSpec { root: spec.root(), resources: spec.resources.clone(), ..SandboxSpec::default() };
     provider.check_spec(&spec)?;
-    provider.check_mount_paths(&spec, &places(spec.mounts.iter().map(|m| &m.path)))
+    provider.check_mount_paths(&spec, &mount_paths(spec.mounts.iter().map(|m| &m.path)))
 }
 
-fn places<'a>(paths: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
+fn mount_paths<'a>(paths: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
     paths.map(String::as_str).collect()
 }
 

@@ -55,8 +55,8 @@ impl Sandboxes {
         let access = params.access.unwrap_or_else(|| policy.default_access(&subject));
         let resolved = sandbox_spec::resolve(context, request.caller, &spec_params).await?;
         let sandbox = new_sandbox(context, request.caller, params.name, access);
-        let own_lease = params.lease_seconds.map(|seconds| own_span("lease_seconds", seconds)).transpose()?;
-        let own_keep = params.keep_suspended_seconds.map(|seconds| own_span("keep_suspended_seconds", seconds)).transpose()?;
+        let own_lease = params.lease_seconds.map(|seconds| parse_lifetime("lease_seconds", seconds)).transpose()?;
+        let own_keep = params.keep_suspended_seconds.map(|seconds| parse_lifetime("keep_suspended_seconds", seconds)).transpose()?;
         let taking = resolved.taking.clone();
         let sandbox = resolved.into_sandbox(Sandbox { is_kept: params.keep.unwrap_or_default(), own_lease, own_keep, ..sandbox });
         let audit =
@@ -64,9 +64,9 @@ impl Sandboxes {
                 .by(request.caller, request.request_id);
         let quota = policy.quota(&subject, &context.config);
         if let Some(taking) = &taking
-            && let Some(taken) = context.store.take_pool_member(taking, &sandbox, &tags, &quota, &audit).await.map_err(store_error)?
+            && let Some(member) = context.store.take_pool_member(taking, &sandbox, &tags, &quota, &audit).await.map_err(store_error)?
         {
-            return self.brought_up(request, taken, tags).await;
+            return self.start_or_give_up(request, member, tags).await;
         }
         match context.store.add_sandbox(&sandbox, &tags, &quota, &audit).await.map_err(store_error)? {
             AddedSandbox::Added => {}
@@ -74,11 +74,11 @@ impl Sandboxes {
             AddedSandbox::QuotaReached(reached) => return Err(quota_reached(context, &request.caller.principal, &quota, reached).await),
             AddedSandbox::MadeOfGone(what) => return Err(sandbox_spec::gone(&what)),
         }
-        self.brought_up(request, sandbox, tags).await
+        self.start_or_give_up(request, sandbox, tags).await
     }
 
     /// Returns a sandbox that was just created or taken, or gives it up with its name if it can't start.
-    async fn brought_up(&self, request: &RequestContext<'_>, sandbox: Sandbox, tags: Tags) -> Result<SandboxInfo, ApiError> {
+    async fn start_or_give_up(&self, request: &RequestContext<'_>, sandbox: Sandbox, tags: Tags) -> Result<SandboxInfo, ApiError> {
         if let Some(logged) = request.logged {
             logged.set_sandbox(&sandbox.id);
         }
@@ -136,13 +136,13 @@ impl Sandboxes {
         }
         change.name = params.name;
         let span = |field, params: Option<Option<u64>>| {
-            params.map(|params| params.map(|seconds| own_span(field, seconds)).transpose()).transpose()
+            params.map(|params| params.map(|seconds| parse_lifetime(field, seconds)).transpose()).transpose()
         };
         change.own_lease = span("lease_seconds", params.lease_seconds)?;
         change.own_keep = span("keep_suspended_seconds", params.keep_suspended_seconds)?;
-        let told =
-            AuditRecord::of_sandbox(context.now(), &sandbox, "sandbox.changed", &words(&change)).by(request.caller, request.request_id);
-        match context.store.change_sandbox(&sandbox.id, &change, &told).await.map_err(store_error)? {
+        let audit =
+            AuditRecord::of_sandbox(context.now(), &sandbox, "sandbox.changed", &describe(&change)).by(request.caller, request.request_id);
+        match context.store.change_sandbox(&sandbox.id, &change, &audit).await.map_err(store_error)? {
             ChangedSandbox::Changed(changed) => {
                 if changed.generation != sandbox.generation {
                     // Its tokens are revoked; connections that use them end once the sandbox is notified.
@@ -229,7 +229,7 @@ impl Sandboxes {
     }
 }
 
-fn own_span(field: &str, seconds: u64) -> Result<Duration, ApiError> {
+fn parse_lifetime(field: &str, seconds: u64) -> Result<Duration, ApiError> {
     match (1..=MAX_LIFETIME_SECONDS).contains(&seconds) {
         true => Ok(Duration::from_secs(seconds)),
         false => Err(ApiError::invalid(format!("{field}: must be from 1 to {MAX_LIFETIME_SECONDS} seconds"))),
@@ -239,24 +239,24 @@ fn own_span(field: &str, seconds: u64) -> Result<Duration, ApiError> {
 /// Names the limit and what to delete: the caller's least recently used sandboxes, or deleted ones of other owners, which
 /// no new sandbox evicts.
 pub async fn quota_reached(context: &BrokerContext, caller: &Principal, quota: &Quota, reached: QuotaReached) -> ApiError {
-    let (whose, limit, setting) = match reached.by {
+    let (holder, limit, setting) = match reached.by {
         Counted::Workspace => (format!("workspace {} has", caller.workspace), quota.of_workspace, "max_sandboxes_per_workspace"),
         Counted::Owner => ("you have".to_owned(), quota.of_owner.unwrap_or_default(), "max_sandboxes in the policy"),
     };
     // If they can't be read, the error is sent without them.
     let unused = context.store.least_used(&caller.workspace, &caller.name, NAMED_AT_LIMIT).await.unwrap_or_default();
     let named: Vec<&str> = unused.iter().map(|s| s.name.as_deref().unwrap_or(s.id.as_str())).collect();
-    let of_yours = || format!("of yours, least recently used: {}", named.join(", "));
+    let own_unused = || format!("of yours, least recently used: {}", named.join(", "));
     let deleted = match reached.deleted {
         1 => "1 deleted sandbox whose files are kept".to_owned(),
         n => format!("{n} deleted sandboxes whose files are kept"),
     };
     let (counted, advice) = match (reached.deleted, named.is_empty()) {
         (0, true) => (String::new(), "none of them is yours, so ask their owners or an operator to delete some".to_owned()),
-        (0, false) => (String::new(), format!("delete one first; {}", of_yours())),
+        (0, false) => (String::new(), format!("delete one first; {}", own_unused())),
         (_, is_empty) => {
             let freed = "`cobox sandbox delete --permanent`, by its owner or an operator, frees the room of a deleted sandbox";
-            let or = if is_empty { String::new() } else { format!("; or delete one for good, {}", of_yours()) };
+            let or = if is_empty { String::new() } else { format!("; or delete one for good, {}", own_unused()) };
             (format!(", among them {deleted}"), format!("{freed}{or}"))
         }
     };
@@ -264,7 +264,7 @@ pub async fn quota_reached(context: &BrokerContext, caller: &Principal, quota: &
         .iter()
         .map(|s| serde_json::json!({ "id": s.id, "name": s.name, "state": s.state.as_str(), "last_active_at": s.last_active_at }))
         .collect();
-    let message = format!("{whose} {limit} sandboxes{counted}, which is the limit ({setting}); {advice}");
+    let message = format!("{holder} {limit} sandboxes{counted}, which is the limit ({setting}); {advice}");
     ApiError::new(ErrorCode::QuotaExceeded, message)
         .with_details(serde_json::json!({ "limit": limit, "deleted": reached.deleted, "least_used": details }))
 }
@@ -282,17 +282,17 @@ pub(super) fn name_taken(name: &str, by: &SandboxId) -> ApiError {
 }
 
 /// A change as recorded in the audit: the changed fields, and of tags only the keys.
-fn words(change: &SandboxChange) -> String {
-    let mut words = Vec::new();
+fn describe(change: &SandboxChange) -> String {
+    let mut describe = Vec::new();
     if let Some(name) = &change.name {
-        words.push(format!("name={}", name.as_deref().unwrap_or("-")));
+        describe.push(format!("name={}", name.as_deref().unwrap_or("-")));
     }
-    words.extend(change.is_kept.map(|keep| format!("keep={keep}")));
-    words.extend(change.access.map(|access| format!("access={access:?}").to_lowercase()));
+    describe.extend(change.is_kept.map(|keep| format!("keep={keep}")));
+    describe.extend(change.access.map(|access| format!("access={access:?}").to_lowercase()));
     let spans = [("lease_seconds", change.own_lease), ("keep_suspended_seconds", change.own_keep)];
-    let told = |own: Option<Duration>| own.map_or("-".to_owned(), |own| own.as_secs().to_string());
-    words.extend(spans.into_iter().filter_map(|(name, own)| own.map(|own| format!("{name}={}", told(own)))));
-    words.extend(change.set_tags.keys().map(|key| format!("+{key}")));
-    words.extend(change.remove_tags.iter().map(|key| format!("-{key}")));
-    words.join(" ")
+    let audit = |own: Option<Duration>| own.map_or("-".to_owned(), |own| own.as_secs().to_string());
+    describe.extend(spans.into_iter().filter_map(|(name, own)| own.map(|own| format!("{name}={}", audit(own)))));
+    describe.extend(change.set_tags.keys().map(|key| format!("+{key}")));
+    describe.extend(change.remove_tags.iter().map(|key| format!("-{key}")));
+    describe.join(" ")
 }

@@ -108,8 +108,8 @@ impl Snapshots {
         let sandbox = sandbox_lookup::find(context, caller, of).await?;
         // A snapshot has all of the sandbox's files, so taking one needs the same access as reading them.
         let (session, entry) = find_entry(context, &caller.principal, &sandbox).await?;
-        let is_given = entry.share.as_ref().is_none_or(|share| share.capabilities.contains(Capability::Snapshot));
-        if !is_given || !context.policy().allowed(&caller.subject()).contains(Capability::Snapshot) {
+        let is_shared_with = entry.share.as_ref().is_none_or(|share| share.capabilities.contains(Capability::Snapshot));
+        if !is_shared_with || !context.policy().allowed(&caller.subject()).contains(Capability::Snapshot) {
             access::may_end(&caller.principal, &sandbox)?;
         }
         may_see(context, caller, &sandbox, session.as_ref()).await?;
@@ -271,9 +271,9 @@ impl Snapshots {
             // Limited concurrency: each copy reads and writes as fast as the disk can.
             let _turn = this.copying.acquire().await;
             let context = &this.context;
-            let taken = this.copy(&snapshot).await;
+            let copied = this.copy(&snapshot).await;
             let now = context.now();
-            let settled = match taken {
+            let settled = match copied {
                 Ok((size, access)) => {
                     Snapshot { state: SnapshotState::Ready, size_bytes: Some(size), access, updated_at: now, ..snapshot.clone() }
                 }
@@ -298,20 +298,20 @@ impl Snapshots {
         let context = &self.context;
         let lost = || ApiError::new(ErrorCode::SandboxNotFound, "its sandbox ended while it was taken");
         let Some(of) = &snapshot.sandbox else { return Err(lost()) };
-        let live_session = async || -> Result<Sandbox, ApiError> {
+        let live_sandbox = async || -> Result<Sandbox, ApiError> {
             context.store.sandbox(of).await.map_err(store_error)?.filter(|s| s.ended_at.is_none()).ok_or_else(lost)
         };
-        let sandbox = live_session().await?;
-        let taken = context.provider.take_snapshot(of, &snapshot.id, &sandbox.spec).await.map_err(|e| sandbox_spec::refused(&e))?;
+        let sandbox = live_sandbox().await?;
+        let copied = context.provider.take_snapshot(of, &snapshot.id, &sandbox.spec).await.map_err(|e| sandbox_spec::refused(&e))?;
         // If the sandbox ended in the meantime, it was being removed during the copy. If its access became private,
         // files may have been copied after that.
-        let access = match live_session().await {
+        let access = match live_sandbox().await {
             Ok(sandbox) => access_of(context, &sandbox).await,
             Err(error) => Err(error),
         };
         match access {
-            Ok(Access::Workspace) => Ok((taken, snapshot.access)),
-            Ok(Access::Owner) => Ok((taken, Access::Owner)),
+            Ok(Access::Workspace) => Ok((copied, snapshot.access)),
+            Ok(Access::Owner) => Ok((copied, Access::Owner)),
             Err(error) => {
                 context.provider.remove_snapshot(&snapshot.id).await.map_err(|e| sandbox_spec::refused(&e))?;
                 Err(error)
@@ -397,8 +397,8 @@ fn label(snapshot: &Snapshot) -> String {
 }
 
 fn not_found(reference: &str) -> ApiError {
-    let shown: String = reference.chars().filter(|c| !c.is_control()).take(128).collect();
-    ApiError::new(ErrorCode::SnapshotNotFound, format!("there is no snapshot `{shown}`"))
+    let printable: String = reference.chars().filter(|c| !c.is_control()).take(128).collect();
+    ApiError::new(ErrorCode::SnapshotNotFound, format!("there is no snapshot `{printable}`"))
 }
 
 #[cfg(test)]

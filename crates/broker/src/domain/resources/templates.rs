@@ -87,7 +87,7 @@ impl Templates {
         // Volumes may come and go; everything else is checked now.
         sandbox_spec::check_template(&*context.provider, &spec).map_err(|e| sandbox_spec::refused(&e))?;
         if context.config.templates.contains_key(&name) {
-            return Err(taken(&name));
+            return Err(name_taken(&name));
         }
         let (principal, now) = (&request.caller.principal, context.now());
         let template = Template {
@@ -101,7 +101,7 @@ impl Templates {
         let audit = request.audit(self.context.now(), "template.created", &template.name);
         match context.store.add_template(&template, MAX_TEMPLATES, &audit).await.map_err(store_error)? {
             AddedKind::Added => Ok(template.into()),
-            AddedKind::NameTaken => Err(taken(&template.name)),
+            AddedKind::NameTaken => Err(name_taken(&template.name)),
             AddedKind::TooMany | AddedKind::TooLarge => Err(ApiError::new(
                 ErrorCode::QuotaExceeded,
                 format!("the workspace has {MAX_TEMPLATES} templates, which is its limit; remove some first"),
@@ -134,12 +134,12 @@ impl Templates {
         let template = self.own_template(request, name).await?;
         context.policy().check_template(&request.caller.subject(), to)?;
         if context.config.templates.contains_key(to) {
-            return Err(taken(to));
+            return Err(name_taken(to));
         }
         let audit = request.audit(self.context.now(), "template.renamed", &format!("{name} to {to}"));
         match context.store.rename_template(&template, to, context.now(), &audit).await.map_err(store_error)? {
             ChangedKind::Changed => find(context, &template.workspace, to).await,
-            ChangedKind::NameTaken => Err(taken(to)),
+            ChangedKind::NameTaken => Err(name_taken(to)),
             ChangedKind::Gone => Err(not_found(name)),
         }
     }
@@ -169,13 +169,13 @@ impl Templates {
 }
 
 fn not_found(name: &str) -> ApiError {
-    let shown: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+    let printable: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
     ApiError::new(
         ErrorCode::TemplateNotFound,
-        format!("template: there is no template `{shown}`; `GET /v1/templates` lists those there are"),
+        format!("template: there is no template `{printable}`; `GET /v1/templates` lists those there are"),
     )
 }
 
-fn taken(name: &str) -> ApiError {
+fn name_taken(name: &str) -> ApiError {
     ApiError::new(ErrorCode::NameTaken, format!("name: there is a template {name} already"))
 }

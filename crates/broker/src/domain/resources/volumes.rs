@@ -67,7 +67,7 @@ impl Volumes {
         let most = context.config.max_volumes_per_workspace;
         match context.store.add_volume(&volume, &context.room(most), &audit).await.map_err(store_error)? {
             AddedKind::Added => {}
-            AddedKind::NameTaken => return Err(taken(&volume.name)),
+            AddedKind::NameTaken => return Err(name_taken(&volume.name)),
             AddedKind::TooMany => {
                 let message = format!("the workspace has {most} volumes, which is its storage limit; delete some first");
                 return Err(ApiError::new(ErrorCode::QuotaExceeded, message));
@@ -127,7 +127,7 @@ impl Volumes {
         let audit = request.audit(self.context.now(), "volume.renamed", &format!("{} {} to {to}", volume.name, volume.id));
         match context.store.rename_volume(&volume, to, context.now(), &audit).await.map_err(store_error)? {
             ChangedKind::Changed => self.volume_info(request, Volume { name: to.to_owned(), updated_at: context.now(), ..volume }).await,
-            ChangedKind::NameTaken => Err(taken(to)),
+            ChangedKind::NameTaken => Err(name_taken(to)),
             ChangedKind::Gone => Err(not_found(name_or_id)),
         }
     }
@@ -162,12 +162,12 @@ impl Volumes {
             if volume.node != this.context.node {
                 return;
             }
-            let kept = match volume.state {
+            let outcome = match volume.state {
                 VolumeState::Creating => this.create_files(&volume).await,
                 VolumeState::Deleting => this.remove_volume(&volume).await,
                 VolumeState::Ready => Ok(()),
             };
-            if let Err(error) = kept {
+            if let Err(error) = outcome {
                 tracing::warn!(volume = %volume.id, %error, "a volume could not be made or removed; it is tried again");
             }
         })
@@ -195,10 +195,10 @@ fn info(volume: Volume, sandboxes: Vec<SandboxId>) -> VolumeInfo {
 }
 
 fn not_found(name: &str) -> ApiError {
-    let shown: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
-    ApiError::new(ErrorCode::VolumeNotFound, format!("there is no volume `{shown}`"))
+    let printable: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+    ApiError::new(ErrorCode::VolumeNotFound, format!("there is no volume `{printable}`"))
 }
 
-fn taken(name: &str) -> ApiError {
+fn name_taken(name: &str) -> ApiError {
     ApiError::new(ErrorCode::NameTaken, format!("name: there is a volume {name} already"))
 }

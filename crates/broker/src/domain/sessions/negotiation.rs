@@ -174,21 +174,21 @@ impl Negotiator {
         self.context.may_see(&caller, params.thread()).await?;
         let mut attempt = 1;
         loop {
-            let find_session_of_scope = match params.mode {
+            let bound = match params.mode {
                 Mode::Get => session_of_scope(&self.context, &caller, &params.scope).await?,
                 Mode::Ensure | Mode::CreateOnly => self.ensure(request, params, key).await?,
             };
-            request.about(&find_session_of_scope.session.id, &find_session_of_scope.sandbox.id);
-            let entry = enter(&self.context, &caller.principal, &find_session_of_scope.session, &find_session_of_scope.sandbox).await?;
-            let capabilities = entry.bound(capabilities)?;
-            check_sandbox_hint(&self.context, &caller, params.sandbox.as_deref(), &find_session_of_scope.sandbox).await?;
-            if let Some(name) = params.name.as_deref().filter(|n| Some(*n) != find_session_of_scope.sandbox.name.as_deref()) {
-                return Err(bound_elsewhere(&find_session_of_scope.sandbox, name));
+            request.about(&bound.session.id, &bound.sandbox.id);
+            let entry = enter(&self.context, &caller.principal, &bound.session, &bound.sandbox).await?;
+            let capabilities = entry.limit(capabilities)?;
+            check_sandbox_hint(&self.context, &caller, params.sandbox.as_deref(), &bound.sandbox).await?;
+            if let Some(name) = params.name.as_deref().filter(|n| Some(*n) != bound.sandbox.name.as_deref()) {
+                return Err(bound_elsewhere(&bound.sandbox, name));
             }
-            self.check_matches(params, &find_session_of_scope).await?;
-            match self.lifecycle.ensure_found_running(find_session_of_scope.sandbox, request.wait).await {
+            self.check_matches(params, &bound).await?;
+            match self.lifecycle.ensure_found_running(bound.sandbox, request.wait).await {
                 Ok(sandbox) => {
-                    let bound = SessionWithSandbox { session: find_session_of_scope.session, sandbox };
+                    let bound = SessionWithSandbox { session: bound.session, sandbox };
                     let token = TokenParams {
                         ttl: params.ttl,
                         format: params.token_format,
@@ -206,12 +206,12 @@ impl Negotiator {
 
     /// The session and sandbox must already match the request: a request changes neither, and a restriction must not seem
     /// to be granted.
-    async fn check_matches(&self, params: &Negotiation, find_session_of_scope: &SessionWithSandbox) -> Result<(), ApiError> {
-        let mut differences = differences::of_sandbox(params, &find_session_of_scope.sandbox);
-        differences.extend(differences::of_access(params, find_session_of_scope));
+    async fn check_matches(&self, params: &Negotiation, bound: &SessionWithSandbox) -> Result<(), ApiError> {
+        let mut differences = differences::of_sandbox(params, &bound.sandbox);
+        differences.extend(differences::of_access(params, bound));
         match differences.is_empty() {
             true => Ok(()),
-            false => Err(differences::conflict(&find_session_of_scope.session, &find_session_of_scope.sandbox, &differences)),
+            false => Err(differences::conflict(&bound.session, &bound.sandbox, &differences)),
         }
     }
 
@@ -288,7 +288,7 @@ impl Negotiator {
         };
         let existing = match existing {
             None if named.is_none() => self.left_by_last_session(caller, params).await?,
-            find_session_of_scope => find_session_of_scope,
+            found => found,
         };
         if let Some(sandbox) = &existing {
             access::may_use(&caller.principal, sandbox)?;

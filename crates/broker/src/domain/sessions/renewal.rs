@@ -40,7 +40,7 @@ impl SessionRenewal {
         params: &RefreshRequest,
     ) -> Result<RefreshResponse, ApiError> {
         let format = match (&params.token_format, &params.current_token) {
-            (Some(word), _) => TokenFormat::from_word(word)?,
+            (Some(word), _) => word.parse()?,
             (None, Some(token)) => TokenFormat::of(token),
             (None, None) => TokenFormat::Jwt,
         };
@@ -63,7 +63,7 @@ impl SessionRenewal {
             }
             None => access::grant(&policy, &caller, None)?,
         };
-        let capabilities = entry.bound(capabilities)?;
+        let capabilities = entry.limit(capabilities)?;
         let request = &RequestContext { caller: &caller, ..*request };
         let sandbox = self.lifecycle.ensure_found_running(bound.sandbox, request.wait).await?;
         let bound = SessionWithSandbox { sandbox, ..bound };

@@ -34,7 +34,7 @@ impl Sessions {
     /// Negotiation's response for a session by its id. Reading it doesn't count as activity and starts nothing.
     pub async fn get(&self, request: &RequestContext<'_>, id: &SessionId) -> Result<NegotiateResponse, ApiError> {
         let (bound, entry) = live_session(&self.context, request.caller, id).await?;
-        let capabilities = entry.bound(access::grant(&self.context.policy(), request.caller, None)?)?;
+        let capabilities = entry.limit(access::grant(&self.context.policy(), request.caller, None)?)?;
         let issued = self.issuer.issue(request, &bound, TokenParams { lineage: entry.lineage(), ..TokenParams::new(capabilities) }).await?;
         Ok(self.response(&bound, issued))
     }

@@ -188,11 +188,14 @@ impl Shares {
     async fn not_shared(&self, bound: &SessionWithSandbox, principal: &str) -> Result<ApiError, ApiError> {
         let paths = AccessPaths::into_sandbox_of(&self.context, bound).await?;
         let paths = self.paths_of(principal, &paths).await?;
-        let shown = truncate(principal);
+        let printable = truncate(principal);
         let message = match paths.is_empty() {
-            true => format!("the session is not shared with `{shown}`"),
+            true => format!("the session is not shared with `{printable}`"),
             false => {
-                format!("the session is not shared with `{shown}`, but {shown} can still enter: {}", reasons(&paths, &bound.sandbox.id))
+                format!(
+                    "the session is not shared with `{printable}`, but {printable} can still enter: {}",
+                    reasons(&paths, &bound.sandbox.id)
+                )
             }
         };
         let error = ApiError::new(ErrorCode::ShareNotFound, message);

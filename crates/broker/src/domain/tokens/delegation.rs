@@ -104,7 +104,7 @@ impl Delegations {
                 (sandbox, session, entry)
             }
         };
-        let capabilities = entry.bound(access::grant(&self.context.policy(), &caller, Some(params.capabilities))?)?;
+        let capabilities = entry.limit(access::grant(&self.context.policy(), &caller, Some(params.capabilities))?)?;
         let token = TokenParams {
             ttl: params.ttl,
             format: params.format.unwrap_or_default(),

@@ -119,7 +119,7 @@ impl FileLinks {
         FileLinkParams { path, method, ttl }: FileLinkParams<'_>,
     ) -> Result<IssuedFileLink, ApiError> {
         let needed = method.needs();
-        let granted = entry.bound(access::grant(&self.context.policy(), request.caller, None)?)?;
+        let granted = entry.limit(access::grant(&self.context.policy(), request.caller, None)?)?;
         if !granted.contains(needed) {
             let message = format!("method: {} needs the capability `{needed}`, which you don't have here", method.as_str());
             return Err(ApiError::new(ErrorCode::CapabilityDenied, message));

@@ -104,8 +104,8 @@ impl TokenIssuer {
                 token
             }
             TokenFormat::Opaque => {
-                let (token, kept) = opaque(&draft.claims);
-                context.store.note(&Note { tokens: vec![kept], ..note }).await.map_err(store_error)?;
+                let (token, stored) = opaque(&draft.claims);
+                context.store.note(&Note { tokens: vec![stored], ..note }).await.map_err(store_error)?;
                 token
             }
         };
@@ -144,6 +144,6 @@ fn opaque(claims: &Claims) -> (Secret, OpaqueToken) {
     getrandom::fill(&mut random).expect("the kernel's random source answers");
     let token = Secret::new(format!("{OPAQUE_TOKEN_PREFIX}{}", URL_SAFE_NO_PAD.encode(random)));
     let keep_until = Timestamp::from_unix(claims.exp.saturating_add(REFRESH_GRACE_SECONDS));
-    let kept = OpaqueToken { hash: hash(&token), claims: claims.clone(), keep_until };
-    (token, kept)
+    let stored = OpaqueToken { hash: hash(&token), claims: claims.clone(), keep_until };
+    (token, stored)
 }

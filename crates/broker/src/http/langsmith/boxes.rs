@@ -46,7 +46,7 @@ const MINUTE: u64 = 60;
 pub fn routes() -> Routes {
     Routes::new()
         .at(both_prefixes!("/boxes"), get(list).post(create))
-        .at(both_prefixes!("/boxes/{name}"), get(look).patch(change).delete(remove))
+        .at(both_prefixes!("/boxes/{name}"), get(show).patch(change).delete(remove))
         .at(both_prefixes!("/boxes/{name}/status"), get(status))
         .at(both_prefixes!("/boxes/{name}/start"), post(start))
         .at(both_prefixes!("/boxes/{name}/stop"), post(stop))
@@ -66,12 +66,12 @@ async fn create(
         false => Duration::ZERO,
     };
     let request = RequestContext { wait, ..auth.request_context() };
-    let params = read_wish(params)?;
+    let params = read_params(params)?;
     let made = match waits {
         true => api.services.langsmith_sandboxes.create_running(&request, params).await?,
         false => api.services.sandboxes.create(&request, params).await?,
     };
-    Ok((StatusCode::CREATED, Json(shown(made.into()))))
+    Ok((StatusCode::CREATED, Json(to_response(made.into()))))
 }
 
 #[derive(Deserialize)]
@@ -118,16 +118,16 @@ async fn list(
         page(api.services.langsmith_sandboxes.list(&auth.request_context(), &tags, &params).await?, &params, |s| s.info.id.to_string());
     // A page may have fewer items than requested, and further pages may follow.
     let is_wanted = |b: &BoxInfo| query.status.is_none_or(|s| s == b.status) && maker.as_ref().is_none_or(|m| *m == b.created_by);
-    let boxes: Vec<BoxInfo> = found.items.into_iter().map(shown).filter(is_wanted).collect();
+    let boxes: Vec<BoxInfo> = found.items.into_iter().map(to_response).filter(is_wanted).collect();
     Ok(Json(BoxList { sandboxes: boxes.clone(), items: boxes, next_cursor: found.next_cursor, offset: 0 }))
 }
 
-async fn look(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<BoxInfo>, Failure> {
-    Ok(Json(shown(api.services.langsmith_sandboxes.get(&auth.request_context(), &name).await?)))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<BoxInfo>, Failure> {
+    Ok(Json(to_response(api.services.langsmith_sandboxes.get(&auth.request_context(), &name).await?)))
 }
 
 async fn status(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<BoxStatus>, Failure> {
-    let BoxInfo { status, status_message, .. } = shown(api.services.langsmith_sandboxes.get(&auth.request_context(), &name).await?);
+    let BoxInfo { status, status_message, .. } = to_response(api.services.langsmith_sandboxes.get(&auth.request_context(), &name).await?);
     Ok(Json(BoxStatus { status, status_message }))
 }
 
@@ -154,7 +154,7 @@ async fn change(
         keep_suspended_seconds: span("delete_after_stop_seconds", params.delete_after_stop_seconds)?,
         ..Default::default()
     };
-    Ok(Json(shown(api.services.sandboxes.patch(&auth.request_context(), &name, params).await?.into())))
+    Ok(Json(to_response(api.services.sandboxes.patch(&auth.request_context(), &name, params).await?.into())))
 }
 
 async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
@@ -172,7 +172,7 @@ async fn start(
     Path(name): Path<String>,
     MaybeJsonBody(NoOptions {}): MaybeJsonBody<NoOptions>,
 ) -> Result<Json<BoxInfo>, Failure> {
-    Ok(Json(shown(api.services.langsmith_sandboxes.start(&auth.request_context(), &name).await?)))
+    Ok(Json(to_response(api.services.langsmith_sandboxes.start(&auth.request_context(), &name).await?)))
 }
 
 async fn stop(
@@ -181,7 +181,7 @@ async fn stop(
     Path(name): Path<String>,
     MaybeJsonBody(NoOptions {}): MaybeJsonBody<NoOptions>,
 ) -> Result<Json<BoxInfo>, Failure> {
-    Ok(Json(shown(api.services.langsmith_sandboxes.stop(&auth.request_context(), &name).await?)))
+    Ok(Json(to_response(api.services.langsmith_sandboxes.stop(&auth.request_context(), &name).await?)))
 }
 
 async fn download_url(
@@ -236,7 +236,7 @@ fn not_here(field: &str, why: &str) -> ApiError {
 }
 
 /// Translates a request to create a box to the broker's own request.
-fn read_wish(params: CreateBox) -> Result<CreateSandbox, ApiError> {
+fn read_params(params: CreateBox) -> Result<CreateSandbox, ApiError> {
     for (field, is_langsmith_path, why) in [
         ("mount_config", is_something(params.mount_config.as_ref()), "buckets can't be mounted"),
         ("proxy_config", is_something(params.proxy_config.as_ref()), "a sandbox has no network to send through a proxy"),
@@ -267,7 +267,7 @@ fn read_wish(params: CreateBox) -> Result<CreateSandbox, ApiError> {
         tags: labels,
         lease_seconds: minutes("idle_ttl_seconds", params.idle_ttl_seconds)?,
         keep_suspended_seconds: minutes("delete_after_stop_seconds", params.delete_after_stop_seconds)?,
-        template: said(params.template_name),
+        template: non_empty(params.template_name),
         snapshot: one_snapshot([
             ("snapshot_id", params.snapshot_id),
             ("snapshot", params.snapshot),
@@ -286,13 +286,13 @@ fn read_wish(params: CreateBox) -> Result<CreateSandbox, ApiError> {
 }
 
 /// These clients send an empty string for an unset field.
-fn said(text: Option<String>) -> Option<String> {
+fn non_empty(text: Option<String>) -> Option<String> {
     text.filter(|t| !t.is_empty())
 }
 
 /// The snapshot, which may be given under any of three field names.
 fn one_snapshot(named: [(&str, Option<String>); 3]) -> Result<Option<String>, ApiError> {
-    let mut each = named.into_iter().filter_map(|(field, value)| said(value).map(|value| (field, value)));
+    let mut each = named.into_iter().filter_map(|(field, value)| non_empty(value).map(|value| (field, value)));
     match (each.next(), each.next()) {
         (first, None) => Ok(first.map(|(_, value)| value)),
         (Some((_, first)), Some((_, other))) if first == other => Ok(Some(first)),
@@ -323,7 +323,7 @@ fn must_be_plain(user: Option<&str>, work_dir: Option<&str>) -> Result<(), ApiEr
 }
 
 /// Converts a sandbox to the shape that these clients read.
-fn shown(boxed: PolledSandbox) -> BoxInfo {
+fn to_response(boxed: PolledSandbox) -> BoxInfo {
     let sandbox = boxed.info;
     let status = match sandbox.state {
         LifeState::Suspended if boxed.is_resuming => BoxState::Provisioning,

@@ -44,8 +44,8 @@ pub fn status(path: &str, code: ErrorCode) -> u16 {
 }
 
 impl Routes {
-    fn at(self, places: [&'static str; 2], methods: MethodRouter<Api>) -> Self {
-        let [first, second] = places;
+    fn at(self, paths: [&'static str; 2], methods: MethodRouter<Api>) -> Self {
+        let [first, second] = paths;
         self.route(first, methods.clone()).route(second, methods)
     }
 }

@@ -24,7 +24,7 @@ const MAX_WAIT: Duration = Duration::from_secs(300);
 pub fn routes() -> Routes {
     Routes::new()
         .at(both_prefixes!("/pools"), get(list).post(create))
-        .at(both_prefixes!("/pools/{name}"), get(look).patch(change).delete(remove))
+        .at(both_prefixes!("/pools/{name}"), get(show).patch(change).delete(remove))
 }
 
 #[derive(Debug, Deserialize)]
@@ -51,7 +51,8 @@ pub struct PoolChange {
 
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct PoolShown {
+#[cfg_attr(test, schemars(rename = "PoolShown"))]
+pub struct PoolResponse {
     id: PoolId,
     name: String,
     template_name: String,
@@ -67,16 +68,16 @@ pub struct PoolShown {
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PoolList {
-    pools: Vec<PoolShown>,
+    pools: Vec<PoolResponse>,
 }
 
 async fn create(
     State(api): State<Api>,
     auth: Authenticated,
     JsonBody(params): JsonBody<PoolRequest>,
-) -> Result<(StatusCode, Json<PoolShown>), Failure> {
-    let asked = PoolParams { name: params.name, template: params.template_name, replicas: params.replicas };
-    let pool = api.services.pools.create(&auth.request_context(), asked).await?;
+) -> Result<(StatusCode, Json<PoolResponse>), Failure> {
+    let pool_params = PoolParams { name: params.name, template: params.template_name, replicas: params.replicas };
+    let pool = api.services.pools.create(&auth.request_context(), pool_params).await?;
     if params.wait_for_ready.unwrap_or(true) {
         let wait = params.timeout.map_or(DEFAULT_WAIT, Duration::from_secs).min(MAX_WAIT);
         if let Err(late) = api.services.pools.wait_until_full(&pool, wait).await {
@@ -85,19 +86,19 @@ async fn create(
             return Err(late.into());
         }
     }
-    Ok((StatusCode::CREATED, Json(shown(&api, pool).await?)))
+    Ok((StatusCode::CREATED, Json(to_response(&api, pool).await?)))
 }
 
 async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<PoolList>, Failure> {
     let mut pools = Vec::new();
     for pool in api.services.pools.list(&auth.request_context()).await? {
-        pools.push(shown(&api, pool).await?);
+        pools.push(to_response(&api, pool).await?);
     }
     Ok(Json(PoolList { pools }))
 }
 
-async fn look(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<PoolShown>, Failure> {
-    Ok(Json(shown(&api, api.services.pools.get(&auth.request_context(), &name).await?).await?))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<PoolResponse>, Failure> {
+    Ok(Json(to_response(&api, api.services.pools.get(&auth.request_context(), &name).await?).await?))
 }
 
 async fn change(
@@ -105,8 +106,8 @@ async fn change(
     auth: Authenticated,
     Path(name): Path<String>,
     JsonBody(params): JsonBody<PoolChange>,
-) -> Result<Json<PoolShown>, Failure> {
-    Ok(Json(shown(&api, api.services.pools.change(&auth.request_context(), &name, params.name, params.replicas).await?).await?))
+) -> Result<Json<PoolResponse>, Failure> {
+    Ok(Json(to_response(&api, api.services.pools.change(&auth.request_context(), &name, params.name, params.replicas).await?).await?))
 }
 
 async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
@@ -114,8 +115,8 @@ async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<St
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn shown(api: &Api, pool: Pool) -> Result<PoolShown, Failure> {
-    Ok(PoolShown {
+async fn to_response(api: &Api, pool: Pool) -> Result<PoolResponse, Failure> {
+    Ok(PoolResponse {
         ready_replicas: api.services.pools.ready_members(&pool).await?.min(pool.replicas),
         id: pool.id,
         name: pool.name,

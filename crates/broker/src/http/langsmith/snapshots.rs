@@ -28,7 +28,7 @@ pub fn routes() -> Routes {
     Routes::new()
         .at(both_prefixes!("/boxes/{name}/snapshot"), post(take))
         .at(both_prefixes!("/snapshots"), get(list).post(create))
-        .at(both_prefixes!("/snapshots/{reference}"), get(look).delete(remove))
+        .at(both_prefixes!("/snapshots/{reference}"), get(show).delete(remove))
         .at(both_prefixes!("/snapshots-by-name/{name}"), get(by_name))
         .at(both_prefixes!("/registries"), get(no_registries).post(no_registries))
         .at(both_prefixes!("/registries/{id}"), get(no_registries).patch(no_registries).delete(no_registries))
@@ -36,7 +36,8 @@ pub fn routes() -> Routes {
 
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct RunWords {
+#[cfg_attr(test, schemars(rename = "RunWords"))]
+pub struct RunFields {
     #[serde(default)]
     user: Option<String>,
     #[serde(default)]
@@ -59,7 +60,7 @@ pub struct SnapshotRequest {
     #[serde(default)]
     registry_id: Option<String>,
     #[serde(default)]
-    run_config: Option<RunWords>,
+    run_config: Option<RunFields>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -71,7 +72,8 @@ struct ListQuery {
 
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct SnapshotShown {
+#[cfg_attr(test, schemars(rename = "SnapshotShown"))]
+pub struct SnapshotResponse {
     id: SnapshotId,
     name: String,
     status: SnapshotState,
@@ -91,9 +93,9 @@ pub struct SnapshotShown {
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SnapshotList {
-    snapshots: Vec<SnapshotShown>,
+    snapshots: Vec<SnapshotResponse>,
     /// The same again, for clients that look here.
-    items: Vec<SnapshotShown>,
+    items: Vec<SnapshotResponse>,
     next_cursor: Option<String>,
     offset: u32,
 }
@@ -117,23 +119,23 @@ async fn take(
     auth: Authenticated,
     Path(name): Path<String>,
     JsonBody(params): JsonBody<SnapshotRequest>,
-) -> Result<(StatusCode, Json<SnapshotShown>), Failure> {
+) -> Result<(StatusCode, Json<SnapshotResponse>), Failure> {
     if params.docker_image.is_some() {
         return Err(ApiError::invalid("docker_image: a snapshot is of the box's files, not of an image inside it; leave it out").into());
     }
-    let taken = api.services.snapshots.take(&auth.request_context(), &name, read(&params)?).await?;
-    Ok((StatusCode::CREATED, Json(shown(&api, &auth, taken).await?)))
+    let snapshot = api.services.snapshots.take(&auth.request_context(), &name, read(&params)?).await?;
+    Ok((StatusCode::CREATED, Json(to_response(&api, &auth, snapshot).await?)))
 }
 
 async fn create(
     State(api): State<Api>,
     auth: Authenticated,
     JsonBody(params): JsonBody<SnapshotRequest>,
-) -> Result<(StatusCode, Json<SnapshotShown>), Failure> {
+) -> Result<(StatusCode, Json<SnapshotResponse>), Failure> {
     let image = params.docker_image.as_deref().filter(|i| !i.is_empty());
     let image = image.ok_or_else(|| ApiError::invalid("docker_image: is missing"))?;
     let named = api.services.snapshots.create_of_image(&auth.request_context(), image, read(&params)?).await?;
-    Ok((StatusCode::CREATED, Json(shown(&api, &auth, named).await?)))
+    Ok((StatusCode::CREATED, Json(to_response(&api, &auth, named).await?)))
 }
 
 async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params<ListQuery>) -> Result<Json<SnapshotList>, Failure> {
@@ -146,13 +148,13 @@ async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params
         SnapshotFilter { name_contains: query.name_contains.filter(|n| !n.is_empty()), limit, offset, ..SnapshotFilter::default() };
     let mut snapshots = Vec::new();
     for snapshot in api.services.snapshots.list(&auth.request_context(), &filter).await? {
-        snapshots.push(shown(&api, &auth, snapshot).await?);
+        snapshots.push(to_response(&api, &auth, snapshot).await?);
     }
     Ok(Json(SnapshotList { items: snapshots.clone(), snapshots, next_cursor: None, offset }))
 }
 
-async fn look(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotShown>, Failure> {
-    Ok(Json(shown(&api, &auth, api.services.snapshots.get(&auth.request_context(), &reference).await?).await?))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotResponse>, Failure> {
+    Ok(Json(to_response(&api, &auth, api.services.snapshots.get(&auth.request_context(), &reference).await?).await?))
 }
 
 async fn remove(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<StatusCode, Failure> {
@@ -199,13 +201,13 @@ fn read(params: &SnapshotRequest) -> Result<SnapshotParams<'_>, ApiError> {
     Ok(SnapshotParams { name: &params.name, tag: params.tag.as_deref(), disk_bytes: params.fs_capacity_bytes.filter(|b| *b > 0), env })
 }
 
-async fn shown(api: &Api, auth: &Authenticated, snapshot: Snapshot) -> Result<SnapshotShown, Failure> {
+async fn to_response(api: &Api, auth: &Authenticated, snapshot: Snapshot) -> Result<SnapshotResponse, Failure> {
     let tags = api.services.snapshots.tag_of(&auth.request_context(), &snapshot).await?.into_iter().collect();
     let docker_image = match &snapshot.spec.root {
         Some(SandboxRoot::Image(image)) if snapshot.sandbox.is_none() => Some(image.clone()),
         _ => None,
     };
-    Ok(SnapshotShown {
+    Ok(SnapshotResponse {
         id: snapshot.id,
         name: snapshot.name,
         status: snapshot.state,

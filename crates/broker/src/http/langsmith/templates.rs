@@ -24,12 +24,13 @@ const NO_IMAGE: &str = "default";
 pub fn routes() -> Routes {
     Routes::new()
         .at(both_prefixes!("/templates"), get(list).post(create))
-        .at(both_prefixes!("/templates/{name}"), get(look).patch(change).delete(remove))
+        .at(both_prefixes!("/templates/{name}"), get(show).patch(change).delete(remove))
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct ResourceWords {
+#[cfg_attr(test, schemars(rename = "ResourceWords"))]
+pub struct ResourceFields {
     /// As `500m` or `2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
@@ -49,13 +50,14 @@ pub struct VolumeMount {
 
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct TemplateWish {
+#[cfg_attr(test, schemars(rename = "TemplateWish"))]
+pub struct TemplateParams {
     name: String,
     /// One the provider has; left out or `default`: what it gives everybody.
     #[serde(default)]
     image: Option<String>,
     #[serde(default)]
-    resources: Option<ResourceWords>,
+    resources: Option<ResourceFields>,
     #[serde(default)]
     volume_mounts: Option<Vec<VolumeMount>>,
 }
@@ -68,12 +70,13 @@ pub struct Rename {
 
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct TemplateShown {
+#[cfg_attr(test, schemars(rename = "TemplateShown"))]
+pub struct TemplateResponse {
     /// Its name: a template has no other id.
     id: String,
     name: String,
     image: String,
-    resources: ResourceWords,
+    resources: ResourceFields,
     volume_mounts: Vec<VolumeMount>,
     created_at: Option<Timestamp>,
     updated_at: Option<Timestamp>,
@@ -82,24 +85,24 @@ pub struct TemplateShown {
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TemplateList {
-    templates: Vec<TemplateShown>,
+    templates: Vec<TemplateResponse>,
 }
 
 async fn create(
     State(api): State<Api>,
     auth: Authenticated,
-    JsonBody(params): JsonBody<TemplateWish>,
-) -> Result<(StatusCode, Json<TemplateShown>), Failure> {
-    Ok((StatusCode::CREATED, Json(shown(api.services.templates.create(&auth.request_context(), read(params)?).await?))))
+    JsonBody(params): JsonBody<TemplateParams>,
+) -> Result<(StatusCode, Json<TemplateResponse>), Failure> {
+    Ok((StatusCode::CREATED, Json(to_response(api.services.templates.create(&auth.request_context(), read(params)?).await?))))
 }
 
 async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<TemplateList>, Failure> {
-    let templates = api.services.templates.list(&auth.request_context()).await?.into_iter().map(shown).collect();
+    let templates = api.services.templates.list(&auth.request_context()).await?.into_iter().map(to_response).collect();
     Ok(Json(TemplateList { templates }))
 }
 
-async fn look(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateShown>, Failure> {
-    Ok(Json(shown(api.services.templates.get(&auth.request_context(), &name).await?)))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateResponse>, Failure> {
+    Ok(Json(to_response(api.services.templates.get(&auth.request_context(), &name).await?)))
 }
 
 async fn change(
@@ -107,8 +110,8 @@ async fn change(
     auth: Authenticated,
     Path(name): Path<String>,
     JsonBody(params): JsonBody<Rename>,
-) -> Result<Json<TemplateShown>, Failure> {
-    Ok(Json(shown(api.services.templates.rename(&auth.request_context(), &name, &params.name).await?)))
+) -> Result<Json<TemplateResponse>, Failure> {
+    Ok(Json(to_response(api.services.templates.rename(&auth.request_context(), &name, &params.name).await?)))
 }
 
 async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
@@ -116,16 +119,16 @@ async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<St
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn read(params: TemplateWish) -> Result<CreateTemplate, ApiError> {
-    let said = params.resources.unwrap_or_default();
+fn read(params: TemplateParams) -> Result<CreateTemplate, ApiError> {
+    let fields = params.resources.unwrap_or_default();
     let bytes = |field, text: Option<String>| text.as_deref().map(|t| quantity::bytes(field, t)).transpose();
     Ok(CreateTemplate {
         name: params.name,
         image: params.image.filter(|image| !image.is_empty() && image != NO_IMAGE),
         resources: Resources {
-            cpus: said.cpu.as_deref().map(|t| quantity::cpus("resources.cpu", t)).transpose()?,
-            memory_bytes: bytes("resources.memory", said.memory)?,
-            disk_bytes: bytes("resources.storage", said.storage)?,
+            cpus: fields.cpu.as_deref().map(|t| quantity::cpus("resources.cpu", t)).transpose()?,
+            memory_bytes: bytes("resources.memory", fields.memory)?,
+            disk_bytes: bytes("resources.storage", fields.storage)?,
             processes: None,
         },
         mounts: params
@@ -138,13 +141,13 @@ fn read(params: TemplateWish) -> Result<CreateTemplate, ApiError> {
     })
 }
 
-fn shown(template: ResolvedTemplate) -> TemplateShown {
+fn to_response(template: ResolvedTemplate) -> TemplateResponse {
     let Resources { cpus, memory_bytes, disk_bytes, .. } = template.spec.resources;
-    TemplateShown {
+    TemplateResponse {
         id: template.name.clone(),
         name: template.name,
         image: template.spec.image.unwrap_or_else(|| NO_IMAGE.to_owned()),
-        resources: ResourceWords {
+        resources: ResourceFields {
             cpu: cpus.map(quantity::shown_cpus),
             memory: memory_bytes.map(quantity::shown_bytes),
             storage: disk_bytes.map(quantity::shown_bytes),

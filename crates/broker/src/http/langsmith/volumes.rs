@@ -18,12 +18,13 @@ use crate::http::{auth::Authenticated, body::JsonBody, error::Failure};
 pub fn routes() -> Routes {
     Routes::new()
         .at(both_prefixes!("/volumes"), get(list).post(create))
-        .at(both_prefixes!("/volumes/{name}"), get(look).patch(change).delete(remove))
+        .at(both_prefixes!("/volumes/{name}"), get(show).patch(change).delete(remove))
 }
 
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct VolumeWish {
+#[cfg_attr(test, schemars(rename = "VolumeWish"))]
+pub struct VolumeParams {
     name: String,
     /// As `1Gi`.
     size: String,
@@ -41,7 +42,8 @@ pub struct VolumeChange {
 
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct VolumeShown {
+#[cfg_attr(test, schemars(rename = "VolumeShown"))]
+pub struct VolumeResponse {
     id: VolumeId,
     name: String,
     size: String,
@@ -54,24 +56,24 @@ pub struct VolumeShown {
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct VolumeList {
-    volumes: Vec<VolumeShown>,
+    volumes: Vec<VolumeResponse>,
 }
 
 async fn create(
     State(api): State<Api>,
     auth: Authenticated,
-    JsonBody(params): JsonBody<VolumeWish>,
-) -> Result<(StatusCode, Json<VolumeShown>), Failure> {
+    JsonBody(params): JsonBody<VolumeParams>,
+) -> Result<(StatusCode, Json<VolumeResponse>), Failure> {
     let params = CreateVolume { name: params.name, size_bytes: quantity::bytes("size", &params.size)?, access: None };
-    Ok((StatusCode::CREATED, Json(shown(api.services.volumes.create(&auth.request_context(), params).await?))))
+    Ok((StatusCode::CREATED, Json(to_response(api.services.volumes.create(&auth.request_context(), params).await?))))
 }
 
 async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<VolumeList>, Failure> {
-    Ok(Json(VolumeList { volumes: api.services.volumes.list(&auth.request_context()).await?.into_iter().map(shown).collect() }))
+    Ok(Json(VolumeList { volumes: api.services.volumes.list(&auth.request_context()).await?.into_iter().map(to_response).collect() }))
 }
 
-async fn look(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<VolumeShown>, Failure> {
-    Ok(Json(shown(api.services.volumes.get(&auth.request_context(), &name).await?)))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<VolumeResponse>, Failure> {
+    Ok(Json(to_response(api.services.volumes.get(&auth.request_context(), &name).await?)))
 }
 
 async fn change(
@@ -79,7 +81,7 @@ async fn change(
     auth: Authenticated,
     Path(name): Path<String>,
     JsonBody(params): JsonBody<VolumeChange>,
-) -> Result<Json<VolumeShown>, Failure> {
+) -> Result<Json<VolumeResponse>, Failure> {
     let volume = api.services.volumes.get(&auth.request_context(), &name).await?;
     if let Some(size) = &params.size
         && quantity::bytes("size", size)? != volume.size_bytes
@@ -88,8 +90,8 @@ async fn change(
         return Err(ApiError::invalid(format!("size: a volume keeps the size it was made with, which is {has}; make another one")).into());
     }
     match &params.name {
-        Some(to) if *to != volume.name => Ok(Json(shown(api.services.volumes.rename(&auth.request_context(), &name, to).await?))),
-        _ => Ok(Json(shown(volume))),
+        Some(to) if *to != volume.name => Ok(Json(to_response(api.services.volumes.rename(&auth.request_context(), &name, to).await?))),
+        _ => Ok(Json(to_response(volume))),
     }
 }
 
@@ -98,8 +100,8 @@ async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<St
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn shown(volume: VolumeInfo) -> VolumeShown {
-    VolumeShown {
+fn to_response(volume: VolumeInfo) -> VolumeResponse {
+    VolumeResponse {
         id: volume.id,
         name: volume.name,
         size: quantity::shown_bytes(volume.size_bytes),
