@@ -35,7 +35,7 @@ setup-clients: setup
 ROOT_ONLY = test(isolation) | test(ordinary_user) | test(full_disk)
 # Excludes tests that use both databases anyway, and tests of connections, documents and permissions; `make soak` runs all.
 # The command selects the whole workspace, so that no crate is compiled again with other features.
-ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster|failover|stalls|tls|cors|origin|openapi|adapted|sockets|limits|rates|policy|oidc|thread_authority|seeds|ops|door|links|asking|errors|access|outage)::/)
+ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster|failover|database_stalls|tls|cors|origin|openapi|adapter|websockets|gateway_limits|rate_limits|policy|oidc|thread_authority|protocol_examples|ops|gateway|file_links|request_validation|errors|access|database_outage)::/)
 test: test-rust test-clients ## Run all unit, integration and end-to-end tests
 
 # The tests are compiled with all features of cobox; `make build` uses none of them.

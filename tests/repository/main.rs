@@ -1,6 +1,7 @@
 //! The repository against its own documents and conventions: read as text, nothing is started.
 
 mod documents;
+mod layers;
 mod names;
 mod specification;
 

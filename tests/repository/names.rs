@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::{files, read};
 
 /// Crates that are not held to it yet.
-const EXCEPTED_CRATES: [&str; 2] = ["broker", "protocol"];
+const EXCEPTED_CRATES: [&str; 1] = ["protocol"];
 /// Names that every module may have.
 const EXCEPTED_NAMES: [&str; 3] = ["Config", "Error", "Result"];
 

@@ -173,8 +173,8 @@ impl Verifier {
         self.last
     }
 
-    pub fn take(&mut self, given: &AuditLink) {
-        let (writer, number, expected) = (self.writer.clone(), given.number, self.last + 1);
+    pub fn take(&mut self, presented: &AuditLink) {
+        let (writer, number, expected) = (self.writer.clone(), presented.number, self.last + 1);
         if number < expected {
             self.faults.push(Fault::OutOfOrder { writer, number, expected });
             return;
@@ -183,16 +183,16 @@ impl Verifier {
         if is_after_hole {
             self.faults.push(Fault::Missing { writer: writer.clone(), from: expected, to: number - 1 });
         }
-        let stored = from_hex(&given.hash);
-        let claimed = from_hex(&given.digest);
-        let digest = match (&given.workspace, &given.record) {
+        let stored = from_hex(&presented.hash);
+        let claimed = from_hex(&presented.digest);
+        let digest = match (&presented.workspace, &presented.record) {
             (Some(workspace), Some(record)) => Some(Content::of_entry(workspace, record).digest()),
             // A record of another workspace has only its digest.
             _ => claimed,
         };
         let should = self.before.map(|before| digest.map(|digest| link(&self.writer, number, &before, &digest)));
         // The predecessor of the first link after a gap is unknown. The next link shows whether this one is unaltered.
-        let is_right = given.writer == self.writer && digest == claimed && (is_after_hole || should.contains(&stored));
+        let is_right = presented.writer == self.writer && digest == claimed && (is_after_hole || should.contains(&stored));
         if !is_right || stored.is_none() {
             self.faults.push(Fault::Altered { writer, number });
         }
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_can_not_run_into_each_other() {
+    fn field_boundaries_are_part_of_the_hash() {
         let content = |principal, actor| Content {
             at: Timestamp::from_unix(1),
             workspace: "w",
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_head_is_read_as_it_is_printed() {
+    fn a_saved_head_is_parsed_as_it_is_printed() {
         let hash = [7; 32];
         let kept: KeptHead = format!("node:a:12:{}", hex(&hash)).parse().unwrap();
         assert_eq!(kept, KeptHead { writer: "node:a".into(), number: 12, hash });

@@ -6,9 +6,9 @@ use cobox_gateway::Limits;
 use cobox_protocol::{Secret, control::Alg, id::is_external_id, sandbox::is_sandbox_name};
 use serde::Deserialize;
 
-use crate::{domain::kinds::TemplateSpec, oidc::OidcConfig, paced::BodyLimits, thread_authority::ThreadAuthorityConfig};
-
-use crate::origin;
+use crate::{
+    body_rate::BodyLimits, domain::resources::records::TemplateSpec, oidc::OidcConfig, origin, thread_authority::ThreadAuthorityConfig,
+};
 
 /// Minimum lifetime of a token, in seconds: below it, clients would spend most of their time on refreshes.
 pub const MIN_TOKEN_TTL_SECONDS: u64 = 60;
@@ -433,7 +433,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_of_an_address_are_not_counted_behind_a_proxy_unless_told() {
+    fn failures_of_an_address_are_not_counted_behind_a_proxy_by_default() {
         let counted = |text: &str| Config::from_toml(text).unwrap().failures_per_minute();
         assert_eq!((counted(""), counted("insecure_listen = true")), (300, 0));
         assert_eq!(counted("insecure_listen = true\n[rate_limits]\nfailures_per_minute = 300"), 300);
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn unauthenticated_connections_of_an_address_are_not_limited_behind_a_proxy_unless_told() {
+    fn unauthenticated_connections_of_an_address_are_not_limited_behind_a_proxy_by_default() {
         let limits = |text: &str| Config::from_toml(text).unwrap().connection_limits();
         let per_address = |text: &str| limits(text).unauthenticated_per_address;
         assert_eq!((per_address(""), per_address("insecure_listen = true")), (Some(1024), None));

@@ -15,7 +15,7 @@ const SHARE_OF_PRINCIPAL: usize = 2;
 const SHARE_OF_OTHERS: usize = 8;
 
 /// A workspace and one of its principals.
-type Who = (String, String);
+type PrincipalKey = (String, String);
 
 /// The connections with an authenticated client.
 pub struct AuthenticatedConnections {
@@ -27,7 +27,7 @@ pub struct AuthenticatedConnections {
 #[derive(Default)]
 struct Table {
     total: usize,
-    by_principal: HashMap<Who, usize>,
+    by_principal: HashMap<PrincipalKey, usize>,
 }
 
 impl AuthenticatedConnections {
@@ -38,11 +38,11 @@ impl AuthenticatedConnections {
         Arc::new(Self { max_total, max_per_principal, table: Mutex::default() })
     }
 
-    fn enter(self: &Arc<Self>, who: Who) -> Result<AuthenticatedSlot, ApiError> {
+    fn register(self: &Arc<Self>, principal_key: PrincipalKey) -> Result<AuthenticatedSlot, ApiError> {
         let mut table = self.table();
-        let own = table.by_principal.get(&who).copied().unwrap_or_default();
+        let own = table.by_principal.get(&principal_key).copied().unwrap_or_default();
         if own >= self.max_per_principal {
-            let message = format!("{} has {own} connections open to this broker, the most for one principal; close some", who.1);
+            let message = format!("{} has {own} connections open to this broker, the most for one principal; close some", principal_key.1);
             return Err(ApiError::new(ErrorCode::RateLimited, message));
         }
         if table.total >= self.max_total {
@@ -50,9 +50,9 @@ impl AuthenticatedConnections {
             return Err(ApiError::new(ErrorCode::RateLimited, message));
         }
         table.total += 1;
-        table.by_principal.insert(who.clone(), own + 1);
+        table.by_principal.insert(principal_key.clone(), own + 1);
         drop(table);
-        Ok(AuthenticatedSlot { all: self.clone(), who })
+        Ok(AuthenticatedSlot { all: self.clone(), principal_key })
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -64,17 +64,17 @@ impl AuthenticatedConnections {
 /// One counted connection; dropping it frees the slot.
 struct AuthenticatedSlot {
     all: Arc<AuthenticatedConnections>,
-    who: Who,
+    principal_key: PrincipalKey,
 }
 
 impl Drop for AuthenticatedSlot {
     fn drop(&mut self) {
         let mut table = self.all.table();
         table.total -= 1;
-        if let Some(own) = table.by_principal.get_mut(&self.who) {
+        if let Some(own) = table.by_principal.get_mut(&self.principal_key) {
             *own -= 1;
             if *own == 0 {
-                table.by_principal.remove(&self.who);
+                table.by_principal.remove(&self.principal_key);
             }
         }
     }
@@ -82,7 +82,7 @@ impl Drop for AuthenticatedSlot {
 
 /// One client connection.
 pub struct ClientConnection {
-    entered: UnauthenticatedConnection,
+    unauthenticated: UnauthenticatedConnection,
     all: Arc<AuthenticatedConnections>,
     state: Mutex<State>,
 }
@@ -98,8 +98,8 @@ enum State {
 }
 
 impl ClientConnection {
-    pub fn new(entered: UnauthenticatedConnection, all: Arc<AuthenticatedConnections>) -> Self {
-        Self { entered, all, state: Mutex::new(State::Unknown) }
+    pub fn new(unauthenticated: UnauthenticatedConnection, all: Arc<AuthenticatedConnections>) -> Self {
+        Self { unauthenticated, all, state: Mutex::new(State::Unknown) }
     }
 
     /// Called for every request with a valid credential. The first one may be refused; its connection then remains
@@ -107,8 +107,8 @@ impl ClientConnection {
     pub fn authenticated(&self, workspace: &str, principal: &str) -> Result<(), ApiError> {
         let mut state = self.state();
         if matches!(*state, State::Unknown) {
-            let slot = self.all.enter((workspace.to_owned(), principal.to_owned()))?;
-            self.entered.leave();
+            let slot = self.all.register((workspace.to_owned(), principal.to_owned()))?;
+            self.unauthenticated.leave();
             *state = State::Known { _slot: slot };
         }
         Ok(())
@@ -116,13 +116,13 @@ impl ClientConnection {
 
     /// Removes the connection from all counts.
     pub fn ended(&self) {
-        self.entered.leave();
+        self.unauthenticated.leave();
         *self.state() = State::Ended;
     }
 
     /// Resolves when the connection must be closed in favor of a newer one.
     pub fn must_close(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.entered.must_close()
+        self.unauthenticated.must_close()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_principal_has_half_of_the_connections_and_all_together_leave_an_eighth() {
+    fn one_principal_gets_half_of_the_connections_and_an_eighth_stays_free() {
         let (unauthenticated, all) = (UnauthenticatedConnections::new(100, None), AuthenticatedConnections::new(16));
         let connect = || ClientConnection::new(unauthenticated.register(ClientAddress::default()), all.clone());
         let known = |principal: &str| {

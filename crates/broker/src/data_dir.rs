@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_master_key_is_made_once_and_kept_from_others() {
+    fn the_master_key_is_created_once_and_readable_by_the_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let data = DataDir::open(dir.path()).unwrap();
         assert!(matches!(data.master_key(true), Err(DataDirError::KeyMissing(_))));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_data_directory_keeps_to_one_kind_of_database() {
+    fn a_data_directory_is_tied_to_one_kind_of_database() {
         for (first, second) in [(Database::Sqlite, Database::Postgres), (Database::Postgres, Database::Sqlite)] {
             let dir = tempfile::tempdir().unwrap();
             let data = DataDir::open(dir.path()).unwrap();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_of_a_data_directory_is_told_from_the_original() {
+    fn a_copy_of_a_data_directory_is_distinguished_from_the_original() {
         let (dir, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let data = DataDir::open(dir.path()).unwrap();
         data.node_id().unwrap();

@@ -9,24 +9,26 @@ use cobox_provider::{BoxdSocket, ProviderError};
 use cobox_token::Claims;
 
 use crate::domain::{
-    access,
-    audit::{AuditRecord, AuditTrail},
-    deployment::{Deployment, internal},
-    issue::TokenFormat,
-    keys::Keys,
-    lifecycle::Lifecycle,
-    links,
-    model::{Caller, Sandbox, Session},
-    presence::Presence,
-    shares::{enter, may_see, way_in},
-    tokens::Wish,
+    access::{
+        self,
+        keys::Keys,
+        session_access::{enter, find_entry, may_see},
+        token_verification::verify,
+    },
+    audit::trail::AuditTrail,
+    context::{BrokerContext, store_error},
+    events::presence::{Participant, Presence},
+    lifecycle::transitions::Lifecycle,
+    model::{AuditRecord, Caller, Sandbox, Session},
+    token_signer::{DraftParams, TokenFormat},
+    tokens::file_links,
 };
 
 /// How long a request waits for a suspended sandbox to start before the client must retry.
 const WAKE_WAIT: Duration = Duration::from_secs(10);
 
 pub struct Dataplane {
-    pub deployment: Arc<Deployment>,
+    pub context: Arc<BrokerContext>,
     pub lifecycle: Arc<Lifecycle>,
     pub keys: Arc<Keys>,
     pub audit: AuditTrail,
@@ -39,7 +41,7 @@ impl Directory for Dataplane {
         let found = self.find(&target).await?;
         match credential {
             None => match found {
-                Some((sandbox, _)) if sandbox.is_running() && self.lifecycle.is_here(&sandbox) => {
+                Some((sandbox, _)) if sandbox.is_running() && self.context.is_here(&sandbox) => {
                     Ok(Admission { sandbox: sandbox.id, is_running: true, is_cacheable: false, token: None, caller: None })
                 }
                 // The same response for an unknown sandbox and a suspended one, so that an unauthenticated client
@@ -48,11 +50,11 @@ impl Directory for Dataplane {
             },
             Some(Credential::ApiKey(key)) => {
                 let caller = self.keys.authenticate(&key).await?;
-                self.swap(&caller, &target, found, request_id).await
+                self.exchange(&caller, &target, found, request_id).await
             }
             Some(Credential::Token(token)) => {
                 if let Some(caller) = self.keys.sign_in(&token).await? {
-                    return self.swap(&caller, &target, found, request_id).await;
+                    return self.exchange(&caller, &target, found, request_id).await;
                 }
                 let (sandbox, session) = found.ok_or_else(|| not_found(&target))?;
                 self.check(token, &sandbox, session.as_ref()).await
@@ -65,23 +67,23 @@ impl Directory for Dataplane {
     }
 
     fn version(&self) -> Option<DirectoryVersion> {
-        Some(DirectoryVersion { change: self.deployment.store.changes()?, second: self.deployment.now().unix() })
+        Some(DirectoryVersion { change: self.context.store.changes()?, second: self.context.now().unix() })
     }
 
     fn touch(&self, admission: &Admission) {
-        self.lifecycle.activity.sandbox_used(&admission.sandbox, self.deployment.now());
+        self.lifecycle.last_used.record_sandbox_use(&admission.sandbox, self.context.now());
     }
 
     fn provider_name(&self, _: &Admission) -> &str {
-        self.deployment.provider.name()
+        self.context.provider.name()
     }
 
     async fn connect(&self, admission: &Admission) -> Result<SandboxConnection, ApiError> {
-        let (provider, id) = (&self.deployment.provider, &admission.sandbox);
+        let (provider, id) = (&self.context.provider, &admission.sandbox);
         if admission.caller.is_some() {
             // Record the activity before reading the state, so that the reaper takes it into account.
             self.touch(admission);
-            self.lifecycle.bring_up(id, WAKE_WAIT).await?;
+            self.lifecycle.ensure_running(id, WAKE_WAIT).await?;
         }
         if let Some(adapter) = provider.adapter() {
             return Ok(SandboxConnection::Adapter(adapter));
@@ -90,7 +92,7 @@ impl Directory for Dataplane {
             Err(ProviderError::NotRunning(_)) if admission.caller.is_some() => {
                 // boxd died a moment ago. That counts as a suspension, which traffic ends.
                 self.lifecycle.check_running(id).await;
-                self.lifecycle.bring_up(id, WAKE_WAIT).await?;
+                self.lifecycle.ensure_running(id, WAKE_WAIT).await?;
                 provider.dial(id, BoxdSocket::Client).await
             }
             dialled => dialled,
@@ -100,29 +102,31 @@ impl Directory for Dataplane {
 
     async fn record_usage(&self, usage: Usage) {
         let Some(caller) = &usage.admission.caller else { return };
-        self.presence.seen(&self.deployment, &usage.admission.sandbox, caller);
+        let Passer { workspace, principal, actor, session, .. } = caller;
+        let participant = Participant { workspace, principal, actor, session: session.as_ref() };
+        self.presence.record(&self.context, &usage.admission.sandbox, &participant);
         let record = self.record("dataplane.used", caller, &usage.admission.sandbox, &usage.request_id);
         let Usage { method, path, status, .. } = &usage;
-        let shown = redact(path);
+        let redacted = redact(path);
         let detail = match usage.route {
             // The route's template alone lacks the parameters, so the path is included for readers.
-            Some(route) if route != path => format!("{method} {route} {status} {shown}"),
-            _ => format!("{method} {shown} {status}"),
+            Some(route) if route != path => format!("{method} {route} {status} {redacted}"),
+            _ => format!("{method} {redacted} {status}"),
         };
         self.audit.add(record.detail(detail)).await;
     }
 
     async fn check_not_ended(&self, admission: &Admission) -> Result<(), ApiError> {
-        let store = &self.deployment.store;
+        let store = &self.context.store;
         let session = admission.caller.as_ref().and_then(|c| c.session.as_ref());
         if let Some(id) = session {
-            let session = store.session(id).await.map_err(internal)?.map(|b| b.session);
+            let session = store.session(id).await.map_err(store_error)?.map(|b| b.session);
             return match session.filter(|s| s.ended_at.is_none()) {
                 Some(_) => Ok(()),
                 None => Err(ApiError::new(ErrorCode::SessionExpired, format!("session {id} is over; ensure a new one"))),
             };
         }
-        match store.sandbox(&admission.sandbox).await.map_err(internal)?.filter(|s| s.ended_at.is_none()) {
+        match store.sandbox(&admission.sandbox).await.map_err(store_error)?.filter(|s| s.ended_at.is_none()) {
             Some(_) => Ok(()),
             None => Err(not_found(&Target::Sandbox(admission.sandbox.clone()))),
         }
@@ -139,65 +143,67 @@ impl Dataplane {
             session: passer.session.clone(),
             sandbox: Some(sandbox.clone()),
             jti: Some(passer.jti.clone()),
-            ..AuditRecord::new(self.deployment.now(), &passer.workspace, action)
+            ..AuditRecord::new(self.context.now(), &passer.workspace, action)
         }
     }
 
     /// A sandbox of another node must be reached there. Every response that names the sandbox contains that node's URL.
     fn must_be_here(&self, sandbox: &Sandbox) -> Result<(), ApiError> {
-        if self.lifecycle.is_here(sandbox) {
+        if self.context.is_here(sandbox) {
             return Ok(());
         }
-        let url = self.deployment.gateway(sandbox).http_base_url;
+        let url = self.context.gateway(sandbox).http_base_url;
         let message = format!("sandbox {} is on another node; use {url}", sandbox.id);
         Err(ApiError::new(ErrorCode::ProviderUnavailable, message).with_details(serde_json::json!({ "http_base_url": url })))
     }
 
     async fn find(&self, target: &Target) -> Result<Option<(Sandbox, Option<Session>)>, ApiError> {
-        let store = &self.deployment.store;
+        let store = &self.context.store;
         Ok(match target {
             // A sandbox that waits in a pool belongs to no one yet, including its creator.
-            Target::Sandbox(id) => store.sandbox(id).await.map_err(internal)?.filter(|s| s.pool.is_none()).map(|sandbox| (sandbox, None)),
-            Target::Session(id) => store.session(id).await.map_err(internal)?.map(|b| (b.sandbox, Some(b.session))),
+            Target::Sandbox(id) => {
+                store.sandbox(id).await.map_err(store_error)?.filter(|s| s.pool.is_none()).map(|sandbox| (sandbox, None))
+            }
+            Target::Session(id) => store.session(id).await.map_err(store_error)?.map(|b| (b.sandbox, Some(b.session))),
         })
     }
 
     /// Exchanges an API key or an OIDC token for a token of the same principal. The original credential is not
     /// forwarded.
-    async fn swap(
+    async fn exchange(
         &self,
         caller: &Caller,
         target: &Target,
         found: Option<(Sandbox, Option<Session>)>,
         request_id: &RequestId,
     ) -> Result<Admission, ApiError> {
-        let d = &self.deployment;
+        let context = &self.context;
         let principal = &caller.principal;
         let (sandbox, session) = found.filter(|(s, _)| access::is_visible(principal, s)).ok_or_else(|| not_found(target))?;
         let (session, entry) = match session {
             Some(session) => {
-                let entry = enter(d, principal, &session, &sandbox).await?;
+                let entry = enter(context, principal, &session, &sandbox).await?;
                 if session.ended_at.is_some() {
                     return Err(ApiError::new(ErrorCode::SessionExpired, format!("session {} is over; ensure a new one", session.id)));
                 }
                 (Some(session), entry)
             }
-            None => way_in(d, principal, &sandbox).await?,
+            None => find_entry(context, principal, &sandbox).await?,
         };
         if sandbox.ended_at.is_some() {
             return Err(not_found(target));
         }
         self.must_be_here(&sandbox)?;
-        may_see(d, caller, &sandbox, session.as_ref()).await?;
-        let now = d.now();
-        let capabilities = entry.bound(access::grant(&d.policy(), caller, None)?)?;
-        let draft = d.tokens.draft(&Wish {
+        may_see(context, caller, &sandbox, session.as_ref()).await?;
+        let now = context.now();
+        let capabilities = entry.limit(access::grant(&context.policy(), caller, None)?)?;
+        let draft = context.tokens.draft(&DraftParams {
             caller,
             sandbox: &sandbox,
             session: session.as_ref(),
             capabilities,
             ttl: None,
-            left: d.left(&sandbox, session.as_ref(), now),
+            remaining: context.remaining_time(&sandbox, session.as_ref(), now),
             now,
             lineage: entry.lineage(),
         });
@@ -211,38 +217,46 @@ impl Dataplane {
             capabilities,
         };
         self.audit.add(self.record("token.issued", &passer, &sandbox.id, request_id).detail(capabilities.names().join(" "))).await;
-        let token = d.tokens.sign(&sandbox, &draft.claims);
-        Ok(Admission { is_running: is_up(&sandbox), is_cacheable: false, sandbox: sandbox.id, token: Some(token), caller: Some(passer) })
+        let token = context.tokens.sign(&sandbox, &draft.claims);
+        Ok(Admission {
+            is_running: is_serving(&sandbox),
+            is_cacheable: false,
+            sandbox: sandbox.id,
+            token: Some(token),
+            caller: Some(passer),
+        })
     }
 
     /// Forwards a token unchanged once it is known to be one that boxd accepts. A format that boxd can't read is
     /// replaced with one that it can.
     async fn check(&self, token: Secret, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
-        let claims = self.deployment.claims_of(sandbox, &token).await?;
+        let claims = verify(&self.context, sandbox, &token).await?;
         match TokenFormat::of(&token) {
-            TokenFormat::Jwt => Ok(Admission { is_cacheable: true, ..self.let_in(token, claims, sandbox, session)? }),
-            TokenFormat::Opaque => self.let_in(self.deployment.tokens.sign(sandbox, &claims), claims, sandbox, session),
+            TokenFormat::Jwt => Ok(Admission { is_cacheable: true, ..self.admit_claims(token, claims, sandbox, session)? }),
+            TokenFormat::Opaque => self.admit_claims(self.context.tokens.sign(sandbox, &claims), claims, sandbox, session),
         }
     }
 
     /// Replaces a link with a token that permits only the linked file.
     async fn check_link(&self, link: &FileLink, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
-        let d = &self.deployment;
-        let now = d.now();
-        let revoked = d.store.revocations(sandbox, now).await.map_err(internal)?;
-        let claims = d.tokens.verify_link(sandbox, &link.link, &revoked, now)?;
+        let context = &self.context;
+        let now = context.now();
+        let revoked = context.store.revocations(sandbox, now).await.map_err(store_error)?;
+        let claims = context.tokens.verify_link(sandbox, &link.link, &revoked, now)?;
         let is_for_this = claims.file.as_ref().is_some_and(|file| {
             let is_method = file.method == link.method.as_str() || file.method == "GET" && link.method == http::Method::HEAD;
-            is_method && links::decode(&file.path).is_some_and(|path| links::decode(&link.path).is_some_and(|asked| asked == path))
+            is_method
+                && file_links::decode(&file.path)
+                    .is_some_and(|path| file_links::decode(&link.path).is_some_and(|requested| requested == path))
         });
         if !is_for_this {
             return Err(ApiError::new(ErrorCode::Forbidden, "the link is for another file or another method"));
         }
         let claims = Claims { file: None, ..claims };
-        self.let_in(d.tokens.sign(sandbox, &claims), claims, sandbox, session)
+        self.admit_claims(context.tokens.sign(sandbox, &claims), claims, sandbox, session)
     }
 
-    fn let_in(&self, token: Secret, claims: Claims, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
+    fn admit_claims(&self, token: Secret, claims: Claims, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
         if session.is_some_and(|s| claims.sid.as_deref() != Some(s.id.as_str())) {
             return Err(ApiError::new(ErrorCode::Unauthenticated, "the token is for another session"));
         }
@@ -259,12 +273,12 @@ impl Dataplane {
             jti: claims.jti,
             capabilities: claims.scope,
         };
-        let is_running = is_up(sandbox);
+        let is_running = is_serving(sandbox);
         Ok(Admission { sandbox: sandbox.id.clone(), is_running, is_cacheable: false, token: Some(token), caller: Some(passer) })
     }
 }
 
-fn is_up(sandbox: &Sandbox) -> bool {
+fn is_serving(sandbox: &Sandbox) -> bool {
     sandbox.is_running() && sandbox.intent.is_none()
 }
 

@@ -3,25 +3,27 @@
 #![forbid(unsafe_code)]
 
 mod ballast;
+mod body_rate;
 pub mod chain;
 mod clock;
 mod config;
+mod connection_runtimes;
 mod connections;
-mod counted;
 mod data_dir;
 mod dataplane;
 #[doc(hidden)]
 pub mod domain;
+mod health;
 mod http;
-mod lanes;
 mod master_key;
+mod metered_stream;
 mod metrics;
 mod oidc;
 mod origin;
 mod outbound;
-mod paced;
 pub mod policy;
 mod server;
+mod services;
 #[doc(hidden)]
 pub mod store;
 mod thread_authority;
@@ -43,40 +45,34 @@ use tokio::{net::TcpListener, runtime::Handle};
 use tokio_util::sync::CancellationToken;
 
 use ballast::Ballast;
+pub use body_rate::BodyLimits;
 pub use clock::{Clock, SystemClock};
 pub use cobox_gateway::Limits as GatewayLimits;
 pub use config::{Config, ConfigError, Cors, MetricsAccess, RateLimits, TlsFiles};
 use data_dir::Database;
 use domain::{
-    activity::Activity,
-    audit::{AuditRecord, AuditTrail},
-    audit_mark::AuditMark,
-    deployment::Deployment,
-    events::Events,
-    health::Health,
-    hearing::hear,
-    host_disk,
-    keeper::Kinds,
-    keys::Keys,
-    lifecycle::Lifecycle,
-    making::check_template,
-    model::Principal,
-    nodes::{self, Nodes},
-    presence::Presence,
-    quarantine::Quarantine,
-    rates::Rates,
-    reaper::Reaper,
-    reconcile::reconcile,
-    revoking::Revoking,
-    sandboxes::Sandboxes,
-    sessions::Sessions,
-    tokens::{LONGEST_TOKEN_LIFE, Tokens},
-    webhook::{MIN_SECRET_BYTES, Webhook},
+    access::{
+        last_used::LastUsed,
+        rate_limiter::RateLimiter,
+        webhook::{MIN_SECRET_BYTES, Webhook},
+    },
+    audit::{mark::AuditMark, trail::AuditTrail},
+    cluster::nodes::{self, Nodes},
+    context::BrokerContext,
+    events::{event_streams::EventStreams, presence::Presence},
+    lifecycle::{
+        change_listener::listen_for_changes, host_disk, quarantine::Quarantine, reaper::Reaper, reconcile::reconcile,
+        transitions::Lifecycle,
+    },
+    model::{AuditRecord, Principal},
+    resources::{reconciler::ResourceReconciler, sandbox_spec::check_template},
+    token_signer::{LONGEST_TOKEN_LIFE, TokenSigner},
 };
 pub use domain::{
-    audit_mark::{Restored, acknowledge_restored, read_restored},
-    quarantine::{Quarantined, read as read_quarantine},
+    audit::mark::{Restored, acknowledge_restored, read_restored},
+    lifecycle::quarantine::{Quarantined, read as read_quarantine},
 };
+use health::Health;
 #[doc(hidden)]
 pub use http::paths;
 pub use master_key::{MasterKeyRotation, RotatedMasterKey, rotate_master_key};
@@ -84,8 +80,8 @@ use metrics::Metrics;
 use oidc::Oidc;
 pub use oidc::OidcConfig;
 use origin::Origin;
-pub use paced::BodyLimits;
 use policy::{PolicyFileError, Reloaded};
+use services::Services;
 use store::{Counting, Store, StoreError};
 use thread_authority::ThreadAuthority;
 pub use thread_authority::ThreadAuthorityConfig;
@@ -121,7 +117,7 @@ pub enum StartError {
         "{data_dir}: {why}. To run a second broker on this database, give it an empty data directory with a copy of master.key in it. To move the broker \
          here, stop the other one first and start this one again"
     )]
-    Node { data_dir: PathBuf, why: nodes::TakeNodeError },
+    Node { data_dir: PathBuf, why: nodes::ClaimNodeError },
     #[error("oidc: {0}")]
     Oidc(String),
     #[error("thread_authority: {0}")]
@@ -141,7 +137,7 @@ pub enum StartError {
     )]
     Ballast(PathBuf, std::io::Error),
     #[error("starting the threads that serve connections: {0}")]
-    Lanes(std::io::Error),
+    ConnectionRuntimes(std::io::Error),
 }
 
 /// Why a broker stopped without a request to do so.
@@ -166,17 +162,14 @@ pub struct Broker {
     gateway_listener: Option<TcpListener>,
     /// Lives as long as the broker: a database connection that was opened on one of these runtimes is also polled
     /// there.
-    lanes: lanes::Lanes,
+    connection_runtimes: connection_runtimes::ConnectionRuntimes,
     /// Locked as long as the broker lives, so that no other broker uses the data directory.
     data_dir: Arc<data_dir::DataDir>,
-    deployment: Arc<Deployment>,
-    keys: Arc<Keys>,
-    sessions: Arc<Sessions>,
-    sandboxes: Arc<Sandboxes>,
-    revoking: Arc<Revoking>,
+    context: Arc<BrokerContext>,
+    services: Arc<Services>,
     lifecycle: Arc<Lifecycle>,
     reaper: Arc<Reaper>,
-    kinds: Arc<Kinds>,
+    audit_mark: Arc<AuditMark>,
     audit: AuditTrail,
     webhook: Option<Arc<Webhook>>,
     scraper: Option<Arc<Secret>>,
@@ -236,7 +229,7 @@ impl Broker {
         audit_mark.restore_gap(&store, &node).await?;
         let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
         nodes
-            .take(&store, &*clock, data_dir.is_same_place()?)
+            .claim(&store, &*clock, data_dir.is_same_place()?)
             .await
             .map_err(|why| StartError::Node { data_dir: config.data_dir.clone(), why })?;
         data_dir.remember_place()?;
@@ -245,9 +238,9 @@ impl Broker {
         let master = master_key::read(&data_dir, &store).await?;
         store.seal_with(master.audit_seal());
         let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
-        let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
-        let quarantine = Quarantine::open(&config.data_dir, config.quarantine_keep());
-        let deployment = Arc::new(Deployment {
+        let tokens = TokenSigner::new(master, previous, config.alg, config.token_ttl(), policy.clone());
+        let quarantine = Arc::new(Quarantine::open(&config.data_dir, config.quarantine_keep()));
+        let context = Arc::new(BrokerContext {
             config,
             public_url,
             store: store.clone(),
@@ -259,44 +252,43 @@ impl Broker {
             thread_authority,
             node,
             nodes,
-            quarantine,
-            audit_mark,
             ballast,
             background: Handle::current(),
             metrics: Arc::default(),
             started_at: Timestamp::now(),
         });
-        let activity = Arc::new(Activity::default());
-        let lifecycle = Arc::new(Lifecycle::new(deployment.clone(), activity.clone()));
+        let last_used = Arc::new(LastUsed::default());
+        let lifecycle = Arc::new(Lifecycle::new(context.clone(), last_used, quarantine));
         // The time without a running broker counts neither as running time nor against retention periods.
-        store.count_running(&deployment.node, deployment.now(), Counting::START).await?;
-        deployment.count_downtime(deployment.now(), Counting::START).await?;
+        store.count_running(&context.node, context.now(), Counting::START).await?;
+        lifecycle.count_downtime(context.now(), Counting::START).await?;
         let quarantined = reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
         if let Some(loss) = small_loss {
-            deployment.audit_mark.settle(loss, quarantined);
+            audit_mark.settle(loss, quarantined);
         }
-        let kinds = Arc::new(Kinds::new(deployment.clone(), lifecycle.clone()));
-
-        let sessions = Arc::new(Sessions { deployment: deployment.clone(), lifecycle: lifecycle.clone() });
+        let services = Arc::new(Services::new(&context, &lifecycle));
+        let resources = ResourceReconciler {
+            context: context.clone(),
+            snapshots: services.snapshots.clone(),
+            volumes: services.volumes.clone(),
+            pools: services.pools.clone(),
+        };
         Ok(Self {
             listener,
             gateway_listener,
-            lanes: lanes::Lanes::start().map_err(StartError::Lanes)?,
+            connection_runtimes: connection_runtimes::ConnectionRuntimes::start().map_err(StartError::ConnectionRuntimes)?,
             data_dir: Arc::new(data_dir),
-            keys: Arc::new(Keys { deployment: deployment.clone(), lifecycle: lifecycle.clone(), activity }),
-            sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
-            revoking: Arc::new(Revoking { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
-            reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone(), kinds.clone())),
-            kinds,
-            audit: AuditTrail::start(store, deployment.audit_mark.clone(), deployment.config.audit_retry()),
+            services,
+            reaper: Arc::new(Reaper::new(lifecycle.clone(), Arc::new(resources), audit_mark.clone())),
+            audit: AuditTrail::start(store, audit_mark.clone(), context.config.audit_retry()),
             webhook,
             scraper,
-            metrics: deployment.metrics.clone(),
+            metrics: context.metrics.clone(),
             traces: None,
             tls,
-            sessions,
+            audit_mark,
             lifecycle,
-            deployment,
+            context,
         })
     }
 
@@ -307,7 +299,7 @@ impl Broker {
 
     /// URL under which clients reach the broker, without a trailing slash.
     pub fn url(&self) -> &str {
-        &self.deployment.public_url
+        &self.context.public_url
     }
 
     /// Address of the dataplane's own listener, if it has one.
@@ -317,7 +309,7 @@ impl Broker {
 
     /// Returns whether a key is a valid key of this deployment.
     pub async fn knows_key(&self, key: &Secret) -> Result<bool, ApiError> {
-        match self.keys.authenticate(key).await {
+        match self.services.keys.authenticate(key).await {
             Ok(_) => Ok(true),
             Err(e) if e.code == ErrorCode::Unauthenticated => Ok(false),
             Err(e) => Err(e),
@@ -332,7 +324,7 @@ impl Broker {
     /// Serves until `shutdown` resolves. Ends with an error if the master key no longer matches the database's. Then
     /// gives pending requests a few seconds to finish. Sandboxes keep running.
     pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) -> Result<(), StopError> {
-        let interval = Duration::from_millis(self.deployment.config.reaper_interval_ms);
+        let interval = Duration::from_millis(self.context.config.reaper_interval_ms);
         let reaper = self.reaper.clone();
         let reaping = tokio::spawn(async move {
             let mut ticks = tokio::time::interval(interval);
@@ -342,45 +334,42 @@ impl Broker {
                 reaper.tick().await;
             }
         });
-        let rates = Arc::new(Rates::new(&self.deployment.config.rate_limits, self.deployment.config.failures_per_minute()));
-        let tidying = tokio::spawn(upkeep::tidy(self.deployment.clone(), rates.clone(), self.data_dir.clone()));
-        let told = CancellationToken::new();
-        let stopped = Arc::<upkeep::Stopped>::default();
-        let beating = tokio::spawn(upkeep::beat(self.deployment.clone(), told.clone(), stopped.clone()));
+        let rate_limiter = Arc::new(RateLimiter::new(&self.context.config.rate_limits, self.context.config.failures_per_minute()));
+        let sweeping = tokio::spawn(upkeep::sweep(self.context.clone(), rate_limiter.clone(), self.data_dir.clone()));
+        let stop = CancellationToken::new();
+        let stop_cause = Arc::<upkeep::StopCause>::default();
+        let beating = tokio::spawn(upkeep::beat(self.context.clone(), stop.clone(), stop_cause.clone()));
         let watching_disk = tokio::spawn(host_disk::watch(self.lifecycle.clone()));
-        let hearing = tokio::spawn(hear(self.lifecycle.clone()));
-        let watching = tokio::spawn(watch_policy(self.deployment.clone()));
+        let listening = tokio::spawn(listen_for_changes(self.lifecycle.clone()));
+        let watching = tokio::spawn(watch_policy(self.context.clone()));
         let dataplane = dataplane::Dataplane {
-            deployment: self.deployment.clone(),
+            context: self.context.clone(),
             lifecycle: self.lifecycle.clone(),
-            keys: self.keys.clone(),
+            keys: self.services.keys.clone(),
             audit: self.audit.clone(),
             presence: Presence::default(),
         };
         let api = http::Api {
-            keys: self.keys.clone(),
-            sessions: self.sessions.clone(),
-            sandboxes: self.sandboxes.clone(),
-            kinds: self.kinds.clone(),
-            revoking: self.revoking.clone(),
-            deployment: self.deployment.clone(),
+            services: self.services.clone(),
+            context: self.context.clone(),
             webhook: self.webhook.clone(),
             audit: self.audit.clone(),
-            events: Arc::new(Events::new(self.deployment.clone(), self.keys.clone())),
-            rates: rates.clone(),
-            health: Arc::new(Health::new(self.deployment.clone())),
+            events: Arc::new(EventStreams::new(self.context.clone(), self.services.keys.clone())),
+            rate_limiter: rate_limiter.clone(),
+            quarantine: self.lifecycle.quarantine.clone(),
+            health: Arc::new(Health::new(self.context.clone())),
             metrics: self.metrics.clone(),
             scraper: self.scraper.clone(),
             operators: Arc::default(),
             traces: self.traces.clone(),
         };
-        let config = &self.deployment.config;
+        let config = &self.context.config;
         let gateway = cobox_gateway::Gateway::new(Arc::new(dataplane), config.gateway_limits);
-        let http::Fronts { main, dataplane } = http::fronts(&api, &gateway);
-        let serve = |listener, front| {
+        let http::Dispatchers { main, dataplane } = http::dispatchers(&api, &gateway);
+        let serve = |listener, dispatcher| {
             let (tls, metrics) = (self.tls.clone(), self.metrics.clone());
-            let serving = server::Serving { front: Arc::new(front), tls, metrics, body_limits: config.body_limits };
-            server::serve(listener, &self.lanes, serving, config.connection_limits(), told.cancelled())
+            let serving = server::ConnectionContext { dispatcher: Arc::new(dispatcher), tls, metrics, body_limits: config.body_limits };
+            server::serve(listener, &self.connection_runtimes, serving, config.connection_limits(), stop.cancelled())
         };
         let renewing = self.tls.clone().map(|tls| tokio::spawn(tls.watch()));
         let serving = async {
@@ -391,22 +380,26 @@ impl Broker {
         };
         tokio::join!(serving, async {
             tokio::select! {
-                () = shutdown => told.cancel(),
-                () = told.cancelled() => {}
+                () = shutdown => stop.cancel(),
+                () = stop.cancelled() => {}
             }
         });
         // Aborting a tick at any await leaves nothing that the next start wouldn't finish.
-        for task in [reaping, beating, watching_disk, hearing, watching, tidying].into_iter().chain(renewing) {
+        for task in [reaping, beating, watching_disk, listening, watching, sweeping].into_iter().chain(renewing) {
             task.abort();
         }
         self.audit.close().await;
-        let d = &self.deployment;
-        if stopped.is_node_taken.load(Ordering::SeqCst) {
-            d.audit_mark.save(&d.store, d.now()).await;
-            return Err(StopError::NodeTaken(d.config.data_dir.clone()));
+        let context = &self.context;
+        if stop_cause.is_node_taken.load(Ordering::SeqCst) {
+            self.audit_mark.save(&context.store, context.now()).await;
+            return Err(StopError::NodeTaken(context.config.data_dir.clone()));
         }
-        d.audit_mark.close(&d.store, d.now()).await;
-        if stopped.is_key_replaced.load(Ordering::SeqCst) { Err(StopError::KeyReplaced(self.data_dir.master_key_path())) } else { Ok(()) }
+        self.audit_mark.close(&context.store, context.now()).await;
+        if stop_cause.is_key_replaced.load(Ordering::SeqCst) {
+            Err(StopError::KeyReplaced(self.data_dir.master_key_path()))
+        } else {
+            Ok(())
+        }
     }
 
     /// Suspends every sandbox that runs on this node and returns their ids.
@@ -416,14 +409,14 @@ impl Broker {
 
     /// Creates a key for a principal of the configured workspace without authorization, for the first start.
     pub async fn bootstrap_key(&self, principal: &str, kind: PrincipalKind) -> Result<Secret, ApiError> {
-        let workspace = self.deployment.config.workspace.clone();
+        let workspace = self.context.config.workspace.clone();
         let principal = Principal { workspace, name: principal.to_owned(), kind };
-        Ok(self.keys.bootstrap(principal).await?.api_key)
+        Ok(self.services.keys.bootstrap(principal).await?.api_key)
     }
 
     /// Reloads the policy. A broken one is reported and changes nothing.
     pub async fn reload_policy(&self) -> Result<(), policy::PolicyFileError> {
-        tell_reloaded(&self.deployment, self.deployment.policy.reload()).await
+        report_reloaded(&self.context, self.context.policy.reload()).await
     }
 
     /// Runs one reaper round over all sandboxes, as [`Broker::run`] does at each interval.
@@ -434,7 +427,7 @@ impl Broker {
     /// The store, for tests and tools that need access below the API.
     #[doc(hidden)]
     pub fn store(&self) -> &Arc<Store> {
-        &self.deployment.store
+        &self.context.store
     }
 }
 
@@ -467,27 +460,27 @@ async fn open_store(config: &Config, data_dir: &data_dir::DataDir) -> Result<Arc
 /// unchanged between two checks.
 const WATCH_POLICY_EVERY: Duration = Duration::from_secs(1);
 
-async fn watch_policy(deployment: Arc<Deployment>) {
+async fn watch_policy(context: Arc<BrokerContext>) {
     let mut ticks = tokio::time::interval(WATCH_POLICY_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        if let Some(outcome) = deployment.policy.reload_if_changed() {
+        if let Some(outcome) = context.policy.reload_if_changed() {
             // The error has already been reported.
-            let _ = tell_reloaded(&deployment, outcome).await;
+            let _ = report_reloaded(&context, outcome).await;
         }
     }
 }
 
 /// Reports in log and audit which policy is now in effect, or in the log why the old one stays in effect.
-async fn tell_reloaded(d: &Deployment, outcome: Result<Reloaded, PolicyFileError>) -> Result<(), PolicyFileError> {
-    let path = d.policy.path().display().to_string();
+async fn report_reloaded(context: &BrokerContext, outcome: Result<Reloaded, PolicyFileError>) -> Result<(), PolicyFileError> {
+    let path = context.policy.path().display().to_string();
     match outcome {
         Ok(Reloaded::Nothing) => {}
         Ok(Reloaded::Read { fingerprint }) => {
             tracing::info!(path, fingerprint, "the policy was read");
-            let record = AuditRecord::new(d.now(), &d.config.workspace, "policy.read").detail(format!("{path} {fingerprint}"));
-            if let Err(error) = d.store.note(&store::Note { audit: vec![record], ..store::Note::default() }).await {
+            let record = AuditRecord::new(context.now(), &context.config.workspace, "policy.read").detail(format!("{path} {fingerprint}"));
+            if let Err(error) = context.store.note(&store::Note { audit: vec![record], ..store::Note::default() }).await {
                 tracing::error!(%error, "that the policy was read could not be recorded");
             }
         }

@@ -14,7 +14,7 @@ use crate::{
     chain::seal,
     config::Config,
     data_dir::{DataDir, DataDirError},
-    domain::{audit::AuditRecord, tokens::LONGEST_TOKEN_LIFE},
+    domain::{model::AuditRecord, token_signer::LONGEST_TOKEN_LIFE},
     open_store,
     store::{AuditSeal, ChainHead, MasterRotated, MasterRotation, Store},
 };
@@ -46,7 +46,7 @@ pub struct RotatedMasterKey {
 }
 
 /// Fails while a broker uses the data directory, or while another broker uses the database.
-pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Result<RotatedMasterKey, StartError> {
+pub async fn rotate_master_key(config: &Config, params: MasterKeyRotation) -> Result<RotatedMasterKey, StartError> {
     config.validate()?;
     let data_dir = DataDir::open(&config.data_dir)?;
     let store = open_store(config, &data_dir).await?;
@@ -58,10 +58,10 @@ pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Resu
     if let Some(other) = alive {
         return Err(DataDirError::BrokerAlive { url: other.url, seconds: now.saturating_since(other.seen_at).as_secs() }.into());
     }
-    let old = if wish.is_lost { None } else { Some(read(&data_dir, &store).await?) };
+    let old = if params.is_lost { None } else { Some(read(&data_dir, &store).await?) };
     let fresh = MasterKey::generate();
     data_dir.write_next_key(&fresh)?;
-    let old_until = if wish.is_immediate { None } else { Some(now.plus(LONGEST_TOKEN_LIFE)) };
+    let old_until = if params.is_immediate { None } else { Some(now.plus(LONGEST_TOKEN_LIFE)) };
     // Without the lost key, existing seals can't be verified, so they are accepted as they are.
     old.iter().for_each(|old| store.seal_with(old.audit_seal()));
     let seals = seals(store.audit_heads().await?, &fresh.audit_seal());
@@ -73,7 +73,7 @@ pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Resu
             return Err(StartError::TooSoon(until));
         }
     };
-    let previous = old.as_ref().filter(|_| !wish.is_immediate);
+    let previous = old.as_ref().filter(|_| !params.is_immediate);
     data_dir.take_next_key(previous)?;
     Ok(RotatedMasterKey {
         master_key: data_dir.master_key_path(),
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_replacement_that_broke_off_is_finished_and_a_strangers_key_is_refused() {
+    async fn an_interrupted_replacement_is_finished_and_an_unknown_key_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
         let data_dir = DataDir::open(dir.path()).unwrap();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_immediate_replacement_that_broke_off_keeps_no_condemned_key() {
+    async fn an_interrupted_immediate_replacement_keeps_no_revoked_key() {
         let dir = tempfile::tempdir().unwrap();
         let config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
         let data_dir = DataDir::open(dir.path()).unwrap();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_before_goes_when_no_token_of_its_time_can_be_good() {
+    fn the_previous_key_is_removed_when_none_of_its_tokens_can_be_valid() {
         let dir = tempfile::tempdir().unwrap();
         let data_dir = DataDir::open(dir.path()).unwrap();
         data_dir.write_next_key(&MasterKey::generate()).unwrap();

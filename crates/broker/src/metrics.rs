@@ -67,7 +67,7 @@ struct Route {
 }
 
 impl Route {
-    fn add(&mut self, answered: &Answered<'_>) {
+    fn add(&mut self, answered: &AnsweredRequest<'_>) {
         *self.counts.entry((method_word(answered.method), status_word(answered.status))).or_default() += 1;
         self.took.add(answered.took);
     }
@@ -75,7 +75,7 @@ impl Route {
 
 /// Metrics of one kind of sandbox start.
 #[derive(Default)]
-pub struct Starts {
+pub struct StartMetrics {
     pub took: Histogram,
     pub failed: AtomicU64,
 }
@@ -86,8 +86,8 @@ pub struct Metrics {
     /// Requests that the gateway forwarded, by kind of operation.
     operations: Mutex<BTreeMap<&'static str, Route>>,
     errors: Mutex<BTreeMap<&'static str, u64>>,
-    pub created: Starts,
-    pub resumed: Starts,
+    pub created: StartMetrics,
+    pub resumed: StartMetrics,
     pub connections: AtomicU64,
     pub connections_open: AtomicU64,
     pub bytes_in: AtomicU64,
@@ -106,8 +106,8 @@ pub struct Gauges<'a> {
     /// Number of audit records that could not be written.
     pub audit_lost: u64,
     /// Sandboxes of this node that have no record.
-    pub quarantined: crate::domain::quarantine::QuarantinedCounts,
-    pub peers: crate::domain::nodes::PeerCounts,
+    pub quarantined: crate::domain::lifecycle::quarantine::QuarantinedCounts,
+    pub peers: crate::domain::cluster::nodes::PeerCounts,
     pub clock_skew: Duration,
     /// How long requests waited for a database connection.
     pub store_waits: Option<&'a Histogram>,
@@ -127,7 +127,7 @@ pub struct DiskSpace {
 }
 
 /// One answered request, for the counters.
-pub struct Answered<'a> {
+pub struct AnsweredRequest<'a> {
     /// A template of the router, which limits the number of values.
     pub route: Option<&'a str>,
     pub method: &'a Method,
@@ -148,7 +148,7 @@ const COMMIT: &str = match option_env!("COBOX_COMMIT") {
 const NO_ROUTE: &str = "none";
 
 impl Metrics {
-    pub fn request(&self, answered: &Answered<'_>) {
+    pub fn request(&self, answered: &AnsweredRequest<'_>) {
         let route = answered.route.unwrap_or(NO_ROUTE);
         {
             let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -354,11 +354,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_strangers_make_up_adds_no_more_than_a_few_labels() {
+    fn unknown_methods_and_routes_add_only_a_few_labels() {
         let metrics = Metrics::default();
         for n in 100..1000 {
             let method = Method::from_bytes(format!("M{n}").as_bytes()).unwrap();
-            metrics.request(&Answered {
+            metrics.request(&AnsweredRequest {
                 route: Some("/dp/{*rest}"),
                 method: &method,
                 status: StatusCode::from_u16(n).unwrap(),

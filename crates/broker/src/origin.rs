@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sandboxs_url_is_made_of_what_was_configured() {
+    fn the_url_of_a_sandbox_follows_the_configuration() {
         let id = SandboxId::new();
         let url = |text: &str, gateway: Option<&str>| {
             let config = Config::from_toml(text).unwrap();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_names_its_field() {
+    fn contradictory_settings_are_refused_by_field() {
         for (text, field, words) in [
             ("dataplane_domain = \"Box.example.com\"", "dataplane_domain", "lower-case"),
             ("dataplane_domain = \"https://box.example.com\"", "dataplane_domain", "host name"),

@@ -14,7 +14,7 @@ const IDLE_CONNECTIONS: usize = 8;
 
 /// Why there is no response. Contains no headers or bodies, which may hold credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unanswered {
+pub enum OutboundError {
     #[error("it can't be reached")]
     Unreachable,
     #[error("it took too long")]
@@ -45,7 +45,7 @@ impl Outbound {
     }
 
     /// Reads only the start of the response and leaves the rest unread.
-    pub async fn get_start(&self, url: &Url, headers: HeaderMap, bytes: usize) -> Result<(StatusCode, Vec<u8>), Unanswered> {
+    pub async fn get_start(&self, url: &Url, headers: HeaderMap, bytes: usize) -> Result<(StatusCode, Vec<u8>), OutboundError> {
         let mut response = self.client.get(url.clone()).headers(headers).send().await.map_err(|e| unanswered(&e))?;
         let mut body = Vec::new();
         while let Some(piece) = response.chunk().await.map_err(|e| unanswered(&e))? {
@@ -57,13 +57,13 @@ impl Outbound {
         Ok((response.status(), body))
     }
 
-    pub async fn get(&self, url: &Url, headers: HeaderMap, max_bytes: usize) -> Result<(StatusCode, Vec<u8>), Unanswered> {
+    pub async fn get(&self, url: &Url, headers: HeaderMap, max_bytes: usize) -> Result<(StatusCode, Vec<u8>), OutboundError> {
         let mut response = self.client.get(url.clone()).headers(headers).send().await.map_err(|e| unanswered(&e))?;
         let status = response.status();
         let mut body = Vec::new();
         while let Some(piece) = response.chunk().await.map_err(|e| unanswered(&e))? {
             if body.len() + piece.len() > max_bytes {
-                return Err(Unanswered::TooLarge);
+                return Err(OutboundError::TooLarge);
             }
             body.extend_from_slice(&piece);
         }
@@ -71,11 +71,11 @@ impl Outbound {
     }
 }
 
-fn unanswered(error: &reqwest::Error) -> Unanswered {
+fn unanswered(error: &reqwest::Error) -> OutboundError {
     match error {
-        e if e.is_timeout() => Unanswered::TooSlow,
-        e if e.is_connect() => Unanswered::Unreachable,
-        _ => Unanswered::Broken,
+        e if e.is_timeout() => OutboundError::TooSlow,
+        e if e.is_connect() => OutboundError::Unreachable,
+        _ => OutboundError::Broken,
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_safe_to_ask_is_a_url() {
+    fn only_safe_urls_are_accepted() {
         for good in
             ["https://id.example.com", "https://id.example.com/realms/x", "http://127.0.0.1:9000", "http://localhost:1", "http://[::1]:8/x"]
         {

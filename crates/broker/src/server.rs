@@ -23,13 +23,13 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    body_rate::{BodyLimits, MinRateBody},
     config::ConnectionLimits,
+    connection_runtimes::ConnectionRuntimes,
     connections::{AuthenticatedConnections, ClientConnection},
-    counted::Counted,
-    http::{Front, Peer},
-    lanes::Lanes,
+    http::{Dispatcher, Peer},
+    metered_stream::MeteredStream,
     metrics::Metrics,
-    paced::{BodyLimits, Paced},
     tls::Tls,
 };
 
@@ -46,8 +46,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// State shared by all connections.
 #[derive(Clone)]
-pub struct Serving {
-    pub front: Arc<Front>,
+pub struct ConnectionContext {
+    pub dispatcher: Arc<Dispatcher>,
     /// Without it, connections are plain HTTP.
     pub tls: Option<Arc<Tls>>,
     pub metrics: Arc<Metrics>,
@@ -56,8 +56,8 @@ pub struct Serving {
 
 pub async fn serve(
     listener: &TcpListener,
-    lanes: &Lanes,
-    serving: Serving,
+    connection_runtimes: &ConnectionRuntimes,
+    connection_context: ConnectionContext,
     limits: ConnectionLimits,
     shutdown: impl Future<Output = ()> + Send,
 ) {
@@ -87,16 +87,16 @@ pub async fn serve(
         };
         match accepted {
             Ok((stream, peer)) => {
-                let (serving, stop) = (serving.clone(), stop.clone());
-                let entered = unauthenticated.register(ClientAddress::from(peer.ip()));
-                let client = Arc::new(ClientConnection::new(entered, authenticated.clone()));
+                let (connection_context, stop) = (connection_context.clone(), stop.clone());
+                let unauthenticated_connection = unauthenticated.register(ClientAddress::from(peer.ip()));
+                let client = Arc::new(ClientConnection::new(unauthenticated_connection, authenticated.clone()));
                 // Convert to a plain socket, so that the connection's own runtime can poll it.
                 let stream = stream.into_std();
-                lanes.spawn(connections.track_future(async move {
+                connection_runtimes.spawn(connections.track_future(async move {
                     let _slot = slot;
                     match stream.and_then(TcpStream::from_std) {
                         Ok(stream) => tokio::select! {
-                            () = begin(stream, Peer(peer.ip()), serving, stop, &client) => {}
+                            () = start_connection(stream, Peer(peer.ip()), connection_context, stop, &client) => {}
                             () = client.must_close() => tracing::debug!("an unauthenticated connection made room for a newer one"),
                         },
                         Err(error) => tracing::warn!(%error, "a connection was lost on its way to who serves it"),
@@ -117,25 +117,31 @@ pub async fn serve(
     }
 }
 
-async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: CancellationToken, connection: &Arc<ClientConnection>) {
+async fn start_connection(
+    stream: TcpStream,
+    peer: Peer,
+    connection_context: ConnectionContext,
+    stop: CancellationToken,
+    connection: &Arc<ClientConnection>,
+) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection stays without TCP_NODELAY");
     }
-    let Serving { front, tls, metrics, body_limits } = serving;
-    let stream = Counted::new(stream, metrics.clone());
+    let ConnectionContext { dispatcher, tls, metrics, body_limits } = connection_context;
+    let stream = MeteredStream::new(stream, metrics.clone());
     let connection = connection.clone();
     // The gateway's cache for this client lives as long as the connection.
-    let kept =
+    let cache =
         ConnectionCache::new(ClientAddress::from(peer.0), move |workspace, principal| connection.authenticated(workspace, principal));
-    let client = Client { peer, kept, body_limits };
-    let Some(tls) = tls else { return serve_connection(stream, client, front, stop).await };
-    let shaking = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.acceptor().accept(stream));
-    let shaken = tokio::select! {
-        shaken = shaking => shaken,
+    let client = Client { peer, cache, body_limits };
+    let Some(tls) = tls else { return serve_connection(stream, client, dispatcher, stop).await };
+    let accepting = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.acceptor().accept(stream));
+    let handshake = tokio::select! {
+        handshake = accepting => handshake,
         () = stop.cancelled() => return,
     };
-    match shaken {
-        Ok(Ok(stream)) => serve_connection(stream, client, front, stop).await,
+    match handshake {
+        Ok(Ok(stream)) => serve_connection(stream, client, dispatcher, stop).await,
         Ok(Err(error)) => {
             metrics.handshakes_failed.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(%error, "a connection did not become a TLS one");
@@ -151,29 +157,29 @@ async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: Cancellati
 #[derive(Clone)]
 struct Client {
     peer: Peer,
-    kept: ConnectionCache,
+    cache: ConnectionCache,
     body_limits: BodyLimits,
 }
 
 impl Client {
     /// Applies the minimum rate to the request's body.
-    fn paced(&self, request: Request<Incoming>) -> Request {
+    fn with_minimum_rate(&self, request: Request<Incoming>) -> Request {
         let (parts, body) = request.into_parts();
         let body = match body.is_end_stream() {
             true => Body::empty(),
-            false => Body::new(Paced::new(body, self.body_limits, &parts.headers)),
+            false => Body::new(MinRateBody::new(body, self.body_limits, &parts.headers)),
         };
         Request::from_parts(parts, body)
     }
 }
 
-async fn serve_connection<S>(stream: S, client: Client, front: Arc<Front>, stop: CancellationToken)
+async fn serve_connection<S>(stream: S, client: Client, dispatcher: Arc<Dispatcher>, stop: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let service = service_fn(move |request: Request<Incoming>| {
-        let (front, client) = (front.clone(), client.clone());
-        async move { Ok::<_, Infallible>(front.answer(client.paced(request), client.peer, &client.kept).await) }
+        let (dispatcher, client) = (dispatcher.clone(), client.clone());
+        async move { Ok::<_, Infallible>(dispatcher.answer(client.with_minimum_rate(request), client.peer, &client.cache).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

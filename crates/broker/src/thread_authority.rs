@@ -137,15 +137,15 @@ impl ThreadAuthority {
     /// Checks whether a caller may access a thread. If the deployment doesn't answer, access is refused with an error
     /// that permits a retry.
     pub async fn check(&self, caller: &Caller, thread: &str, now: Timestamp) -> Result<(), ApiError> {
-        let question = self.question(caller, thread);
-        if self.is_remembered(&question, now) {
+        let request_for = self.request_for(caller, thread);
+        if self.is_remembered(&request_for, now) {
             return Ok(());
         }
         let url = self.thread_url(thread).ok_or_else(|| no_such_thread(thread))?;
         let answered = self.outbound.get_start(&url, self.headers(caller)?, MAX_READ_BYTES).await;
         match answered {
             Ok((StatusCode::OK, body)) if is_thread(&body, thread) => {
-                self.remember(question, now);
+                self.remember(request_for, now);
                 Ok(())
             }
             Ok((StatusCode::OK, _)) => {
@@ -200,7 +200,7 @@ impl ThreadAuthority {
     }
 
     /// Hashes everything that the answer may depend on.
-    fn question(&self, caller: &Caller, thread: &str) -> [u8; 32] {
+    fn request_for(&self, caller: &Caller, thread: &str) -> [u8; 32] {
         let mut hash = Sha256::new();
         let credential = caller.thread_credential.as_ref().map_or("", |c| c.expose());
         for part in [&caller.principal.workspace, &caller.principal.name, caller.key.as_str(), credential, thread] {
@@ -210,11 +210,11 @@ impl ThreadAuthority {
         hash.finalize().into()
     }
 
-    fn is_remembered(&self, question: &[u8; 32], now: Timestamp) -> bool {
-        self.remembered.lock().unwrap_or_else(PoisonError::into_inner).get(question).is_some_and(|until| *until > now)
+    fn is_remembered(&self, request_for: &[u8; 32], now: Timestamp) -> bool {
+        self.remembered.lock().unwrap_or_else(PoisonError::into_inner).get(request_for).is_some_and(|until| *until > now)
     }
 
-    fn remember(&self, question: [u8; 32], now: Timestamp) {
+    fn remember(&self, request_for: [u8; 32], now: Timestamp) {
         let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
         if remembered.len() >= MAX_REMEMBERED {
             remembered.retain(|_, until| *until > now);
@@ -222,7 +222,7 @@ impl ThreadAuthority {
         if remembered.len() >= MAX_REMEMBERED {
             remembered.clear();
         }
-        remembered.insert(question, now.plus(self.remember));
+        remembered.insert(request_for, now.plus(self.remember));
     }
 }
 
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_is_asked_for_beneath_the_url_and_nowhere_else() {
+    fn a_thread_is_requested_only_below_the_configured_url() {
         let of = |url: &str, thread: &str| {
             let config: ThreadAuthorityConfig = toml::from_str(&format!("url = {url:?}")).unwrap();
             ThreadAuthority::new(&config).unwrap().thread_url(thread).map(|u| u.to_string())
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_answer_about_the_thread_is_leave() {
+    fn only_a_response_about_the_thread_grants_access() {
         assert!(is_thread(br#"{"created_at":"x", "thread_id" : "t1", "values":{"a"#, "t1"));
         assert!(!is_thread(br#"{"thread_id":"t12"}"#, "t1"));
         assert!(!is_thread(br#"<html>"thread_id":"t1"</html>"#, "t1"));

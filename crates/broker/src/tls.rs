@@ -80,12 +80,12 @@ impl Tls {
             ticks.tick().await;
             let tls = self.clone();
             let Ok(looked) = tokio::task::spawn_blocking(move || tls.reload()).await else { continue };
-            is_told = self.tell(looked, is_told);
+            is_told = self.log_reload(looked, is_told);
         }
     }
 
     /// Logs an error once, not at every check.
-    fn tell(&self, looked: Result<bool, TlsError>, is_told: bool) -> bool {
+    fn log_reload(&self, looked: Result<bool, TlsError>, is_told: bool) -> bool {
         match looked {
             Ok(is_new) => {
                 if is_new {

@@ -8,24 +8,25 @@ use std::{
     time::Duration,
 };
 
+use cobox_gateway::ClientAddress;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     data_dir::DataDir,
-    domain::{deployment::Deployment, rates::Rates, tokens::LONGEST_TOKEN_LIFE},
+    domain::{access::rate_limiter::RateLimiter, context::BrokerContext, token_signer::LONGEST_TOKEN_LIFE},
     master_key,
 };
 
 /// Interval at which old failure counts are removed, and the previous master key once no token of it can be valid.
-const TIDY_EVERY: Duration = Duration::from_secs(10);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 
-pub async fn tidy(deployment: Arc<Deployment>, rates: Arc<Rates>, data_dir: Arc<DataDir>) {
-    let mut ticks = tokio::time::interval(TIDY_EVERY);
+pub async fn sweep(context: Arc<BrokerContext>, rate_limiter: Arc<RateLimiter<ClientAddress>>, data_dir: Arc<DataDir>) {
+    let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
     loop {
         ticks.tick().await;
-        rates.tidy(deployment.now());
+        rate_limiter.sweep(context.now());
         match data_dir.previous_key(LONGEST_TOKEN_LIFE) {
-            Ok(None) if deployment.tokens.forget_previous() => tracing::info!("the master key before this one has gone"),
+            Ok(None) if context.tokens.forget_previous() => tracing::info!("the master key before this one has gone"),
             Ok(_) => {}
             Err(error) => tracing::error!(%error, "the master key before this one could not be removed"),
         }
@@ -34,34 +35,34 @@ pub async fn tidy(deployment: Arc<Deployment>, rates: Arc<Rates>, data_dir: Arc<
 
 /// Why a broker stopped itself.
 #[derive(Default)]
-pub struct Stopped {
+pub struct StopCause {
     pub is_key_replaced: AtomicBool,
     pub is_node_taken: AtomicBool,
 }
 
 /// Sends heartbeats, separately from the reaper, whose rounds may take long.
-pub async fn beat(deployment: Arc<Deployment>, stop: CancellationToken, stopped: Arc<Stopped>) {
-    let fingerprint = deployment.tokens.fingerprint();
-    let mut ticks = tokio::time::interval(deployment.nodes.beat_every());
+pub async fn beat(context: Arc<BrokerContext>, stop: CancellationToken, cause: Arc<StopCause>) {
+    let fingerprint = context.tokens.fingerprint();
+    let mut ticks = tokio::time::interval(context.nodes.beat_every());
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        match deployment.nodes.beat(&deployment.store, &*deployment.clock).await {
+        match context.nodes.beat(&context.store, &*context.clock).await {
             Ok(true) => {}
             Ok(false) => {
                 tracing::error!("another broker took over the node id of this data directory, so this one stops");
-                stopped.is_node_taken.store(true, Ordering::SeqCst);
+                cause.is_node_taken.store(true, Ordering::SeqCst);
                 return stop.cancel();
             }
             Err(error) => tracing::error!(%error, "the other brokers could not be told that this one lives"),
         }
-        if !deployment.store.is_shared() {
+        if !context.store.is_shared() {
             continue;
         }
-        match deployment.store.agree(master_key::AGREED, &fingerprint).await {
+        match context.store.agree(master_key::AGREED, &fingerprint).await {
             Ok(agreed) if agreed != fingerprint => {
                 tracing::error!("the master key was replaced while this broker ran, so it stops; copy the new one here and start it again");
-                stopped.is_key_replaced.store(true, Ordering::SeqCst);
+                cause.is_key_replaced.store(true, Ordering::SeqCst);
                 return stop.cancel();
             }
             Ok(_) => {}

@@ -1,55 +1,16 @@
 //! The broker's rules: which principal may use which sandbox, and for how long. Contains no HTTP and no SQL.
+//!
+//! A folder for each concept. They depend on each other without a cycle, as `tests/repository/layers.rs` checks:
+//! `sessions` → `resources`, `tokens` → `lifecycle` → `audit`, `events` → `access` → `context` → `cluster`.
 
 pub mod access;
-pub mod activity;
-pub mod allowance;
 pub mod audit;
-pub mod audit_mark;
-pub mod boxes;
-pub mod claims;
-pub mod clock_skew;
-pub mod delegation;
-pub mod deleted;
-pub mod deployment;
-mod differences;
-pub mod elsewhere;
+pub mod cluster;
+pub mod context;
 pub mod events;
-pub mod happenings;
-pub mod health;
-pub mod hearing;
-pub mod host_disk;
-pub mod issue;
-pub mod keeper;
-pub mod keys;
-pub mod kinds;
 pub mod lifecycle;
-pub mod links;
-pub mod locks;
-pub mod making;
 pub mod model;
-pub mod negotiation;
-pub mod nodes;
-pub mod places;
-pub mod pools;
-pub mod presence;
-pub mod presented;
-pub mod principals;
-pub mod proof;
-pub mod quarantine;
-pub mod rates;
-pub mod reaper;
-pub mod recent_operators;
-pub mod reconcile;
-pub mod renewal;
-pub mod revoking;
-pub mod sandboxes;
+pub mod resources;
 pub mod sessions;
-pub mod shares;
-pub mod sign_in;
-pub mod snapshots;
-pub mod telling;
-pub mod templates;
-pub mod threads;
+pub mod token_signer;
 pub mod tokens;
-pub mod volumes;
-pub mod webhook;

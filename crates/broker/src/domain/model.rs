@@ -1,4 +1,4 @@
-//! The broker's core records (principals, keys, sandboxes and sessions), named as in the protocol.
+//! The broker's core records (principals, keys, sandboxes, sessions, events and audit records), named as in the protocol.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -6,7 +6,9 @@ use std::{
 };
 
 use cobox_protocol::{
-    CapabilitySet, KeyId, PoolId, SandboxId, Secret, SessionId, ShareId, Timestamp,
+    CapabilitySet, KeyId, PoolId, RequestId, SandboxId, Secret, SessionId, ShareId, Timestamp,
+    audit::AuditEntry,
+    event::{EventKind, EventSource},
     key::PrincipalKind,
     session::{Access, Scope, ScopeType, State},
 };
@@ -74,13 +76,13 @@ pub struct Caller {
     pub until: Option<Timestamp>,
     /// The caller's credential for the external thread authority, if it sent one.
     pub thread_credential: Option<Secret>,
-    pub foreseen: Foreseen,
+    pub prefetched_session: PrefetchedSession,
 }
 
 impl Caller {
     pub fn new(principal: Principal, key: KeyId) -> Self {
         let actor = Actor { kind: principal.kind, id: principal.name.clone() };
-        Self { principal, key, actor, until: None, thread_credential: None, foreseen: Foreseen::default() }
+        Self { principal, key, actor, until: None, thread_credential: None, prefetched_session: PrefetchedSession::default() }
     }
 
     /// The caller as the policy sees it.
@@ -93,14 +95,14 @@ impl Caller {
 /// Prefetched session: the session that a request names, read together with the caller's key in one database query
 /// instead of two. Valid for one use, so that later reads see the current state.
 #[derive(Clone, Debug, Default)]
-pub struct Foreseen(Arc<Mutex<Option<Bound>>>);
+pub struct PrefetchedSession(Arc<Mutex<Option<SessionWithSandbox>>>);
 
-impl Foreseen {
-    pub fn new(bound: Option<Bound>) -> Self {
+impl PrefetchedSession {
+    pub fn new(bound: Option<SessionWithSandbox>) -> Self {
         Self(Arc::new(Mutex::new(bound)))
     }
 
-    pub fn take(&self, is_it: impl FnOnce(&Session) -> bool) -> Option<Bound> {
+    pub fn take(&self, is_it: impl FnOnce(&Session) -> bool) -> Option<SessionWithSandbox> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take_if(|bound| is_it(&bound.session))
     }
 }
@@ -119,6 +121,9 @@ pub const COUNT_RUNNING_EVERY: Duration = Duration::from_secs(30);
 /// round loses nothing.
 pub const MAX_COUNTED_GAP: Duration = Duration::from_secs(60);
 
+/// How long a replay of a request is recognized.
+pub const IDEMPOTENCY_KEEP: Duration = Duration::from_secs(24 * 3600);
+
 /// The operation that is about to be requested from the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
@@ -129,7 +134,7 @@ pub enum Intent {
 }
 
 impl Intent {
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Intent::Create => "create",
             Intent::Resume => "resume",
@@ -137,8 +142,8 @@ impl Intent {
             Intent::Destroy => "destroy",
         }
     }
-    pub fn from_word(w: &str) -> Option<Self> {
-        [Intent::Create, Intent::Resume, Intent::Suspend, Intent::Destroy].into_iter().find(|i| i.word() == w)
+    pub fn parse(w: &str) -> Option<Self> {
+        [Intent::Create, Intent::Resume, Intent::Suspend, Intent::Destroy].into_iter().find(|i| i.as_str() == w)
     }
 }
 
@@ -180,7 +185,7 @@ pub struct Sandbox {
     /// Set while it is deleted and its files are kept: it can be restored until then.
     pub restore_until: Option<Timestamp>,
     /// Resolved when it was created; each start uses the same spec.
-    pub making: SandboxSpec,
+    pub spec: SandboxSpec,
     /// The template it was created from, under the name of that time.
     pub template: Option<String>,
     /// Set while it waits in a pool: it has no user and no lease yet.
@@ -300,12 +305,12 @@ impl Share {
 
 /// A session with the sandbox it uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bound {
+pub struct SessionWithSandbox {
     pub session: Session,
     pub sandbox: Sandbox,
 }
 
-impl Bound {
+impl SessionWithSandbox {
     /// The session has its sandbox's state until it ends. If it ended because the sandbox failed, its state is failed.
     pub fn state(&self) -> State {
         match self.session.ended_at {
@@ -318,5 +323,108 @@ impl Bound {
     /// Time until the session's hard end.
     pub fn left(&self, hard_ttl: Duration, now: Timestamp) -> Duration {
         hard_ttl.saturating_sub(self.sandbox.active_until(now).saturating_sub(self.session.active_base))
+    }
+}
+
+/// One recorded event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub at: Timestamp,
+    pub workspace: String,
+    pub sandbox: SandboxId,
+    /// `None` if it is about the sandbox, and so about every session on it.
+    pub session: Option<SessionId>,
+    pub principal: Option<String>,
+    pub actor: Option<String>,
+    pub source: EventSource,
+    pub what: EventKind,
+}
+
+impl Event {
+    pub fn of_sandbox(at: Timestamp, sandbox: &Sandbox, what: EventKind) -> Self {
+        let (workspace, sandbox) = (sandbox.workspace.clone(), sandbox.id.clone());
+        Self { at, workspace, sandbox, session: None, principal: None, actor: None, source: EventSource::Broker, what }
+    }
+
+    pub fn of_session(at: Timestamp, session: &Session, what: EventKind) -> Self {
+        let (workspace, sandbox) = (session.workspace.clone(), session.sandbox.clone());
+        Self { at, workspace, sandbox, session: Some(session.id.clone()), principal: None, actor: None, source: EventSource::Broker, what }
+    }
+
+    /// Takes the originator from the audit record.
+    pub fn by(mut self, audit: &AuditRecord) -> Self {
+        self.principal = audit.principal.clone();
+        self.actor = audit.actor.clone();
+        self
+    }
+}
+
+/// Append-only record with the protocol's fields and one line of detail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditRecord {
+    pub at: Timestamp,
+    pub workspace: String,
+    /// `session.created`, `token.issued`, `dataplane.used`, …
+    pub action: std::borrow::Cow<'static, str>,
+    pub request_id: Option<RequestId>,
+    pub principal: Option<String>,
+    pub actor: Option<String>,
+    pub thread: Option<String>,
+    pub session: Option<SessionId>,
+    pub sandbox: Option<SandboxId>,
+    pub jti: Option<String>,
+    pub detail: Option<String>,
+}
+
+impl AuditRecord {
+    pub fn new(at: Timestamp, workspace: &str, action: &'static str) -> Self {
+        Self {
+            at,
+            workspace: workspace.to_owned(),
+            action: action.into(),
+            request_id: None,
+            principal: None,
+            actor: None,
+            thread: None,
+            session: None,
+            sandbox: None,
+            jti: None,
+            detail: None,
+        }
+    }
+    /// Record about a sandbox, made by the broker itself.
+    pub fn of_sandbox(at: Timestamp, sandbox: &Sandbox, action: &'static str, detail: &str) -> Self {
+        Self { sandbox: Some(sandbox.id.clone()), detail: Some(detail.to_owned()), ..Self::new(at, &sandbox.workspace, action) }
+    }
+    pub fn by(mut self, caller: &Caller, request_id: &RequestId) -> Self {
+        self.principal = Some(caller.principal.name.clone());
+        self.actor = Some(caller.actor.kind.as_str().to_owned());
+        self.request_id = Some(request_id.clone());
+        self
+    }
+    pub fn about(mut self, bound: &SessionWithSandbox) -> Self {
+        self.thread = bound.session.thread().map(str::to_owned);
+        self.session = Some(bound.session.id.clone());
+        self.sandbox = Some(bound.sandbox.id.clone());
+        self
+    }
+    pub fn entry(self, sequence: u64) -> AuditEntry {
+        AuditEntry {
+            sequence,
+            at: self.at,
+            action: self.action.into_owned(),
+            request_id: self.request_id,
+            principal: self.principal,
+            actor: self.actor,
+            thread_id: self.thread,
+            session_id: self.session,
+            sandbox_id: self.sandbox,
+            jti: self.jti,
+            detail: self.detail,
+        }
+    }
+    pub fn detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = Some(detail.into());
+        self
     }
 }

@@ -34,17 +34,17 @@ struct AuditQuery {
     token: Option<String>,
 }
 
-async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<AuditQuery>) -> Result<Json<Page<AuditEntry>>, Failure> {
-    let wish = PageQuery { limit: query.limit, cursor: query.cursor }.wish::<u64>()?;
+async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params<AuditQuery>) -> Result<Json<Page<AuditEntry>>, Failure> {
+    let params = PageQuery { limit: query.limit, cursor: query.cursor }.page_params::<u64>()?;
     if query.sandbox.is_some() && query.token.is_some() {
         return Err(ApiError::invalid("token: send it or sandbox, not both").into());
     }
-    let items = api.sandboxes.audit(&who.caller, query.sandbox.as_deref(), query.token.as_deref(), &wish).await?;
-    Ok(Json(page(items, &wish, |e| e.sequence.to_string())))
+    let items = api.services.audit_log.records(&auth.caller, query.sandbox.as_deref(), query.token.as_deref(), &params).await?;
+    Ok(Json(page(items, &params, |e| e.sequence.to_string())))
 }
 
-async fn heads(State(api): State<Api>, who: Authenticated) -> Result<Json<AuditHeads>, Failure> {
-    Ok(Json(AuditHeads { items: api.sandboxes.audit_heads(&who.caller, &who.request_id).await? }))
+async fn heads(State(api): State<Api>, auth: Authenticated) -> Result<Json<AuditHeads>, Failure> {
+    Ok(Json(AuditHeads { items: api.services.audit_log.heads(&auth.caller, &auth.request_id).await? }))
 }
 
 #[derive(Deserialize)]
@@ -55,7 +55,7 @@ struct LinksQuery {
 }
 
 /// Returns the oldest first, unlike other lists: a chain is verified from its beginning.
-async fn links(State(api): State<Api>, who: Authenticated, Params(query): Params<LinksQuery>) -> Result<Json<Page<AuditLink>>, Failure> {
+async fn links(State(api): State<Api>, auth: Authenticated, Params(query): Params<LinksQuery>) -> Result<Json<Page<AuditLink>>, Failure> {
     let number = |field: &str, value: Option<String>, default: u64, most: u64| match value.map_or(Ok(default), |v| v.parse()) {
         Ok(n) if n <= most => Ok(n),
         _ => Err(ApiError::invalid(format!("{field}: must be a whole number up to {most}"))),
@@ -63,7 +63,7 @@ async fn links(State(api): State<Api>, who: Authenticated, Params(query): Params
     let after = number("after", query.after, 0, i64::MAX as u64)?;
     let limit = number("limit", query.limit, u64::from(MAX_LINKS), u64::from(MAX_LINKS))?.max(1);
     let limit = u32::try_from(limit).unwrap_or(MAX_LINKS);
-    let items = api.sandboxes.audit_links(&who.caller, &query.writer, after, limit).await?;
+    let items = api.services.audit_log.links(&auth.caller, &query.writer, after, limit).await?;
     let next_cursor = items.last().filter(|_| items.len() == limit as usize).map(|l| l.number.to_string());
     Ok(Json(Page { items, next_cursor }))
 }

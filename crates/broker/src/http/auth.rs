@@ -11,10 +11,10 @@ use http::{HeaderMap, Uri, request::Parts};
 use super::{
     Api,
     body::UnwantedBody,
-    error::{Failure, Seen},
+    error::{Failure, RequestRecord},
     limits,
 };
-use crate::domain::{model::Caller, sessions::Asking};
+use crate::domain::{access::request_context::RequestContext, model::Caller};
 
 /// How long to wait without `Prefer: wait=N`.
 const DEFAULT_WAIT: Duration = Duration::from_secs(10);
@@ -31,18 +31,18 @@ pub struct Authenticated {
     pub request_id: RequestId,
     pub wait: Duration,
     client: String,
-    seen: Option<Seen>,
+    record: Option<RequestRecord>,
 }
 
 impl Authenticated {
     /// Records, for the log, the session and the sandbox that were found or created for the request.
     pub fn about(&self, session: &SessionId, sandbox: &SandboxId) {
-        self.asking().about(session, sandbox);
+        self.request_context().about(session, sandbox);
     }
 
-    pub fn asking(&self) -> Asking<'_> {
-        let logged = self.seen.as_ref().map(Seen::logged);
-        Asking { caller: &self.caller, request_id: &self.request_id, wait: self.wait, client: &self.client, logged }
+    pub fn request_context(&self) -> RequestContext<'_> {
+        let logged = self.record.as_ref().map(RequestRecord::logged);
+        RequestContext { caller: &self.caller, request_id: &self.request_id, wait: self.wait, client: &self.client, logged }
     }
 }
 
@@ -54,19 +54,19 @@ impl FromRequestParts<Api> for Authenticated {
         // read before its sender is authenticated.
         let session = session_in(&parts.uri);
         let caller = match Credential::from_headers(&parts.headers)? {
-            Some(Credential::ApiKey(key)) => api.keys.authenticate_foreseeing(&key, session.as_ref()).await?,
-            Some(Credential::Token(token)) => api.keys.sign_in(&token).await?.ok_or_else(no_token)?,
+            Some(Credential::ApiKey(key)) => api.services.keys.authenticate_with_session(&key, session.as_ref()).await?,
+            Some(Credential::Token(token)) => api.services.keys.sign_in(&token).await?.ok_or_else(no_token)?,
             Some(Credential::Link(_)) => return Err(no_token().into()),
             None => return Err(refused("no credential: send `Authorization: Bearer <API key>` or `X-Api-Key: <key>`").into()),
         };
         let route = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
-        api.pay(parts.extensions.get::<Seen>(), &caller.principal, limits::class(&parts.method, route))?;
+        api.charge(parts.extensions.get::<RequestRecord>(), &caller.principal, limits::class(&parts.method, route))?;
         UnwantedBody::must_be_empty(&parts.extensions).await?;
-        let authority = api.deployment.thread_authority.as_ref();
+        let authority = api.context.thread_authority.as_ref();
         let caller = Caller { thread_credential: authority.and_then(|a| a.credential(&parts.headers)), ..caller };
         let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
-        let seen = parts.extensions.get::<Seen>().cloned();
-        Ok(Self { caller, request_id, wait: preferred_wait(&parts.headers), client: client_name(&parts.headers), seen })
+        let record = parts.extensions.get::<RequestRecord>().cloned();
+        Ok(Self { caller, request_id, wait: preferred_wait(&parts.headers), client: client_name(&parts.headers), record })
     }
 }
 
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_preferred_wait_is_heard_and_bounded() {
+    fn a_preferred_wait_is_read_and_bounded() {
         let wait = |value: &str| preferred_wait(&HeaderMap::from_iter([(http::HeaderName::from_static("prefer"), value.parse().unwrap())]));
         assert_eq!(wait("respond-async, wait=3"), Duration::from_secs(3));
         assert_eq!(wait("wait=0"), Duration::ZERO);

@@ -14,7 +14,7 @@ const SANDBOX: &str = "sandbox";
 const PROTOCOL: &str = "rest+ws";
 
 pub fn routes() -> Routes {
-    Routes::new().route("/capabilities", get(look))
+    Routes::new().route("/capabilities", get(show))
 }
 
 #[derive(Deserialize)]
@@ -23,14 +23,14 @@ struct Query {
 }
 
 /// Creates and starts nothing: a thread without a session has no services.
-async fn look(State(api): State<Api>, who: Authenticated, Params(query): Params<Query>) -> Result<Json<Capabilities>, Failure> {
+async fn show(State(api): State<Api>, auth: Authenticated, Params(query): Params<Query>) -> Result<Json<Capabilities>, Failure> {
     let mut capabilities = Capabilities::default();
-    let id = match api.sessions.id_of_thread(&who.caller, &query.thread_id).await {
+    let id = match api.services.threads.session_id_of(&auth.caller, &query.thread_id).await {
         Ok(id) => id,
         Err(e) if e.code == ErrorCode::SessionNotFound => return Ok(Json(capabilities)),
         Err(e) => return Err(e.into()),
     };
-    let found = api.sessions.get(&who.asking(), &id).await?;
+    let found = api.services.sessions.get(&auth.request_context(), &id).await?;
     let service = Service {
         // A front end appends the version itself.
         url: found.sandbox.http_base_url.trim_end_matches("/v1").to_owned(),

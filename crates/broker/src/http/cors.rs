@@ -72,7 +72,7 @@ impl CorsRules {
     }
 
     /// Adds the CORS headers of a response; `allowed` is the request's allowed origin.
-    pub fn tell(allowed: Option<HeaderValue>, response: &mut Response) {
+    pub fn add_headers(allowed: Option<HeaderValue>, response: &mut Response) {
         let headers = response.headers_mut();
         if let Some(origin) = allowed {
             headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);

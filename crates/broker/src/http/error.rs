@@ -21,17 +21,18 @@ use super::{
     trace::{self, TraceContext},
 };
 use crate::{
-    domain::{model::Principal, sessions::LoggedIds},
-    metrics::{Answered, Metrics},
+    domain::{access::request_context::LoggedIds, model::Principal},
+    metrics::{AnsweredRequest, Metrics},
     traces::TraceSink,
 };
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Headers that an error response keeps: the allowed methods, and the CORS headers that let a browser show it to a
 /// page.
-const STAYS: [HeaderName; 4] = [header::ALLOW, header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_EXPOSE_HEADERS, header::VARY];
+const KEPT_HEADERS: [HeaderName; 4] =
+    [header::ALLOW, header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_EXPOSE_HEADERS, header::VARY];
 
-/// An error to be sent; [`Underway::answered`] adds the request id.
+/// An error to be sent; [`RequestInProgress::answered`] adds the request id.
 #[derive(Debug)]
 pub struct Failure(ApiError);
 
@@ -64,7 +65,7 @@ pub async fn method_not_allowed() -> Failure {
 }
 
 /// Wraps errors that the framework produces itself, such as for a path that is not UTF-8, in the error envelope.
-pub async fn in_the_envelope(response: Response) -> Response {
+pub async fn wrap_in_envelope(response: Response) -> Response {
     let status = response.status();
     let is_refusal = status.is_client_error() || status.is_server_error();
     if !is_refusal || response.extensions().get::<ApiError>().is_some() {
@@ -82,23 +83,23 @@ pub async fn in_the_envelope(response: Response) -> Response {
 
 /// Details of a request that become known while it is handled, such as principal and route. Used in the log.
 #[derive(Clone, Default)]
-pub struct Seen(Arc<SeenParts>);
+pub struct RequestRecord(Arc<RequestRecordParts>);
 
 #[derive(Default)]
-struct SeenParts {
+struct RequestRecordParts {
     principal: OnceLock<String>,
     route: OnceLock<String>,
     connection: ConnectionCache,
     logged: LoggedIds,
 }
 
-impl Seen {
+impl RequestRecord {
     pub fn new(connection: ConnectionCache) -> Self {
-        Self(Arc::new(SeenParts { connection, ..SeenParts::default() }))
+        Self(Arc::new(RequestRecordParts { connection, ..RequestRecordParts::default() }))
     }
 
     /// Records the principal. Fails if it has too many connections.
-    pub fn asker(&self, principal: &Principal) -> Result<(), ApiError> {
+    pub fn set_principal(&self, principal: &Principal) -> Result<(), ApiError> {
         // The principal that was authenticated first is kept.
         let _ = self.0.principal.set(principal.name.clone());
         self.0.connection.mark_authenticated(&principal.workspace, &principal.name)
@@ -126,10 +127,10 @@ impl Seen {
 }
 
 /// Reports the matched route to the dispatcher, which can't see where a router leads.
-pub async fn note_route(request: Request, next: Next) -> Response {
-    if let (Some(seen), Some(route)) = (request.extensions().get::<Seen>(), request.extensions().get::<MatchedPath>()) {
-        seen.route(route.as_str());
-        seen.path(request.uri().path());
+pub async fn record_route(request: Request, next: Next) -> Response {
+    if let (Some(record), Some(route)) = (request.extensions().get::<RequestRecord>(), request.extensions().get::<MatchedPath>()) {
+        record.route(route.as_str());
+        record.path(request.uri().path());
     }
     next.run(request).await
 }
@@ -137,7 +138,7 @@ pub async fn note_route(request: Request, next: Next) -> Response {
 /// A request in progress. Adds its id and the error envelope to the response, and writes the log line and the metrics.
 /// Both contain the route's template instead of the path, if there is one, and no query: paths and queries may hold
 /// secrets.
-pub struct Underway {
+pub struct RequestInProgress {
     /// The caller's own id if it sent a valid one.
     pub id: RequestId,
     trace: Option<TraceContext>,
@@ -147,10 +148,10 @@ pub struct Underway {
     /// The route's template, if it is known without a router.
     pub route: Option<&'static str>,
     /// Filled in by a router's handlers.
-    pub seen: Option<Seen>,
+    pub record: Option<RequestRecord>,
 }
 
-impl Underway {
+impl RequestInProgress {
     pub fn new(request: &mut Request) -> Self {
         let (method, uri) = (request.method().clone(), request.uri().clone());
         let given = request.headers().get(&X_REQUEST_ID).and_then(|v| v.to_str().ok()).and_then(|v| v.parse().ok());
@@ -159,23 +160,23 @@ impl Underway {
             // The gateway forwards the headers: an invalid context must not go further, and the state is part of it.
             trace::HEADERS.iter().for_each(|name| drop(request.headers_mut().remove(*name)));
         }
-        Self { id: given.unwrap_or_else(RequestId::new), trace, began: Instant::now(), method, uri, route: None, seen: None }
+        Self { id: given.unwrap_or_else(RequestId::new), trace, began: Instant::now(), method, uri, route: None, record: None }
     }
 
     /// True if the request's principal is known.
-    pub fn has_asker(&self) -> bool {
-        self.seen.as_ref().is_some_and(|seen| seen.0.principal.get().is_some())
+    pub fn has_principal(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| record.0.principal.get().is_some())
     }
 
     pub fn answered(self, mut response: Response, metrics: &Metrics, traces: Option<&dyn TraceSink>) -> Response {
-        let Self { id, trace, began, method, uri, route, seen } = self;
+        let Self { id, trace, began, method, uri, route, record } = self;
         let passed = response.extensions_mut().remove::<AdmittedRequest>();
         let error = match response.extensions_mut().remove::<ApiError>() {
             Some(error) => {
-                let mut said = std::mem::take(response.headers_mut());
-                response = rendered(&error, &id, &Dialect::of(&uri));
-                for name in STAYS {
-                    if let Some(value) = said.remove(&name) {
+                let mut headers = std::mem::take(response.headers_mut());
+                response = render(&error, &id, &ErrorFormat::of(&uri));
+                for name in KEPT_HEADERS {
+                    if let Some(value) = headers.remove(&name) {
                         response.headers_mut().insert(name, value);
                     }
                 }
@@ -187,9 +188,9 @@ impl Underway {
             response.headers_mut().insert(X_REQUEST_ID, value);
         }
         let (took, status) = (began.elapsed(), response.status());
-        let seen = seen.as_ref().map(|seen| &seen.0);
-        let route = route.or_else(|| seen?.route.get().map(String::as_str));
-        metrics.request(&Answered {
+        let record = record.as_ref().map(|record| &record.0);
+        let route = route.or_else(|| record?.route.get().map(String::as_str));
+        metrics.request(&AnsweredRequest {
             route,
             method: &method,
             status,
@@ -198,8 +199,8 @@ impl Underway {
             took,
         });
         let caller = passed.as_ref().and_then(|passed| passed.admission.caller.as_ref());
-        let seen_principal = seen.and_then(|seen| seen.principal.get()).map(String::as_str);
-        let (session, sandbox) = seen.map_or((None, None), |seen| (seen.logged.session(), seen.logged.sandbox()));
+        let recorded_principal = record.and_then(|record| record.principal.get()).map(String::as_str);
+        let (session, sandbox) = record.map_or((None, None), |record| (record.logged.session(), record.logged.sandbox()));
         let line = RequestLine {
             id: &id,
             method: &method,
@@ -208,7 +209,7 @@ impl Underway {
             status,
             error: error.as_ref(),
             took,
-            principal: seen_principal.or_else(|| caller.map(|c| c.principal.as_str())),
+            principal: recorded_principal.or_else(|| caller.map(|c| c.principal.as_str())),
             sandbox: passed.as_ref().map(|p| &p.admission.sandbox).or(sandbox.as_ref()).map(SandboxId::as_str),
             session: caller.and_then(|c| c.session.as_ref()).or(session.as_ref()).map(SessionId::as_str),
             trace: trace.as_ref(),
@@ -222,23 +223,23 @@ impl Underway {
 }
 
 /// The API whose error format applies.
-enum Dialect {
+enum ErrorFormat {
     Ours,
     /// Contains the request's path, which determines the format.
     LangSmith(Uri),
 }
 
-impl Dialect {
+impl ErrorFormat {
     fn of(uri: &Uri) -> Self {
-        if langsmith::is_asked(uri.path()) { Dialect::LangSmith(uri.clone()) } else { Dialect::Ours }
+        if langsmith::is_langsmith_path(uri.path()) { ErrorFormat::LangSmith(uri.clone()) } else { ErrorFormat::Ours }
     }
 }
 
-fn rendered(error: &ApiError, id: &RequestId, dialect: &Dialect) -> Response {
+fn render(error: &ApiError, id: &RequestId, format: &ErrorFormat) -> Response {
     let error = &ApiError { message: redact(&error.message).into_owned(), ..error.clone() };
-    let (status, mut response) = match dialect {
-        Dialect::Ours => (error.code.status(), Json(error.envelope(id)).into_response()),
-        Dialect::LangSmith(uri) => (langsmith::status(uri.path(), error.code), Json(langsmith::error::body(error, id)).into_response()),
+    let (status, mut response) = match format {
+        ErrorFormat::Ours => (error.code.status(), Json(error.envelope(id)).into_response()),
+        ErrorFormat::LangSmith(uri) => (langsmith::status(uri.path(), error.code), Json(langsmith::error::body(error, id)).into_response()),
     };
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     *response.status_mut() = status;

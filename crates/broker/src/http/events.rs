@@ -21,26 +21,26 @@ use tokio::sync::mpsc;
 use super::{
     Api, Routes,
     body::UnwantedBody,
-    error::{Failure, Seen},
+    error::{Failure, RequestRecord},
     paging::Params,
     sessions::session_id,
 };
 use crate::domain::{
-    events::{From, Shown, Told, Watch, no_credential},
+    access::rate_limiter::RequestClass,
+    events::event_streams::{self, EventStream, StreamCredentials, StreamItem, StreamStart, missing_credential},
     model::Principal,
-    rates::Class,
 };
 
 const LAST_EVENT_ID: &str = "last-event-id";
 /// Accepted in place of an event's id.
 const NOW: &str = "now";
 /// Batches buffered between the database and a slow client. Further events wait in the database.
-const WAITING: usize = 2;
+const BUFFERED_BATCHES: usize = 2;
 /// A client that reads nothing for this long loses its stream. It can resume where it stopped.
-const TAKE_WITHIN: Duration = Duration::from_secs(30);
+const CLIENT_READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// How soon a browser reconnects.
 const PREAMBLE: &[u8] = b"retry: 1000\n\n";
-const BEAT: &[u8] = b":\n\n";
+const HEARTBEAT: &[u8] = b":\n\n";
 
 pub fn routes() -> Routes {
     Routes::new().route("/v1/sandbox/sessions/{id}/events", get(events))
@@ -60,20 +60,23 @@ async fn events(
     extensions: Extensions,
 ) -> Result<Response, Failure> {
     let from = begin(&headers, query.after.as_deref())?;
-    let authority = api.deployment.thread_authority.as_ref();
-    let shown = Shown { credential: Credential::from_headers(&headers)?, for_threads: authority.and_then(|a| a.credential(&headers)) };
-    if shown.credential.is_none() {
+    let authority = api.context.thread_authority.as_ref();
+    let credentials = StreamCredentials {
+        credential: Credential::from_headers(&headers)?.map(presented),
+        for_threads: authority.and_then(|a| a.credential(&headers)),
+    };
+    if credentials.credential.is_none() {
         // Checked before anything is disclosed about the id.
-        return Err(no_credential().into());
+        return Err(missing_credential().into());
     }
-    let pay = |who: &Principal| api.pay(extensions.get::<Seen>(), who, Class::Request);
-    let watch = api.events.open(shown, &session_id(&id)?, from, &pay).await?;
+    let charge = |auth: &Principal| api.charge(extensions.get::<RequestRecord>(), auth, RequestClass::Request);
+    let stream = api.events.open(credentials, &session_id(&id)?, from, &charge).await?;
     UnwantedBody::must_be_empty(&extensions).await?;
     let request_id = extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
-    let (sender, receiver) = mpsc::channel(WAITING);
-    let preamble = preamble(&watch);
+    let (sender, receiver) = mpsc::channel(BUFFERED_BATCHES);
+    let preamble = preamble(&stream);
     // Runs outside the connection's own thread: it must continue, and end, while the client reads nothing.
-    api.deployment.background.spawn(tell(watch, sender, request_id));
+    api.context.background.spawn(send_events(stream, sender, request_id));
     let body = stream::unfold((Some(preamble), receiver), async |(first, mut receiver)| {
         let bytes = match first {
             Some(first) => first,
@@ -91,40 +94,48 @@ async fn events(
 }
 
 /// Sends an id without an event: readers of server-sent events store it without reporting an event.
-fn preamble(watch: &Watch) -> Bytes {
-    match watch.begins_at() {
+fn preamble(stream: &EventStream) -> Bytes {
+    match stream.begins_at() {
         Some(id) => [format!("id: {id}\n").as_bytes(), PREAMBLE].concat().into(),
         None => Bytes::from_static(PREAMBLE),
     }
 }
 
-fn begin(headers: &HeaderMap, after: Option<&str>) -> Result<From, ApiError> {
+fn presented(credential: Credential) -> event_streams::Credential {
+    match credential {
+        Credential::ApiKey(key) => event_streams::Credential::ApiKey(key),
+        Credential::Token(token) => event_streams::Credential::Token(token),
+        Credential::Link(_) => event_streams::Credential::FileLink,
+    }
+}
+
+fn begin(headers: &HeaderMap, after: Option<&str>) -> Result<StreamStart, ApiError> {
     let (name, value) = match headers.get(LAST_EVENT_ID) {
         Some(value) => ("Last-Event-ID", value.to_str().unwrap_or("?")),
         None => ("after", after.unwrap_or_default()),
     };
     match value {
-        "" => Ok(From::Start),
-        NOW => Ok(From::Now),
-        id => Ok(From::After(id.parse().map_err(|_| ApiError::invalid(format!("{name}: must be the id of an event, or `{NOW}`")))?)),
+        "" => Ok(StreamStart::Start),
+        NOW => Ok(StreamStart::Now),
+        id => Ok(StreamStart::After(id.parse().map_err(|_| ApiError::invalid(format!("{name}: must be the id of an event, or `{NOW}`")))?)),
     }
 }
 
 /// Sends events until the stream ends or the client disconnects.
-async fn tell(mut watch: Watch, sender: mpsc::Sender<Bytes>, request_id: RequestId) {
+async fn send_events(mut stream: EventStream, sender: mpsc::Sender<Bytes>, request_id: RequestId) {
     // Reserve a slot, so that the final error can always be sent.
     let Ok(last) = sender.clone().reserve_owned().await else { return };
     let end = loop {
-        let told = tokio::select! {
-            told = watch.next() => told,
+        let item = tokio::select! {
+            item = stream.next() => item,
             () = sender.closed() => return,
         };
-        let bytes = match told {
-            Told::Events(events) => events.iter().map(text).collect::<String>().into(),
-            Told::Silence => Bytes::from_static(BEAT),
-            Told::End(end) => break end,
+        let bytes = match item {
+            StreamItem::Events(events) => events.iter().map(text).collect::<String>().into(),
+            StreamItem::Heartbeat => Bytes::from_static(HEARTBEAT),
+            StreamItem::End(end) => break end,
         };
-        match sender.send_timeout(bytes, TAKE_WITHIN).await {
+        match sender.send_timeout(bytes, CLIENT_READ_TIMEOUT).await {
             Ok(()) => {}
             Err(mpsc::error::SendTimeoutError::Closed(_)) => return,
             Err(mpsc::error::SendTimeoutError::Timeout(_)) => {
@@ -149,15 +160,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_begins_at_the_start_now_or_where_it_was() {
+    fn a_stream_begins_at_the_start_now_or_after_an_event() {
         let none = HeaderMap::new();
         let id = "evt_00000000000000000000000001";
         let mut with_id = HeaderMap::new();
         with_id.insert(LAST_EVENT_ID, HeaderValue::from_static("evt_00000000000000000000000001"));
-        assert_eq!(begin(&none, None).unwrap(), From::Start);
-        assert_eq!(begin(&none, Some("now")).unwrap(), From::Now);
-        assert_eq!(begin(&none, Some(id)).unwrap(), From::After(id.parse().unwrap()));
-        assert_eq!(begin(&with_id, Some("now")).unwrap(), From::After(id.parse().unwrap()));
+        assert_eq!(begin(&none, None).unwrap(), StreamStart::Start);
+        assert_eq!(begin(&none, Some("now")).unwrap(), StreamStart::Now);
+        assert_eq!(begin(&none, Some(id)).unwrap(), StreamStart::After(id.parse().unwrap()));
+        assert_eq!(begin(&with_id, Some("now")).unwrap(), StreamStart::After(id.parse().unwrap()));
         assert!(begin(&none, Some("7")).unwrap_err().message.starts_with("after:"));
     }
 }

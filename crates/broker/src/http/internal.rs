@@ -19,6 +19,7 @@ use super::{
     body::{self, JsonBody, MaybeJsonBody},
     error::Failure,
 };
+use crate::domain::access::token_verification;
 
 /// RFC 7662 defines both. The hint has no effect, because a token shows its own type.
 const INTROSPECT_FIELDS: [&str; 2] = ["token", "token_type_hint"];
@@ -29,53 +30,53 @@ pub fn routes() -> Routes {
     Routes::new()
         .route("/internal/tokens/introspect", post(introspect))
         .route("/internal/tokens/revoke", post(revoke))
-        .route("/internal/tokens/{token}", get(look))
+        .route("/internal/tokens/{token}", get(show))
         .route("/internal/sandboxes/{id}", delete(end_sandbox))
         .route("/internal/sandboxes/{id}/rotate-key", post(rotate_key))
 }
 
 /// RFC 7662 sends the token in a form.
-async fn introspect(State(api): State<Api>, who: Authenticated, request: Request) -> Result<impl IntoResponse, Failure> {
+async fn introspect(State(api): State<Api>, auth: Authenticated, request: Request) -> Result<impl IntoResponse, Failure> {
     let bytes = body::read(request.into_body()).await?;
     if let Some((name, _)) = form_urlencoded::parse(&bytes).find(|(name, _)| !INTROSPECT_FIELDS.contains(&name.as_ref())) {
-        let shown: String = redact(&name).chars().take(MAX_SHOWN_CHARS).collect();
-        return Err(ApiError::invalid(format!("{shown}: is not a field of this request; known are `token`, `token_type_hint`")).into());
+        let printable: String = redact(&name).chars().take(MAX_SHOWN_CHARS).collect();
+        return Err(ApiError::invalid(format!("{printable}: is not a field of this request; known are `token`, `token_type_hint`")).into());
     }
     let missing = || ApiError::invalid("token: is missing; send it as application/x-www-form-urlencoded");
     let token =
         form_urlencoded::parse(&bytes).find(|(name, _)| name == "token").map(|(_, token)| Secret::new(token)).ok_or_else(missing)?;
-    answer(&api, &who, &token).await
+    answer(&api, &auth, &token).await
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(token): Path<String>) -> Result<impl IntoResponse, Failure> {
-    answer(&api, &who, &Secret::new(token)).await
+async fn show(State(api): State<Api>, auth: Authenticated, Path(token): Path<String>) -> Result<impl IntoResponse, Failure> {
+    answer(&api, &auth, &Secret::new(token)).await
 }
 
 type Uncached = ([(HeaderName, &'static str); 1], Json<Introspection>);
 
-async fn answer(api: &Api, who: &Authenticated, token: &Secret) -> Result<Uncached, Failure> {
-    let told = api.deployment.introspect(&who.caller, token).await?;
-    Ok(([(header::CACHE_CONTROL, "no-store")], Json(told)))
+async fn answer(api: &Api, auth: &Authenticated, token: &Secret) -> Result<Uncached, Failure> {
+    let introspection = token_verification::introspect(&api.context, &auth.caller, token).await?;
+    Ok(([(header::CACHE_CONTROL, "no-store")], Json(introspection)))
 }
 
 async fn revoke(
     State(api): State<Api>,
-    who: Authenticated,
-    JsonBody(wish): JsonBody<RevokeRequest>,
+    auth: Authenticated,
+    JsonBody(params): JsonBody<RevokeRequest>,
 ) -> Result<Json<RevokeResponse>, Failure> {
-    Ok(Json(api.revoking.revoke(&who.caller, &wish, &who.request_id).await?))
+    Ok(Json(api.services.revocations.revoke(&auth.caller, &params, &auth.request_id).await?))
 }
 
 async fn rotate_key(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(id): Path<String>,
-    MaybeJsonBody(wish): MaybeJsonBody<RotateKeyRequest>,
+    MaybeJsonBody(params): MaybeJsonBody<RotateKeyRequest>,
 ) -> Result<Json<RotateKeyResponse>, Failure> {
-    Ok(Json(api.revoking.rotate(&who.caller, &id, wish.mode, &who.request_id).await?))
+    Ok(Json(api.services.revocations.rotate(&auth.caller, &id, params.mode, &auth.request_id).await?))
 }
 
-async fn end_sandbox(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
-    api.revoking.end_sandbox(&who.caller, &id, &who.request_id).await?;
+async fn end_sandbox(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.revocations.end_sandbox(&auth.caller, &id, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -21,39 +21,39 @@ use super::{
 };
 
 pub fn routes() -> Routes {
-    Routes::new().route("/v1/keys", get(list).post(create)).route("/v1/keys/{id}", get(look).patch(expire).delete(revoke))
+    Routes::new().route("/v1/keys", get(list).post(create)).route("/v1/keys/{id}", get(show).patch(expire).delete(revoke))
 }
 
 async fn create(
     State(api): State<Api>,
-    who: Authenticated,
-    JsonBody(wish): JsonBody<CreateKey>,
+    auth: Authenticated,
+    JsonBody(params): JsonBody<CreateKey>,
 ) -> Result<(StatusCode, Json<CreatedKey>), Failure> {
-    Ok((StatusCode::CREATED, Json(api.keys.create(&who.caller, wish, &who.request_id).await?)))
+    Ok((StatusCode::CREATED, Json(api.services.keys.create(&auth.caller, params, &auth.request_id).await?)))
 }
 
-async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<PageQuery>) -> Result<Json<Page<KeyInfo>>, Failure> {
-    let wish = query.wish::<KeyId>()?;
-    let items = api.keys.list(&who.caller, &wish).await?;
-    Ok(Json(page(items, &wish, |k| k.id.to_string())))
+async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params<PageQuery>) -> Result<Json<Page<KeyInfo>>, Failure> {
+    let params = query.page_params::<KeyId>()?;
+    let items = api.services.keys.list(&auth.caller, &params).await?;
+    Ok(Json(page(items, &params, |k| k.id.to_string())))
 }
 
-async fn revoke(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
-    api.keys.revoke(&who.caller, &key_id(&id)?, &who.request_id).await?;
+async fn revoke(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.keys.revoke(&auth.caller, &key_id(&id)?, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<KeyInfo>, Failure> {
-    Ok(Json(api.keys.get(&who.caller, &key_id(&id)?).await?))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<Json<KeyInfo>, Failure> {
+    Ok(Json(api.services.keys.get(&auth.caller, &key_id(&id)?).await?))
 }
 
 async fn expire(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(id): Path<String>,
-    JsonBody(wish): JsonBody<ExpireKey>,
+    JsonBody(params): JsonBody<ExpireKey>,
 ) -> Result<Json<KeyInfo>, Failure> {
-    Ok(Json(api.keys.expire(&who.caller, &key_id(&id)?, &wish, &who.request_id).await?))
+    Ok(Json(api.services.keys.expire(&auth.caller, &key_id(&id)?, &params, &auth.request_id).await?))
 }
 
 fn key_id(id: &str) -> Result<KeyId, ApiError> {

@@ -9,9 +9,9 @@ use http::{Method, StatusCode};
 
 use super::{
     Api,
-    error::{Failure, Seen},
+    error::{Failure, RequestRecord},
 };
-use crate::domain::{model::Principal, rates::Class};
+use crate::domain::{access::rate_limiter::RequestClass, model::Principal};
 
 /// Delay of a refusal when an address exceeds the limit on failures. Every credential is checked, because it may be
 /// valid. The delay limits an address to one check a second for each connection it may have.
@@ -32,7 +32,7 @@ pub async fn limit_failures(api: &Api, Peer(address): Peer, response: Response, 
     if !is_refused || is_known {
         return response;
     }
-    match api.rates.failed(ClientAddress::from(address), api.deployment.now()) {
+    match api.rate_limiter.charge_failure(ClientAddress::from(address), api.context.now()) {
         Ok(()) => response,
         Err(limited) => {
             api.metrics.rate_limited.fetch_add(1, Relaxed);
@@ -44,20 +44,20 @@ pub async fn limit_failures(api: &Api, Peer(address): Peer, response: Response, 
 
 impl Api {
     /// Records the principal and counts the request against its limit. Over the limit, the error says when to retry.
-    pub fn pay(&self, seen: Option<&Seen>, principal: &Principal, class: Class) -> Result<(), ApiError> {
-        if let Some(seen) = seen {
-            seen.asker(principal)?;
+    pub fn charge(&self, record: Option<&RequestRecord>, principal: &Principal, class: RequestClass) -> Result<(), ApiError> {
+        if let Some(record) = record {
+            record.set_principal(principal)?;
         }
-        self.rates.ask(principal, class, self.deployment.now()).inspect_err(|_| {
+        self.rate_limiter.charge(principal, class, self.context.now()).inspect_err(|_| {
             self.metrics.rate_limited.fetch_add(1, Relaxed);
         })
     }
 }
 
-/// The limit class of a request. See [`Class`].
-pub fn class(method: &Method, route: &str) -> Class {
+/// The limit class of a request. See [`RequestClass`].
+pub fn class(method: &Method, route: &str) -> RequestClass {
     let is_upkeep = *method == Method::DELETE || ["/heartbeat", "/refresh", "/refresh-token"].iter().any(|end| route.ends_with(end));
-    if is_upkeep { Class::Upkeep } else { Class::Request }
+    if is_upkeep { RequestClass::Upkeep } else { RequestClass::Request }
 }
 
 #[cfg(test)]
@@ -65,11 +65,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keeping_and_ending_what_one_has_is_paid_for_apart() {
-        assert_eq!(class(&Method::POST, "/v1/sandbox/sessions/{id}/heartbeat"), Class::Upkeep);
-        assert_eq!(class(&Method::DELETE, "/v1/sandbox/sessions/{id}"), Class::Upkeep);
-        assert_eq!(class(&Method::POST, "/threads/{thread_id}/sandbox/refresh"), Class::Upkeep);
-        assert_eq!(class(&Method::POST, "/v1/sandbox/sessions"), Class::Request);
-        assert_eq!(class(&Method::GET, "/v1/sandbox/sessions/{id}"), Class::Request);
+    fn keeping_and_ending_sessions_has_its_own_limit() {
+        assert_eq!(class(&Method::POST, "/v1/sandbox/sessions/{id}/heartbeat"), RequestClass::Upkeep);
+        assert_eq!(class(&Method::DELETE, "/v1/sandbox/sessions/{id}"), RequestClass::Upkeep);
+        assert_eq!(class(&Method::POST, "/threads/{thread_id}/sandbox/refresh"), RequestClass::Upkeep);
+        assert_eq!(class(&Method::POST, "/v1/sandbox/sessions"), RequestClass::Request);
+        assert_eq!(class(&Method::GET, "/v1/sandbox/sessions/{id}"), RequestClass::Request);
     }
 }

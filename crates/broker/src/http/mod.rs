@@ -5,9 +5,9 @@ mod auth;
 mod body;
 mod capabilities;
 mod cors;
+mod dispatcher;
 mod error;
 mod events;
-mod front;
 mod internal;
 mod keys;
 mod langsmith;
@@ -35,35 +35,37 @@ mod webhooks;
 use std::sync::Arc;
 
 use axum::middleware;
-use cobox_gateway::{Domain, Gateway};
+use cobox_gateway::{ClientAddress, Domain, Gateway};
 use routes::Routes;
 
-pub use front::Front;
+pub use dispatcher::Dispatcher;
 pub use limits::Peer;
 
 use crate::{
     domain::{
-        audit::AuditTrail, deployment::Deployment, events::Events, health::Health, keeper::Kinds, keys::Keys, rates::Rates,
-        recent_operators::RecentOperators, revoking::Revoking, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook,
+        access::{rate_limiter::RateLimiter, recent_operators::RecentOperators, webhook::Webhook},
+        audit::trail::AuditTrail,
+        context::BrokerContext,
+        events::event_streams::EventStreams,
+        lifecycle::quarantine::Quarantine,
     },
+    health::Health,
     metrics::Metrics,
+    services::Services,
     traces::TraceSink,
 };
 
 /// State shared by the routes.
 #[derive(Clone)]
 pub struct Api {
-    pub keys: Arc<Keys>,
-    pub sessions: Arc<Sessions>,
-    pub sandboxes: Arc<Sandboxes>,
-    pub kinds: Arc<Kinds>,
-    pub revoking: Arc<Revoking>,
-    pub deployment: Arc<Deployment>,
+    pub services: Arc<Services>,
+    pub context: Arc<BrokerContext>,
     /// Set if signed notices are accepted.
     pub webhook: Option<Arc<Webhook>>,
-    pub events: Arc<Events>,
+    pub events: Arc<EventStreams>,
     pub audit: AuditTrail,
-    pub rates: Arc<Rates>,
+    pub rate_limiter: Arc<RateLimiter<ClientAddress>>,
+    pub quarantine: Arc<Quarantine>,
     pub health: Arc<Health>,
     pub metrics: Arc<Metrics>,
     /// Credential of a metrics scraper, accepted in place of an operator's key.
@@ -74,14 +76,14 @@ pub struct Api {
 }
 
 /// The dispatchers of the broker's own address and of the dataplane's separate address, if it has one.
-pub struct Fronts {
-    pub main: Front,
-    pub dataplane: Front,
+pub struct Dispatchers {
+    pub main: Dispatcher,
+    pub dataplane: Dispatcher,
 }
 
-pub fn fronts(api: &Api, gateway: &Gateway) -> Fronts {
-    let config = &api.deployment.config;
-    let front = |serves_paths, router| Front {
+pub fn dispatchers(api: &Api, gateway: &Gateway) -> Dispatchers {
+    let config = &api.context.config;
+    let dispatcher = |serves_paths, router| Dispatcher {
         api: api.clone(),
         cors: cors::CorsRules::new(&config.cors),
         // The name was validated with the rest of the configuration.
@@ -93,13 +95,13 @@ pub fn fronts(api: &Api, gateway: &Gateway) -> Fronts {
     let router = control_plane()
         .into_router()
         .layer(middleware::from_fn(query::refuse_unknown))
-        .layer(middleware::map_response(error::in_the_envelope))
+        .layer(middleware::map_response(error::wrap_in_envelope))
         .method_not_allowed_fallback(error::method_not_allowed)
         .with_state(api.clone())
         .fallback(error::route_not_found)
-        .layer(middleware::from_fn(error::note_route));
+        .layer(middleware::from_fn(error::record_route));
     let is_here = !config.has_own_origin() || config.dataplane_on_main_origin;
-    Fronts { main: front(is_here, Some(router)), dataplane: front(true, None) }
+    Dispatchers { main: dispatcher(is_here, Some(router)), dataplane: dispatcher(true, None) }
 }
 
 /// Every route except the gateway's. A new route must also be described in `openapi/`.

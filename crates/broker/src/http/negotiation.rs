@@ -13,7 +13,7 @@ use cobox_protocol::{
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use crate::domain::{access::ActorWish, issue::TokenFormat, negotiation::Negotiation};
+use crate::domain::{access::ActorParams, sessions::negotiation::Negotiation, token_signer::TokenFormat};
 
 #[derive(Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -28,27 +28,27 @@ pub struct NegotiationBody {
     scope: Option<Scope>,
     /// What to do when there is no session, or when there is one.
     #[serde(default)]
-    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::mode"))]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::field_schemas::mode"))]
     mode: Option<String>,
     /// As whom to act: itself, or less.
     #[serde(default)]
-    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::actor"))]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::field_schemas::actor"))]
     actor: Option<Value>,
     /// Also read as `capabilities`.
     #[serde(default, alias = "capabilities")]
-    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::capabilities"))]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::field_schemas::capabilities"))]
     requested_capabilities: Option<Vec<String>>,
     /// The older name of `requested_capabilities`.
     #[serde(default)]
-    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::capabilities"))]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::field_schemas::capabilities"))]
     scopes: Option<Vec<String>>,
     /// As `sandbox_hint`; also read as `preferred_sandbox_id`.
     #[serde(default, alias = "preferred_sandbox_id")]
-    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::sandbox"))]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::field_schemas::sandbox"))]
     sandbox_id: Option<String>,
     /// A sandbox that exists, by id or name: a new session uses it, an existing one must already.
     #[serde(default)]
-    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::sandbox"))]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::field_schemas::sandbox"))]
     sandbox_hint: Option<String>,
     access: Option<Access>,
     /// Wished life of the token in seconds.
@@ -56,18 +56,18 @@ pub struct NegotiationBody {
     ttl: Option<u32>,
     provider_preference: Option<String>,
     #[serde(default)]
-    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::token_format"))]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::field_schemas::token_format"))]
     token_format: Option<String>,
     template: Option<String>,
     /// A new session uses the sandbox of this name, made if need be.
     #[serde(default)]
-    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::sandbox"))]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::field_schemas::sandbox"))]
     name: Option<String>,
     /// A new sandbox outlives its sessions.
     keep: Option<bool>,
     /// Kept with a new session, and with a new sandbox.
     #[serde(default)]
-    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::tags"))]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::field_schemas::tags"))]
     tags: Option<Value>,
 }
 
@@ -114,7 +114,7 @@ impl NegotiationBody {
             tags: self.tags.map_or(Ok(Tags::new()), read_tags)?,
             provider_preference: given(self.provider_preference),
             template: given(self.template),
-            token_format: self.token_format.as_deref().map_or(Ok(TokenFormat::Jwt), TokenFormat::from_word)?,
+            token_format: self.token_format.as_deref().map_or(Ok(TokenFormat::Jwt), str::parse)?,
             ..Negotiation::new(scope, mode)
         })
     }
@@ -183,7 +183,7 @@ fn read_tags(value: Value) -> Result<Tags, ApiError> {
 }
 
 /// Reads a string, or `{type, id}`.
-pub fn actor(value: &Value) -> Result<ActorWish, ApiError> {
+pub fn actor(value: &Value) -> Result<ActorParams, ApiError> {
     let (word, id) = match value {
         Value::String(word) => (Some(word.as_str()), None),
         Value::Object(map) => {
@@ -204,7 +204,7 @@ pub fn actor(value: &Value) -> Result<ActorWish, ApiError> {
         Some(Some(id)) => Some(id.to_owned()),
         None => None,
     };
-    Ok(ActorWish { kind, id })
+    Ok(ActorParams { kind, id })
 }
 
 /// Truncates a caller's value for an error message.

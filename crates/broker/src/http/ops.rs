@@ -14,10 +14,8 @@ use subtle::ConstantTimeEq;
 
 use super::{Api, Routes, auth::Authenticated, error::Failure};
 use crate::{
-    domain::{
-        access,
-        health::{COUNT_WITHIN, Cause},
-    },
+    domain::access,
+    health::{COUNT_WITHIN, FailureCause},
     metrics::Gauges,
 };
 
@@ -38,13 +36,14 @@ async fn healthz() -> Json<Value> {
 
 async fn readyz(State(api): State<Api>) -> Result<Json<Value>, Failure> {
     let checks = api.health.checks().await;
-    let state = |cause: Option<Cause>| if cause.is_none() { "ok" } else { "failed" };
-    let mut told: Map<String, Value> = checks.named().into_iter().map(|(name, cause)| (name.to_owned(), state(cause).into())).collect();
-    told.insert("clock".to_owned(), if checks.clock { "ok" } else { "skewed" }.into());
+    let state = |cause: Option<FailureCause>| if cause.is_none() { "ok" } else { "failed" };
+    let mut shown_checks: Map<String, Value> =
+        checks.named().into_iter().map(|(name, cause)| (name.to_owned(), state(cause).into())).collect();
+    shown_checks.insert("clock".to_owned(), if checks.clock { "ok" } else { "skewed" }.into());
     if checks.is_ready() {
-        let mut answer = json!({ "status": "ready", "checks": told });
+        let mut answer = json!({ "status": "ready", "checks": shown_checks });
         if !checks.clock {
-            answer["clock_skew_seconds"] = api.deployment.nodes.skew.largest().as_secs_f64().into();
+            answer["clock_skew_seconds"] = api.context.nodes.skew.largest().as_secs_f64().into();
         }
         return Ok(Json(answer));
     }
@@ -52,7 +51,7 @@ async fn readyz(State(api): State<Api>) -> Result<Json<Value>, Failure> {
     let listed = failed.iter().map(|(name, cause)| format!("{name} ({cause})")).collect::<Vec<_>>().join(", ");
     let causes: Map<String, Value> = failed.iter().map(|(name, cause)| ((*name).to_owned(), (*cause).into())).collect();
     let error = ApiError::new(ErrorCode::BackendUnavailable, format!("not ready: {listed} failed; the broker's log has the whole cause"));
-    Err(error.with_details(json!({ "checks": told, "causes": causes })).with_cause(listed).into())
+    Err(error.with_details(json!({ "checks": shown_checks, "causes": causes })).with_cause(listed).into())
 }
 
 async fn openapi() -> impl IntoResponse {
@@ -62,8 +61,8 @@ async fn openapi() -> impl IntoResponse {
 /// For operators, for holders of the scraper's token, and for any client if the configuration makes it public.
 async fn metrics(State(api): State<Api>, request: Request) -> Result<impl IntoResponse, Failure> {
     let (mut parts, _) = request.into_parts();
-    let is_open = api.deployment.config.metrics.public || is_scraper(api.scraper.as_deref(), &parts.headers);
-    let is_recent = presented_key(&parts.headers).is_some_and(|key| api.operators.knows(&key, api.deployment.now()));
+    let is_open = api.context.config.metrics.public || is_scraper(api.scraper.as_deref(), &parts.headers);
+    let is_recent = presented_key(&parts.headers).is_some_and(|key| api.operators.knows(&key, api.context.now()));
     let counts = if is_open {
         api.health.counts().await
     } else if is_recent {
@@ -75,20 +74,20 @@ async fn metrics(State(api): State<Api>, request: Request) -> Result<impl IntoRe
         must_be_operator(&api, &mut parts).await?;
         api.health.counts().await
     };
-    let store = &api.deployment.store;
-    let nodes = &api.deployment.nodes;
+    let store = &api.context.store;
+    let nodes = &api.context.nodes;
     let gauges = Gauges {
-        tokens_issued: api.deployment.tokens.issued(),
+        tokens_issued: api.context.tokens.issued(),
         commits: store.commit_times(),
         is_store_up: counts.is_some() && api.health.checks().await.store.is_none(),
         audit_lost: api.audit.lost(),
-        quarantined: api.deployment.quarantine.counts(),
-        peers: nodes.counts(api.deployment.now()),
+        quarantined: api.quarantine.counts(),
+        peers: nodes.counts(api.context.now()),
         clock_skew: nodes.skew.largest(),
         store_waits: store.wait_times(),
-        disk: api.deployment.disk_space(),
+        disk: api.context.disk_space(),
         workspace_limits: api.health.workspace_limits(),
-        started_at: api.deployment.started_at.unix(),
+        started_at: api.context.started_at.unix(),
         counts,
     };
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], api.metrics.text(&gauges)))
@@ -98,21 +97,21 @@ async fn metrics(State(api): State<Api>, request: Request) -> Result<impl IntoRe
 /// any case, and a key that was accepted recently is trusted while there is no answer.
 async fn must_be_operator(api: &Api, parts: &mut Parts) -> Result<(), Failure> {
     let key = presented_key(&parts.headers);
-    let asking = <Authenticated as FromRequestParts<Api>>::from_request_parts(parts, api);
+    let request = <Authenticated as FromRequestParts<Api>>::from_request_parts(parts, api);
     let late = |_| {
         let message = "the broker's database doesn't answer; use the metrics token until it does";
         Err(ApiError::new(ErrorCode::BackendUnavailable, message).into())
     };
-    match (tokio::time::timeout(COUNT_WITHIN, asking).await.unwrap_or_else(late), key) {
-        (Ok(who), key) => {
-            access::must_be_operator(&who.caller.principal, "read the metrics")?;
+    match (tokio::time::timeout(COUNT_WITHIN, request).await.unwrap_or_else(late), key) {
+        (Ok(auth), key) => {
+            access::must_be_operator(&auth.caller.principal, "read the metrics")?;
             if let Some(key) = key {
-                api.operators.remember(&key, who.caller.until);
+                api.operators.remember(&key, auth.caller.until);
             }
             Ok(())
         }
         (Err(failure), Some(key)) => match failure.code() {
-            ErrorCode::BackendUnavailable if api.operators.knows(&key, api.deployment.now()) => Ok(()),
+            ErrorCode::BackendUnavailable if api.operators.knows(&key, api.context.now()) => Ok(()),
             ErrorCode::Unauthenticated => {
                 api.operators.forget(&key);
                 Err(failure)
@@ -131,6 +130,6 @@ fn presented_key(headers: &HeaderMap) -> Option<Secret> {
 }
 
 fn is_scraper(token: Option<&Secret>, headers: &HeaderMap) -> bool {
-    let shown = headers.get(header::AUTHORIZATION).and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
-    matches!((token, shown), (Some(token), Some(shown)) if bool::from(token.expose().as_bytes().ct_eq(shown)))
+    let presented = headers.get(header::AUTHORIZATION).and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
+    matches!((token, presented), (Some(token), Some(presented)) if bool::from(token.expose().as_bytes().ct_eq(presented)))
 }

@@ -28,12 +28,12 @@ pub struct PageQuery {
 impl PageQuery {
     /// A page of items with ids of type `Id`. Requests one item more than is shown, to detect whether there is another
     /// page.
-    pub fn wish<Id: FromStr>(&self) -> Result<PageWish, ApiError> {
-        self.wish_or::<Id>(DEFAULT_LIMIT)
+    pub fn page_params<Id: FromStr>(&self) -> Result<PageWish, ApiError> {
+        self.page_params_or::<Id>(DEFAULT_LIMIT)
     }
 
-    /// Like `wish`, with the given default limit.
-    pub fn wish_or<Id: FromStr>(&self, unsaid: u32) -> Result<PageWish, ApiError> {
+    /// Like `params`, with the given default limit.
+    pub fn page_params_or<Id: FromStr>(&self, unsaid: u32) -> Result<PageWish, ApiError> {
         let limit = match &self.limit {
             None => unsaid,
             Some(said) => said
@@ -49,8 +49,8 @@ impl PageQuery {
     }
 }
 
-pub fn page<T>(mut items: Vec<T>, wish: &PageWish, id: impl Fn(&T) -> String) -> Page<T> {
-    let shown = wish.limit.saturating_sub(1) as usize;
+pub fn page<T>(mut items: Vec<T>, params: &PageWish, id: impl Fn(&T) -> String) -> Page<T> {
+    let shown = params.limit.saturating_sub(1) as usize;
     let has_more = items.len() > shown;
     items.truncate(shown);
     let next_cursor = if has_more { items.last().map(id) } else { None };

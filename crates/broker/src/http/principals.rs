@@ -26,39 +26,39 @@ pub fn routes() -> Routes {
 
 /// Defaults to the caller's own workspace.
 #[derive(Deserialize)]
-struct Within {
+struct WorkspaceQuery {
     workspace: Option<String>,
 }
 
 async fn list(
     State(api): State<Api>,
-    who: Authenticated,
-    Params(within): Params<Within>,
+    auth: Authenticated,
+    Params(workspace): Params<WorkspaceQuery>,
     Params(query): Params<PageQuery>,
 ) -> Result<Json<Page<PrincipalInfo>>, Failure> {
-    let wish = query.wish::<String>()?;
-    let items = api.keys.principals(&who.caller, within.workspace.as_deref(), &wish).await?;
-    Ok(Json(page(items, &wish, |p| p.name.clone())))
+    let params = query.page_params::<String>()?;
+    let items = api.services.principals.list(&auth.caller, workspace.workspace.as_deref(), &params).await?;
+    Ok(Json(page(items, &params, |p| p.name.clone())))
 }
 
 async fn disable(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(name): Path<String>,
-    Params(within): Params<Within>,
+    Params(workspace): Params<WorkspaceQuery>,
     MaybeJsonBody(NoFields {}): MaybeJsonBody<NoFields>,
 ) -> Result<StatusCode, Failure> {
-    api.keys.disable(&who.caller, within.workspace.as_deref(), &name, &who.request_id).await?;
+    api.services.principals.disable(&auth.caller, workspace.workspace.as_deref(), &name, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn enable(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(name): Path<String>,
-    Params(within): Params<Within>,
+    Params(workspace): Params<WorkspaceQuery>,
     MaybeJsonBody(NoFields {}): MaybeJsonBody<NoFields>,
 ) -> Result<StatusCode, Failure> {
-    api.keys.enable(&who.caller, within.workspace.as_deref(), &name, &who.request_id).await?;
+    api.services.principals.enable(&auth.caller, workspace.workspace.as_deref(), &name, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -17,22 +17,22 @@ use serde::{Deserialize, de::IgnoredAny};
 use super::{body::UnwantedBody, error::Failure, langsmith, ops::OPENAPI};
 
 /// Keyed by path and method, as spelled in the document.
-type Known = HashMap<String, HashMap<String, Taken>>;
+type KnownOperations = HashMap<String, HashMap<String, AcceptedInput>>;
 
 /// The input that an operation accepts.
-struct Taken {
+struct AcceptedInput {
     query: Vec<String>,
     has_body: bool,
 }
 
-static KNOWN: LazyLock<Known> = LazyLock::new(|| {
+static KNOWN_OPERATIONS: LazyLock<KnownOperations> = LazyLock::new(|| {
     // The document is compiled in, and tests compare it with the router.
     let document: Document = serde_json::from_str(OPENAPI).unwrap_or_default();
-    let taken = |operation: Operation| Taken {
+    let accepted = |operation: Operation| AcceptedInput {
         query: operation.parameters.into_iter().filter(|p| p.place == "query").map(|p| p.name).collect(),
         has_body: operation.request_body.is_some(),
     };
-    let methods = |methods: HashMap<String, Operation>| methods.into_iter().map(|(method, o)| (method, taken(o))).collect();
+    let methods = |methods: HashMap<String, Operation>| methods.into_iter().map(|(method, o)| (method, accepted(o))).collect();
     document.paths.into_iter().map(|(path, operations)| (path, methods(operations))).collect()
 });
 
@@ -59,23 +59,23 @@ struct Parameter {
 /// Layer around every route of the control plane. The LangSmith routes accept anything, because their SDKs send more
 /// than they document.
 pub async fn refuse_unknown(mut request: Request, next: Next) -> Response {
-    let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str).filter(|route| !langsmith::is_asked(route));
+    let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str).filter(|route| !langsmith::is_langsmith_path(route));
     // The router refuses methods that this route doesn't have.
-    let Some(taken) = route.and_then(|route| taken(route, request.method())) else { return next.run(request).await };
-    if let Err(refused) = check_query(request.uri(), &taken.query) {
+    let Some(accepted) = route.and_then(|route| accepted(route, request.method())) else { return next.run(request).await };
+    if let Err(refused) = check_query(request.uri(), &accepted.query) {
         return Failure::from(refused).into_response();
     }
-    if !taken.has_body && !request.body().is_end_stream() {
+    if !accepted.has_body && !request.body().is_end_stream() {
         let body = std::mem::take(request.body_mut());
         request.extensions_mut().insert(UnwantedBody::new(body));
     }
     next.run(request).await
 }
 
-fn taken(route: &str, method: &Method) -> Option<&'static Taken> {
+fn accepted(route: &str, method: &Method) -> Option<&'static AcceptedInput> {
     // The router answers HEAD on every route with GET.
     let method = if *method == Method::HEAD { "get".to_owned() } else { method.as_str().to_ascii_lowercase() };
-    KNOWN.get(route)?.get(&method)
+    KNOWN_OPERATIONS.get(route)?.get(&method)
 }
 
 fn check_query(uri: &Uri, known: &[String]) -> Result<(), ApiError> {

@@ -34,72 +34,72 @@ struct Permanent {
 pub fn routes() -> Routes {
     Routes::new()
         .route("/v1/sandboxes", get(list).post(create))
-        .route("/v1/sandboxes/{id_or_name}", get(look).patch(change).delete(remove))
+        .route("/v1/sandboxes/{id_or_name}", get(show).patch(change).delete(remove))
         .route("/v1/sandboxes/{id_or_name}/restore", post(restore))
         .route("/v1/sandboxes/{id_or_name}/usage", get(usage))
 }
 
 async fn create(
     State(api): State<Api>,
-    who: Authenticated,
-    MaybeJsonBody(wish): MaybeJsonBody<CreateSandbox>,
+    auth: Authenticated,
+    MaybeJsonBody(params): MaybeJsonBody<CreateSandbox>,
 ) -> Result<(StatusCode, Json<SandboxInfo>), Failure> {
-    Ok((StatusCode::CREATED, Json(api.sandboxes.create(&who.asking(), wish).await?)))
+    Ok((StatusCode::CREATED, Json(api.services.sandboxes.create(&auth.request_context(), params).await?)))
 }
 
 async fn list(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Params(query): Params<PageQuery>,
     Params(Deleted { deleted }): Params<Deleted>,
     TagParams(tags): TagParams,
 ) -> Result<Json<Page<SandboxInfo>>, Failure> {
-    let wish = query.wish::<SandboxId>()?;
+    let params = query.page_params::<SandboxId>()?;
     let items = match deleted.unwrap_or_default() {
         true if !tags.is_empty() => return Err(ApiError::invalid("tag: deleted sandboxes can't be filtered by tags").into()),
-        true => api.sandboxes.list_deleted(&who.caller, &wish).await?,
-        false => api.sandboxes.list(&who.caller, &tags, &wish).await?,
+        true => api.services.deleted_sandboxes.list(&auth.caller, &params).await?,
+        false => api.services.sandboxes.list(&auth.caller, &tags, &params).await?,
     };
-    Ok(Json(page(items, &wish, |s| s.id.to_string())))
+    Ok(Json(page(items, &params, |s| s.id.to_string())))
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(id_or_name): Path<String>) -> Result<Json<SandboxInfo>, Failure> {
-    Ok(Json(api.sandboxes.get(&who.caller, &id_or_name).await?))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(id_or_name): Path<String>) -> Result<Json<SandboxInfo>, Failure> {
+    Ok(Json(api.services.sandboxes.get(&auth.caller, &id_or_name).await?))
 }
 
 async fn change(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(id_or_name): Path<String>,
-    JsonBody(wish): JsonBody<PatchSandbox>,
+    JsonBody(params): JsonBody<PatchSandbox>,
 ) -> Result<Json<SandboxInfo>, Failure> {
-    Ok(Json(api.sandboxes.patch(&who.asking(), &id_or_name, wish).await?))
+    Ok(Json(api.services.sandboxes.patch(&auth.request_context(), &id_or_name, params).await?))
 }
 
 async fn remove(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(id_or_name): Path<String>,
     Params(Permanent { permanent }): Params<Permanent>,
 ) -> Result<StatusCode, Failure> {
-    api.sandboxes.delete(&who.caller, &id_or_name, permanent.unwrap_or_default(), &who.request_id).await?;
+    api.services.sandboxes.delete(&auth.caller, &id_or_name, permanent.unwrap_or_default(), &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn restore(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(id_or_name): Path<String>,
-    MaybeJsonBody(wish): MaybeJsonBody<RestoreSandbox>,
+    MaybeJsonBody(params): MaybeJsonBody<RestoreSandbox>,
 ) -> Result<Json<RestoreResponse>, Failure> {
-    Ok(Json(api.sandboxes.restore(&who.asking(), &id_or_name, wish).await?))
+    Ok(Json(api.services.deleted_sandboxes.restore(&auth.request_context(), &id_or_name, params).await?))
 }
 
 async fn usage(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(id_or_name): Path<String>,
     Params(Deleted { deleted }): Params<Deleted>,
 ) -> Result<Json<SandboxUsage>, Failure> {
-    Ok(Json(api.sandboxes.usage(&who.caller, &id_or_name, deleted.unwrap_or_default()).await?))
+    Ok(Json(api.services.deleted_sandboxes.usage(&auth.caller, &id_or_name, deleted.unwrap_or_default()).await?))
 }

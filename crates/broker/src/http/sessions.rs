@@ -27,7 +27,7 @@ const IDEMPOTENCY_KEY: &str = "idempotency-key";
 pub fn routes() -> Routes {
     Routes::new()
         .route("/v1/sandbox/sessions", post(negotiate).get(list))
-        .route("/v1/sandbox/sessions/{id}", get(look).delete(release))
+        .route("/v1/sandbox/sessions/{id}", get(show).delete(release))
         .route("/v1/sandbox/sessions/{id}/refresh", post(refresh))
         .route("/v1/sandbox/sessions/{id}/refresh-token", post(refresh_token))
         .route("/v1/sandbox/sessions/{id}/heartbeat", post(heartbeat))
@@ -35,13 +35,13 @@ pub fn routes() -> Routes {
 
 async fn negotiate(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     headers: HeaderMap,
     JsonBody(body): JsonBody<NegotiationBody>,
 ) -> Result<Json<NegotiateResponse>, Failure> {
     let key = idempotency_key(&headers)?;
     let is_full_shape = body.is_full_shape();
-    let answer = api.sessions.negotiate(&who.asking(), &body.read()?, key).await;
+    let answer = api.services.negotiator.negotiate(&auth.request_context(), &body.read()?, key).await;
     Ok(Json(if is_full_shape { answer.map_err(full)? } else { answer? }))
 }
 
@@ -66,7 +66,7 @@ struct ListQuery {
 
 async fn list(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Params(query): Params<ListQuery>,
     TagParams(tags): TagParams,
 ) -> Result<Json<Page<SessionInfo>>, Failure> {
@@ -78,49 +78,49 @@ async fn list(
         ),
         None => None,
     };
-    let wish = PageQuery { limit: query.limit, cursor: query.cursor }.wish::<SessionId>()?;
+    let params = PageQuery { limit: query.limit, cursor: query.cursor }.page_params::<SessionId>()?;
     let filter = SessionFilter { scope_type: query.scope_type, scope_id: query.scope_id, tags, state };
-    let items = api.sessions.list(&who.caller, &filter, &wish).await?;
-    Ok(Json(page(items, &wish, |s| s.session_id.to_string())))
+    let items = api.services.sessions.list(&auth.caller, &filter, &params).await?;
+    Ok(Json(page(items, &params, |s| s.session_id.to_string())))
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<NegotiateResponse>, Failure> {
-    let found = api.sessions.get(&who.asking(), &session_id(&id)?).await?;
-    who.about(&found.session_id, &found.sandbox.id);
+async fn show(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<Json<NegotiateResponse>, Failure> {
+    let found = api.services.sessions.get(&auth.request_context(), &session_id(&id)?).await?;
+    auth.about(&found.session_id, &found.sandbox.id);
     Ok(Json(found))
 }
 
 async fn refresh(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(id): Path<String>,
-    MaybeJsonBody(wish): MaybeJsonBody<RefreshRequest>,
+    MaybeJsonBody(params): MaybeJsonBody<RefreshRequest>,
 ) -> Result<Json<RefreshResponse>, Failure> {
-    Ok(Json(api.sessions.refresh(&who.asking(), &session_id(&id)?, &wish).await?))
+    Ok(Json(api.services.renewal.refresh(&auth.request_context(), &session_id(&id)?, &params).await?))
 }
 
 async fn refresh_token(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(id): Path<String>,
-    MaybeJsonBody(wish): MaybeJsonBody<RefreshRequest>,
+    MaybeJsonBody(params): MaybeJsonBody<RefreshRequest>,
 ) -> Result<Json<RefreshResponse>, Failure> {
     let id = session_id(&id).map_err(full)?;
-    Ok(Json(api.sessions.refresh(&who.asking(), &id, &wish).await.map_err(full)?))
+    Ok(Json(api.services.renewal.refresh(&auth.request_context(), &id, &params).await.map_err(full)?))
 }
 
 async fn heartbeat(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(id): Path<String>,
     MaybeJsonBody(NoFields {}): MaybeJsonBody<NoFields>,
 ) -> Result<Json<HeartbeatResponse>, Failure> {
     let id = session_id(&id).map_err(full)?;
-    Ok(Json(api.sessions.heartbeat(&who.asking(), &id).await.map_err(full)?))
+    Ok(Json(api.services.renewal.heartbeat(&auth.request_context(), &id).await.map_err(full)?))
 }
 
-async fn release(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
-    api.sessions.release(&who.caller, &session_id(&id)?, &who.request_id).await?;
+async fn release(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.sessions.release(&auth.caller, &session_id(&id)?, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -12,7 +12,7 @@ use cobox_protocol::{
 use http::StatusCode;
 
 use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure, sessions::session_id, tokens::requested};
-use crate::domain::shares::ShareWish;
+use crate::domain::sessions::shares::ShareParams;
 
 pub fn routes() -> Routes {
     Routes::new()
@@ -22,31 +22,35 @@ pub fn routes() -> Routes {
 
 async fn share(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(id): Path<String>,
     JsonBody(body): JsonBody<ShareRequest>,
 ) -> Result<(StatusCode, Json<ShareInfo>), Failure> {
     let capabilities = requested(body.capabilities.as_ref(), body.scopes.as_ref())?;
-    let wish = ShareWish { principal: &body.principal, capabilities, expires_at: body.expires_at };
-    let (share, is_new) = api.sessions.share(&who.asking(), &session_id(&id)?, wish).await?;
+    let params = ShareParams { principal: &body.principal, capabilities, expires_at: body.expires_at };
+    let (share, is_new) = api.services.shares.create(&auth.request_context(), &session_id(&id)?, params).await?;
     Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(share)))
 }
 
 /// Returns all of them, because there are few.
-async fn list(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<Page<ShareInfo>>, Failure> {
-    let items = api.sessions.shares(&who.caller, &session_id(&id)?).await?;
+async fn list(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<Json<Page<ShareInfo>>, Failure> {
+    let items = api.services.shares.list(&auth.caller, &session_id(&id)?).await?;
     Ok(Json(Page { items, next_cursor: None }))
 }
 
 async fn principal_access(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path((id, principal)): Path<(String, String)>,
 ) -> Result<Json<PrincipalAccess>, Failure> {
-    Ok(Json(api.sessions.principal_access(&who.caller, &session_id(&id)?, &principal).await?))
+    Ok(Json(api.services.shares.principal_access(&auth.caller, &session_id(&id)?, &principal).await?))
 }
 
-async fn unshare(State(api): State<Api>, who: Authenticated, Path((id, principal)): Path<(String, String)>) -> Result<StatusCode, Failure> {
-    api.sessions.unshare(&who.asking(), &session_id(&id)?, &principal).await?;
+async fn unshare(
+    State(api): State<Api>,
+    auth: Authenticated,
+    Path((id, principal)): Path<(String, String)>,
+) -> Result<StatusCode, Failure> {
+    api.services.shares.delete(&auth.request_context(), &session_id(&id)?, &principal).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure, paging::Params};
 use crate::{
-    domain::{kinds::Snapshot, snapshots::SnapshotWish},
+    domain::resources::{records::Snapshot, snapshots::SnapshotParams},
     store::SnapshotFilter,
 };
 
@@ -25,7 +25,7 @@ pub fn routes() -> Routes {
     Routes::new()
         .route("/v1/sandboxes/{id_or_name}/snapshots", post(take))
         .route("/v1/snapshots", get(list))
-        .route("/v1/snapshots/{reference}", get(look).delete(remove))
+        .route("/v1/snapshots/{reference}", get(show).delete(remove))
 }
 
 #[derive(Deserialize)]
@@ -35,26 +35,26 @@ struct Query {
 
 async fn take(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(id_or_name): Path<String>,
-    JsonBody(wish): JsonBody<TakeSnapshot>,
+    JsonBody(params): JsonBody<TakeSnapshot>,
 ) -> Result<(StatusCode, Json<SnapshotInfo>), Failure> {
-    let asked = SnapshotWish { name: &wish.name, tag: wish.tag.as_deref(), ..SnapshotWish::default() };
-    let taken = api.kinds.take_snapshot(&who.asking(), &id_or_name, asked).await?;
-    Ok((StatusCode::ACCEPTED, Json(taken.info())))
+    let snapshot_params = SnapshotParams { name: &params.name, tag: params.tag.as_deref(), ..SnapshotParams::default() };
+    let snapshot = api.services.snapshots.take(&auth.request_context(), &id_or_name, snapshot_params).await?;
+    Ok((StatusCode::ACCEPTED, Json(snapshot.info())))
 }
 
-async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<Query>) -> Result<Json<Page<SnapshotInfo>>, Failure> {
+async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params<Query>) -> Result<Json<Page<SnapshotInfo>>, Failure> {
     let filter = SnapshotFilter { name: query.name, limit: MOST_SHOWN, ..SnapshotFilter::default() };
-    let items = api.kinds.snapshots(&who.asking(), &filter).await?.into_iter().map(Snapshot::info).collect();
+    let items = api.services.snapshots.list(&auth.request_context(), &filter).await?.into_iter().map(Snapshot::info).collect();
     Ok(Json(Page { items, next_cursor: None }))
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotInfo>, Failure> {
-    Ok(Json(api.kinds.snapshot(&who.asking(), &reference).await?.info()))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotInfo>, Failure> {
+    Ok(Json(api.services.snapshots.get(&auth.request_context(), &reference).await?.info()))
 }
 
-async fn remove(State(api): State<Api>, who: Authenticated, Path(reference): Path<String>) -> Result<StatusCode, Failure> {
-    api.kinds.delete_snapshot(&who.asking(), &reference).await?;
+async fn remove(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.snapshots.delete(&auth.request_context(), &reference).await?;
     Ok(StatusCode::NO_CONTENT)
 }

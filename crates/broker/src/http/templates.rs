@@ -12,31 +12,31 @@ use cobox_protocol::{
 use http::StatusCode;
 
 use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure};
-use crate::domain::templates::Found;
+use crate::domain::resources::templates::ResolvedTemplate;
 
 pub fn routes() -> Routes {
-    Routes::new().route("/v1/templates", get(list).post(create)).route("/v1/templates/{name}", get(look).delete(remove))
+    Routes::new().route("/v1/templates", get(list).post(create)).route("/v1/templates/{name}", get(show).delete(remove))
 }
 
 async fn create(
     State(api): State<Api>,
-    who: Authenticated,
-    JsonBody(wish): JsonBody<CreateTemplate>,
+    auth: Authenticated,
+    JsonBody(params): JsonBody<CreateTemplate>,
 ) -> Result<(StatusCode, Json<TemplateInfo>), Failure> {
-    Ok((StatusCode::CREATED, Json(api.kinds.create_template(&who.asking(), wish).await?.info())))
+    Ok((StatusCode::CREATED, Json(api.services.templates.create(&auth.request_context(), params).await?.info())))
 }
 
 /// Returns all of them, because there are few.
-async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<Page<TemplateInfo>>, Failure> {
-    let items = api.kinds.templates(&who.asking()).await?.into_iter().map(Found::info).collect();
+async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<Page<TemplateInfo>>, Failure> {
+    let items = api.services.templates.list(&auth.request_context()).await?.into_iter().map(ResolvedTemplate::info).collect();
     Ok(Json(Page { items, next_cursor: None }))
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateInfo>, Failure> {
-    Ok(Json(api.kinds.template(&who.asking(), &name).await?.info()))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateInfo>, Failure> {
+    Ok(Json(api.services.templates.get(&auth.request_context(), &name).await?.info()))
 }
 
-async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
-    api.kinds.delete_template(&who.asking(), &name).await?;
+async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.templates.delete(&auth.request_context(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -23,59 +23,59 @@ use super::{
 pub fn routes() -> Routes {
     Routes::new()
         .route("/threads/{thread_id}", delete(end))
-        .route("/threads/{thread_id}/sandbox", post(negotiate).get(look).delete(release))
+        .route("/threads/{thread_id}/sandbox", post(negotiate).get(show).delete(release))
         .route("/threads/{thread_id}/sandbox/refresh", post(refresh))
         .route("/threads/{thread_id}/sandbox/heartbeat", post(heartbeat))
 }
 
 async fn negotiate(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(thread): Path<String>,
     headers: HeaderMap,
     MaybeJsonBody(body): MaybeJsonBody<NegotiationBody>,
 ) -> Result<Json<ThreadSandbox>, Failure> {
-    let wish = body.read_for_thread(&thread)?;
-    let found = api.sessions.negotiate(&who.asking(), &wish, idempotency_key(&headers)?).await?;
+    let params = body.read_for_thread(&thread)?;
+    let found = api.services.negotiator.negotiate(&auth.request_context(), &params, idempotency_key(&headers)?).await?;
     Ok(Json(found.into()))
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(thread): Path<String>) -> Result<Json<ThreadSandbox>, Failure> {
-    let id = api.sessions.id_of_thread(&who.caller, &thread).await?;
-    let found = api.sessions.get(&who.asking(), &id).await?;
-    who.about(&found.session_id, &found.sandbox.id);
+async fn show(State(api): State<Api>, auth: Authenticated, Path(thread): Path<String>) -> Result<Json<ThreadSandbox>, Failure> {
+    let id = api.services.threads.session_id_of(&auth.caller, &thread).await?;
+    let found = api.services.sessions.get(&auth.request_context(), &id).await?;
+    auth.about(&found.session_id, &found.sandbox.id);
     Ok(Json(found.into()))
 }
 
 /// On this route the presented token expires soon afterwards, unless the caller requests otherwise.
 async fn refresh(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(thread): Path<String>,
-    MaybeJsonBody(wish): MaybeJsonBody<RefreshRequest>,
+    MaybeJsonBody(params): MaybeJsonBody<RefreshRequest>,
 ) -> Result<Json<RefreshResponse>, Failure> {
-    let id = api.sessions.id_of_thread(&who.caller, &thread).await?;
-    let rotate = wish.rotate.or(wish.current_token.is_some().then_some(true));
-    Ok(Json(api.sessions.refresh(&who.asking(), &id, &RefreshRequest { rotate, ..wish }).await?))
+    let id = api.services.threads.session_id_of(&auth.caller, &thread).await?;
+    let rotate = params.rotate.or(params.current_token.is_some().then_some(true));
+    Ok(Json(api.services.renewal.refresh(&auth.request_context(), &id, &RefreshRequest { rotate, ..params }).await?))
 }
 
 async fn heartbeat(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(thread): Path<String>,
     MaybeJsonBody(NoFields {}): MaybeJsonBody<NoFields>,
 ) -> Result<Json<HeartbeatResponse>, Failure> {
-    let id = api.sessions.id_of_thread(&who.caller, &thread).await?;
-    Ok(Json(api.sessions.heartbeat(&who.asking(), &id).await?))
+    let id = api.services.threads.session_id_of(&auth.caller, &thread).await?;
+    Ok(Json(api.services.renewal.heartbeat(&auth.request_context(), &id).await?))
 }
 
-async fn release(State(api): State<Api>, who: Authenticated, Path(thread): Path<String>) -> Result<StatusCode, Failure> {
-    let id = api.sessions.id_of_thread(&who.caller, &thread).await?;
-    api.sessions.release(&who.caller, &id, &who.request_id).await?;
+async fn release(State(api): State<Api>, auth: Authenticated, Path(thread): Path<String>) -> Result<StatusCode, Failure> {
+    let id = api.services.threads.session_id_of(&auth.caller, &thread).await?;
+    api.services.sessions.release(&auth.caller, &id, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn end(State(api): State<Api>, who: Authenticated, Path(thread): Path<String>) -> Result<StatusCode, Failure> {
-    api.sessions.end_thread(&who.caller, &thread, &who.request_id).await?;
+async fn end(State(api): State<Api>, auth: Authenticated, Path(thread): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.threads.end_of_thread(&auth.caller, &thread, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

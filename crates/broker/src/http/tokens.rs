@@ -18,17 +18,20 @@ use super::{
     Api, Routes,
     auth::Authenticated,
     body::JsonBody,
-    error::{Failure, Seen},
+    error::{Failure, RequestRecord},
     negotiation::actor,
     sessions::session_id,
 };
 use crate::domain::{
-    access::Requested,
-    delegation::{Delegation, Delegator, Of},
-    issue::TokenFormat,
-    links::{LinkMethod, LinkWish},
+    access::{
+        RequestedCapabilities,
+        rate_limiter::{ChargeRequest, RequestClass},
+    },
     model::Principal,
-    rates::{Class, Pay},
+    tokens::{
+        delegation::{DelegationParams, DelegationTarget, Delegator},
+        file_links::{FileLinkParams, LinkMethod},
+    },
 };
 
 pub fn routes() -> Routes {
@@ -40,14 +43,14 @@ pub fn routes() -> Routes {
 
 const SESSIONS: &str = "/v1/sandbox/sessions/";
 
-fn no_place() -> ApiError {
+fn unreadable_path() -> ApiError {
     ApiError::invalid("the path: can't be read; it must be UTF-8, percent-encoded")
 }
 
 /// A caller with a key, or a client that has only a token.
 enum Presenter {
     Caller(Box<Authenticated>),
-    Holder { token: Secret, request_id: RequestId, seen: Option<Seen> },
+    Holder { token: Secret, request_id: RequestId, record: Option<RequestRecord> },
 }
 
 impl FromRequestParts<Api> for Presenter {
@@ -55,35 +58,39 @@ impl FromRequestParts<Api> for Presenter {
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
         // A token of an OIDC issuer is treated like a key.
-        let is_ours = |token: &Secret| !api.deployment.oidc.as_ref().is_some_and(|o| o.is_of_issuer(token));
+        let is_ours = |token: &Secret| !api.context.oidc.as_ref().is_some_and(|o| o.is_of_issuer(token));
         if let Some(Credential::Token(token)) = Credential::from_headers(&parts.headers)?
             && is_ours(&token)
         {
             // The principal is known only after the token has been verified together with its target.
-            let Path(id) = Path::<String>::from_request_parts(parts, api).await.map_err(|_| no_place())?;
-            let of = if parts.uri.path().starts_with(SESSIONS) { Of::Session(session_id(&id)?) } else { Of::Sandbox(&id) };
-            api.sessions.check_holder(of, &token).await?;
+            let Path(id) = Path::<String>::from_request_parts(parts, api).await.map_err(|_| unreadable_path())?;
+            let target = if parts.uri.path().starts_with(SESSIONS) {
+                DelegationTarget::Session(session_id(&id)?)
+            } else {
+                DelegationTarget::Sandbox(&id)
+            };
+            api.services.delegations.check_holder(target, &token).await?;
             let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
-            let seen = parts.extensions.get::<Seen>().cloned();
-            return Ok(Presenter::Holder { token, request_id, seen });
+            let record = parts.extensions.get::<RequestRecord>().cloned();
+            return Ok(Presenter::Holder { token, request_id, record });
         }
-        Authenticated::from_request_parts(parts, api).await.map(|who| Presenter::Caller(Box::new(who)))
+        Authenticated::from_request_parts(parts, api).await.map(|auth| Presenter::Caller(Box::new(auth)))
     }
 }
 
 impl Presenter {
-    fn seen(&self) -> Option<&Seen> {
+    fn record(&self) -> Option<&RequestRecord> {
         match self {
             Presenter::Caller(_) => None,
-            Presenter::Holder { seen, .. } => seen.as_ref(),
+            Presenter::Holder { record, .. } => record.as_ref(),
         }
     }
 
-    fn delegator<'a>(&'a self, pay: Pay<'a>) -> Delegator<'a> {
+    fn delegator<'a>(&'a self, charge: ChargeRequest<'a>) -> Delegator<'a> {
         match self {
             // A caller with a key has already been counted by the rate limiter.
-            Presenter::Caller(who) => Delegator::Caller(who.asking()),
-            Presenter::Holder { token, request_id, .. } => Delegator::Holder { token: token.clone(), request_id, pay },
+            Presenter::Caller(auth) => Delegator::Caller(auth.request_context()),
+            Presenter::Holder { token, request_id, .. } => Delegator::Holder { token: token.clone(), request_id, charge },
         }
     }
 }
@@ -102,54 +109,62 @@ pub struct DelegationBody {
 }
 
 impl DelegationBody {
-    fn read(&self) -> Result<Delegation<'_>, ApiError> {
-        Ok(Delegation {
+    fn read(&self) -> Result<DelegationParams<'_>, ApiError> {
+        Ok(DelegationParams {
             capabilities: requested(self.capabilities.as_ref(), self.scopes.as_ref())?,
             ttl: self.ttl,
             parent: self.parent_token.clone(),
             actor: self.actor.as_ref().map(actor).transpose()?,
-            format: self.token_format.as_deref().map(TokenFormat::from_word).transpose()?,
+            format: self.token_format.as_deref().map(str::parse).transpose()?,
         })
     }
 }
 
 /// The field is accepted under either name, but not under both.
-pub fn requested<'a>(capabilities: Option<&'a Vec<String>>, scopes: Option<&'a Vec<String>>) -> Result<Requested<'a>, ApiError> {
+pub fn requested<'a>(
+    capabilities: Option<&'a Vec<String>>,
+    scopes: Option<&'a Vec<String>>,
+) -> Result<RequestedCapabilities<'a>, ApiError> {
     match (capabilities, scopes) {
         (Some(_), Some(_)) => Err(ApiError::invalid("scopes: is another name of capabilities; send one of them")),
-        (Some(words), None) => Ok(Requested { field: "capabilities", words }),
-        (None, Some(words)) => Ok(Requested { field: "scopes", words }),
+        (Some(words), None) => Ok(RequestedCapabilities { field: "capabilities", words }),
+        (None, Some(words)) => Ok(RequestedCapabilities { field: "scopes", words }),
         (None, None) => Err(ApiError::invalid("capabilities: is missing; name what is to be allowed")),
     }
 }
 
 async fn of_session(
     State(api): State<Api>,
-    who: Presenter,
+    auth: Presenter,
     Path(id): Path<String>,
     JsonBody(body): JsonBody<DelegationBody>,
 ) -> Result<Json<DelegateResponse>, Failure> {
-    let pay = |holder: &Principal| api.pay(who.seen(), holder, Class::Request);
-    Ok(Json(api.sessions.delegate(who.delegator(&pay), Of::Session(session_id(&id)?), body.read()?).await?))
+    let charge = |holder: &Principal| api.charge(auth.record(), holder, RequestClass::Request);
+    Ok(Json(api.services.delegations.delegate(auth.delegator(&charge), DelegationTarget::Session(session_id(&id)?), body.read()?).await?))
 }
 
 async fn of_sandbox(
     State(api): State<Api>,
-    who: Presenter,
+    auth: Presenter,
     Path(id): Path<String>,
     JsonBody(body): JsonBody<DelegationBody>,
 ) -> Result<Json<DelegateResponse>, Failure> {
-    let pay = |holder: &Principal| api.pay(who.seen(), holder, Class::Request);
-    Ok(Json(api.sessions.delegate(who.delegator(&pay), Of::Sandbox(&id), body.read()?).await?))
+    let charge = |holder: &Principal| api.charge(auth.record(), holder, RequestClass::Request);
+    Ok(Json(api.services.delegations.delegate(auth.delegator(&charge), DelegationTarget::Sandbox(&id), body.read()?).await?))
 }
 
 async fn file_link(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(id): Path<String>,
-    JsonBody(wish): JsonBody<FileLinkRequest>,
+    JsonBody(params): JsonBody<FileLinkRequest>,
 ) -> Result<Json<FileLinkResponse>, Failure> {
     let unknown = || ApiError::invalid("method: must be GET or PUT");
-    let method = wish.method.as_deref().map_or(Some(LinkMethod::Get), LinkMethod::from_word).ok_or_else(unknown)?;
-    Ok(Json(api.sessions.file_link(&who.asking(), &session_id(&id)?, LinkWish { path: &wish.path, method, ttl: wish.ttl }).await?))
+    let method = params.method.as_deref().map_or(Some(LinkMethod::Get), LinkMethod::parse).ok_or_else(unknown)?;
+    Ok(Json(
+        api.services
+            .file_links
+            .of_session(&auth.request_context(), &session_id(&id)?, FileLinkParams { path: &params.path, method, ttl: params.ttl })
+            .await?,
+    ))
 }

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_the_standard_allows_is_taken_over() {
+    fn only_valid_trace_contexts_are_accepted() {
         let good = TraceContext::read("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
         assert_eq!((good.to_string().as_str(), good.is_sampled), ("4bf92f3577b34da6a3ce929d0e0e4736", true));
         for bad in [

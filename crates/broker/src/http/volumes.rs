@@ -14,27 +14,27 @@ use http::StatusCode;
 use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure};
 
 pub fn routes() -> Routes {
-    Routes::new().route("/v1/volumes", get(list).post(create)).route("/v1/volumes/{name_or_id}", get(look).delete(remove))
+    Routes::new().route("/v1/volumes", get(list).post(create)).route("/v1/volumes/{name_or_id}", get(show).delete(remove))
 }
 
 async fn create(
     State(api): State<Api>,
-    who: Authenticated,
-    JsonBody(wish): JsonBody<CreateVolume>,
+    auth: Authenticated,
+    JsonBody(params): JsonBody<CreateVolume>,
 ) -> Result<(StatusCode, Json<VolumeInfo>), Failure> {
-    Ok((StatusCode::CREATED, Json(api.kinds.create_volume(&who.asking(), wish).await?)))
+    Ok((StatusCode::CREATED, Json(api.services.volumes.create(&auth.request_context(), params).await?)))
 }
 
 /// Returns all of them, because there are few.
-async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<Page<VolumeInfo>>, Failure> {
-    Ok(Json(Page { items: api.kinds.volumes(&who.asking()).await?, next_cursor: None }))
+async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<Page<VolumeInfo>>, Failure> {
+    Ok(Json(Page { items: api.services.volumes.list(&auth.request_context()).await?, next_cursor: None }))
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(name_or_id): Path<String>) -> Result<Json<VolumeInfo>, Failure> {
-    Ok(Json(api.kinds.volume(&who.asking(), &name_or_id).await?))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(name_or_id): Path<String>) -> Result<Json<VolumeInfo>, Failure> {
+    Ok(Json(api.services.volumes.get(&auth.request_context(), &name_or_id).await?))
 }
 
-async fn remove(State(api): State<Api>, who: Authenticated, Path(name_or_id): Path<String>) -> Result<StatusCode, Failure> {
-    api.kinds.delete_volume(&who.asking(), &name_or_id).await?;
+async fn remove(State(api): State<Api>, auth: Authenticated, Path(name_or_id): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.volumes.delete(&auth.request_context(), &name_or_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

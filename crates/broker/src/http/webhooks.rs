@@ -29,8 +29,8 @@ async fn thread(State(api): State<Api>, request: Request) -> Result<Json<ThreadN
     let (timestamp, signature) = (header(request.headers(), TIMESTAMP)?.to_owned(), header(request.headers(), SIGNATURE)?.to_owned());
     // The signature covers the body, so this body is read before its sender is authenticated.
     let bytes: Bytes = body::read_at_most(request.into_body(), MAX_NOTICE_BYTES).await?;
-    let sent_at = webhook.verify(&timestamp, &signature, &bytes, api.deployment.now())?;
-    let ended = api.sessions.thread_is_gone(&read_object(&bytes)?, sent_at, &request_id).await?;
+    let sent_at = webhook.verify(&timestamp, &signature, &bytes, api.context.now())?;
+    let ended = api.services.threads.end_by_notice(&read_object(&bytes)?, sent_at, &request_id).await?;
     Ok(Json(ThreadNoticeResponse { ended }))
 }
 

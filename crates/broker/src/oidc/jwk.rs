@@ -26,7 +26,7 @@ pub enum Algorithm {
 impl Algorithm {
     pub const ALL: [Algorithm; 3] = [Algorithm::Rs256, Algorithm::Es256, Algorithm::EdDsa];
 
-    pub fn from_word(word: &str) -> Option<Self> {
+    pub fn parse(word: &str) -> Option<Self> {
         match word {
             "RS256" => Some(Algorithm::Rs256),
             "ES256" => Some(Algorithm::Es256),
@@ -73,7 +73,7 @@ struct Document {
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct KeyEntry {
     kty: String,
     kid: Option<String>,
     #[serde(rename = "use")]
@@ -92,11 +92,12 @@ pub fn read(document: &[u8]) -> Result<Vec<Jwk>, &'static str> {
     if document.keys.len() > MAX_KEYS {
         return Err("it has too many keys");
     }
-    let keys: Vec<Jwk> = document.keys.into_iter().filter_map(|v| serde_json::from_value(v).ok().and_then(|e: Entry| usable(&e))).collect();
+    let keys: Vec<Jwk> =
+        document.keys.into_iter().filter_map(|v| serde_json::from_value(v).ok().and_then(|e: KeyEntry| usable(&e))).collect();
     if keys.is_empty() { Err("it has no key for RS256, ES256 or EdDSA") } else { Ok(keys) }
 }
 
-fn usable(entry: &Entry) -> Option<Jwk> {
+fn usable(entry: &KeyEntry) -> Option<Jwk> {
     if entry.used_for.as_deref().is_some_and(|u| u != "sig") {
         return None;
     }
@@ -108,7 +109,7 @@ fn usable(entry: &Entry) -> Option<Jwk> {
     };
     let key = Jwk { kid: entry.kid.clone(), public };
     // A key whose `alg` names another algorithm is not used for this one.
-    let is_meant = entry.alg.as_deref().is_none_or(|word| Algorithm::from_word(word) == Some(key.algorithm()));
+    let is_meant = entry.alg.as_deref().is_none_or(|word| Algorithm::parse(word) == Some(key.algorithm()));
     is_meant.then_some(key)
 }
 
@@ -128,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_of_other_kinds_are_passed_over_and_none_left_is_an_error() {
+    fn keys_of_other_kinds_are_skipped_and_an_empty_set_is_an_error() {
         let x = URL_SAFE_NO_PAD.encode([1; 32]);
         let good = format!(r#"{{"kty":"OKP","crv":"Ed25519","x":"{x}","kid":"a"}}"#);
         let bad = [

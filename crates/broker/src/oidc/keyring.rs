@@ -25,7 +25,7 @@ pub const KEEP: Duration = Duration::from_secs(3600);
 const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
 
 /// Source of the keys.
-pub enum Place {
+pub enum KeySource {
     Jwks(Url),
     /// The issuer's discovery document names the URL.
     Discover {
@@ -34,21 +34,21 @@ pub enum Place {
     },
 }
 
-impl Place {
+impl KeySource {
     pub fn discover(issuer: &str) -> Result<Self, &'static str> {
         let document = read_url(&format!("{}{DISCOVERY_PATH}", issuer.trim_end_matches('/')))?;
-        Ok(Place::Discover { issuer: issuer.to_owned(), document })
+        Ok(KeySource::Discover { issuer: issuer.to_owned(), document })
     }
 
     pub fn is_local(&self) -> bool {
         match self {
-            Place::Jwks(url) | Place::Discover { document: url, .. } => is_loopback(url),
+            KeySource::Jwks(url) | KeySource::Discover { document: url, .. } => is_loopback(url),
         }
     }
 }
 
 pub struct Keyring {
-    place: Place,
+    place: KeySource,
     outbound: Outbound,
     state: RwLock<State>,
     /// Held during a fetch. Requests that need an unknown key wait for this fetch; all others proceed.
@@ -72,7 +72,7 @@ struct Discovered {
 }
 
 impl Keyring {
-    pub fn new(place: Place) -> Result<Self, String> {
+    pub fn new(place: KeySource) -> Result<Self, String> {
         Ok(Self {
             outbound: Outbound::new(place.is_local())?,
             place,
@@ -122,8 +122,8 @@ impl Keyring {
 
     async fn fetch(&self) -> Result<Vec<Jwk>, String> {
         let url = match &self.place {
-            Place::Jwks(url) => url.clone(),
-            Place::Discover { issuer, document } => {
+            KeySource::Jwks(url) => url.clone(),
+            KeySource::Discover { issuer, document } => {
                 let found: Discovered =
                     serde_json::from_slice(&self.get(document).await?).map_err(|_| format!("{document} is no discovery document"))?;
                 // Otherwise one issuer could redirect the broker to the keys of another.

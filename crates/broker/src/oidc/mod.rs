@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 pub use jwk::Algorithm;
-use keyring::{Keyring, Place};
+use keyring::{KeySource, Keyring};
 pub use settings::OidcConfig;
 
 use crate::{
@@ -28,7 +28,7 @@ const TYPES: [&str; 2] = ["jwt", "at+jwt"];
 
 /// The principal and identity of a verified token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Vouched {
+pub struct VerifiedIdentity {
     pub principal: Principal,
     pub identity: Identity,
     /// When the token becomes invalid, including the leeway for clock skew.
@@ -37,7 +37,7 @@ pub struct Vouched {
 
 /// Why a token is refused. The reason appears only in the log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum OidcRefusal {
     #[error("{0}")]
     Bad(&'static str),
     #[error("the claim {0} is missing or can't be used")]
@@ -62,8 +62,8 @@ struct Header {
 impl Oidc {
     pub fn new(config: OidcConfig) -> Result<Self, String> {
         let place = match &config.jwks_url {
-            Some(url) => Place::Jwks(read_url(url).map_err(str::to_owned)?),
-            None => Place::discover(&config.issuer).map_err(str::to_owned)?,
+            Some(url) => KeySource::Jwks(read_url(url).map_err(str::to_owned)?),
+            None => KeySource::discover(&config.issuer).map_err(str::to_owned)?,
         };
         Ok(Self { keyring: Arc::new(Keyring::new(place)?), config })
     }
@@ -75,44 +75,44 @@ impl Oidc {
         claims.is_some_and(|c| c.get("iss").and_then(Value::as_str) == Some(&self.config.issuer))
     }
 
-    pub async fn verify(&self, token: &Secret, now: Timestamp) -> Result<Vouched, Refused> {
+    pub async fn verify(&self, token: &Secret, now: Timestamp) -> Result<VerifiedIdentity, OidcRefusal> {
         let token = token.expose();
         if token.len() > MAX_TOKEN_BYTES {
-            return Err(Refused::Bad("it is too long"));
+            return Err(OidcRefusal::Bad("it is too long"));
         }
-        let malformed = || Refused::Bad("it is malformed");
+        let malformed = || OidcRefusal::Bad("it is malformed");
         let (signed, signature) = token.rsplit_once('.').ok_or_else(malformed)?;
         let (header, payload) = signed.split_once('.').ok_or_else(malformed)?;
         let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| malformed())?;
         let header: Header = decode(header).ok_or_else(malformed)?;
         if header.crit.is_some() {
-            return Err(Refused::Bad("it has a critical header"));
+            return Err(OidcRefusal::Bad("it has a critical header"));
         }
         if header.typ.as_ref().is_some_and(|t| !TYPES.contains(&t.to_ascii_lowercase().trim_start_matches("application/"))) {
-            return Err(Refused::Bad("it is another kind of token"));
+            return Err(OidcRefusal::Bad("it is another kind of token"));
         }
-        let algorithm = Algorithm::from_word(&header.alg).filter(|a| self.config.algorithms.contains(a));
-        let algorithm = algorithm.ok_or(Refused::Bad("its algorithm is not allowed"))?;
+        let algorithm = Algorithm::parse(&header.alg).filter(|a| self.config.algorithms.contains(a));
+        let algorithm = algorithm.ok_or(OidcRefusal::Bad("its algorithm is not allowed"))?;
         let claims: Map<String, Value> = decode(payload).ok_or_else(malformed)?;
         // Check the claims before fetching any key: an invalid token must not cause a request to the issuer.
         let until = self.check_claims(&claims, now)?;
         let fits = |key: &jwk::Jwk| key.algorithm() == algorithm && (header.kid.is_none() || key.kid == header.kid);
-        let keys = self.keyring.keys(|known| known.iter().any(fits), now).await.ok_or(Refused::NoKeys)?;
+        let keys = self.keyring.keys(|known| known.iter().any(fits), now).await.ok_or(OidcRefusal::NoKeys)?;
         let mut fitting = keys.iter().filter(|k| fits(k));
-        let key = fitting.next().ok_or(Refused::Bad("its key is not the issuer's"))?;
+        let key = fitting.next().ok_or(OidcRefusal::Bad("its key is not the issuer's"))?;
         if header.kid.is_none() && fitting.next().is_some() {
-            return Err(Refused::Bad("it names no key, and the issuer has several"));
+            return Err(OidcRefusal::Bad("it names no key, and the issuer has several"));
         }
         if !key.has_signed(signed.as_bytes(), &signature) {
-            return Err(Refused::Bad("its signature is wrong"));
+            return Err(OidcRefusal::Bad("its signature is wrong"));
         }
-        self.vouched(&claims, until)
+        self.verified_identity(&claims, until)
     }
 
-    fn check_claims(&self, claims: &Map<String, Value>, now: Timestamp) -> Result<Timestamp, Refused> {
+    fn check_claims(&self, claims: &Map<String, Value>, now: Timestamp) -> Result<Timestamp, OidcRefusal> {
         let config = &self.config;
         if claims.get("iss").and_then(Value::as_str) != Some(&config.issuer) {
-            return Err(Refused::Bad("it is of another issuer"));
+            return Err(OidcRefusal::Bad("it is of another issuer"));
         }
         let is_meant = match claims.get("aud") {
             Some(Value::String(one)) => config.audience.contains(one),
@@ -120,44 +120,44 @@ impl Oidc {
             _ => false,
         };
         if !is_meant {
-            return Err(Refused::Bad("it is meant for another audience"));
+            return Err(OidcRefusal::Bad("it is meant for another audience"));
         }
         let moment = |name: &str| match claims.get(name) {
             None => Ok(None),
-            Some(value) => seconds(value).map(Some).ok_or_else(|| Refused::Claim(name.to_owned())),
+            Some(value) => seconds(value).map(Some).ok_or_else(|| OidcRefusal::Claim(name.to_owned())),
         };
         let leeway = i64::from(config.leeway_seconds);
-        let end = moment("exp")?.ok_or_else(|| Refused::Claim("exp".to_owned()))?.saturating_add(leeway);
+        let end = moment("exp")?.ok_or_else(|| OidcRefusal::Claim("exp".to_owned()))?.saturating_add(leeway);
         if end <= now.unix() {
-            return Err(Refused::Bad("it has expired"));
+            return Err(OidcRefusal::Bad("it has expired"));
         }
         for name in ["nbf", "iat"] {
             if moment(name)?.is_some_and(|t| t.saturating_sub(leeway) > now.unix()) {
-                return Err(Refused::Bad("it is not good yet"));
+                return Err(OidcRefusal::Bad("it is not good yet"));
             }
         }
         Ok(Timestamp::from_unix(end))
     }
 
-    fn vouched(&self, claims: &Map<String, Value>, until: Timestamp) -> Result<Vouched, Refused> {
+    fn verified_identity(&self, claims: &Map<String, Value>, until: Timestamp) -> Result<VerifiedIdentity, OidcRefusal> {
         let config = &self.config;
         let word = |name: &str| {
             let value = claims.get(name).and_then(Value::as_str).filter(|v| is_external_id(v));
-            value.map(str::to_owned).ok_or_else(|| Refused::Claim(name.to_owned()))
+            value.map(str::to_owned).ok_or_else(|| OidcRefusal::Claim(name.to_owned()))
         };
         let workspace = match &config.workspace_claim {
             Some(claim) => word(claim)?,
             None => config.workspace.clone(),
         };
         if !config.workspaces.is_empty() && !config.workspaces.contains(&workspace) {
-            return Err(Refused::Bad("its workspace is not let in"));
+            return Err(OidcRefusal::Bad("its workspace is not let in"));
         }
         let name = format!("{}{}", config.principal_prefix, word(&config.principal_claim)?);
         if !is_external_id(&name) {
-            return Err(Refused::Claim(config.principal_claim.clone()));
+            return Err(OidcRefusal::Claim(config.principal_claim.clone()));
         }
         let principal = Principal { workspace, name, kind: self.kind(claims) };
-        Ok(Vouched { principal, identity: Identity { issuer: config.issuer.clone(), subject: word("sub")? }, until })
+        Ok(VerifiedIdentity { principal, identity: Identity { issuer: config.issuer.clone(), subject: word("sub")? }, until })
     }
 
     /// The most privileged kind that any of the claim's values maps to.

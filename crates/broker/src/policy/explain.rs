@@ -3,7 +3,7 @@
 use cobox_protocol::{Capability, CapabilitySet};
 use serde::Serialize;
 
-use super::{HardEnd, Policy, Said, Source, Subject, Terms, allows, built_in};
+use super::{HardEnd, Policy, PolicySettings, Source, SourcedValue, Subject, allows, built_in};
 
 /// Result for one capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -19,7 +19,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Outcome::Granted => "granted",
             Outcome::Dropped => "dropped",
@@ -46,18 +46,18 @@ pub struct Explanation {
 
 impl Policy {
     /// Makes the same decision as a grant, and adds the reason for each capability and limit.
-    pub fn explain(&self, who: &Subject, requested: Option<CapabilitySet>) -> Explanation {
-        let capabilities = CapabilitySet::ALL.iter().map(|c| self.finding(who, requested, c)).collect();
-        Explanation { capabilities, limits: self.limits(who) }
+    pub fn explain(&self, subject: &Subject, requested: Option<CapabilitySet>) -> Explanation {
+        let capabilities = CapabilitySet::ALL.iter().map(|c| self.finding(subject, requested, c)).collect();
+        Explanation { capabilities, limits: self.limits(subject) }
     }
 
-    fn finding(&self, who: &Subject, requested: Option<CapabilitySet>, c: Capability) -> Finding {
+    fn finding(&self, subject: &Subject, requested: Option<CapabilitySet>, c: Capability) -> Finding {
         let is_wanted = requested.is_none_or(|r| r.contains(c));
-        let denied = self.about(who).find(|(source, terms)| allows(*source, terms).is_some_and(|set| !set.contains(c)));
+        let denied = self.about(subject).find(|(source, terms)| allows(*source, terms).is_some_and(|set| !set.contains(c)));
         let undefaulted = || {
-            self.about(who).find_map(|(source, terms)| match (source, &terms.default_capabilities) {
-                (Source::Ceiling(kind), _) if kind != who.acting => None,
-                (_, Some(said)) => (!said.value.contains(c)).then(|| at(source, Some(said.line))),
+            self.about(subject).find_map(|(source, terms)| match (source, &terms.default_capabilities) {
+                (Source::Ceiling(kind), _) if kind != subject.acting => None,
+                (_, Some(sourced)) => (!sourced.value.contains(c)).then(|| at(source, Some(sourced.line))),
                 (Source::Ceiling(kind), None) => (!built_in(kind).contains(c)).then(|| at(source, None)),
                 (Source::Rule(_), None) => None,
             })
@@ -67,10 +67,10 @@ impl Policy {
                 let outcome = if is_wanted && requested.is_some() { Outcome::Dropped } else { Outcome::NotAllowed };
                 (outcome, format!("not allowed by {}", at(source, terms.capabilities.as_ref().map(|s| s.line))))
             }
-            (None, Some(_)) if is_wanted => (Outcome::Granted, format!("allowed by {}", self.allower(who))),
+            (None, Some(_)) if is_wanted => (Outcome::Granted, format!("allowed by {}", self.allower(subject))),
             (None, Some(_)) => (Outcome::NotAsked, "allowed, and not asked for".to_owned()),
             (None, None) => match undefaulted() {
-                None => (Outcome::Granted, format!("allowed by {}, and given by default", self.allower(who))),
+                None => (Outcome::Granted, format!("allowed by {}, and given by default", self.allower(subject))),
                 Some(source) => (Outcome::NotAsked, format!("allowed when asked for; not a default of {source}")),
             },
         };
@@ -78,14 +78,14 @@ impl Policy {
     }
 
     /// Source of the narrowest permission: the last matching rule that sets capabilities, otherwise the ceiling.
-    fn allower(&self, who: &Subject) -> String {
-        let speaking = self.about(who).filter(|(source, terms)| allows(*source, terms).is_some()).last();
-        speaking.map_or_else(String::new, |(source, terms)| at(source, terms.capabilities.as_ref().map(|s| s.line)))
+    fn allower(&self, subject: &Subject) -> String {
+        let deciding = self.about(subject).filter(|(source, terms)| allows(*source, terms).is_some()).last();
+        deciding.map_or_else(String::new, |(source, terms)| at(source, terms.capabilities.as_ref().map(|s| s.line)))
     }
 
-    fn limits(&self, who: &Subject) -> Vec<(&'static str, String, String)> {
-        type Of = fn(&Terms) -> &Option<Said<u64>>;
-        type ListOf = fn(&Terms) -> &Option<Said<Vec<String>>>;
+    fn limits(&self, subject: &Subject) -> Vec<(&'static str, String, String)> {
+        type Of = fn(&PolicySettings) -> &Option<SourcedValue<u64>>;
+        type ListOf = fn(&PolicySettings) -> &Option<SourcedValue<Vec<String>>>;
         let numbers: [(&'static str, Of); 7] = [
             ("token_ttl_seconds", |t| &t.token_ttl_seconds),
             ("idle_timeout_seconds", |t| &t.idle_timeout_seconds),
@@ -97,32 +97,32 @@ impl Policy {
         ];
         let mut limits = Vec::new();
         for (name, of) in numbers {
-            let said = self.about(who).filter_map(|(source, terms)| of(terms).as_ref().map(|s| (s.value, at(source, Some(s.line)))));
-            limits.push(match said.min_by_key(|(value, _)| *value) {
+            let sourced = self.about(subject).filter_map(|(source, terms)| of(terms).as_ref().map(|s| (s.value, at(source, Some(s.line)))));
+            limits.push(match sourced.min_by_key(|(value, _)| *value) {
                 Some((value, source)) => (name, value.to_string(), source),
                 None => (name, "-".to_owned(), "the broker's configuration".to_owned()),
             });
         }
         let lists: [(&'static str, ListOf); 2] = [("providers", |t| &t.providers), ("templates", |t| &t.templates)];
         for (name, of) in lists {
-            let said: Vec<_> = self.about(who).filter_map(|(source, terms)| of(terms).as_ref().map(|s| (source, s))).collect();
-            let Some((_, first)) = said.first() else {
+            let sourced: Vec<_> = self.about(subject).filter_map(|(source, terms)| of(terms).as_ref().map(|s| (source, s))).collect();
+            let Some((_, first)) = sourced.first() else {
                 limits.push((name, "any".to_owned(), "nothing limits them".to_owned()));
                 continue;
             };
             let left: Vec<&str> =
-                first.value.iter().filter(|w| said.iter().all(|(_, s)| s.value.contains(w))).map(String::as_str).collect();
-            let sources: Vec<String> = said.iter().map(|(source, s)| at(*source, Some(s.line))).collect();
+                first.value.iter().filter(|w| sourced.iter().all(|(_, s)| s.value.contains(w))).map(String::as_str).collect();
+            let sources: Vec<String> = sourced.iter().map(|(source, s)| at(*source, Some(s.line))).collect();
             limits.push((name, if left.is_empty() { "none".to_owned() } else { left.join(" ") }, sources.join("; ")));
         }
-        let access = self.about(who).find_map(|(source, terms)| {
-            let said = terms.default_access.as_ref().filter(|s| s.value == cobox_protocol::session::Access::Owner)?;
-            Some(("default_access", "owner".to_owned(), at(source, Some(said.line))))
+        let access = self.about(subject).find_map(|(source, terms)| {
+            let sourced = terms.default_access.as_ref().filter(|s| s.value == cobox_protocol::session::Access::Owner)?;
+            Some(("default_access", "owner".to_owned(), at(source, Some(sourced.line))))
         });
         limits.push(access.unwrap_or_else(|| ("default_access", "workspace".to_owned(), "nothing narrows it".to_owned())));
-        let deleted = self.about(who).find_map(|(source, terms)| {
-            let said = terms.hard_end.as_ref().filter(|s| s.value == HardEnd::Delete)?;
-            Some(("hard_end", HardEnd::Delete.as_str().to_owned(), at(source, Some(said.line))))
+        let deleted = self.about(subject).find_map(|(source, terms)| {
+            let sourced = terms.hard_end.as_ref().filter(|s| s.value == HardEnd::Delete)?;
+            Some(("hard_end", HardEnd::Delete.as_str().to_owned(), at(source, Some(sourced.line))))
         });
         limits.push(deleted.unwrap_or_else(|| ("hard_end", HardEnd::Suspend.as_str().to_owned(), "the default".to_owned())));
         limits
@@ -147,30 +147,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_capability_has_the_line_that_decided() {
+    fn each_capability_has_the_line_that_decided_it() {
         let policy = Policy::from_toml(
             "[human]\ncapabilities = [\"fs:rw\", \"exec\", \"shell\", \"ports\"]\n\n[[rule]]\nname = \"no exec\"\nworkspace = \"acme\"\ncapabilities = [\"fs:rw\", \"shell\", \"ports\"]\nmax_sandboxes = 2\n",
         )
         .unwrap();
-        let who = Subject { workspace: "acme", principal: "ann", kind: PrincipalKind::Human, acting: PrincipalKind::Human };
-        let asked = CapabilitySet::parse(["exec", "fs:ro", "snapshot"]).unwrap();
-        let said = policy.explain(&who, Some(asked));
-        let of = |said: &Explanation, word: &str| {
-            let f = said.capabilities.iter().find(|f| f.capability == word).unwrap();
+        let subject = Subject { workspace: "acme", principal: "ann", kind: PrincipalKind::Human, acting: PrincipalKind::Human };
+        let requested_set = CapabilitySet::parse(["exec", "fs:ro", "snapshot"]).unwrap();
+        let sourced = policy.explain(&subject, Some(requested_set));
+        let of = |sourced: &Explanation, word: &str| {
+            let f = sourced.capabilities.iter().find(|f| f.capability == word).unwrap();
             (f.outcome, f.because.clone())
         };
-        assert_eq!(of(&said, "exec"), (Outcome::Dropped, "not allowed by the rule “no exec” of line 7".to_owned()));
-        assert_eq!(of(&said, "snapshot"), (Outcome::Dropped, "not allowed by [human], line 2".to_owned()));
-        assert_eq!(of(&said, "fs_read").0, Outcome::Granted);
-        assert_eq!(of(&said, "ports"), (Outcome::NotAsked, "allowed, and not asked for".to_owned()));
-        let said = policy.explain(&who, None);
+        assert_eq!(of(&sourced, "exec"), (Outcome::Dropped, "not allowed by the rule “no exec” of line 7".to_owned()));
+        assert_eq!(of(&sourced, "snapshot"), (Outcome::Dropped, "not allowed by [human], line 2".to_owned()));
+        assert_eq!(of(&sourced, "fs_read").0, Outcome::Granted);
+        assert_eq!(of(&sourced, "ports"), (Outcome::NotAsked, "allowed, and not asked for".to_owned()));
+        let sourced = policy.explain(&subject, None);
         assert_eq!(
-            of(&said, "ports"),
+            of(&sourced, "ports"),
             (Outcome::NotAsked, "allowed when asked for; not a default of what is built in for humans".to_owned())
         );
-        assert_eq!(of(&said, "shell").0, Outcome::Granted);
-        assert!(said.limits.contains(&("max_sandboxes", "2".to_owned(), "the rule “no exec” of line 8".to_owned())));
-        let granted = said.capabilities.iter().filter(|f| f.outcome == Outcome::Granted).map(|f| f.capability);
-        assert_eq!(CapabilitySet::parse(granted).unwrap(), policy.default_grant(&who), "what is told is what is done");
+        assert_eq!(of(&sourced, "shell").0, Outcome::Granted);
+        assert!(sourced.limits.contains(&("max_sandboxes", "2".to_owned(), "the rule “no exec” of line 8".to_owned())));
+        let granted = sourced.capabilities.iter().filter(|f| f.outcome == Outcome::Granted).map(|f| f.capability);
+        assert_eq!(CapabilitySet::parse(granted).unwrap(), policy.default_grant(&subject), "what is told is what is done");
     }
 }

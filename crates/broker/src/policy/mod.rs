@@ -30,27 +30,27 @@ pub struct Subject<'a> {
 
 /// A value with the line of the policy file that sets it.
 #[derive(Clone, Debug)]
-struct Said<T> {
+struct SourcedValue<T> {
     line: usize,
     value: T,
 }
 
 /// Settings of a ceiling or a rule. An omitted setting imposes no limit.
 #[derive(Clone, Debug, Default)]
-struct Terms {
-    capabilities: Option<Said<CapabilitySet>>,
-    default_capabilities: Option<Said<CapabilitySet>>,
-    token_ttl_seconds: Option<Said<u64>>,
-    idle_timeout_seconds: Option<Said<u64>>,
-    lease_seconds: Option<Said<u64>>,
-    hard_ttl_seconds: Option<Said<u64>>,
-    keep_deleted_seconds: Option<Said<u64>>,
-    max_sandboxes: Option<Said<u64>>,
-    max_sandboxes_per_workspace: Option<Said<u64>>,
-    providers: Option<Said<Vec<String>>>,
-    templates: Option<Said<Vec<String>>>,
-    default_access: Option<Said<Access>>,
-    hard_end: Option<Said<HardEnd>>,
+struct PolicySettings {
+    capabilities: Option<SourcedValue<CapabilitySet>>,
+    default_capabilities: Option<SourcedValue<CapabilitySet>>,
+    token_ttl_seconds: Option<SourcedValue<u64>>,
+    idle_timeout_seconds: Option<SourcedValue<u64>>,
+    lease_seconds: Option<SourcedValue<u64>>,
+    hard_ttl_seconds: Option<SourcedValue<u64>>,
+    keep_deleted_seconds: Option<SourcedValue<u64>>,
+    max_sandboxes: Option<SourcedValue<u64>>,
+    max_sandboxes_per_workspace: Option<SourcedValue<u64>>,
+    providers: Option<SourcedValue<Vec<String>>>,
+    templates: Option<SourcedValue<Vec<String>>>,
+    default_access: Option<SourcedValue<Access>>,
+    hard_end: Option<SourcedValue<HardEnd>>,
 }
 
 /// Selects the callers of a rule. Every list that is present must match; an empty list matches all.
@@ -63,18 +63,18 @@ struct Selector {
 
 impl Selector {
     /// Matches a rule against both the principal's own kind and the kind it acts as.
-    fn fits(&self, who: &Subject) -> bool {
-        self.names(who) && (self.kind.is_empty() || self.kind.contains(&who.kind) || self.kind.contains(&who.acting))
+    fn matches(&self, subject: &Subject) -> bool {
+        self.names(subject) && (self.kind.is_empty() || self.kind.contains(&subject.kind) || self.kind.contains(&subject.acting))
     }
 
     /// An exemption must match both kinds: acting as an exempt kind must not grant anyone more.
-    fn spares(&self, who: &Subject) -> bool {
-        self.names(who) && (self.kind.is_empty() || self.kind.contains(&who.kind) && self.kind.contains(&who.acting))
+    fn exempts(&self, subject: &Subject) -> bool {
+        self.names(subject) && (self.kind.is_empty() || self.kind.contains(&subject.kind) && self.kind.contains(&subject.acting))
     }
 
-    fn names(&self, who: &Subject) -> bool {
+    fn names(&self, subject: &Subject) -> bool {
         let has = |list: &[String], name: &str| list.is_empty() || list.iter().any(|n| n == name);
-        has(&self.workspace, who.workspace) && has(&self.principal, who.principal)
+        has(&self.workspace, subject.workspace) && has(&self.principal, subject.principal)
     }
 }
 
@@ -85,21 +85,21 @@ struct Rule {
     name: Option<String>,
     about: Selector,
     unless: Option<Selector>,
-    terms: Terms,
+    terms: PolicySettings,
 }
 
 impl Rule {
-    fn fits(&self, who: &Subject) -> bool {
-        self.about.fits(who) && !self.unless.as_ref().is_some_and(|u| u.spares(who))
+    fn matches(&self, subject: &Subject) -> bool {
+        self.about.matches(subject) && !self.unless.as_ref().is_some_and(|u| u.exempts(subject))
     }
 }
 
 /// The parsed policy. Without a policy file, the broker's settings and the protocol's default capabilities apply.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
-    human: Terms,
-    agent: Terms,
-    operator: Terms,
+    human: PolicySettings,
+    agent: PolicySettings,
+    operator: PolicySettings,
     rules: Vec<Rule>,
 }
 
@@ -148,7 +148,7 @@ impl Policy {
         read::read(text)
     }
 
-    fn ceiling(&self, kind: PrincipalKind) -> &Terms {
+    fn ceiling(&self, kind: PrincipalKind) -> &PolicySettings {
         match kind {
             PrincipalKind::Human => &self.human,
             PrincipalKind::Agent => &self.agent,
@@ -157,114 +157,116 @@ impl Policy {
     }
 
     /// All terms that apply to the subject, ceilings first.
-    fn about<'a>(&'a self, who: &'a Subject) -> impl Iterator<Item = (Source<'a>, &'a Terms)> {
-        let own = (who.kind != who.acting).then_some(who.kind);
-        let ceilings = std::iter::once(who.acting).chain(own).map(|k| (Source::Ceiling(k), self.ceiling(k)));
-        ceilings.chain(self.rules.iter().filter(|r| r.fits(who)).map(|r| (Source::Rule(r), &r.terms)))
+    fn about<'a>(&'a self, subject: &'a Subject) -> impl Iterator<Item = (Source<'a>, &'a PolicySettings)> {
+        let own = (subject.kind != subject.acting).then_some(subject.kind);
+        let ceilings = std::iter::once(subject.acting).chain(own).map(|k| (Source::Ceiling(k), self.ceiling(k)));
+        ceilings.chain(self.rules.iter().filter(|r| r.matches(subject)).map(|r| (Source::Rule(r), &r.terms)))
     }
 
     /// The largest set of capabilities that the subject may be granted.
-    pub fn allowed(&self, who: &Subject) -> CapabilitySet {
-        self.about(who).filter_map(|(source, terms)| allows(source, terms)).fold(CapabilitySet::ALL, CapabilitySet::intersection)
+    pub fn allowed(&self, subject: &Subject) -> CapabilitySet {
+        self.about(subject).filter_map(|(source, terms)| allows(source, terms)).fold(CapabilitySet::ALL, CapabilitySet::intersection)
     }
 
     /// The capabilities granted when the request names none.
-    pub fn default_grant(&self, who: &Subject) -> CapabilitySet {
-        let defaults = self.about(who).filter_map(|(source, terms)| match source {
+    pub fn default_grant(&self, subject: &Subject) -> CapabilitySet {
+        let defaults = self.about(subject).filter_map(|(source, terms)| match source {
             // For a subject that acts as a less privileged kind, only that kind's ceiling provides the default.
-            Source::Ceiling(kind) if kind == who.acting => Some(terms.default_capabilities.as_ref().map_or(built_in(kind), |s| s.value)),
+            Source::Ceiling(kind) if kind == subject.acting => {
+                Some(terms.default_capabilities.as_ref().map_or(built_in(kind), |s| s.value))
+            }
             Source::Ceiling(_) => None,
             Source::Rule(_) => terms.default_capabilities.as_ref().map(|s| s.value),
         });
-        defaults.fold(self.allowed(who), CapabilitySet::intersection)
+        defaults.fold(self.allowed(subject), CapabilitySet::intersection)
     }
 
     /// Maximum lifetime of a token.
-    pub fn token_ttl(&self, who: &Subject, config: Duration) -> Duration {
-        self.shortest(who, config, |t| &t.token_ttl_seconds)
+    pub fn token_ttl(&self, subject: &Subject, config: Duration) -> Duration {
+        self.shortest(subject, config, |t| &t.token_ttl_seconds)
     }
 
-    pub fn lifetimes(&self, who: &Subject, config: &Config) -> Lifetimes {
-        let lease = self.shortest(who, config.lease(), |t| &t.lease_seconds);
-        let idle_timeout = self.shortest(who, config.idle_timeout(), |t| &t.idle_timeout_seconds).min(lease);
-        Lifetimes { idle_timeout, lease, hard_ttl: self.shortest(who, config.hard_ttl(), |t| &t.hard_ttl_seconds) }
+    pub fn lifetimes(&self, subject: &Subject, config: &Config) -> Lifetimes {
+        let lease = self.shortest(subject, config.lease(), |t| &t.lease_seconds);
+        let idle_timeout = self.shortest(subject, config.idle_timeout(), |t| &t.idle_timeout_seconds).min(lease);
+        Lifetimes { idle_timeout, lease, hard_ttl: self.shortest(subject, config.hard_ttl(), |t| &t.hard_ttl_seconds) }
     }
 
-    pub fn hard_end(&self, who: &Subject) -> HardEnd {
-        let is_deleted = self.about(who).any(|(_, t)| t.hard_end.as_ref().is_some_and(|s| s.value == HardEnd::Delete));
+    pub fn hard_end(&self, subject: &Subject) -> HardEnd {
+        let is_deleted = self.about(subject).any(|(_, t)| t.hard_end.as_ref().is_some_and(|s| s.value == HardEnd::Delete));
         if is_deleted { HardEnd::Delete } else { HardEnd::Suspend }
     }
 
     /// How long a deleted sandbox can be restored. Zero means that it can't be.
-    pub fn keep_deleted(&self, who: &Subject, config: &Config) -> Duration {
-        self.shortest(who, config.keep_deleted(), |t| &t.keep_deleted_seconds)
+    pub fn keep_deleted(&self, subject: &Subject, config: &Config) -> Duration {
+        self.shortest(subject, config.keep_deleted(), |t| &t.keep_deleted_seconds)
     }
 
-    pub fn quota(&self, who: &Subject, config: &Config) -> Quota {
+    pub fn quota(&self, subject: &Subject, config: &Config) -> Quota {
         let clamp = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-        let of_workspace = self.smallest(who, Some(config.max_sandboxes_per_workspace.into()), |t| &t.max_sandboxes_per_workspace);
+        let of_workspace = self.smallest(subject, Some(config.max_sandboxes_per_workspace.into()), |t| &t.max_sandboxes_per_workspace);
         Quota {
             of_workspace: of_workspace.map_or(config.max_sandboxes_per_workspace, clamp),
-            of_owner: self.smallest(who, None, |t| &t.max_sandboxes).map(clamp),
+            of_owner: self.smallest(subject, None, |t| &t.max_sandboxes).map(clamp),
         }
     }
 
     /// Access mode of a sandbox when its creator doesn't set one.
-    pub fn default_access(&self, who: &Subject) -> Access {
-        let is_owners = self.about(who).any(|(_, t)| t.default_access.as_ref().is_some_and(|s| s.value == Access::Owner));
+    pub fn default_access(&self, subject: &Subject) -> Access {
+        let is_owners = self.about(subject).any(|(_, t)| t.default_access.as_ref().is_some_and(|s| s.value == Access::Owner));
         if is_owners { Access::Owner } else { Access::Workspace }
     }
 
-    pub fn check_provider(&self, who: &Subject, provider: &str) -> Result<(), ApiError> {
-        self.check_listed(who, "provider_preference", "provider", provider, |t| &t.providers)
+    pub fn check_provider(&self, subject: &Subject, provider: &str) -> Result<(), ApiError> {
+        self.check_listed(subject, "provider_preference", "provider", provider, |t| &t.providers)
     }
 
-    pub fn check_template(&self, who: &Subject, template: &str) -> Result<(), ApiError> {
-        self.check_listed(who, "template", "template", template, |t| &t.templates)
+    pub fn check_template(&self, subject: &Subject, template: &str) -> Result<(), ApiError> {
+        self.check_listed(subject, "template", "template", template, |t| &t.templates)
     }
 
     /// True if the subject is restricted to the settings of listed templates.
-    pub fn has_listed_templates(&self, who: &Subject) -> bool {
-        self.about(who).any(|(_, t)| t.templates.is_some())
+    pub fn has_listed_templates(&self, subject: &Subject) -> bool {
+        self.about(subject).any(|(_, t)| t.templates.is_some())
     }
 
     fn check_listed(
         &self,
-        who: &Subject,
+        subject: &Subject,
         field: &str,
         what: &str,
         wished: &str,
-        of: impl Fn(&Terms) -> &Option<Said<Vec<String>>>,
+        of: impl Fn(&PolicySettings) -> &Option<SourcedValue<Vec<String>>>,
     ) -> Result<(), ApiError> {
-        let is_refused = self.about(who).filter_map(|(_, t)| of(t).as_ref()).any(|s| !s.value.iter().any(|w| w == wished));
+        let is_refused = self.about(subject).filter_map(|(_, t)| of(t).as_ref()).any(|s| !s.value.iter().any(|w| w == wished));
         if !is_refused {
             return Ok(());
         }
         let wished: String = wished.chars().filter(|c| !c.is_control()).take(64).collect();
-        let message = format!("{field}: the policy doesn't let {} {} use {what} `{wished}`", who.acting.as_str(), who.principal);
+        let message = format!("{field}: the policy doesn't let {} {} use {what} `{wished}`", subject.acting.as_str(), subject.principal);
         Err(ApiError::new(ErrorCode::Forbidden, message))
     }
 
-    fn shortest(&self, who: &Subject, config: Duration, of: impl Fn(&Terms) -> &Option<Said<u64>>) -> Duration {
-        self.smallest(who, Some(config.as_secs()), of).map_or(config, Duration::from_secs)
+    fn shortest(&self, subject: &Subject, config: Duration, of: impl Fn(&PolicySettings) -> &Option<SourcedValue<u64>>) -> Duration {
+        self.smallest(subject, Some(config.as_secs()), of).map_or(config, Duration::from_secs)
     }
 
     /// Smallest value that applies. A ceiling that sets a value replaces the broker's setting; otherwise that setting
     /// applies.
-    fn smallest(&self, who: &Subject, setting: Option<u64>, of: impl Fn(&Terms) -> &Option<Said<u64>>) -> Option<u64> {
-        let said = self.about(who).filter_map(|(source, terms)| match (source, of(terms)) {
-            (_, Some(said)) => Some(said.value),
+    fn smallest(&self, subject: &Subject, setting: Option<u64>, of: impl Fn(&PolicySettings) -> &Option<SourcedValue<u64>>) -> Option<u64> {
+        let sourced = self.about(subject).filter_map(|(source, terms)| match (source, of(terms)) {
+            (_, Some(sourced)) => Some(sourced.value),
             (Source::Ceiling(_), None) => setting,
             (Source::Rule(_), None) => None,
         });
-        said.min()
+        sourced.min()
     }
 }
 
 /// The capabilities that a ceiling or a rule allows. A rule that doesn't set capabilities adds no restriction.
-fn allows(source: Source, terms: &Terms) -> Option<CapabilitySet> {
+fn allows(source: Source, terms: &PolicySettings) -> Option<CapabilitySet> {
     match (source, &terms.capabilities) {
-        (_, Some(said)) => Some(said.value),
+        (_, Some(sourced)) => Some(sourced.value),
         (Source::Ceiling(kind), None) => Some(built_in(kind)),
         (Source::Rule(_), None) => None,
     }
@@ -294,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_everything_is_as_the_protocol_says() {
+    fn without_a_file_the_defaults_of_the_protocol_apply() {
         let policy = Policy::default();
         for kind in [PrincipalKind::Human, PrincipalKind::Agent, PrincipalKind::Operator] {
             assert_eq!(policy.allowed(&ann(kind)), built_in(kind));
@@ -308,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ceiling_raises_and_rules_take_away() {
+    fn a_ceiling_grants_and_rules_restrict() {
         let policy = Policy::from_toml(
             r#"
             [human]
@@ -397,25 +399,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_rule_that_is_added_gives_nobody_more(policy in any_policy(), rule in any_rule(), kind in 0..3usize, acting in 0..3usize) {
-            let who = Subject { workspace: "acme", principal: "ann", kind: KINDS[kind.max(acting)], acting: KINDS[acting.min(kind)] };
+        fn an_added_rule_never_grants_more(policy in any_policy(), rule in any_rule(), kind in 0..3usize, acting in 0..3usize) {
+            let subject = Subject { workspace: "acme", principal: "ann", kind: KINDS[kind.max(acting)], acting: KINDS[acting.min(kind)] };
             let (before, after) = (Policy::from_toml(&policy).unwrap(), Policy::from_toml(&format!("{policy}{rule}")).unwrap());
-            prop_assert!(after.allowed(&who).is_subset(before.allowed(&who)));
-            prop_assert!(after.default_grant(&who).is_subset(before.default_grant(&who)));
-            prop_assert!(after.default_grant(&who).is_subset(after.allowed(&who)));
+            prop_assert!(after.allowed(&subject).is_subset(before.allowed(&subject)));
+            prop_assert!(after.default_grant(&subject).is_subset(before.default_grant(&subject)));
+            prop_assert!(after.default_grant(&subject).is_subset(after.allowed(&subject)));
             let (config, ttl) = (Config::default(), Duration::from_secs(900));
-            prop_assert!(after.token_ttl(&who, ttl) <= before.token_ttl(&who, ttl));
-            prop_assert!(after.lifetimes(&who, &config).lease <= before.lifetimes(&who, &config).lease);
-            prop_assert!(after.lifetimes(&who, &config).idle_timeout <= before.lifetimes(&who, &config).idle_timeout);
+            prop_assert!(after.token_ttl(&subject, ttl) <= before.token_ttl(&subject, ttl));
+            prop_assert!(after.lifetimes(&subject, &config).lease <= before.lifetimes(&subject, &config).lease);
+            prop_assert!(after.lifetimes(&subject, &config).idle_timeout <= before.lifetimes(&subject, &config).idle_timeout);
         }
 
         #[test]
-        fn acting_as_less_gives_nobody_more_than_both_may_have(policy in any_policy(), kind in 0..3usize, acting in 0..3usize) {
+        fn acting_as_a_lower_kind_grants_at_most_what_both_kinds_may_have(policy in any_policy(), kind in 0..3usize, acting in 0..3usize) {
             let policy = Policy::from_toml(&policy).unwrap();
             let (own, less) = (KINDS[kind.max(acting)], KINDS[acting.min(kind)]);
-            let who = Subject { workspace: "acme", principal: "ann", kind: own, acting: less };
-            let as_itself = policy.allowed(&Subject { acting: own, ..who });
-            prop_assert!(policy.allowed(&who).is_subset(as_itself), "{:?} {:?}", policy.allowed(&who), as_itself);
+            let subject = Subject { workspace: "acme", principal: "ann", kind: own, acting: less };
+            let as_itself = policy.allowed(&Subject { acting: own, ..subject });
+            prop_assert!(policy.allowed(&subject).is_subset(as_itself), "{:?} {:?}", policy.allowed(&subject), as_itself);
         }
     }
 }

@@ -8,7 +8,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use super::{HardEnd, Policy, Rule, Said, Selector, Terms, built_in};
+use super::{HardEnd, Policy, PolicySettings, Rule, Selector, SourcedValue, built_in};
 use crate::config::{MAX_TOKEN_TTL_SECONDS, MIN_TOKEN_TTL_SECONDS};
 
 /// Maximum size of a policy file, in bytes: enough for thousands of rules.
@@ -117,13 +117,13 @@ impl Reader<'_> {
         policy
     }
 
-    fn ceiling(&mut self, kind: PrincipalKind, value: Value) -> Terms {
+    fn ceiling(&mut self, kind: PrincipalKind, value: Value) -> PolicySettings {
         let word = kind.as_str();
         let DeValue::Table(table) = value.get_ref() else {
             self.problem(value.span().start, format!("{word}: must be a table, written as [{word}]"));
-            return Terms::default();
+            return PolicySettings::default();
         };
-        let mut terms = Terms::default();
+        let mut terms = PolicySettings::default();
         for (key, value) in table.iter() {
             if !self.term(&mut terms, key, value) {
                 self.unknown(key, &TERMS);
@@ -150,7 +150,7 @@ impl Reader<'_> {
 
     fn rule(&mut self, value: Value) -> Rule {
         let at = value.span().start;
-        let mut rule = Rule { line: self.line(at), name: None, about: Selector::default(), unless: None, terms: Terms::default() };
+        let mut rule = Rule { line: self.line(at), name: None, about: Selector::default(), unless: None, terms: PolicySettings::default() };
         let DeValue::Table(table) = value.get_ref() else { return rule };
         let mut is_empty = true;
         for (key, value) in table.iter() {
@@ -175,12 +175,12 @@ impl Reader<'_> {
         {
             self.problem(at, "unless.principal: name the workspace too; another one may have a principal of that name".to_owned());
         }
-        if let Some(said) = &rule.terms.max_sandboxes_per_workspace
+        if let Some(sourced) = &rule.terms.max_sandboxes_per_workspace
             && !(rule.about.kind.is_empty() && rule.about.principal.is_empty())
         {
             let message =
                 "max_sandboxes_per_workspace: counts everybody's; use it in a rule without kind and principal, or use max_sandboxes";
-            self.problems.push(Problem { line: said.line, message: message.to_owned() });
+            self.problems.push(Problem { line: sourced.line, message: message.to_owned() });
         }
         self.check_default(&rule.terms, None);
         rule
@@ -220,7 +220,7 @@ impl Reader<'_> {
         true
     }
 
-    fn term(&mut self, terms: &mut Terms, key: Key, value: Value) -> bool {
+    fn term(&mut self, terms: &mut PolicySettings, key: Key, value: Value) -> bool {
         let name = key.get_ref().as_ref();
         let line = self.line(key.span().start);
         let most = u64::from(u32::MAX);
@@ -234,13 +234,13 @@ impl Reader<'_> {
             "keep_deleted_seconds" => terms.keep_deleted_seconds = self.number(key, value, 0, most),
             "max_sandboxes" => terms.max_sandboxes = self.number(key, value, 0, most),
             "max_sandboxes_per_workspace" => terms.max_sandboxes_per_workspace = self.number(key, value, 0, most),
-            "providers" => terms.providers = Some(Said { line, value: self.list(key, value) }),
-            "templates" => terms.templates = Some(Said { line, value: self.list(key, value) }),
+            "providers" => terms.providers = Some(SourcedValue { line, value: self.list(key, value) }),
+            "templates" => terms.templates = Some(SourcedValue { line, value: self.list(key, value) }),
             "default_access" => {
                 let word = self.string(key, value).unwrap_or_else(|| "owner".to_owned());
                 match word.as_str() {
-                    "owner" => terms.default_access = Some(Said { line, value: Access::Owner }),
-                    "workspace" => terms.default_access = Some(Said { line, value: Access::Workspace }),
+                    "owner" => terms.default_access = Some(SourcedValue { line, value: Access::Owner }),
+                    "workspace" => terms.default_access = Some(SourcedValue { line, value: Access::Workspace }),
                     other => self.no_such(value.span().start, name, other, &["owner", "workspace"]),
                 }
             }
@@ -248,7 +248,7 @@ impl Reader<'_> {
                 let known = [HardEnd::Suspend, HardEnd::Delete];
                 let Some(word) = self.string(key, value) else { return true };
                 match known.into_iter().find(|end| end.as_str() == word) {
-                    Some(value) => terms.hard_end = Some(Said { line, value }),
+                    Some(value) => terms.hard_end = Some(SourcedValue { line, value }),
                     None => self.no_such(value.span().start, name, &word, &known.map(HardEnd::as_str)),
                 }
             }
@@ -257,7 +257,7 @@ impl Reader<'_> {
         true
     }
 
-    fn capabilities(&mut self, key: Key, value: Value) -> Option<Said<CapabilitySet>> {
+    fn capabilities(&mut self, key: Key, value: Value) -> Option<SourcedValue<CapabilitySet>> {
         let line = self.line(key.span().start);
         let mut all = CapabilitySet::EMPTY;
         for (at, word) in self.words(key, value, true) {
@@ -269,10 +269,10 @@ impl Reader<'_> {
                 }
             }
         }
-        Some(Said { line, value: all })
+        Some(SourcedValue { line, value: all })
     }
 
-    fn number(&mut self, key: Key, value: Value, least: u64, most: u64) -> Option<Said<u64>> {
+    fn number(&mut self, key: Key, value: Value, least: u64, most: u64) -> Option<SourcedValue<u64>> {
         let number = match value.get_ref() {
             DeValue::Integer(n) => u64::from_str_radix(n.as_str(), n.radix()).ok().filter(|n| (least..=most).contains(n)),
             _ => None,
@@ -280,7 +280,7 @@ impl Reader<'_> {
         if number.is_none() {
             self.problem(value.span().start, format!("{}: must be a whole number from {least} to {most}", key.get_ref()));
         }
-        Some(Said { line: self.line(key.span().start), value: number? })
+        Some(SourcedValue { line: self.line(key.span().start), value: number? })
     }
 
     /// Names of workspaces or principals; at least one is required.
@@ -341,7 +341,7 @@ impl Reader<'_> {
     }
 
     /// A default that could never be granted is a mistake.
-    fn check_default(&mut self, terms: &Terms, otherwise: Option<CapabilitySet>) {
+    fn check_default(&mut self, terms: &PolicySettings, otherwise: Option<CapabilitySet>) {
         let allowed = terms.capabilities.as_ref().map(|s| s.value).or(otherwise);
         let (Some(default), Some(allowed)) = (&terms.default_capabilities, allowed) else { return };
         if let Some(extra) = default.value.iter().find(|c| !allowed.contains(*c)) {
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_has_its_line_its_key_and_the_nearest_word() {
+    fn a_problem_names_its_line_its_key_and_the_closest_match() {
         refused("[[rules]]\n", 1, "`rules` is not known; did you mean `rule`?");
         refused("# a\n[[rule]]\ncapabilites = [\"exec\"]\n", 3, "`capabilites` is not known; did you mean `capabilities`?");
         refused("[agent]\nlease = 3\n", 2, "did you mean `lease_seconds`?");
@@ -409,7 +409,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_a_policy_or_has_its_problems_within_it(words in proptest::collection::vec(0..WORDS.len(), 0..40), rest in ".{0,40}") {
+        fn any_text_is_a_policy_or_has_problems_within_its_lines(words in proptest::collection::vec(0..WORDS.len(), 0..40), rest in ".{0,40}") {
             let text: String = words.iter().map(|i| WORDS[*i]).collect::<String>() + &rest;
             if let Err(error) = read(&text) {
                 let lines = text.matches('\n').count() + 1;
@@ -446,7 +446,7 @@ mod tests {
     ];
 
     #[test]
-    fn all_problems_are_told_at_once_and_not_too_many() {
+    fn all_problems_are_reported_at_once_up_to_a_limit() {
         let error = read("[human]\nlease = 1\n[agent]\nlease = 1\n").unwrap_err();
         assert_eq!(error.problems.iter().map(|p| p.line).collect::<Vec<_>>(), [2, 4]);
         let many: String = (0..100).map(|i| format!("x{i} = 1\n")).collect();

@@ -36,7 +36,7 @@ pub enum Reloaded {
 
 /// File metadata that reveals a change without reading the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Stamp {
+struct FileStamp {
     inode: u64,
     size: u64,
     modified: (i64, i64),
@@ -46,16 +46,16 @@ struct Stamp {
 pub struct PolicySource {
     path: PathBuf,
     current: RwLock<Arc<Policy>>,
-    seen: Mutex<Looked>,
+    checked: Mutex<CheckedFile>,
 }
 
 /// State of the file at earlier checks.
 #[derive(Default)]
-struct Looked {
+struct CheckedFile {
     /// State of the file when it was last read.
-    read: Option<Stamp>,
+    read: Option<FileStamp>,
     /// State at the last check, if it differs from the one last read: the file may still be in the middle of a save.
-    changing: Option<Option<Stamp>>,
+    changing: Option<Option<FileStamp>>,
     /// True if the version last read was empty.
     is_empty: bool,
 }
@@ -64,7 +64,8 @@ impl PolicySource {
     /// Without an explicit path, uses the optional `policy.toml` in the data directory.
     pub fn open(named: Option<&Path>, data_dir: &Path) -> Result<Self, PolicyFileError> {
         let path = named.map_or_else(|| data_dir.join("policy.toml"), Path::to_owned);
-        let source = Self { path, current: RwLock::default(), seen: Mutex::new(Looked { is_empty: true, ..Looked::default() }) };
+        let source =
+            Self { path, current: RwLock::default(), checked: Mutex::new(CheckedFile { is_empty: true, ..CheckedFile::default() }) };
         let is_absent = source.stamp().is_none() && named.is_none() && !source.path.exists();
         if !is_absent {
             source.take()?;
@@ -82,7 +83,7 @@ impl PolicySource {
 
     /// Reads the file again. If it is broken or missing, the previous policy stays in effect.
     pub fn reload(&self) -> Result<Reloaded, PolicyFileError> {
-        let is_known = self.seen.lock().unwrap_or_else(PoisonError::into_inner).read.is_some();
+        let is_known = self.checked.lock().unwrap_or_else(PoisonError::into_inner).read.is_some();
         if !is_known && self.stamp().is_none() && !self.path.exists() {
             return Ok(Reloaded::Nothing);
         }
@@ -90,21 +91,21 @@ impl PolicySource {
     }
 
     fn take(&self) -> Result<Reloaded, PolicyFileError> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = self.stamp();
-        let known = std::mem::replace(&mut seen.read, stamp.clone());
-        seen.changing = None;
+        let known = std::mem::replace(&mut checked.read, stamp.clone());
+        checked.changing = None;
         let (text, policy) = self.read()?;
         if self.stamp() != stamp {
-            seen.read = known;
+            checked.read = known;
             return Err(PolicyFileError::Unsettled { path: self.path.clone() });
         }
         // A file that is saved in place is empty for a moment. An empty policy would lift every restriction.
         let is_empty = text.trim().is_empty();
-        if is_empty && !seen.is_empty {
+        if is_empty && !checked.is_empty {
             return Err(PolicyFileError::Emptied { path: self.path.clone() });
         }
-        seen.is_empty = is_empty;
+        checked.is_empty = is_empty;
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
         let hash: String = Sha256::digest(text.as_bytes()).iter().map(|b| format!("{b:02x}")).collect();
         Ok(Reloaded::Read { fingerprint: hash[..FINGERPRINT_CHARS].to_owned() })
@@ -115,9 +116,9 @@ impl PolicySource {
     pub fn reload_if_changed(&self) -> Option<Result<Reloaded, PolicyFileError>> {
         let stamp = self.stamp();
         let is_settled = {
-            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_settled = seen.changing.as_ref() == Some(&stamp);
-            seen.changing = (seen.read != stamp).then_some(stamp);
+            let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_settled = checked.changing.as_ref() == Some(&stamp);
+            checked.changing = (checked.read != stamp).then_some(stamp);
             is_settled
         };
         is_settled.then(|| self.reload())
@@ -138,9 +139,9 @@ impl PolicySource {
         Ok((text, policy))
     }
 
-    fn stamp(&self) -> Option<Stamp> {
+    fn stamp(&self) -> Option<FileStamp> {
         let about = std::fs::metadata(&self.path).ok()?;
-        Some(Stamp {
+        Some(FileStamp {
             inode: about.ino(),
             size: about.len(),
             modified: (about.mtime(), about.mtime_nsec()),
@@ -156,17 +157,17 @@ mod tests {
     use super::{super::Subject, *};
 
     fn allowed(source: &PolicySource) -> Vec<String> {
-        let who = Subject { workspace: "w", principal: "p", kind: PrincipalKind::Agent, acting: PrincipalKind::Agent };
-        source.current().allowed(&who).names()
+        let subject = Subject { workspace: "w", principal: "p", kind: PrincipalKind::Agent, acting: PrincipalKind::Agent };
+        source.current().allowed(&subject).names()
     }
 
     /// Polls until the file has settled.
-    fn look(source: &PolicySource) -> Option<Result<Reloaded, PolicyFileError>> {
+    fn check(source: &PolicySource) -> Option<Result<Reloaded, PolicyFileError>> {
         source.reload_if_changed().or_else(|| source.reload_if_changed())
     }
 
     #[test]
-    fn a_file_that_is_being_saved_is_left_alone_until_it_rests_and_an_empty_one_is_refused() {
+    fn a_file_is_read_once_it_no_longer_changes_and_an_empty_one_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("policy.toml");
         std::fs::write(&file, "[agent]\ncapabilities = [\"fs_read\"]\n").unwrap();
@@ -181,36 +182,36 @@ mod tests {
         assert!(matches!(source.reload_if_changed(), Some(Ok(Reloaded::Read { .. }))));
         assert_eq!(allowed(&source), ["fs_write"]);
         std::fs::write(&file, " \n").unwrap();
-        assert!(look(&source).unwrap().unwrap_err().to_string().contains("is empty and wasn't before"));
-        assert!(source.reload().is_err() && look(&source).is_none(), "told once, and to whoever asks");
+        assert!(check(&source).unwrap().unwrap_err().to_string().contains("is empty and wasn't before"));
+        assert!(source.reload().is_err() && check(&source).is_none(), "told once, and to whoever asks");
         assert_eq!(allowed(&source), ["fs_write"]);
         std::fs::write(&file, "# everything\n").unwrap();
-        assert!(look(&source).unwrap().is_ok());
+        assert!(check(&source).unwrap().is_ok());
         assert_ne!(allowed(&source), ["fs_write"]);
     }
 
     #[test]
-    fn a_file_that_breaks_or_vanishes_leaves_the_policy_as_it_was() {
+    fn a_broken_or_missing_file_leaves_the_policy_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let source = PolicySource::open(None, dir.path()).unwrap();
         assert_eq!(source.reload().unwrap(), Reloaded::Nothing);
         let file = dir.path().join("policy.toml");
         std::fs::write(&file, "[agent]\ncapabilities = [\"fs_read\"]\n").unwrap();
-        assert!(matches!(look(&source), Some(Ok(Reloaded::Read { .. }))));
-        assert!(look(&source).is_none(), "nothing changed");
+        assert!(matches!(check(&source), Some(Ok(Reloaded::Read { .. }))));
+        assert!(check(&source).is_none(), "nothing changed");
         assert_eq!(allowed(&source), ["fs_read"]);
         std::fs::write(&file, "[agent]\ncapabilites = []\n").unwrap();
-        let told = look(&source).unwrap().unwrap_err().to_string();
-        assert!(told.contains("policy.toml") && told.contains("line 2"), "{told}");
-        assert!(look(&source).is_none(), "told once");
+        let error = check(&source).unwrap().unwrap_err().to_string();
+        assert!(error.contains("policy.toml") && error.contains("line 2"), "{error}");
+        assert!(check(&source).is_none(), "told once");
         assert_eq!(allowed(&source), ["fs_read"]);
         std::fs::remove_file(&file).unwrap();
-        assert!(look(&source).unwrap().is_err(), "that it is gone is no reason to allow more");
+        assert!(check(&source).unwrap().is_err(), "that it is gone is no reason to allow more");
         assert_eq!(allowed(&source), ["fs_read"]);
     }
 
     #[test]
-    fn a_broken_or_missing_file_that_was_named_is_no_start() {
+    fn a_broken_or_missing_configured_file_prevents_the_start() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("mine.toml");
         assert!(PolicySource::open(Some(&file), dir.path()).is_err());

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     chain::{Content, Hash, NOTHING, from_hex, hex, link, seal},
-    domain::audit::AuditRecord,
+    domain::model::AuditRecord,
     store::{AuditGap, AuditProgress, AuditSeal, ChainHead, ChainLink, MarkedRecord, Store, Stored},
 };
 

@@ -6,7 +6,7 @@ use sqlx::{AnyConnection, AssertSqlSafe};
 use super::{asked, audit_chain, multi_row::values, rows};
 use crate::{
     chain::Hash,
-    domain::audit::AuditRecord,
+    domain::model::AuditRecord,
     store::{PageWish, Store, Stored},
 };
 

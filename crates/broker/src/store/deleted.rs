@@ -9,11 +9,7 @@ use super::{
     sandboxes::{locked, named},
 };
 use crate::{
-    domain::{
-        audit::AuditRecord,
-        events::Event,
-        model::{SANDBOX_RESTORED, Sandbox},
-    },
+    domain::model::{AuditRecord, Event, SANDBOX_RESTORED, Sandbox},
     policy::Quota,
     store::{Counted, Hint, PageWish, QuotaReached, RestoredSandbox, Store, Stored, Viewer},
 };
@@ -55,7 +51,7 @@ pub async fn restore(
     {
         return Ok(RestoredSandbox::NameTaken(taken.id));
     }
-    if let Some(missing) = resources::missing(tx, &deleted.making).await? {
+    if let Some(missing) = resources::missing(tx, &deleted.spec).await? {
         return Ok(RestoredSandbox::MadeOfGone(missing));
     }
     sqlx::query("UPDATE sessions SET end_reason = $2 WHERE sandbox_id = $1 AND ended_at = $3")

@@ -15,11 +15,7 @@ use super::{
     notify, rows,
 };
 use crate::{
-    domain::{
-        audit::AuditRecord,
-        events::Event,
-        model::{Sandbox, Session},
-    },
+    domain::model::{AuditRecord, Event, Sandbox, Session},
     store::{EventBounds, EventMarks, EventPage, Hint, Store, StoreError, Stored, TakenHappenings},
 };
 

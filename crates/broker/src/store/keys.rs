@@ -10,10 +10,9 @@ use super::{
 };
 use crate::{
     domain::{
-        audit::AuditRecord,
-        keys::{MAX_KEYS_PER_PRINCIPAL, MAX_PRINCIPALS_PER_WORKSPACE},
-        model::{ApiKey, Bound, Principal},
-        tokens::LONGEST_POSSESSION,
+        access::keys::{MAX_KEYS_PER_PRINCIPAL, MAX_PRINCIPALS_PER_WORKSPACE},
+        model::{ApiKey, AuditRecord, Principal, SessionWithSandbox},
+        token_signer::LONGEST_POSSESSION,
     },
     store::{AddedKey, Ending, ExpiringKey, PageWish, RevokedKey, Store, Stored},
 };
@@ -271,7 +270,7 @@ impl Store {
     }
 
     /// A key, together with the session that the request will probably need next.
-    pub async fn key_and_session(&self, id: &KeyId, session: &SessionId) -> Stored<Option<(ApiKey, Option<Bound>)>> {
+    pub async fn key_and_session(&self, id: &KeyId, session: &SessionId) -> Stored<Option<(ApiKey, Option<SessionWithSandbox>)>> {
         if !self.base.engine.is_only_writer {
             return asked!(self, db => sessions::with_key(db, id, session));
         }

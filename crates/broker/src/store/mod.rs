@@ -68,7 +68,7 @@ use self::{
     transaction::{DatabaseTimeouts, Transaction, gave_up},
 };
 use crate::{
-    domain::model::{ApiKey, Bound, Sandbox},
+    domain::model::{ApiKey, Sandbox, SessionWithSandbox},
     metrics::Histogram,
 };
 
@@ -214,8 +214,8 @@ pub struct Store {
     base: Arc<Base>,
     batch_writer: BatchWriter,
     known_keys: ReadCache<KeyId, Option<ApiKey>>,
-    known_scopes: ReadCache<[String; 3], Option<Bound>>,
-    known_sessions: ReadCache<SessionId, Option<Bound>>,
+    known_scopes: ReadCache<[String; 3], Option<SessionWithSandbox>>,
+    known_sessions: ReadCache<SessionId, Option<SessionWithSandbox>>,
     known_sandboxes: ReadCache<SandboxId, Option<Sandbox>>,
     known_revocations: ReadCache<SandboxId, Arc<RevocationList>>,
 }

@@ -9,10 +9,11 @@ use super::{
 };
 use crate::{
     domain::{
-        audit::AuditRecord,
-        kinds::{Pool, PoolTrouble},
-        model::Sandbox,
-        pools::MAX_REPLICAS,
+        model::{AuditRecord, Sandbox},
+        resources::{
+            pools::MAX_REPLICAS,
+            records::{Pool, PoolTrouble},
+        },
     },
     policy::Quota,
     store::{AddedKind, AddedMember, ChangedKind, Hint, PoolTaking, Store, Stored},
@@ -134,7 +135,7 @@ pub async fn add_member(tx: &mut AnyConnection, sandbox: &Sandbox, quota: &Quota
     if members(tx, id).await?.len() as u64 >= wanted {
         return Ok(AddedMember::NotWanted);
     }
-    if let Some(missing) = resources::missing(tx, &sandbox.making).await? {
+    if let Some(missing) = resources::missing(tx, &sandbox.spec).await? {
         return Ok(AddedMember::MadeOfGone(missing));
     }
     if let Some(reached) = deleted::make_room(tx, sandbox, quota, audit).await? {
@@ -170,7 +171,7 @@ pub async fn take(
     let mut suitable = None;
     for row in &found {
         let member = rows::sandbox(row)?;
-        if fresh.making.is_equivalent_to(&member.making, member.node == fresh.node) {
+        if fresh.spec.is_equivalent_to(&member.spec, member.node == fresh.node) {
             suitable = Some(member);
             break;
         }

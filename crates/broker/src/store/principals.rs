@@ -9,7 +9,10 @@ use super::{
     lock, notify, revocations, rows,
 };
 use crate::{
-    domain::{audit::AuditRecord, keys::MAX_PRINCIPALS_PER_WORKSPACE, model::PrincipalRecord},
+    domain::{
+        access::keys::MAX_PRINCIPALS_PER_WORKSPACE,
+        model::{AuditRecord, PrincipalRecord},
+    },
     store::{DisabledPrincipal, Ending, Hint, PageWish, Store, Stored},
 };
 

@@ -7,8 +7,8 @@ use sqlx::AnyConnection;
 use super::{Store, asked, rows};
 use crate::{
     domain::{
-        kinds::{Snapshot, Volume},
         model::Sandbox,
+        resources::records::{Snapshot, Volume},
     },
     store::{AddedKind, Room, Stored},
 };
@@ -55,7 +55,7 @@ pub async fn sandboxes_made_of(db: &mut AnyConnection, workspace: &str, id: &str
     .fetch_all(db)
     .await?;
     let found = found.iter().map(rows::sandbox).collect::<Stored<Vec<_>>>()?;
-    Ok(found.into_iter().filter(|s| is_made_of(&s.making, id)).collect())
+    Ok(found.into_iter().filter(|s| is_made_of(&s.spec, id)).collect())
 }
 
 /// The text match of the database may be a false positive: the value of a variable can contain any id.

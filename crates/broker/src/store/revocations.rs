@@ -10,7 +10,10 @@ use sqlx::{AnyConnection, Row};
 
 use super::{asked, audit_records, lock, notify, rows, tokens};
 use crate::{
-    domain::{audit::AuditRecord, model::Sandbox, tokens::MAX_REVOCATIONS},
+    domain::{
+        model::{AuditRecord, Sandbox},
+        token_signer::MAX_REVOCATIONS,
+    },
     store::{Ending, Hint, RetiredToken, RevocationList, Store, Stored},
 };
 

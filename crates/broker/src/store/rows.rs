@@ -11,9 +11,8 @@ use cobox_provider::SandboxSpec;
 use sqlx::{Row, any::AnyRow};
 
 use crate::{
-    domain::{
-        audit::AuditRecord,
-        model::{ApiKey, Bound, Identity, Intent, OldKeys, Principal, PrincipalRecord, Sandbox, Session, Share},
+    domain::model::{
+        ApiKey, AuditRecord, Identity, Intent, OldKeys, Principal, PrincipalRecord, Sandbox, Session, SessionWithSandbox, Share,
     },
     store::{StoreError, Stored},
 };
@@ -35,7 +34,7 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
         },
         master_from: generation(row, "master_from")?.unwrap_or(1),
         state: word(row, "state", |w| w.parse::<State>().ok())?,
-        intent: row.try_get::<Option<&str>, _>("intent")?.map(|w| Intent::from_word(w).ok_or_else(|| corrupt("intent", w))).transpose()?,
+        intent: row.try_get::<Option<&str>, _>("intent")?.map(|w| Intent::parse(w).ok_or_else(|| corrupt("intent", w))).transpose()?,
         reason: row.try_get("reason")?,
         is_kept: count(row, "kept")? != 0,
         own_lease: maybe_seconds(row, "lease_seconds")?,
@@ -48,7 +47,7 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
         downtime: seconds(row, "downtime_seconds")?,
         ended_at: maybe_time(row, "ended_at")?,
         restore_until: maybe_time(row, "restore_until")?,
-        making: making(row)?,
+        spec: making(row)?,
         template: row.try_get("template")?,
         pool: maybe_parsed(row, "pool_id")?,
     })
@@ -87,8 +86,8 @@ pub fn session(row: &AnyRow) -> Stored<Session> {
     })
 }
 
-pub fn bound(row: &AnyRow) -> Stored<Bound> {
-    Ok(Bound { session: session(row)?, sandbox: sandbox(row)? })
+pub fn bound(row: &AnyRow) -> Stored<SessionWithSandbox> {
+    Ok(SessionWithSandbox { session: session(row)?, sandbox: sandbox(row)? })
 }
 
 pub fn key(row: &AnyRow) -> Stored<ApiKey> {

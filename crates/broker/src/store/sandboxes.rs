@@ -13,11 +13,7 @@ use super::{
     tags::{self, On},
 };
 use crate::{
-    domain::{
-        audit::AuditRecord,
-        events::Event,
-        model::{OldKeys, Sandbox},
-    },
+    domain::model::{AuditRecord, Event, OldKeys, Sandbox},
     policy::Quota,
     store::{AddedSandbox, ChangedSandbox, DueBy, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Store, Stored, Viewer},
 };
@@ -29,7 +25,7 @@ pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: 
     {
         return Ok(AddedSandbox::NameTaken(taken.id));
     }
-    if let Some(missing) = resources::missing(tx, &sandbox.making).await? {
+    if let Some(missing) = resources::missing(tx, &sandbox.spec).await? {
         return Ok(AddedSandbox::MadeOfGone(missing));
     }
     if let Some(reached) = deleted::make_room(tx, sandbox, quota, audit).await? {
@@ -112,7 +108,7 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     .bind(&s.node)
     .bind(i64::from(s.generation))
     .bind(s.state.as_str())
-    .bind(s.intent.map(|i| i.word()))
+    .bind(s.intent.map(|i| i.as_str()))
     .bind(s.reason.as_deref())
     .bind(i64::from(s.is_kept))
     .bind(s.created_at.unix())
@@ -122,14 +118,14 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     .bind(s.suspended_at.map(|t| t.unix()))
     .bind(s.ended_at.map(|t| t.unix()))
     .bind(s.owner_kind.as_str())
-    .bind(rows::stored_making(&s.making)?)
+    .bind(rows::stored_making(&s.spec)?)
     .bind(s.template.as_deref())
     .bind(s.pool.as_ref().map(|p| p.as_str()))
     .bind(s.own_lease.map(rows::stored_seconds))
     .bind(s.own_keep.map(rows::stored_seconds))
     .execute(&mut *tx)
     .await?;
-    if s.making.layers.is_empty() && s.making.mounts.is_empty() {
+    if s.spec.layers.is_empty() && s.spec.mounts.is_empty() {
         return Ok(());
     }
     // Another node may have to create it: the one with its files.
@@ -263,7 +259,7 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
     )
     .bind(new.id.as_str())
     .bind(new.state.as_str())
-    .bind(new.intent.map(|i| i.word()))
+    .bind(new.intent.map(|i| i.as_str()))
     .bind(new.reason.as_deref())
     .bind(new.last_active_at.unix())
     .bind(new.counted_until.map(|t| t.unix()))
@@ -271,7 +267,7 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
     .bind(new.suspended_at.map(|t| t.unix()))
     .bind(new.ended_at.map(|t| t.unix()))
     .bind(old.state.as_str())
-    .bind(old.intent.map(|i| i.word()))
+    .bind(old.intent.map(|i| i.as_str()))
     .bind(new.restore_until.map(|t| t.unix()))
     .execute(&mut *tx)
     .await?;

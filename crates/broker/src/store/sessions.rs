@@ -11,10 +11,7 @@ use super::{
     tags::{self, On},
 };
 use crate::{
-    domain::{
-        audit::AuditRecord,
-        model::{ApiKey, Bound, Intent, Session},
-    },
+    domain::model::{ApiKey, AuditRecord, Intent, Session, SessionWithSandbox},
     store::{Ending, EnsureWish, Ensured, Idempotency, Leftover, PageWish, SessionFilter, Store, Stored, Viewer},
 };
 
@@ -57,14 +54,14 @@ pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured
         let living = sandboxes::locked(tx, &fresh.sandbox.id).await?.filter(|s| s.ended_at.is_none() && s.workspace == *workspace);
         let Some(sandbox) = living else { return Ok(Ensured::SandboxGone) };
         let active_base = sandbox.active_until(fresh.session.created_at);
-        Bound { session: Session { active_base, ..fresh.session.clone() }, sandbox }
+        SessionWithSandbox { session: Session { active_base, ..fresh.session.clone() }, sandbox }
     } else {
         if let Some(name) = &fresh.sandbox.name
             && let Some(taken) = sandboxes::named(tx, workspace, name).await?
         {
             return Ok(Ensured::NameTaken(taken.id));
         }
-        if let Some(missing) = resources::missing(tx, &fresh.sandbox.making).await? {
+        if let Some(missing) = resources::missing(tx, &fresh.sandbox.spec).await? {
             return Ok(Ensured::MadeOfGone(missing));
         }
         let taken = match &wish.taking {
@@ -74,7 +71,7 @@ pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured
         let made = match taken {
             Some(sandbox) => {
                 let active_base = sandbox.active_until(fresh.session.created_at);
-                Bound { session: Session { active_base, sandbox: sandbox.id.clone(), ..fresh.session.clone() }, sandbox }
+                SessionWithSandbox { session: Session { active_base, sandbox: sandbox.id.clone(), ..fresh.session.clone() }, sandbox }
             }
             None => {
                 if let Some(reached) = deleted::make_room(tx, &fresh.sandbox, &wish.quota, &wish.audit).await? {
@@ -149,12 +146,12 @@ async fn insert(tx: &mut AnyConnection, s: &Session) -> Stored<()> {
     Ok(())
 }
 
-pub async fn get(db: &mut AnyConnection, id: &SessionId) -> Stored<Option<Bound>> {
+pub async fn get(db: &mut AnyConnection, id: &SessionId) -> Stored<Option<SessionWithSandbox>> {
     let row = sqlx::query(bound!("WHERE s.id = $1")).bind(id.as_str()).fetch_optional(db).await?;
     row.as_ref().map(rows::bound).transpose()
 }
 
-pub async fn of_scope(db: &mut AnyConnection, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>> {
+pub async fn of_scope(db: &mut AnyConnection, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<SessionWithSandbox>> {
     let row = sqlx::query(bound!("WHERE s.workspace_id = $1 AND s.scope_type = $2 AND s.scope_id = $3 AND s.ended_at IS NULL"))
         .bind(workspace)
         .bind(scope_type)
@@ -175,15 +172,15 @@ const WITH_KEY: &str = concat!(
      LEFT JOIN sandboxes b ON b.id = s.sandbox_id WHERE k.id = $1"
 );
 
-pub async fn with_key(db: &mut AnyConnection, key: &KeyId, session: &SessionId) -> Stored<Option<(ApiKey, Option<Bound>)>> {
+pub async fn with_key(db: &mut AnyConnection, key: &KeyId, session: &SessionId) -> Stored<Option<(ApiKey, Option<SessionWithSandbox>)>> {
     let row = sqlx::query(WITH_KEY).bind(key.as_str()).bind(session.as_str()).fetch_optional(db).await?;
     let Some(row) = row else { return Ok(None) };
     let is_there = row.try_get::<Option<&str>, _>("session_id")?.is_some();
     Ok(Some((rows::key_beside(&row)?, is_there.then(|| rows::bound(&row)).transpose()?)))
 }
 
-pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>> {
-    // A session has failed if its sandbox failed at the same time; one that ended earlier was terminated. `Bound::state`
+pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<SessionWithSandbox>> {
+    // A session has failed if its sandbox failed at the same time; one that ended earlier was terminated. `SessionWithSandbox::state`
     // has the same rule.
     let life = match filter.state {
         Some(State::Failed) => "s.ended_at IS NOT NULL AND b.state = 'failed' AND b.ended_at = s.ended_at AND $6 IS NOT NULL",
@@ -237,7 +234,7 @@ pub async fn past_threads(db: &mut AnyConnection, sandbox: &SandboxId, limit: u3
 }
 
 /// The latest ended session of a scope.
-pub async fn last_of_scope(db: &mut AnyConnection, workspace: &str, scope: &Scope) -> Stored<Option<Bound>> {
+pub async fn last_of_scope(db: &mut AnyConnection, workspace: &str, scope: &Scope) -> Stored<Option<SessionWithSandbox>> {
     let row = sqlx::query(bound!(
         "WHERE s.workspace_id = $1 AND s.scope_type = $2 AND s.scope_id = $3 AND s.ended_at IS NOT NULL ORDER BY s.id DESC LIMIT 1"
     ))
@@ -254,7 +251,9 @@ pub async fn end(tx: &mut AnyConnection, id: &SessionId, ending: &Ending) -> Sto
     let Some(found) = get(tx, id).await? else { return Ok(None) };
     sandboxes::locked(tx, &found.sandbox.id).await?;
     // Read again under the locks, so that it can't end concurrently.
-    let Some(Bound { session, sandbox }) = get(tx, id).await?.filter(|b| b.session.ended_at.is_none()) else { return Ok(None) };
+    let Some(SessionWithSandbox { session, sandbox }) = get(tx, id).await?.filter(|b| b.session.ended_at.is_none()) else {
+        return Ok(None);
+    };
     close(tx, &session, State::Terminated, ending).await?;
     let leftover = if !on_sandbox(tx, &sandbox.id).await?.is_empty() {
         Leftover::InUse
@@ -293,23 +292,23 @@ impl Store {
     }
 
     /// The live session of a scope.
-    pub async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>> {
+    pub async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<SessionWithSandbox>> {
         let ask = async { asked!(self, db => of_scope(db, workspace, scope_type, scope_id)) };
         self.known(&self.known_scopes, [workspace, scope_type, scope_id].map(str::to_owned), 0, ask).await
     }
 
     /// The latest ended session of a scope.
-    pub async fn last_session_of(&self, workspace: &str, scope: &Scope) -> Stored<Option<Bound>> {
+    pub async fn last_session_of(&self, workspace: &str, scope: &Scope) -> Stored<Option<SessionWithSandbox>> {
         asked!(self, db => last_of_scope(db, workspace, scope))
     }
 
     /// A session, ended or not.
-    pub async fn session(&self, id: &SessionId) -> Stored<Option<Bound>> {
+    pub async fn session(&self, id: &SessionId) -> Stored<Option<SessionWithSandbox>> {
         let ask = async { asked!(self, db => get(db, id)) };
         self.known(&self.known_sessions, id.clone(), 0, ask).await
     }
 
-    pub async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>> {
+    pub async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<SessionWithSandbox>> {
         asked!(self, db => list(db, viewer, filter, page))
     }
 

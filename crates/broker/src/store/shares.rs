@@ -5,10 +5,7 @@ use sqlx::AnyConnection;
 
 use super::{asked, audit_records, events, revocations, rows, sandboxes, sessions};
 use crate::{
-    domain::{
-        events::Event,
-        model::{Bound, Share},
-    },
+    domain::model::{Event, SessionWithSandbox, Share},
     store::{Ending, Shared, Store, Stored},
 };
 
@@ -86,14 +83,14 @@ pub async fn remove(tx: &mut AnyConnection, session: &SessionId, principal: &str
 }
 
 /// A live session whose shares are locked until the transaction ends.
-async fn locked(tx: &mut AnyConnection, id: &SessionId) -> Stored<Option<Bound>> {
+async fn locked(tx: &mut AnyConnection, id: &SessionId) -> Stored<Option<SessionWithSandbox>> {
     let Some(found) = sessions::get(tx, id).await? else { return Ok(None) };
     sandboxes::locked(tx, &found.sandbox.id).await?;
     Ok(sessions::get(tx, id).await?.filter(|b| b.session.ended_at.is_none()))
 }
 
 /// A token lists the share it was issued through among the ids it ends with.
-async fn end_tokens(tx: &mut AnyConnection, bound: &Bound, share: &Share, ending: &Ending) -> Stored<()> {
+async fn end_tokens(tx: &mut AnyConnection, bound: &SessionWithSandbox, share: &Share, ending: &Ending) -> Stored<()> {
     revocations::revoke(tx, &share.workspace, Some(&bound.sandbox.id), "jti", share.id.as_str(), ending).await
 }
 

@@ -9,7 +9,7 @@ use super::{
     rows,
 };
 use crate::{
-    domain::{audit::AuditRecord, kinds::Snapshot},
+    domain::{model::AuditRecord, resources::records::Snapshot},
     store::{AddedKind, Room, SnapshotFilter, Store, Stored, Viewer},
 };
 
@@ -37,7 +37,7 @@ pub async fn add(tx: &mut AnyConnection, s: &Snapshot, by: &Viewer, room: &Room,
     .bind(s.state.as_str())
     .bind(s.reason.as_deref())
     .bind(s.sandbox.as_ref().map(|id| id.as_str()))
-    .bind(rows::stored_making(&s.making)?)
+    .bind(rows::stored_making(&s.spec)?)
     .bind(s.size_bytes.map(stored_bytes))
     .bind(s.created_at.unix())
     .bind(s.updated_at.unix())
@@ -169,7 +169,7 @@ fn snapshot(row: &AnyRow) -> Stored<Snapshot> {
         state: rows::word(row, "state", |w| w.parse::<SnapshotState>().ok())?,
         reason: row.try_get("reason")?,
         sandbox: rows::maybe_parsed(row, "sandbox_id")?,
-        making: rows::making(row)?,
+        spec: rows::making(row)?,
         size_bytes: row.try_get::<Option<i64>, _>("size_bytes")?.map(|n| u64::try_from(n).unwrap_or(0)),
         created_at: rows::time(row, "created_at")?,
         updated_at: rows::time(row, "updated_at")?,

@@ -72,7 +72,7 @@ mod tests {
     use sqlx::Row;
 
     use super::{super::transaction::Transaction, *};
-    use crate::{domain::audit::AuditRecord, store::Note};
+    use crate::{domain::model::AuditRecord, store::Note};
 
     async fn level(tx: &mut Transaction) -> i64 {
         sqlx::raw_sql("PRAGMA synchronous").fetch_one(&mut **tx).await.unwrap().get(0)

@@ -5,7 +5,7 @@ use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{asked, audit_records, lock, resources, rows};
 use crate::{
-    domain::{audit::AuditRecord, kinds::Template},
+    domain::{model::AuditRecord, resources::records::Template},
     store::{AddedKind, ChangedKind, RemovedKind, Store, StoreError, Stored},
 };
 

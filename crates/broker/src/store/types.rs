@@ -12,11 +12,7 @@ use cobox_protocol::{
 use cobox_token::{Claims, RevocationView};
 
 use crate::{
-    domain::{
-        audit::AuditRecord,
-        events::Event,
-        model::{ApiKey, Bound, COUNT_RUNNING_EVERY, MAX_COUNTED_GAP, Principal, Sandbox, Share},
-    },
+    domain::model::{ApiKey, AuditRecord, COUNT_RUNNING_EVERY, Event, MAX_COUNTED_GAP, Principal, Sandbox, SessionWithSandbox, Share},
     policy::Quota,
     store::{AuditSeal, PoolTaking},
 };
@@ -56,7 +52,7 @@ pub struct SessionFilter {
 #[derive(Clone, Debug)]
 pub struct EnsureWish {
     /// Both rows are only used if the scope has no session.
-    pub fresh: Bound,
+    pub fresh: SessionWithSandbox,
     /// The sandbox exists already: only the session is new, and its hard end counts from now on.
     pub is_attaching: bool,
     /// An existing session is a conflict, and the request isn't stored for replays.
@@ -82,10 +78,10 @@ pub struct Idempotency {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ensured {
-    Created(Bound),
-    Existing(Bound),
+    Created(SessionWithSandbox),
+    Existing(SessionWithSandbox),
     /// A replay of the same request; the session may have ended since.
-    Replayed(Bound),
+    Replayed(SessionWithSandbox),
     /// The idempotency key was used with another request.
     KeyReused,
     QuotaReached(QuotaReached),

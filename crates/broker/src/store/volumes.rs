@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     domain::{
-        audit::AuditRecord,
-        kinds::{Volume, VolumeState},
+        model::AuditRecord,
+        resources::records::{Volume, VolumeState},
     },
     store::{AddedKind, ChangedKind, RemovedKind, Room, Store, Stored, Viewer},
 };
@@ -36,7 +36,7 @@ pub async fn add(tx: &mut AnyConnection, v: &Volume, room: &Room, audit: &AuditR
     .bind(rows::access_word(v.access))
     .bind(&v.provider)
     .bind(&v.node)
-    .bind(v.state.word())
+    .bind(v.state.as_str())
     .bind(stored_bytes(v.size_bytes))
     .bind(v.created_at.unix())
     .bind(v.updated_at.unix())
@@ -80,8 +80,8 @@ pub async fn due(db: &mut AnyConnection, node: &str) -> Stored<Vec<Volume>> {
 pub async fn settle(tx: &mut AnyConnection, v: &Volume, state: VolumeState) -> Stored<bool> {
     let done = sqlx::query("UPDATE volumes SET state = $2 WHERE id = $1 AND state = $3")
         .bind(v.id.as_str())
-        .bind(state.word())
-        .bind(v.state.word())
+        .bind(state.as_str())
+        .bind(v.state.as_str())
         .execute(tx)
         .await?;
     Ok(done.rows_affected() == 1)
@@ -134,7 +134,7 @@ fn volume(row: &AnyRow) -> Stored<Volume> {
         access: rows::word(row, "access", rows::access_from_word)?,
         provider: row.try_get("provider")?,
         node: row.try_get("node_id")?,
-        state: rows::word(row, "state", VolumeState::from_word)?,
+        state: rows::word(row, "state", VolumeState::parse)?,
         size_bytes: rows::count(row, "size_bytes")?,
         created_at: rows::time(row, "created_at")?,
         updated_at: rows::time(row, "updated_at")?,

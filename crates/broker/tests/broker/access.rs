@@ -24,7 +24,7 @@ async fn another_workspace_finds_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_the_owners_alone_is_forbidden_to_others_but_operators() {
+async fn private_items_are_forbidden_to_all_but_their_owner_and_operators() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
@@ -42,7 +42,7 @@ async fn what_is_the_owners_alone_is_forbidden_to_others_but_operators() {
 }
 
 #[tokio::test]
-async fn everybody_may_join_a_thread_and_only_its_owner_and_operators_may_end_it() {
+async fn any_principal_of_the_workspace_may_join_a_thread_and_only_its_owner_and_operators_may_end_it() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
@@ -72,7 +72,7 @@ async fn a_named_sandbox_is_found_by_name_and_deleted_with_everything() {
 }
 
 #[tokio::test]
-async fn keys_are_for_operators_and_a_revoked_key_takes_its_tokens_along() {
+async fn keys_are_for_operators_and_a_revoked_key_ends_its_tokens() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
@@ -96,7 +96,7 @@ async fn keys_are_for_operators_and_a_revoked_key_takes_its_tokens_along() {
 }
 
 #[tokio::test]
-async fn an_expired_key_is_no_key_and_no_two_wrong_keys_differ() {
+async fn an_expired_key_is_refused_like_any_wrong_key() {
     let world = World::new();
     let broker = world.start().await;
     let root = broker.key("root", PrincipalKind::Operator).await;

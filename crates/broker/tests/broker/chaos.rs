@@ -41,7 +41,7 @@ proptest! {
     // Each case runs one or more brokers with a database on disk.
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn store_and_provider_agree_whatever_happened(steps in proptest::collection::vec(step(), 1..30)) {
+    fn store_and_provider_agree_after_any_failure(steps in proptest::collection::vec(step(), 1..30)) {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(run(steps));
     }
 }

@@ -9,7 +9,7 @@ use crate::harness::{World, sandbox_id, session_path};
 const JUMPS: [i64; 2] = [-3600, -86_400];
 
 #[tokio::test]
-async fn a_clock_set_back_does_not_stop_the_watch_over_disks() {
+async fn a_clock_set_back_does_not_stop_the_disk_checks() {
     for jump in JUMPS {
         let world = World::new();
         let broker = world.start().await;
@@ -24,7 +24,7 @@ async fn a_clock_set_back_does_not_stop_the_watch_over_disks() {
 }
 
 #[tokio::test]
-async fn a_clock_set_back_locks_no_principal_out() {
+async fn a_clock_set_back_does_not_lock_out_principals() {
     for jump in JUMPS {
         let mut world = World::new();
         world.config.rate_limits = RateLimits { requests_per_second: 1, request_burst: 3, ..RateLimits::default() };
@@ -39,7 +39,7 @@ async fn a_clock_set_back_locks_no_principal_out() {
 }
 
 #[tokio::test]
-async fn after_a_jump_a_session_goes_on_with_a_fresh_token() {
+async fn after_a_clock_jump_a_session_continues_with_a_fresh_token() {
     for jump in [-86_400, -3600, 3600, 86_400] {
         let world = World::new();
         let broker = world.start().await;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     harness::{Client, TestBroker, World, eventually, sandbox_id, session_path},
-    log::Log,
+    log_capture::Log,
 };
 
 /// In total longer than a broker may be silent and count as alive, in steps shorter than a heartbeat interval.
@@ -39,7 +39,7 @@ async fn ensure_without_waiting(client: &Client, thread: &str) -> crate::harness
 }
 
 #[tokio::test]
-async fn the_files_of_another_nodes_sandbox_are_not_counted_and_the_answer_says_why() {
+async fn files_of_a_remote_sandbox_are_not_counted_and_the_response_has_the_reason() {
     let (_database, _worlds, a, b) = two().await;
     let ann = a.human("ann").await;
     let path = format!("/v1/sandboxes/{}/usage", sandbox_id(&ann.ensure("t").await));
@@ -50,7 +50,7 @@ async fn the_files_of_another_nodes_sandbox_are_not_counted_and_the_answer_says_
 }
 
 #[tokio::test]
-async fn any_broker_serves_any_session_and_names_its_node() {
+async fn every_broker_answers_for_every_session_and_names_its_node() {
     let (_database, worlds, a, b) = two().await;
     let ann = a.human("ann").await;
     let made = ann.ensure("t").await;
@@ -76,7 +76,7 @@ async fn any_broker_serves_any_session_and_names_its_node() {
 }
 
 #[tokio::test]
-async fn a_suspended_sandbox_is_woken_by_its_own_node() {
+async fn a_suspended_sandbox_is_resumed_by_its_own_node() {
     let (_database, worlds, a, b) = two().await;
     let ann = a.human("ann").await;
     let made = ann.ensure("t").await;
@@ -116,7 +116,7 @@ async fn a_revocation_at_one_broker_reaches_the_sandboxes_of_another() {
 }
 
 #[tokio::test]
-async fn what_a_dead_node_was_making_is_made_by_another() {
+async fn sandboxes_that_a_dead_node_was_creating_are_created_by_another() {
     let (_database, worlds, a, b) = two().await;
     let ann = a.human("ann").await;
     let there = ann.at(&b);
@@ -156,7 +156,7 @@ async fn a_dead_nodes_sandbox_is_unavailable_until_its_node_is_back() {
 }
 
 #[tokio::test]
-async fn a_node_that_died_a_moment_ago_is_not_handed_out_and_no_error_advises_to_release() {
+async fn clients_are_not_sent_to_a_node_that_just_died_and_no_error_advises_a_release() {
     let (_database, worlds, a, b) = two().await;
     let ann = a.human("ann").await;
     let made = ann.ensure("t").await;
@@ -177,7 +177,7 @@ async fn a_node_that_died_a_moment_ago_is_not_handed_out_and_no_error_advises_to
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_an_outage_of_the_database_nodes_that_live_are_not_called_dead() {
+async fn live_nodes_do_not_count_as_dead_after_a_database_outage() {
     let database = TestDatabase::on_own_server().await;
     let mut worlds = World::cluster(&database, 2);
     worlds[1].config.metrics.public = true;
@@ -211,7 +211,7 @@ async fn after_an_outage_of_the_database_nodes_that_live_are_not_called_dead() {
 }
 
 #[tokio::test]
-async fn a_clock_that_differs_is_reported_and_its_tokens_are_taken() {
+async fn a_clock_skew_is_reported_and_tokens_are_still_accepted() {
     const AHEAD: i64 = 4;
     let database = TestDatabase::new().await;
     let mut worlds = World::cluster(&database, 2);
@@ -244,7 +244,7 @@ async fn a_clock_that_differs_is_reported_and_its_tokens_are_taken() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_away_for_a_month_keeps_its_sandboxes_except_those_that_were_released() {
+async fn a_node_that_was_stopped_for_a_month_keeps_its_unreleased_sandboxes() {
     let (_database, worlds, a, b) = two().await;
     let ann = a.human("ann").await;
     let (kept, released) = (ann.ensure("kept").await, ann.ensure("released").await);
@@ -270,7 +270,7 @@ async fn a_node_that_is_away_for_a_month_keeps_its_sandboxes_except_those_that_w
 }
 
 #[tokio::test]
-async fn a_broker_with_another_master_key_or_another_kind_of_database_is_refused() {
+async fn a_broker_with_another_master_key_or_database_kind_is_refused() {
     let (database, worlds, _a, _b) = two().await;
     let start = async |world: &World| {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -300,7 +300,7 @@ async fn a_broker_with_another_master_key_or_another_kind_of_database_is_refused
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn racing_clients_of_three_brokers_get_one_session_though_one_broker_dies() {
+async fn racing_clients_of_three_brokers_get_one_session_even_if_a_broker_dies() {
     const CLIENTS: usize = 64;
     const ROUNDS: usize = 6;
     let database = TestDatabase::new().await;

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use sqlx::{AnyConnection, Connection};
 
 use crate::{
-    chain::verify,
+    audit_chain::verify,
     harness::{Client, NEWEST, World},
 };
 
@@ -124,7 +124,7 @@ fn audit_actions_keep_their_names() {
 }
 
 #[test]
-fn the_audits_hashes_are_computed_as_before() {
+fn audit_hashes_are_computed_as_before() {
     let content = Content {
         at: Timestamp::from_unix(1_700_000_000),
         workspace: "default",
@@ -158,7 +158,7 @@ fn without_prose(value: &mut Value) {
 }
 
 #[test]
-fn openapi_documents_change_in_their_prose_alone() {
+fn openapi_documents_change_only_in_their_prose() {
     let mut lines = String::new();
     for name in ["boxd", "broker"] {
         let text = std::fs::read_to_string(crate_dir().join(format!("../../openapi/{name}.json"))).unwrap();
@@ -175,7 +175,7 @@ const OLDER_HEAD: &str = "node_01m7r5ysb8wtna403rvtkwyrmw:15:394c9cada89175981c0
 
 /// The database is a text dump from build 3a84617, whose broker was killed with one sandbox running.
 #[tokio::test]
-async fn a_database_of_an_older_build_is_read_in_full() {
+async fn a_database_of_an_older_build_is_read_completely() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("broker.db");
     sqlx::any::install_default_drivers();

@@ -26,7 +26,7 @@ fn header<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
 }
 
 #[tokio::test]
-async fn a_preflight_of_a_named_origin_is_answered_without_credentials() {
+async fn a_preflight_of_an_allowed_origin_needs_no_credentials() {
     let world = allowing(&["https://app.example.com", PAGE]);
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -52,7 +52,7 @@ async fn a_preflight_of_a_named_origin_is_answered_without_credentials() {
 }
 
 #[tokio::test]
-async fn answers_and_errors_can_be_read_by_a_page_of_a_named_origin_only() {
+async fn responses_and_errors_are_readable_by_pages_of_allowed_origins_only() {
     let world = allowing(&[PAGE]);
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -73,7 +73,7 @@ async fn answers_and_errors_can_be_read_by_a_page_of_a_named_origin_only() {
 }
 
 #[tokio::test]
-async fn without_origins_nothing_is_said_and_a_star_never_comes_with_credentials() {
+async fn without_origins_no_cors_header_is_sent_and_a_wildcard_never_allows_credentials() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -89,7 +89,7 @@ async fn without_origins_nothing_is_said_and_a_star_never_comes_with_credentials
 }
 
 #[tokio::test]
-async fn a_front_end_learns_what_it_can_reach_and_makes_nothing_by_looking() {
+async fn reading_the_capabilities_creates_nothing() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, eve) = (broker.human("ann").await, broker.human("bob").await, broker.stranger().await);

@@ -52,7 +52,7 @@ fn full(extra: Value) -> Value {
 }
 
 #[tokio::test]
-async fn every_error_has_its_status_its_code_and_its_words() {
+async fn every_error_has_its_status_code_and_message() {
     let mut world = World::new();
     world.config.max_sandboxes_per_workspace = 4;
     let broker = world.start().await;

@@ -21,7 +21,7 @@ fn written(seq: u64, session: &Value, path: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_whole_life_is_told_in_order_and_ends_with_the_session() {
+async fn the_events_of_a_session_come_in_order_and_end_with_it() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -63,7 +63,7 @@ async fn a_whole_life_is_told_in_order_and_ends_with_the_session() {
 }
 
 #[tokio::test]
-async fn what_a_sandbox_says_is_told_once_bounded_and_as_its_own_word() {
+async fn activity_of_a_sandbox_is_streamed_once_bounded_and_marked_as_untrusted() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, op) = (broker.human("ann").await, broker.key("op", PrincipalKind::Operator).await);
@@ -109,7 +109,7 @@ async fn what_a_sandbox_says_is_told_once_bounded_and_as_its_own_word() {
 }
 
 #[tokio::test]
-async fn who_watches_from_now_on_comes_back_to_where_that_was_also_before_anything_happened() {
+async fn a_stream_from_now_resumes_at_its_start_even_before_the_first_event() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -126,7 +126,7 @@ async fn who_watches_from_now_on_comes_back_to_where_that_was_also_before_anythi
 }
 
 #[tokio::test]
-async fn who_connects_is_told_to_the_others_once() {
+async fn a_connecting_participant_is_announced_once() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bot) = (broker.human("ann").await, broker.key("bot", PrincipalKind::Agent).await);
@@ -148,7 +148,7 @@ async fn who_connects_is_told_to_the_others_once() {
 }
 
 #[tokio::test]
-async fn each_sees_what_they_may_and_nobody_elses_session() {
+async fn clients_receive_only_permitted_events_of_their_own_session() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -189,7 +189,7 @@ async fn refused(mut events: EventReader) -> String {
 }
 
 #[tokio::test]
-async fn a_stream_ends_with_the_key_or_the_token_it_was_opened_with() {
+async fn a_stream_ends_with_the_credential_it_was_opened_with() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, op) = (broker.human("ann").await, broker.key("op", PrincipalKind::Operator).await);
@@ -209,7 +209,7 @@ async fn a_stream_ends_with_the_key_or_the_token_it_was_opened_with() {
 }
 
 #[tokio::test]
-async fn one_session_takes_no_more_than_its_share_of_the_streams() {
+async fn the_streams_of_one_session_are_limited() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -228,7 +228,7 @@ async fn one_session_takes_no_more_than_its_share_of_the_streams() {
 }
 
 #[tokio::test]
-async fn who_comes_back_too_late_is_told_that_something_is_missing() {
+async fn resuming_too_late_reports_a_gap() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -267,7 +267,7 @@ async fn who_comes_back_too_late_is_told_that_something_is_missing() {
 }
 
 #[tokio::test]
-async fn what_is_missing_from_after_a_sessions_end_is_told_once() {
+async fn a_gap_after_the_end_of_a_session_is_reported_once() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -297,7 +297,7 @@ async fn what_is_missing_from_after_a_sessions_end_is_told_once() {
 }
 
 #[tokio::test]
-async fn what_one_broker_writes_is_heard_at_another() {
+async fn events_of_one_broker_are_streamed_by_another() {
     let database = TestDatabase::new().await;
     let worlds = World::cluster(&database, 2);
     let (one, two) = (worlds[0].start().await, worlds[1].start().await);
@@ -336,7 +336,7 @@ async fn a_sandbox_that_fails_to_start_ends_its_session_with_the_reason() {
 }
 
 #[tokio::test]
-async fn whom_a_session_is_opened_to_is_told() {
+async fn sharing_a_session_is_an_event() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, _bob) = (broker.human("ann").await, broker.human("bob").await);

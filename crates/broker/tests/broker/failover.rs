@@ -11,7 +11,7 @@ use cobox_testkit::{StallingProxy, TestDatabase};
 use serde_json::{Value, json};
 
 use crate::{
-    chain::chains,
+    audit_chain::chains,
     harness::{Client, TestBroker, World, eventually, sandbox_id, session_path},
 };
 
@@ -93,7 +93,7 @@ impl Writer {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failover_to_a_synchronous_standby_loses_nothing_that_was_answered() {
+async fn a_failover_to_a_synchronous_standby_loses_no_acknowledged_change() {
     let deployment = Deployment::start().await;
     let [a, b] = &deployment.brokers;
     let (ann, root) = (a.human("ann").await, b.key("root", PrincipalKind::Operator).await);

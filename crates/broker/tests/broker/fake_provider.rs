@@ -237,16 +237,16 @@ impl Provider for FakeProvider {
         ProviderFeatures { snapshots: true, volumes: true }
     }
 
-    fn check_spec(&self, making: &SandboxSpec) -> Result<(), ProviderError> {
-        match &making.root {
+    fn check_spec(&self, spec: &SandboxSpec) -> Result<(), ProviderError> {
+        match &spec.root {
             Some(SandboxRoot::Image(image)) if image != IMAGE => Err(ProviderError::Refused(format!("image: there is no `{image}` here"))),
             _ => Ok(()),
         }
     }
 
-    fn pin_root(&self, making: SandboxSpec) -> Result<SandboxSpec, ProviderError> {
-        let base = making.base.clone().or_else(|| making.root.as_ref().and_then(|_| self.image_is.lock().unwrap().clone()));
-        Ok(SandboxSpec { base, ..making })
+    fn pin_root(&self, spec: SandboxSpec) -> Result<SandboxSpec, ProviderError> {
+        let base = spec.base.clone().or_else(|| spec.root.as_ref().and_then(|_| self.image_is.lock().unwrap().clone()));
+        Ok(SandboxSpec { base, ..spec })
     }
 
     fn check_mount_paths(&self, _: &SandboxSpec, paths: &[&str]) -> Result<(), ProviderError> {
@@ -256,8 +256,8 @@ impl Provider for FakeProvider {
         }
     }
 
-    async fn start(&self, id: &SandboxId, making: &SandboxSpec, state: &ControlState) -> Result<(), ProviderError> {
-        self.made_of.lock().unwrap().entry(id.clone()).or_default().push(making.clone());
+    async fn start(&self, id: &SandboxId, spec: &SandboxSpec, state: &ControlState) -> Result<(), ProviderError> {
+        self.made_of.lock().unwrap().entry(id.clone()).or_default().push(spec.clone());
         self.starts.fetch_add(1, Ordering::SeqCst);
         self.may_start.subscribe().wait_for(|may| *may).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
         fails(&self.failing_starts)?;

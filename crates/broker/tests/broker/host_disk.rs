@@ -12,7 +12,7 @@ fn disk(available: u64, unwritten: u64) -> HostDisk {
 }
 
 #[tokio::test]
-async fn all_writers_stop_below_the_reserve_and_go_on_a_quarter_above_it() {
+async fn all_writers_stop_below_the_reserve_and_continue_a_quarter_above_it() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;

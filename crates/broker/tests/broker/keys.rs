@@ -2,19 +2,21 @@
 
 use std::sync::Arc;
 
+use crate::{
+    harness::{Client, TestBroker, World, claims, sandbox_id},
+    store_suite::{WORKSPACE, api_key, at, audit, ending},
+};
 use cobox_broker::{
-    domain::{audit::AuditRecord, keys::MAX_KEYS_PER_PRINCIPAL, model::ApiKey},
+    domain::{
+        access::keys::MAX_KEYS_PER_PRINCIPAL,
+        model::{ApiKey, AuditRecord},
+    },
     store::{DisabledPrincipal, ExpiringKey, RevokedKey, Store, postgres, sqlite},
 };
 use cobox_protocol::{Timestamp, control::Revocation, key::PrincipalKind};
 use cobox_testkit::TestDatabase;
 use http::Method;
 use serde_json::{Value, json};
-
-use crate::{
-    harness::{Client, TestBroker, World, claims, sandbox_id},
-    store_suite::{WORKSPACE, api_key, at, audit, ending},
-};
 
 async fn operator(broker: &TestBroker) -> Client {
     broker.key("root", PrincipalKind::Operator).await
@@ -25,7 +27,7 @@ fn text(value: &Value) -> &str {
 }
 
 #[tokio::test]
-async fn a_key_is_listed_by_how_it_starts_and_when_it_was_used() {
+async fn a_key_is_listed_with_its_prefix_and_its_last_use() {
     let world = World::new();
     let broker = world.start().await;
     let root = operator(&broker).await;
@@ -45,7 +47,7 @@ async fn a_key_is_listed_by_how_it_starts_and_when_it_was_used() {
 }
 
 #[tokio::test]
-async fn a_key_ends_when_it_was_told_to_and_no_token_outlives_it() {
+async fn a_key_ends_at_its_expiry_and_no_token_outlives_it() {
     let world = World::new();
     let broker = world.start().await;
     let root = operator(&broker).await;
@@ -66,7 +68,7 @@ async fn a_key_ends_when_it_was_told_to_and_no_token_outlives_it() {
 }
 
 #[tokio::test]
-async fn an_end_brought_forward_counts_for_tokens_from_before_and_one_put_off_does_not() {
+async fn an_earlier_expiry_applies_to_existing_tokens_and_a_later_one_does_not() {
     let world = World::new();
     let broker = world.start().await;
     let root = operator(&broker).await;
@@ -93,7 +95,7 @@ async fn an_end_brought_forward_counts_for_tokens_from_before_and_one_put_off_do
 }
 
 #[tokio::test]
-async fn the_last_way_in_for_an_operator_is_never_ended() {
+async fn the_last_operator_key_is_never_ended() {
     let world = World::new();
     let broker = world.start().await;
     let root = operator(&broker).await;
@@ -129,7 +131,7 @@ async fn the_last_way_in_for_an_operator_is_never_ended() {
 }
 
 #[tokio::test]
-async fn where_every_operators_key_has_an_end_the_last_valid_one_stays() {
+async fn if_every_operator_key_expires_the_last_valid_one_stays() {
     let dir = tempfile::tempdir().unwrap();
     let sqlite: Arc<Store> = Arc::new(sqlite::open(&dir.path().join("db")).await.unwrap());
     let database = TestDatabase::new().await;
@@ -151,7 +153,7 @@ async fn where_every_operators_key_has_an_end_the_last_valid_one_stays() {
 }
 
 #[tokio::test]
-async fn one_command_shuts_somebody_out_with_all_they_hold() {
+async fn disabling_a_principal_ends_all_its_credentials() {
     let world = World::new();
     let broker = world.start().await;
     let root = operator(&broker).await;
@@ -197,7 +199,7 @@ async fn one_command_shuts_somebody_out_with_all_they_hold() {
 }
 
 #[tokio::test]
-async fn nobody_has_more_valid_keys_than_can_be_kept_count_of() {
+async fn the_valid_keys_of_a_principal_are_limited() {
     let world = World::new();
     let broker = world.start().await;
     let root = operator(&broker).await;

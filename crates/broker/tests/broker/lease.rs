@@ -13,7 +13,7 @@ const KEEP_SUSPENDED: u64 = 1800;
 const MONTH: i64 = 30 * 24 * 3600;
 
 #[tokio::test]
-async fn silence_makes_it_idle_then_suspended_then_terminated() {
+async fn an_unused_sandbox_becomes_idle_then_suspended_then_terminated() {
     let mut world = World::new();
     world.config.keep_suspended_seconds = KEEP_SUSPENDED;
     let broker = world.start().await;
@@ -46,7 +46,7 @@ async fn silence_makes_it_idle_then_suspended_then_terminated() {
 }
 
 #[tokio::test]
-async fn traffic_refreshes_and_open_streams_keep_it_alive() {
+async fn traffic_refreshes_and_open_streams_extend_the_lease() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -76,7 +76,7 @@ async fn traffic_refreshes_and_open_streams_keep_it_alive() {
 }
 
 #[tokio::test]
-async fn looking_is_no_activity_and_traffic_wakes_what_is_suspended() {
+async fn reading_is_no_activity_and_traffic_resumes_a_suspended_sandbox() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -94,7 +94,7 @@ async fn looking_is_no_activity_and_traffic_wakes_what_is_suspended() {
 }
 
 #[tokio::test]
-async fn the_hard_end_counts_running_time_only_and_bounds_tokens() {
+async fn the_hard_end_counts_only_running_time_and_limits_tokens() {
     let mut world = World::new();
     world.config.hard_ttl_seconds = 600;
     let broker = world.start().await;
@@ -120,7 +120,7 @@ async fn the_hard_end_counts_running_time_only_and_bounds_tokens() {
 }
 
 #[tokio::test]
-async fn a_sandbox_at_its_hard_end_is_suspended_and_its_thread_gets_it_back() {
+async fn a_sandbox_at_its_hard_end_is_suspended_and_reused_by_its_thread() {
     let mut world = World::new();
     world.config.hard_ttl_seconds = 60;
     let broker = world.start().await;
@@ -186,7 +186,7 @@ async fn a_suspended_sandbox_is_not_ended_by_time_without_a_broker_or_by_a_clock
 }
 
 #[tokio::test]
-async fn a_backup_with_old_records_ends_nothing() {
+async fn a_restored_backup_ends_no_sandbox() {
     let mut world = World::with_sqlite();
     world.config.keep_suspended_seconds = KEEP_SUSPENDED;
     let broker = world.start().await;
@@ -231,7 +231,7 @@ fn copy_database(from: &std::path::Path, to: &std::path::Path) {
 }
 
 #[tokio::test]
-async fn time_without_a_broker_or_asleep_is_no_running_time() {
+async fn time_without_a_broker_or_asleep_is_not_running_time() {
     let mut world = World::new();
     // Long enough that the lease has no effect.
     (world.config.lease_seconds, world.config.idle_timeout_seconds, world.config.hard_ttl_seconds) = (1_000_000, 1_000_000, 200);
@@ -256,7 +256,7 @@ async fn time_without_a_broker_or_asleep_is_no_running_time() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_starts_again_gets_a_lease_from_now_on() {
+async fn a_restarted_sandbox_gets_a_full_lease() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -291,7 +291,7 @@ async fn a_named_sandbox_is_suspended_at_its_hard_end_and_can_be_used_again() {
 }
 
 #[tokio::test]
-async fn a_boxd_that_dies_is_suspended_at_once_and_traffic_brings_it_back() {
+async fn a_sandbox_whose_boxd_died_is_suspended_at_once_and_resumed_by_traffic() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -305,7 +305,7 @@ async fn a_boxd_that_dies_is_suspended_at_once_and_traffic_brings_it_back() {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_told_and_taken_back_a_little_below() {
+async fn a_full_disk_is_pushed_to_the_sandbox_and_cleared_a_little_below_the_limit() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -320,7 +320,7 @@ async fn a_full_disk_is_told_and_taken_back_a_little_below() {
 }
 
 #[tokio::test]
-async fn another_place_that_is_fuller_is_no_growth_of_the_first() {
+async fn usage_of_another_location_is_not_counted_as_growth() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -338,7 +338,7 @@ async fn another_place_that_is_fuller_is_no_growth_of_the_first() {
 }
 
 #[tokio::test]
-async fn a_lease_that_moved_is_told_to_the_sandbox() {
+async fn an_extended_lease_is_pushed_to_the_sandbox() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -352,7 +352,7 @@ async fn a_lease_that_moved_is_told_to_the_sandbox() {
 }
 
 #[tokio::test]
-async fn what_a_provider_could_not_do_is_tried_again() {
+async fn failed_provider_operations_are_retried() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -378,7 +378,7 @@ async fn what_a_provider_could_not_do_is_tried_again() {
 }
 
 #[tokio::test]
-async fn where_nothing_can_be_suspended_what_is_over_ends_and_the_rest_goes_on() {
+async fn without_suspension_expired_sandboxes_end_and_others_keep_running() {
     let world = World::new();
     world.provider.can_suspend.store(false, Ordering::SeqCst);
     let broker = world.start().await;
@@ -406,7 +406,7 @@ async fn where_nothing_can_be_suspended_what_is_over_ends_and_the_rest_goes_on()
 }
 
 #[tokio::test]
-async fn a_sandbox_that_failed_says_why_and_is_listed_as_failed() {
+async fn a_failed_sandbox_is_listed_with_its_reason() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;

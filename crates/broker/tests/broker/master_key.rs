@@ -2,11 +2,10 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use cobox_broker::{Broker, MasterKeyRotation, domain::audit::AuditRecord, rotate_master_key, store::MasterRotation};
+use crate::harness::{NEWEST, World, claims, eventually, sandbox_id, session_path};
+use cobox_broker::{Broker, MasterKeyRotation, domain::model::AuditRecord, rotate_master_key, store::MasterRotation};
 use cobox_testkit::TestDatabase;
 use serde_json::json;
-
-use crate::harness::{NEWEST, World, claims, eventually, sandbox_id, session_path};
 
 const GRACEFUL: MasterKeyRotation = MasterKeyRotation { is_immediate: false, is_lost: false };
 const IMMEDIATE: MasterKeyRotation = MasterKeyRotation { is_immediate: true, is_lost: false };
@@ -27,7 +26,7 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 #[tokio::test]
-async fn a_broker_without_the_right_key_says_what_to_do() {
+async fn a_broker_without_the_right_master_key_names_the_remedy() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -54,7 +53,7 @@ async fn a_broker_without_the_right_key_says_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_graceful_replacement_lets_tokens_live_out_their_time() {
+async fn tokens_stay_valid_after_a_graceful_replacement_of_the_master_key() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -96,7 +95,7 @@ async fn a_graceful_replacement_lets_tokens_live_out_their_time() {
 }
 
 #[tokio::test]
-async fn an_immediate_replacement_ends_every_token_and_no_key_also_when_the_old_one_is_lost() {
+async fn an_immediate_replacement_ends_every_token_but_no_api_key() {
     for (wish, is_lost) in [(IMMEDIATE, false), (LOST, true)] {
         let world = World::new();
         let broker = world.start().await;
@@ -130,7 +129,7 @@ async fn an_immediate_replacement_ends_every_token_and_no_key_also_when_the_old_
 }
 
 #[tokio::test]
-async fn a_broker_whose_key_was_replaced_behind_its_back_stops() {
+async fn a_broker_stops_when_its_master_key_was_replaced_elsewhere() {
     let database = TestDatabase::new().await;
     let mut world = World::cluster(&database, 1).remove(0);
     // It sends four heartbeats within this time.
@@ -150,7 +149,7 @@ async fn a_broker_whose_key_was_replaced_behind_its_back_stops() {
 }
 
 #[tokio::test]
-async fn the_key_before_goes_while_the_broker_runs_when_nothing_of_its_time_is_good() {
+async fn the_previous_master_key_is_removed_once_its_tokens_have_expired() {
     let world = World::new();
     world.start().await.kill().await;
     let previous = rotate_master_key(&world.whole_config().await, GRACEFUL).await.unwrap().previous_key.unwrap();
@@ -164,7 +163,7 @@ async fn the_key_before_goes_while_the_broker_runs_when_nothing_of_its_time_is_g
 }
 
 #[tokio::test]
-async fn a_graceful_replacement_puts_off_the_end_of_no_older_key() {
+async fn a_graceful_replacement_does_not_extend_an_older_key() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, root) = (broker.human("ann").await, broker.key("root", cobox_protocol::key::PrincipalKind::Operator).await);
@@ -188,7 +187,7 @@ async fn a_graceful_replacement_puts_off_the_end_of_no_older_key() {
 }
 
 #[tokio::test]
-async fn brokers_on_one_database_are_stopped_first_and_get_the_new_key_by_hand() {
+async fn brokers_on_one_database_are_stopped_and_need_the_new_key_copied() {
     let database = TestDatabase::new().await;
     let worlds = World::cluster(&database, 2);
     let b = worlds[1].start().await;

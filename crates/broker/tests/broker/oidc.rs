@@ -168,7 +168,7 @@ fn bearer(broker: &TestBroker, token: &str) -> Client {
 }
 
 #[tokio::test]
-async fn a_token_of_the_issuer_is_a_principal_like_one_with_a_key() {
+async fn the_bearer_of_an_issuer_token_is_a_principal_like_one_with_a_key() {
     let issuer = Issuer::start().await;
     let world = issuer.world("");
     let broker = world.start().await;
@@ -196,7 +196,7 @@ async fn a_token_of_the_issuer_is_a_principal_like_one_with_a_key() {
 }
 
 #[tokio::test]
-async fn whatever_is_wrong_with_a_token_it_is_refused_in_the_same_words() {
+async fn every_invalid_token_is_refused_with_the_same_message() {
     let issuer = Issuer::start().await;
     let world = issuer.world("leeway_seconds = 5\n");
     let broker = world.start().await;
@@ -303,7 +303,7 @@ async fn whatever_is_wrong_with_a_token_it_is_refused_in_the_same_words() {
 }
 
 #[tokio::test]
-async fn rotated_keys_are_found_and_strangers_keys_cost_the_issuer_nothing() {
+async fn rotated_keys_are_fetched_and_unknown_keys_cause_no_request_to_the_issuer() {
     let issuer = Issuer::start().await;
     let world = issuer.world("");
     let broker = world.start().await;
@@ -337,7 +337,7 @@ async fn rotated_keys_are_found_and_strangers_keys_cost_the_issuer_nothing() {
 }
 
 #[tokio::test]
-async fn a_document_that_is_too_large_moved_or_anothers_is_not_believed() {
+async fn an_oversized_redirected_or_foreign_document_is_not_trusted() {
     let issuer = Issuer::start().await;
     let refused = async |more: &str| {
         let world = issuer.world(more);
@@ -360,7 +360,7 @@ async fn a_document_that_is_too_large_moved_or_anothers_is_not_believed() {
 }
 
 #[tokio::test]
-async fn a_sign_in_can_be_ended_and_nothing_outlives_its_token() {
+async fn an_identity_can_be_revoked_and_nothing_outlives_its_token() {
     let issuer = Issuer::start().await;
     let world = issuer.world("leeway_seconds = 10\n");
     let broker = world.start().await;
@@ -391,7 +391,7 @@ async fn a_sign_in_can_be_ended_and_nothing_outlives_its_token() {
 }
 
 #[tokio::test]
-async fn claims_say_where_somebody_belongs_and_what_they_are() {
+async fn claims_determine_workspace_and_kind() {
     let issuer = Issuer::start().await;
     let world = issuer.world(
         "workspace_claim = \"org\"\nworkspaces = [\"default\", \"acme\"]\nprincipal_claim = \"login\"\nprincipal_prefix = \"sso:\"\nkind_claim = \"roles\"\n[kinds]\n\"cobox-admins\" = \"operator\"\n\"bots\" = \"agent\"\n",
@@ -424,7 +424,7 @@ async fn claims_say_where_somebody_belongs_and_what_they_are() {
 }
 
 #[tokio::test]
-async fn tokens_made_by_another_library_are_good() {
+async fn tokens_of_another_library_are_accepted() {
     let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/python/bin/python3");
     assert!(std::fs::exists(python).unwrap(), "there is no Python with PyJWT yet: run scripts/setup");
     let issuer = Issuer::start().await;

@@ -98,7 +98,7 @@ async fn the_routes_of_the_router_and_of_the_document_are_the_same() {
 }
 
 #[tokio::test]
-async fn the_document_is_served_to_anybody_and_says_what_needs_a_key() {
+async fn the_document_is_public_and_marks_routes_that_need_a_key() {
     let world = World::new();
     let broker = world.start().await;
     let anyone = Client { addr: broker.addr, key: None };
@@ -121,7 +121,7 @@ async fn the_document_is_served_to_anybody_and_says_what_needs_a_key() {
 }
 
 #[tokio::test]
-async fn a_path_that_is_not_text_is_refused_like_anything_else() {
+async fn a_path_that_is_not_utf8_is_refused_with_the_error_envelope() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -179,7 +179,7 @@ async fn an_unknown_field_is_refused_by_name_on_every_route_that_takes_a_body() 
 }
 
 #[tokio::test]
-async fn a_body_is_refused_on_every_route_that_takes_none_once_its_sender_is_known() {
+async fn routes_without_a_body_refuse_one_after_authentication() {
     let world = World::new();
     let broker = world.start().await;
     let admin = broker.key("root", PrincipalKind::Operator).await;
@@ -217,7 +217,7 @@ async fn a_body_is_refused_on_every_route_that_takes_none_once_its_sender_is_kno
 }
 
 #[tokio::test]
-async fn a_restriction_that_is_not_understood_is_refused() {
+async fn an_unknown_restriction_is_refused() {
     let world = World::new();
     let broker = world.start().await;
     let admin = broker.key("root", PrincipalKind::Operator).await;
@@ -256,7 +256,7 @@ async fn the_audit_is_filtered_by_jti() {
 }
 
 #[test]
-fn every_request_of_the_document_is_closed() {
+fn every_request_schema_of_the_document_is_closed() {
     fn open_objects(schema: &Value, at: &str, open: &mut Vec<String>, closed: &mut BTreeSet<String>) {
         match schema.get("$ref").and_then(Value::as_str) {
             Some(reference) => open_objects(DOCUMENT.pointer(reference.trim_start_matches('#')).unwrap(), at, open, closed),

@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 
 use crate::{
     harness::{Client, World, eventually, sandbox_id, session_path},
-    log::Log,
+    log_capture::Log,
 };
 
 #[tokio::test]
-async fn a_broker_is_ready_while_its_parts_are_and_says_which_is_not() {
+async fn readiness_names_the_part_that_failed() {
     let log = Log::capture();
     let world = World::new();
     let broker = world.start().await;
@@ -46,7 +46,7 @@ async fn a_broker_is_ready_while_its_parts_are_and_says_which_is_not() {
 }
 
 #[tokio::test]
-async fn the_metrics_tell_of_routes_and_states_and_of_nobody() {
+async fn the_metrics_show_routes_and_states_and_no_identities() {
     let mut world = World::new();
     world.config.metrics.public = true;
     let broker = world.start().await;
@@ -132,7 +132,7 @@ async fn the_limits_of_a_workspace_and_the_fullest_one_are_shown() {
 }
 
 #[tokio::test]
-async fn commands_and_files_and_failed_starts_are_counted_apart() {
+async fn commands_files_and_failed_starts_are_counted_separately() {
     let mut world = World::new();
     world.config.metrics.public = true;
     let broker = world.start().await;
@@ -171,7 +171,7 @@ async fn the_documentation_lists_every_metric_and_no_other() {
 }
 
 #[tokio::test]
-async fn a_request_is_found_by_its_callers_ids_and_by_its_sandbox() {
+async fn a_request_is_found_in_the_log_by_its_caller_and_its_sandbox() {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
     let log = Log::capture();
     let world = World::new();
@@ -216,7 +216,7 @@ async fn a_request_is_found_by_its_callers_ids_and_by_its_sandbox() {
 }
 
 #[tokio::test]
-async fn the_metrics_are_for_operators_and_who_has_the_scrapers_token_wherever_they_come_from() {
+async fn the_metrics_are_for_operators_and_holders_of_the_scraper_token() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("token");
     std::fs::write(&file, "a-long-word-for-prometheus\n").unwrap();

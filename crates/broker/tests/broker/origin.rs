@@ -74,7 +74,7 @@ async fn a_host_name_leads_to_its_sandbox_with_the_whole_path() {
 }
 
 #[tokio::test]
-async fn nothing_of_the_broker_is_on_a_host_of_the_domain() {
+async fn hosts_of_the_domain_serve_no_broker_routes() {
     let world = with_domain();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -97,7 +97,7 @@ async fn nothing_of_the_broker_is_on_a_host_of_the_domain() {
 }
 
 #[tokio::test]
-async fn the_brokers_own_host_keeps_the_paths_where_that_is_wanted() {
+async fn the_main_host_serves_sandbox_paths_if_configured() {
     let mut world = with_domain();
     world.config.dataplane_on_main_origin = true;
     let broker = world.start().await;
@@ -108,7 +108,7 @@ async fn the_brokers_own_host_keeps_the_paths_where_that_is_wanted() {
 }
 
 #[tokio::test]
-async fn a_page_of_a_named_origin_may_speak_to_a_sandboxs_host_and_no_other_may() {
+async fn only_pages_of_allowed_origins_may_access_the_host_of_a_sandbox() {
     let mut world = with_domain();
     world.config.cors = Cors { allow_origins: vec![PAGE.to_owned()], ..Cors::default() };
     let broker = world.start().await;
@@ -142,7 +142,7 @@ async fn a_websocket_passes_by_host_name() {
 }
 
 #[tokio::test]
-async fn a_second_listener_has_the_dataplane_and_nothing_else() {
+async fn a_second_listener_serves_only_the_dataplane() {
     for is_on_both in [false, true] {
         let mut world = World::new();
         world.config.gateway_listen = Some("127.0.0.1:0".parse().unwrap());

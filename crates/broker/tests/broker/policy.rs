@@ -27,7 +27,7 @@ fn granted(session: &Value) -> String {
 }
 
 #[tokio::test]
-async fn a_grant_is_what_the_policy_leaves_of_what_was_asked_for_on_every_way_in() {
+async fn a_grant_is_the_request_within_the_policy_on_every_route() {
     let world = ruled(
         "[human]\ncapabilities = [\"fs:rw\", \"exec\", \"shell\", \"ports\"]\n[[rule]]\nprincipal = \"bob\"\ncapabilities = [\"fs_read\"]\n",
     );
@@ -53,7 +53,7 @@ async fn a_grant_is_what_the_policy_leaves_of_what_was_asked_for_on_every_way_in
     let id = sandbox_id(&made);
     let issued = async || {
         let records = broker.broker.as_ref().unwrap().store().audit("default", Some(&id), &NEWEST).await.unwrap();
-        let swapped = |r: &cobox_broker::domain::audit::AuditRecord| {
+        let swapped = |r: &cobox_broker::domain::model::AuditRecord| {
             r.action == "token.issued" && r.principal.as_deref() == Some("bob") && r.detail.as_deref() == Some("fs_read")
         };
         records.iter().filter(|(_, r)| swapped(r)).count() >= 4
@@ -62,7 +62,7 @@ async fn a_grant_is_what_the_policy_leaves_of_what_was_asked_for_on_every_way_in
 }
 
 #[tokio::test]
-async fn lives_are_cut_by_the_policy_and_the_answer_says_so() {
+async fn the_policy_limits_lifetimes_and_the_response_shows_them() {
     let world = ruled(
         "[human]\ntoken_ttl_seconds = 3600\n[[rule]]\nkind = \"agent\"\ntoken_ttl_seconds = 120\nidle_timeout_seconds = 60\nlease_seconds = 100\nhard_ttl_seconds = 500\n",
     );
@@ -164,7 +164,7 @@ async fn providers_templates_and_access_follow_the_policy() {
 }
 
 #[tokio::test]
-async fn a_changed_file_counts_without_a_restart_and_a_broken_one_never() {
+async fn a_changed_policy_file_takes_effect_without_a_restart_and_a_broken_one_never() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;

@@ -2,19 +2,18 @@
 
 use std::sync::atomic::Ordering;
 
-use cobox_broker::domain::{
-    kinds::{Pool, TemplateSpec},
-    model::Sandbox,
-};
-use cobox_protocol::{PoolId, SandboxId, key::PrincipalKind};
-use cobox_testkit::TestDatabase;
-use serde_json::{Value, json};
-
 use crate::{
     fake_provider::IMAGE,
     harness::{Client, TestBroker, World, eventually, sandbox_id},
     store_suite::audit,
 };
+use cobox_broker::domain::{
+    model::Sandbox,
+    resources::records::{Pool, TemplateSpec},
+};
+use cobox_protocol::{PoolId, SandboxId, key::PrincipalKind};
+use cobox_testkit::TestDatabase;
+use serde_json::{Value, json};
 
 const SESSIONS: &str = "/v1/sandbox/sessions";
 
@@ -66,7 +65,7 @@ async fn list(who: &Client) -> usize {
 }
 
 #[tokio::test]
-async fn whoever_wants_a_sandbox_of_the_template_gets_one_that_waits() {
+async fn a_request_for_the_template_gets_a_sandbox_of_the_pool() {
     let world = world();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -93,7 +92,7 @@ async fn whoever_wants_a_sandbox_of_the_template_gets_one_that_waits() {
 }
 
 #[tokio::test]
-async fn what_waits_outlives_its_lease_and_is_replaced_when_it_dies_or_its_template_changes() {
+async fn pool_members_outlive_their_lease_and_are_replaced_when_they_die_or_the_template_changes() {
     let mut world = world();
     // A gap between two reaper rounds counts as one minute.
     world.config.hard_ttl_seconds = 21 * 60;
@@ -124,7 +123,7 @@ async fn what_waits_outlives_its_lease_and_is_replaced_when_it_dies_or_its_templ
 }
 
 #[tokio::test]
-async fn a_pool_keeps_nothing_waiting_for_who_is_shut_out() {
+async fn the_pool_of_a_disabled_principal_has_no_members() {
     let world = world();
     let broker = world.start().await;
     let (_ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
@@ -142,7 +141,7 @@ async fn a_pool_keeps_nothing_waiting_for_who_is_shut_out() {
 }
 
 #[tokio::test]
-async fn what_waits_on_a_dead_node_is_made_anew_on_a_living_one() {
+async fn pool_members_of_a_dead_node_are_replaced() {
     let database = TestDatabase::new().await;
     let mut worlds = World::cluster(&database, 2);
     for world in &mut worlds {
@@ -184,7 +183,7 @@ async fn filled_anew(broker: &TestBroker, pool: &Pool, before: &[SandboxId]) -> 
 }
 
 #[tokio::test]
-async fn what_does_not_start_is_tried_less_and_less_often_and_says_why() {
+async fn failing_pool_starts_are_retried_with_backoff_and_report_the_reason() {
     let world = world();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -220,7 +219,7 @@ async fn what_does_not_start_is_tried_less_and_less_often_and_says_why() {
 }
 
 #[tokio::test]
-async fn each_is_taken_once_however_many_want_it_on_however_many_brokers() {
+async fn each_pool_member_is_taken_once_by_racing_requests_on_several_brokers() {
     let database = TestDatabase::new().await;
     let mut worlds = World::cluster(&database, 2);
     for world in &mut worlds {

@@ -18,7 +18,7 @@ fn at(broker: &TestBroker, client: &Client) -> Client {
 }
 
 #[tokio::test]
-async fn a_living_sandbox_is_adopted_with_what_it_missed() {
+async fn a_running_sandbox_is_adopted_with_the_state_it_missed() {
     let world = World::new();
     let first = world.start().await;
     let ann = first.human("ann").await;
@@ -51,7 +51,7 @@ async fn a_living_sandbox_is_adopted_with_what_it_missed() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_died_meanwhile_is_suspended_and_comes_back() {
+async fn a_sandbox_that_died_without_a_broker_is_suspended_and_can_be_resumed() {
     let world = World::new();
     let first = world.start().await;
     let ann = first.human("ann").await;
@@ -65,7 +65,7 @@ async fn a_sandbox_that_died_meanwhile_is_suspended_and_comes_back() {
 }
 
 #[tokio::test]
-async fn a_start_that_was_under_way_is_finished() {
+async fn an_interrupted_start_is_finished() {
     let world = World::new();
     let first = world.start().await;
     let ann = first.human("ann").await;
@@ -81,7 +81,7 @@ async fn a_start_that_was_under_way_is_finished() {
 }
 
 #[tokio::test]
-async fn a_release_that_was_under_way_is_finished() {
+async fn an_interrupted_release_is_finished() {
     let world = World::new();
     let first = world.start().await;
     let ann = first.human("ann").await;
@@ -141,7 +141,7 @@ async fn unknown_sandbox(world: &World) -> SandboxId {
 }
 
 #[tokio::test]
-async fn a_sandbox_without_files_has_failed() {
+async fn a_sandbox_without_files_becomes_failed() {
     let world = World::new();
     let first = world.start().await;
     let ann = first.human("ann").await;
@@ -158,7 +158,7 @@ async fn a_sandbox_without_files_has_failed() {
 }
 
 #[tokio::test]
-async fn a_sandbox_no_record_knows_is_quarantined_and_removed_when_its_time_is_over() {
+async fn a_sandbox_without_a_record_is_quarantined_and_removed_after_the_retention() {
     let mut world = World::new();
     world.config.quarantine_keep_seconds = 1800;
     let first = world.start().await;
@@ -205,7 +205,7 @@ async fn a_restart_is_not_taken_for_a_restored_database() {
 }
 
 #[tokio::test]
-async fn stopping_for_good_suspends_everything_and_says_what() {
+async fn suspend_all_suspends_every_sandbox_and_returns_their_ids() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -219,7 +219,7 @@ async fn stopping_for_good_suspends_everything_and_says_what() {
 }
 
 #[tokio::test]
-async fn a_second_broker_on_the_same_data_is_refused_and_so_is_a_lost_master_key() {
+async fn a_second_broker_on_a_data_directory_and_a_lost_master_key_are_refused() {
     let world = World::new();
     let first = world.start().await;
     first.human("ann").await.ensure("t").await;

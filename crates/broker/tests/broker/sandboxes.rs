@@ -10,7 +10,7 @@ fn ids(list: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn what_is_negotiated_is_tagged_by_itself_and_with_what_was_asked() {
+async fn a_negotiated_session_has_automatic_and_requested_tags() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -67,7 +67,7 @@ async fn a_client_that_crashed_finds_its_sandbox_by_tag_and_resumes_it() {
 }
 
 #[tokio::test]
-async fn a_sandbox_is_changed_by_its_owner_in_all_or_nothing() {
+async fn a_change_of_a_sandbox_by_its_owner_is_atomic() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, eve) = (broker.human("ann").await, broker.human("bob").await, broker.stranger().await);

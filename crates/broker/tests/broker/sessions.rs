@@ -21,7 +21,7 @@ async fn fifty_racing_ensures_get_one_session_and_one_sandbox() {
 }
 
 #[tokio::test]
-async fn an_answer_has_the_simple_and_the_full_fields() {
+async fn a_response_has_the_simple_and_the_full_fields() {
     let world = World::new();
     let broker = world.start().await;
     let agent = broker.key("bot", PrincipalKind::Agent).await;
@@ -40,7 +40,7 @@ async fn an_answer_has_the_simple_and_the_full_fields() {
 }
 
 #[tokio::test]
-async fn get_finds_what_is_there_and_makes_nothing() {
+async fn get_finds_an_existing_session_and_creates_none() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -56,7 +56,7 @@ async fn get_finds_what_is_there_and_makes_nothing() {
 }
 
 #[tokio::test]
-async fn a_released_session_is_over_and_its_thread_starts_anew() {
+async fn a_released_session_is_over_and_its_thread_gets_a_new_one() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -76,7 +76,7 @@ async fn a_released_session_is_over_and_its_thread_starts_anew() {
 }
 
 #[tokio::test]
-async fn a_refresh_renews_and_checks_the_token_shown() {
+async fn a_refresh_checks_and_renews_the_presented_token() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -113,7 +113,7 @@ async fn an_idempotency_key_replays_one_request_and_refuses_another() {
 }
 
 #[tokio::test]
-async fn a_provider_that_fails_is_said_so_and_the_next_ensure_works() {
+async fn a_provider_failure_is_reported_and_the_next_ensure_works() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -126,7 +126,7 @@ async fn a_provider_that_fails_is_said_so_and_the_next_ensure_works() {
 }
 
 #[tokio::test]
-async fn a_slow_start_answers_423_and_goes_on_without_the_caller() {
+async fn a_slow_start_answers_423_and_continues_without_the_caller() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -142,7 +142,7 @@ async fn a_slow_start_answers_423_and_goes_on_without_the_caller() {
 }
 
 #[tokio::test]
-async fn a_release_during_the_start_leaves_nothing() {
+async fn a_release_during_the_start_leaves_nothing_behind() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -164,7 +164,7 @@ async fn a_release_during_the_start_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn wrong_requests_name_what_is_wrong() {
+async fn invalid_requests_name_the_invalid_field() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -194,7 +194,7 @@ async fn wrong_requests_name_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn a_workspace_has_no_more_sandboxes_than_its_limit() {
+async fn the_sandbox_limit_of_a_workspace_applies() {
     let mut world = World::new();
     world.config.max_sandboxes_per_workspace = 1;
     let broker = world.start().await;

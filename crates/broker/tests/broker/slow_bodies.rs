@@ -149,7 +149,7 @@ async fn hold(client: &Client, taken: usize, refused: usize) -> Vec<TcpStream> {
 }
 
 #[tokio::test]
-async fn no_body_is_read_before_its_sender_is_known() {
+async fn no_body_is_read_before_its_sender_is_authenticated() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -305,7 +305,7 @@ async fn a_refused_upload_that_is_still_read_makes_room_for_newer_connections() 
 }
 
 #[tokio::test]
-async fn a_client_that_waits_to_be_asked_for_its_body_is_refused_without_it() {
+async fn a_client_that_expects_a_continue_is_refused_before_its_body() {
     let world = World::new();
     let broker = world.start().await;
     let nobody = Client { key: None, ..broker.human("ann").await };

@@ -163,7 +163,7 @@ async fn every_note_is_kept(stores: &[Store]) {
 }
 
 #[tokio::test]
-async fn a_note_that_is_refused_takes_no_other_with_it() {
+async fn a_refused_note_does_not_affect_others() {
     let database = TestDatabase::new().await;
     let store = postgres::open(&database.secret_url()).await.unwrap();
     // PostgreSQL text can't contain this character.

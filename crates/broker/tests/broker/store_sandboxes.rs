@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cobox_broker::{
-    domain::model::{Bound, Sandbox},
+    domain::model::{Sandbox, SessionWithSandbox},
     policy::Quota,
     store::{
         AddedSandbox, ChangedSandbox, Counted, DueBy, EnsureWish, Ensured, Idempotency, Leftover, PageWish, QuotaReached, SandboxChange,
@@ -156,7 +156,7 @@ pub async fn tags(store: &Store) {
     let terminated = SessionFilter { state: Some(State::Terminated), ..failed.clone() };
     store.end_sandbox(&two.fresh.sandbox.id, State::Failed, &ending(70)).await.unwrap();
     let ended = store.sessions(&viewer, &failed, &page).await.unwrap();
-    assert_eq!(ended.iter().map(Bound::state).collect::<Vec<_>>(), [State::Failed]);
+    assert_eq!(ended.iter().map(SessionWithSandbox::state).collect::<Vec<_>>(), [State::Failed]);
     assert!(store.sessions(&viewer, &terminated, &page).await.unwrap().is_empty());
     store.end_sandbox(&one.fresh.sandbox.id, State::Terminated, &ending(70)).await.unwrap();
     let terminated = SessionFilter { tags: vec![tag("run:1")], ..terminated };

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
+use crate::{store_resources, store_sandboxes, store_tokens};
 use cobox_broker::{
-    domain::{
-        audit::AuditRecord,
-        model::{ApiKey, Bound, Identity, Intent, Principal, Sandbox, Session},
-    },
+    domain::model::{ApiKey, AuditRecord, Identity, Intent, Principal, Sandbox, Session, SessionWithSandbox},
     policy::Quota,
     store::{
         AddedKey, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, PageWish, QuotaReached,
@@ -21,8 +19,6 @@ use cobox_protocol::{
     tags::Tags,
 };
 use cobox_testkit::TestDatabase;
-
-use crate::{store_kinds, store_sandboxes, store_tokens};
 
 pub const WORKSPACE: &str = "w";
 pub const NODE: &str = "node_1";
@@ -87,7 +83,7 @@ pub fn sandbox(name: Option<&str>) -> Sandbox {
         downtime: Duration::ZERO,
         restore_until: None,
         ended_at: None,
-        making: Default::default(),
+        spec: Default::default(),
         template: None,
         pool: None,
     }
@@ -97,7 +93,7 @@ pub fn quota(of_workspace: u32) -> Quota {
     Quota { of_workspace, of_owner: None }
 }
 
-fn bound(thread: &str) -> Bound {
+fn bound(thread: &str) -> SessionWithSandbox {
     let sandbox = sandbox(None);
     let session = Session {
         id: SessionId::new(),
@@ -112,7 +108,7 @@ fn bound(thread: &str) -> Bound {
         ended_at: None,
         end_reason: None,
     };
-    Bound { session, sandbox }
+    SessionWithSandbox { session, sandbox }
 }
 
 pub fn wish(thread: &str) -> EnsureWish {
@@ -129,7 +125,7 @@ pub fn wish(thread: &str) -> EnsureWish {
 }
 
 #[tokio::test]
-async fn sqlite_is_a_store_and_remembers() {
+async fn sqlite_passes_the_store_suite() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("broker.db");
     run(&sqlite::open(&path).await.unwrap()).await;
@@ -137,7 +133,7 @@ async fn sqlite_is_a_store_and_remembers() {
 }
 
 #[tokio::test]
-async fn postgres_is_a_store_and_remembers() {
+async fn postgres_passes_the_store_suite() {
     let database = TestDatabase::new().await;
     run(&postgres::open(&database.secret_url()).await.unwrap()).await;
     remembers(&postgres::open(&database.secret_url()).await.unwrap()).await;
@@ -161,10 +157,10 @@ pub async fn run(store: &Store) {
     store_sandboxes::tags(store).await;
     store_sandboxes::changing_a_sandbox(store).await;
     store_sandboxes::own_lifetimes(store).await;
-    store_kinds::names_of_snapshots(store).await;
-    store_kinds::what_is_used(store).await;
-    store_kinds::pools(store).await;
-    store_kinds::ending_what_nobody_uses(store).await;
+    store_resources::names_of_snapshots(store).await;
+    store_resources::what_is_used(store).await;
+    store_resources::pools(store).await;
+    store_resources::ending_what_nobody_uses(store).await;
     store_tokens::revocations(store).await;
     store_tokens::a_retired_token_counts_for_a_moment(store).await;
     store_tokens::shares(store).await;
@@ -239,7 +235,7 @@ async fn a_key_and_its_session(store: &Store) {
     assert!(store.key_and_session(&KeyId::new(), &living.session.id).await.unwrap().is_none());
 }
 
-async fn together(store: &Store, key: &ApiKey, session: &SessionId) -> Option<Bound> {
+async fn together(store: &Store, key: &ApiKey, session: &SessionId) -> Option<SessionWithSandbox> {
     let (read, bound) = store.key_and_session(&key.id, session).await.unwrap().unwrap();
     assert_eq!(format!("{read:?}"), format!("{:?}", store.key(&key.id).await.unwrap().unwrap()));
     assert_eq!((read.principal, read.hash), (key.principal.clone(), key.hash));

@@ -70,7 +70,7 @@ async fn ask(who: &Client, thread: &str, mode: &str, credential: Option<&str>) -
 }
 
 #[tokio::test]
-async fn a_sandbox_is_bound_to_a_thread_only_for_who_may_see_it() {
+async fn only_callers_who_may_see_a_thread_bind_a_sandbox_to_it() {
     let (deployment, url) = start().await;
     deployment.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
     let world = ruled(&url, "");
@@ -117,7 +117,7 @@ async fn a_sandbox_is_bound_to_a_thread_only_for_who_may_see_it() {
 }
 
 #[tokio::test]
-async fn what_a_thread_left_in_a_sandbox_is_for_its_maker_and_who_may_see_the_thread() {
+async fn files_of_a_thread_are_visible_to_the_owner_and_to_callers_who_may_see_the_thread() {
     let (deployment, url) = start().await;
     deployment.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
     deployment.seen_by.lock().unwrap().insert("b".into(), "Bearer bob".into());
@@ -181,7 +181,7 @@ async fn what_a_thread_left_in_a_sandbox_is_for_its_maker_and_who_may_see_the_th
 }
 
 #[tokio::test]
-async fn no_answer_is_no_leave() {
+async fn without_a_response_of_the_authority_access_is_refused() {
     let (deployment, url) = start().await;
     deployment.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
     let world = ruled(&url, "");
@@ -205,7 +205,7 @@ async fn no_answer_is_no_leave() {
 }
 
 #[tokio::test]
-async fn a_yes_is_remembered_for_moments_and_a_no_never() {
+async fn a_positive_answer_is_cached_briefly_and_a_negative_one_never() {
     let (deployment, url) = start().await;
     let world = ruled(&url, "remember_seconds = 20\n");
     let broker = world.start().await;
@@ -228,7 +228,7 @@ async fn a_yes_is_remembered_for_moments_and_a_no_never() {
 }
 
 #[tokio::test]
-async fn the_broker_may_ask_with_a_key_of_its_own() {
+async fn the_broker_can_ask_the_authority_with_its_own_key() {
     let (deployment, url) = start().await;
     deployment.seen_by.lock().unwrap().insert("t".into(), "ann".into());
     let dir = tempfile::tempdir().unwrap();
@@ -326,7 +326,7 @@ impl Drop for LangGraph {
 
 #[tokio::test]
 #[ignore = "takes a LangGraph deployment, which `make soak` installs"]
-async fn soak_a_real_deployment_is_asked() {
+async fn soak_a_real_deployment_decides() {
     let program = std::env::var("COBOX_TEST_LANGGRAPH").expect("names the program of langgraph-cli[inmem]");
     let deployment = LangGraph::start(&program).await;
     let thread = &deployment.make_thread("Bearer ann").await;

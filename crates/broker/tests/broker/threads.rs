@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::harness::{Answer, Client, NEWEST, World, claims, sandbox_id, session_path};
 
 #[tokio::test]
-async fn a_threads_sandbox_is_made_found_renewed_and_released_by_its_thread() {
+async fn the_sandbox_of_a_thread_is_created_found_renewed_and_released_by_thread_id() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -36,7 +36,7 @@ async fn a_threads_sandbox_is_made_found_renewed_and_released_by_its_thread() {
 }
 
 #[tokio::test]
-async fn on_the_thread_route_a_refresh_rotates_unless_told_not_to() {
+async fn on_the_thread_route_a_refresh_rotates_by_default() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -56,7 +56,7 @@ async fn on_the_thread_route_a_refresh_rotates_unless_told_not_to() {
 }
 
 #[tokio::test]
-async fn a_thread_that_is_gone_takes_its_session_along() {
+async fn the_session_of_a_deleted_thread_ends() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
@@ -95,7 +95,7 @@ impl Sender {
 }
 
 #[tokio::test]
-async fn a_signed_notice_ends_a_thread_and_a_late_copy_of_it_ends_nothing_else() {
+async fn a_signed_notice_ends_the_session_of_a_thread_and_a_late_copy_ends_no_other() {
     use cobox_broker::Clock;
     let mut world = World::new();
     let secret = tempfile::NamedTempFile::new().unwrap();
@@ -203,7 +203,7 @@ async fn forged_notices_are_refused_and_end_nothing() {
 }
 
 #[tokio::test]
-async fn without_a_secret_no_notice_is_taken_and_a_short_one_is_refused_at_start() {
+async fn notices_need_a_secret_and_a_short_one_is_refused_at_start() {
     let mut world = World::new();
     let broker = world.start().await;
     let sender = Sender { client: broker.human("ann").await };

@@ -48,7 +48,7 @@ async fn subject(broker: &TestBroker) -> String {
 }
 
 #[tokio::test]
-async fn curl_and_our_own_client_speak_to_it_and_urls_say_https() {
+async fn curl_and_the_client_connect_over_tls_and_urls_are_https() {
     let authority = TestAuthority::new();
     let mut world = World::new();
     world.config.tls = Some(files(&authority.sign("broker")));
@@ -94,7 +94,7 @@ async fn curl_and_our_own_client_speak_to_it_and_urls_say_https() {
 }
 
 #[tokio::test]
-async fn a_renewed_certificate_is_shown_without_a_restart_and_a_broken_one_is_not() {
+async fn a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_not() {
     let authority = TestAuthority::new();
     let (first, other) = (authority.sign("first"), authority.sign("second"));
     let mut world = World::new();
@@ -114,7 +114,7 @@ async fn a_renewed_certificate_is_shown_without_a_restart_and_a_broken_one_is_no
 }
 
 #[tokio::test]
-async fn one_who_never_shakes_hands_holds_up_nobody() {
+async fn an_unfinished_handshake_delays_no_other_connection() {
     let authority = TestAuthority::new();
     let mut world = World::new();
     world.config.tls = Some(files(&authority.sign("broker")));
@@ -138,7 +138,7 @@ async fn start_error(world: &World, listen: &str) -> StartError {
 }
 
 #[tokio::test]
-async fn beyond_this_machine_it_listens_with_tls_or_when_told_to() {
+async fn listening_beyond_localhost_needs_tls_or_an_explicit_setting() {
     let mut world = World::new();
     let refused = start_error(&world, "0.0.0.0:0").await.to_string();
     assert!(refused.contains("--tls-cert") && refused.contains("--insecure-listen"), "{refused}");
@@ -155,7 +155,7 @@ async fn beyond_this_machine_it_listens_with_tls_or_when_told_to() {
 }
 
 #[tokio::test]
-async fn files_that_can_not_be_used_are_named_with_what_is_wrong() {
+async fn unusable_certificate_files_are_named_with_the_reason() {
     let authority = TestAuthority::new();
     let (good, other) = (authority.sign("good"), authority.sign("other"));
     let junk = authority.path("junk");

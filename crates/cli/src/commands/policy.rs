@@ -99,7 +99,7 @@ fn explain(args: ExplainArgs, context: &Context) -> Outcome {
         let capabilities: Vec<Vec<String>> = explanation
             .capabilities
             .iter()
-            .map(|f| vec![f.capability.to_owned(), f.outcome.word().to_owned(), f.because.clone()])
+            .map(|f| vec![f.capability.to_owned(), f.outcome.as_str().to_owned(), f.because.clone()])
             .collect();
         let limits: Vec<Vec<String>> =
             explanation.limits.iter().map(|(name, value, by)| vec![(*name).to_owned(), value.clone(), by.clone()]).collect();

@@ -21,12 +21,12 @@ use cobox_protocol::{
 use http::StatusCode;
 use serde::Deserialize;
 
-use super::{Api, Routes, place};
+use super::{Api, Routes, both_prefixes};
 use crate::{
     domain::{
-        boxes::Boxed,
-        links::{LinkMethod, LinkWish},
-        sessions::Asking,
+        access::request_context::RequestContext,
+        resources::langsmith_sandboxes::PolledSandbox,
+        tokens::file_links::{FileLinkParams, LinkMethod},
     },
     http::{
         auth::Authenticated,
@@ -45,33 +45,33 @@ const MINUTE: u64 = 60;
 
 pub fn routes() -> Routes {
     Routes::new()
-        .at(place!("/boxes"), get(list).post(create))
-        .at(place!("/boxes/{name}"), get(look).patch(change).delete(remove))
-        .at(place!("/boxes/{name}/status"), get(status))
-        .at(place!("/boxes/{name}/start"), post(start))
-        .at(place!("/boxes/{name}/stop"), post(stop))
-        .at(place!("/boxes/{name}/download-url"), post(download_url))
-        .at(place!("/boxes/{name}/service-url"), post(no_service_urls))
-        .at(place!("/boxes/{name}/service-urls"), get(no_service_urls).delete(no_service_urls))
+        .at(both_prefixes!("/boxes"), get(list).post(create))
+        .at(both_prefixes!("/boxes/{name}"), get(show).patch(change).delete(remove))
+        .at(both_prefixes!("/boxes/{name}/status"), get(status))
+        .at(both_prefixes!("/boxes/{name}/start"), post(start))
+        .at(both_prefixes!("/boxes/{name}/stop"), post(stop))
+        .at(both_prefixes!("/boxes/{name}/download-url"), post(download_url))
+        .at(both_prefixes!("/boxes/{name}/service-url"), post(no_service_urls))
+        .at(both_prefixes!("/boxes/{name}/service-urls"), get(no_service_urls).delete(no_service_urls))
 }
 
 async fn create(
     State(api): State<Api>,
-    who: Authenticated,
-    JsonBody(wish): JsonBody<CreateBox>,
+    auth: Authenticated,
+    JsonBody(params): JsonBody<CreateBox>,
 ) -> Result<(StatusCode, Json<BoxInfo>), Failure> {
-    let waits = wish.wait_for_ready.unwrap_or(true);
+    let waits = params.wait_for_ready.unwrap_or(true);
     let wait = match waits {
-        true => wait(wish.timeout)?,
+        true => wait(params.timeout)?,
         false => Duration::ZERO,
     };
-    let asking = Asking { wait, ..who.asking() };
-    let wish = read_wish(wish)?;
+    let request = RequestContext { wait, ..auth.request_context() };
+    let params = read_params(params)?;
     let made = match waits {
-        true => api.sandboxes.create_running(&asking, wish).await?,
-        false => api.sandboxes.create(&asking, wish).await?,
+        true => api.services.langsmith_sandboxes.create_running(&request, params).await?,
+        false => api.services.sandboxes.create(&request, params).await?,
     };
-    Ok((StatusCode::CREATED, Json(shown(made.into()))))
+    Ok((StatusCode::CREATED, Json(to_response(made.into()))))
 }
 
 #[derive(Deserialize)]
@@ -105,103 +105,104 @@ impl ListQuery {
 
 async fn list(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Params(query): Params<ListQuery>,
     TagParams(tags): TagParams,
 ) -> Result<Json<BoxList>, Failure> {
     query.check()?;
     // The SDKs send no page size and read a single response, so it contains all boxes.
-    let all = api.sandboxes.deployment.config.max_sandboxes_per_workspace;
-    let maker = query.created_by.map(|by| if by == "me" { who.caller.principal.name.clone() } else { by });
-    let wish = PageQuery { limit: query.page_size.or(query.limit), cursor: query.cursor }.wish_or::<SandboxId>(all)?;
-    let found = page(api.sandboxes.boxes(&who.asking(), &tags, &wish).await?, &wish, |s| s.info.id.to_string());
+    let all = api.context.config.max_sandboxes_per_workspace;
+    let maker = query.created_by.map(|by| if by == "me" { auth.caller.principal.name.clone() } else { by });
+    let params = PageQuery { limit: query.page_size.or(query.limit), cursor: query.cursor }.page_params_or::<SandboxId>(all)?;
+    let found =
+        page(api.services.langsmith_sandboxes.list(&auth.request_context(), &tags, &params).await?, &params, |s| s.info.id.to_string());
     // A page may have fewer items than requested, and further pages may follow.
     let is_wanted = |b: &BoxInfo| query.status.is_none_or(|s| s == b.status) && maker.as_ref().is_none_or(|m| *m == b.created_by);
-    let boxes: Vec<BoxInfo> = found.items.into_iter().map(shown).filter(is_wanted).collect();
+    let boxes: Vec<BoxInfo> = found.items.into_iter().map(to_response).filter(is_wanted).collect();
     Ok(Json(BoxList { sandboxes: boxes.clone(), items: boxes, next_cursor: found.next_cursor, offset: 0 }))
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<BoxInfo>, Failure> {
-    Ok(Json(shown(api.sandboxes.look(&who.asking(), &name).await?)))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<BoxInfo>, Failure> {
+    Ok(Json(to_response(api.services.langsmith_sandboxes.get(&auth.request_context(), &name).await?)))
 }
 
-async fn status(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<BoxStatus>, Failure> {
-    let BoxInfo { status, status_message, .. } = shown(api.sandboxes.look(&who.asking(), &name).await?);
+async fn status(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<BoxStatus>, Failure> {
+    let BoxInfo { status, status_message, .. } = to_response(api.services.langsmith_sandboxes.get(&auth.request_context(), &name).await?);
     Ok(Json(BoxStatus { status, status_message }))
 }
 
 async fn change(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(name): Path<String>,
-    JsonBody(wish): JsonBody<PatchBox>,
+    JsonBody(params): JsonBody<PatchBox>,
 ) -> Result<Json<BoxInfo>, Failure> {
-    if is_something(wish.proxy_config.as_ref()) {
+    if is_something(params.proxy_config.as_ref()) {
         return Err(not_here("proxy_config", "a sandbox has no network to send through a proxy").into());
     }
-    if let Some(RunConfig { user, work_dir, env_vars }) = wish.run_config {
+    if let Some(RunConfig { user, work_dir, env_vars }) = params.run_config {
         must_be_plain(user.as_deref(), work_dir.as_deref())?;
         if env_vars.is_some_and(|env| !env.is_empty()) {
             return Err(not_here("run_config.env_vars", "what a box is made of stays; say them with each command").into());
         }
     }
     // 0 resets the setting.
-    let span = |field, wish: Option<u64>| wish.map(|seconds| minutes(field, Some(seconds))).transpose();
-    let wish = PatchSandbox {
-        name: wish.name.map(Some),
-        lease_seconds: span("idle_ttl_seconds", wish.idle_ttl_seconds)?,
-        keep_suspended_seconds: span("delete_after_stop_seconds", wish.delete_after_stop_seconds)?,
+    let span = |field, params: Option<u64>| params.map(|seconds| minutes(field, Some(seconds))).transpose();
+    let params = PatchSandbox {
+        name: params.name.map(Some),
+        lease_seconds: span("idle_ttl_seconds", params.idle_ttl_seconds)?,
+        keep_suspended_seconds: span("delete_after_stop_seconds", params.delete_after_stop_seconds)?,
         ..Default::default()
     };
-    Ok(Json(shown(api.sandboxes.patch(&who.asking(), &name, wish).await?.into())))
+    Ok(Json(to_response(api.services.sandboxes.patch(&auth.request_context(), &name, params).await?.into())))
 }
 
-async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
-    api.sandboxes.delete(&who.caller, &name, false, &who.request_id).await?;
+async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.sandboxes.delete(&auth.caller, &name, false, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Body of a start request, which has no options.
 #[derive(Deserialize)]
-struct Nothing {}
+struct NoOptions {}
 
 async fn start(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(name): Path<String>,
-    MaybeJsonBody(Nothing {}): MaybeJsonBody<Nothing>,
+    MaybeJsonBody(NoOptions {}): MaybeJsonBody<NoOptions>,
 ) -> Result<Json<BoxInfo>, Failure> {
-    Ok(Json(shown(api.sandboxes.begin_start(&who.asking(), &name).await?)))
+    Ok(Json(to_response(api.services.langsmith_sandboxes.start(&auth.request_context(), &name).await?)))
 }
 
 async fn stop(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(name): Path<String>,
-    MaybeJsonBody(Nothing {}): MaybeJsonBody<Nothing>,
+    MaybeJsonBody(NoOptions {}): MaybeJsonBody<NoOptions>,
 ) -> Result<Json<BoxInfo>, Failure> {
-    Ok(Json(shown(api.sandboxes.stop(&who.asking(), &name).await?)))
+    Ok(Json(to_response(api.services.langsmith_sandboxes.stop(&auth.request_context(), &name).await?)))
 }
 
 async fn download_url(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(name): Path<String>,
-    JsonBody(wish): JsonBody<DownloadUrlRequest>,
+    JsonBody(params): JsonBody<DownloadUrlRequest>,
 ) -> Result<Json<DownloadUrl>, Failure> {
-    for (field, value) in [("content_type", &wish.content_type), ("content_disposition", &wish.content_disposition)] {
+    for (field, value) in [("content_type", &params.content_type), ("content_disposition", &params.content_disposition)] {
         if value.is_some() {
             return Err(not_here(field, "a file is served as bytes, as what it is").into());
         }
     }
-    if wish.expires_in_seconds == Some(0) {
+    if params.expires_in_seconds == Some(0) {
         return Err(ApiError::invalid("expires_in_seconds: must be at least 1").into());
     }
     // A longer lifetime is reduced, and the response contains the actual one.
-    let ttl = wish.expires_in_seconds.map(|seconds| u32::try_from(seconds).unwrap_or(u32::MAX));
-    let link = LinkWish { path: &wish.path, method: LinkMethod::Get, ttl };
-    let made = api.sessions.sandbox_file_link(&who.asking(), &name, link).await?;
-    Ok(Json(DownloadUrl { download_url: made.told.url, token: made.link, expires_at: made.told.expires_at }))
+    let ttl = params.expires_in_seconds.map(|seconds| u32::try_from(seconds).unwrap_or(u32::MAX));
+    let link = FileLinkParams { path: &params.path, method: LinkMethod::Get, ttl };
+    let made = api.services.file_links.of_sandbox(&auth.request_context(), &name, link).await?;
+    Ok(Json(DownloadUrl { download_url: made.response.url, token: made.link, expires_at: made.response.expires_at }))
 }
 
 async fn no_service_urls(_: Authenticated) -> Failure {
@@ -235,59 +236,63 @@ fn not_here(field: &str, why: &str) -> ApiError {
 }
 
 /// Translates a request to create a box to the broker's own request.
-fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
-    for (field, is_asked, why) in [
-        ("mount_config", is_something(wish.mount_config.as_ref()), "buckets can't be mounted"),
-        ("proxy_config", is_something(wish.proxy_config.as_ref()), "a sandbox has no network to send through a proxy"),
-        ("access_delegation", is_something(wish.access_delegation.as_ref()), "a sandbox never gets a credential of its maker"),
-        ("persistent", wish.persistent == Some(false), "files always outlive a stop"),
-        ("preserve_memory_on_stop", wish.preserve_memory_on_stop == Some(true), "a stop ends every program"),
-        ("restore_memory", wish.restore_memory == Some(true), "a stop ends every program"),
-        ("tag_value_ids", wish.tag_value_ids.as_ref().is_some_and(|ids| !ids.is_empty()), "use labels"),
-        ("ttl_seconds", wish.ttl_seconds.is_some_and(|ttl| ttl > 0), "use idle_ttl_seconds and delete_after_stop_seconds"),
+fn read_params(params: CreateBox) -> Result<CreateSandbox, ApiError> {
+    for (field, is_langsmith_path, why) in [
+        ("mount_config", is_something(params.mount_config.as_ref()), "buckets can't be mounted"),
+        ("proxy_config", is_something(params.proxy_config.as_ref()), "a sandbox has no network to send through a proxy"),
+        ("access_delegation", is_something(params.access_delegation.as_ref()), "a sandbox never gets a credential of its maker"),
+        ("persistent", params.persistent == Some(false), "files always outlive a stop"),
+        ("preserve_memory_on_stop", params.preserve_memory_on_stop == Some(true), "a stop ends every program"),
+        ("restore_memory", params.restore_memory == Some(true), "a stop ends every program"),
+        ("tag_value_ids", params.tag_value_ids.as_ref().is_some_and(|ids| !ids.is_empty()), "use labels"),
+        ("ttl_seconds", params.ttl_seconds.is_some_and(|ttl| ttl > 0), "use idle_ttl_seconds and delete_after_stop_seconds"),
     ] {
-        if is_asked {
+        if is_langsmith_path {
             return Err(not_here(field, why));
         }
     }
-    if let Some(RunConfig { user, work_dir, .. }) = &wish.run_config {
+    if let Some(RunConfig { user, work_dir, .. }) = &params.run_config {
         must_be_plain(user.as_deref(), work_dir.as_deref())?;
     }
-    let labels = wish.labels.unwrap_or_default();
+    let labels = params.labels.unwrap_or_default();
     tags::check(&labels).map_err(|e| ApiError::invalid(format!("labels: {}", e.message)))?;
     // Variables of the box take precedence over those of its run_config.
-    let mut env = wish.run_config.and_then(|config| config.env_vars).unwrap_or_default();
-    env.extend(wish.env_vars.unwrap_or_default());
+    let mut env = params.run_config.and_then(|config| config.env_vars).unwrap_or_default();
+    env.extend(params.env_vars.unwrap_or_default());
     let mounted = |v: BoxVolume| MountParams { volume: v.volume, path: v.mount_path, read_only: v.read_only.unwrap_or_default() };
     Ok(CreateSandbox {
-        name: wish.name,
+        name: params.name,
         // The client that creates a box deletes it; it outlives sessions.
         keep: Some(true),
         tags: labels,
-        lease_seconds: minutes("idle_ttl_seconds", wish.idle_ttl_seconds)?,
-        keep_suspended_seconds: minutes("delete_after_stop_seconds", wish.delete_after_stop_seconds)?,
-        template: said(wish.template_name),
-        snapshot: one_snapshot([("snapshot_id", wish.snapshot_id), ("snapshot", wish.snapshot), ("snapshot_name", wish.snapshot_name)])?,
+        lease_seconds: minutes("idle_ttl_seconds", params.idle_ttl_seconds)?,
+        keep_suspended_seconds: minutes("delete_after_stop_seconds", params.delete_after_stop_seconds)?,
+        template: non_empty(params.template_name),
+        snapshot: one_snapshot([
+            ("snapshot_id", params.snapshot_id),
+            ("snapshot", params.snapshot),
+            ("snapshot_name", params.snapshot_name),
+        ])?,
         resources: Resources {
-            cpus: cpus(wish.vcpus, wish.cpu_millicores)?,
-            memory_bytes: wish.mem_bytes,
-            disk_bytes: wish.fs_capacity_bytes,
+            cpus: cpus(params.vcpus, params.cpu_millicores)?,
+            memory_bytes: params.mem_bytes,
+            disk_bytes: params.fs_capacity_bytes,
             processes: None,
         },
         env: Env(env),
-        mounts: wish.volumes.unwrap_or_default().into_iter().map(mounted).collect(),
+        mounts: params.volumes.unwrap_or_default().into_iter().map(mounted).collect(),
         ..Default::default()
     })
 }
 
 /// These clients send an empty string for an unset field.
-fn said(text: Option<String>) -> Option<String> {
+fn non_empty(text: Option<String>) -> Option<String> {
     text.filter(|t| !t.is_empty())
 }
 
 /// The snapshot, which may be given under any of three field names.
 fn one_snapshot(named: [(&str, Option<String>); 3]) -> Result<Option<String>, ApiError> {
-    let mut each = named.into_iter().filter_map(|(field, value)| said(value).map(|value| (field, value)));
+    let mut each = named.into_iter().filter_map(|(field, value)| non_empty(value).map(|value| (field, value)));
     match (each.next(), each.next()) {
         (first, None) => Ok(first.map(|(_, value)| value)),
         (Some((_, first)), Some((_, other))) if first == other => Ok(Some(first)),
@@ -318,7 +323,7 @@ fn must_be_plain(user: Option<&str>, work_dir: Option<&str>) -> Result<(), ApiEr
 }
 
 /// Converts a sandbox to the shape that these clients read.
-fn shown(boxed: Boxed) -> BoxInfo {
+fn to_response(boxed: PolledSandbox) -> BoxInfo {
     let sandbox = boxed.info;
     let status = match sandbox.state {
         LifeState::Suspended if boxed.is_resuming => BoxState::Provisioning,

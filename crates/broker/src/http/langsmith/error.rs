@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refused_field_is_named_as_the_sdk_looks_for_it() {
+    fn a_refused_field_is_named_as_the_sdk_expects() {
         let loc = |message: &str| body(&ApiError::invalid(message), &RequestId::new())["detail"][0]["loc"][1].clone();
         assert_eq!(loc("name: is taken"), "name");
         assert_eq!(loc("run_config.user: can't be had"), "user");

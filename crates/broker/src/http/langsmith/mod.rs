@@ -15,21 +15,21 @@ use cobox_protocol::ErrorCode;
 use super::{Api, Routes};
 
 /// A route under both prefixes.
-macro_rules! place {
+macro_rules! both_prefixes {
     ($rest:literal) => {
         [concat!("/v2/sandboxes", $rest), concat!("/api/v2/sandboxes", $rest)]
     };
 }
-use place;
+use both_prefixes;
 
-const PREFIXES: [&str; 2] = place!("");
+const PREFIXES: [&str; 2] = both_prefixes!("");
 
 pub fn routes() -> Routes {
     boxes::routes().merge(snapshots::routes()).merge(templates::routes()).merge(volumes::routes()).merge(pools::routes())
 }
 
 /// True if the path belongs to this API.
-pub fn is_asked(path: &str) -> bool {
+pub fn is_langsmith_path(path: &str) -> bool {
     let is_below = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     PREFIXES.into_iter().any(is_below)
 }
@@ -44,8 +44,8 @@ pub fn status(path: &str, code: ErrorCode) -> u16 {
 }
 
 impl Routes {
-    fn at(self, places: [&'static str; 2], methods: MethodRouter<Api>) -> Self {
-        let [first, second] = places;
+    fn at(self, paths: [&'static str; 2], methods: MethodRouter<Api>) -> Self {
+        let [first, second] = paths;
         self.route(first, methods.clone()).route(second, methods)
     }
 }
@@ -55,19 +55,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_too_long_has_the_status_that_is_looked_for_there() {
+    fn a_timeout_has_the_status_that_the_sdk_expects() {
         let of = |path| status(path, ErrorCode::SandboxStarting);
         assert_eq!((of("/v2/sandboxes/boxes"), of("/v2/sandboxes/pools"), of("/api/v2/sandboxes/pools/x")), (408, 504, 504));
         assert_eq!((of("/v2/sandboxes/poolsx"), status("/v2/sandboxes/pools", ErrorCode::InvalidRequest)), (408, 422));
     }
 
     #[test]
-    fn the_dialect_is_spoken_below_its_prefixes_and_nowhere_else() {
+    fn only_paths_below_the_prefixes_belong_to_the_langsmith_api() {
         for path in ["/v2/sandboxes", "/v2/sandboxes/boxes/a%2Fb", "/api/v2/sandboxes/none"] {
-            assert!(is_asked(path), "{path}");
+            assert!(is_langsmith_path(path), "{path}");
         }
         for path in ["/v1/sandboxes", "/v2/sandboxesx", "/x/v2/sandboxes", "/api/v1"] {
-            assert!(!is_asked(path), "{path}");
+            assert!(!is_langsmith_path(path), "{path}");
         }
     }
 }

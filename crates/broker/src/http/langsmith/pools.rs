@@ -11,9 +11,9 @@ use cobox_protocol::{PoolId, Timestamp};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::{Api, Routes, place};
+use super::{Api, Routes, both_prefixes};
 use crate::{
-    domain::{kinds::Pool, pools::PoolWish},
+    domain::resources::{pools::PoolParams, records::Pool},
     http::{auth::Authenticated, body::JsonBody, error::Failure},
 };
 
@@ -22,7 +22,9 @@ const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 const MAX_WAIT: Duration = Duration::from_secs(300);
 
 pub fn routes() -> Routes {
-    Routes::new().at(place!("/pools"), get(list).post(create)).at(place!("/pools/{name}"), get(look).patch(change).delete(remove))
+    Routes::new()
+        .at(both_prefixes!("/pools"), get(list).post(create))
+        .at(both_prefixes!("/pools/{name}"), get(show).patch(change).delete(remove))
 }
 
 #[derive(Debug, Deserialize)]
@@ -49,7 +51,8 @@ pub struct PoolChange {
 
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct PoolShown {
+#[cfg_attr(test, schemars(rename = "PoolShown"))]
+pub struct PoolResponse {
     id: PoolId,
     name: String,
     template_name: String,
@@ -65,56 +68,56 @@ pub struct PoolShown {
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PoolList {
-    pools: Vec<PoolShown>,
+    pools: Vec<PoolResponse>,
 }
 
 async fn create(
     State(api): State<Api>,
-    who: Authenticated,
-    JsonBody(wish): JsonBody<PoolRequest>,
-) -> Result<(StatusCode, Json<PoolShown>), Failure> {
-    let asked = PoolWish { name: wish.name, template: wish.template_name, replicas: wish.replicas };
-    let pool = api.kinds.create_pool(&who.asking(), asked).await?;
-    if wish.wait_for_ready.unwrap_or(true) {
-        let wait = wish.timeout.map_or(DEFAULT_WAIT, Duration::from_secs).min(MAX_WAIT);
-        if let Err(late) = api.kinds.wait_for_pool(&pool, wait).await {
+    auth: Authenticated,
+    JsonBody(params): JsonBody<PoolRequest>,
+) -> Result<(StatusCode, Json<PoolResponse>), Failure> {
+    let pool_params = PoolParams { name: params.name, template: params.template_name, replicas: params.replicas };
+    let pool = api.services.pools.create(&auth.request_context(), pool_params).await?;
+    if params.wait_for_ready.unwrap_or(true) {
+        let wait = params.timeout.map_or(DEFAULT_WAIT, Duration::from_secs).min(MAX_WAIT);
+        if let Err(late) = api.services.pools.wait_until_full(&pool, wait).await {
             // The SDK retries by itself, and must not find the name taken by its own first attempt.
-            api.kinds.delete_pool(&who.asking(), &pool.name).await?;
+            api.services.pools.delete(&auth.request_context(), &pool.name).await?;
             return Err(late.into());
         }
     }
-    Ok((StatusCode::CREATED, Json(shown(&api, pool).await?)))
+    Ok((StatusCode::CREATED, Json(to_response(&api, pool).await?)))
 }
 
-async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<PoolList>, Failure> {
+async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<PoolList>, Failure> {
     let mut pools = Vec::new();
-    for pool in api.kinds.pools(&who.asking()).await? {
-        pools.push(shown(&api, pool).await?);
+    for pool in api.services.pools.list(&auth.request_context()).await? {
+        pools.push(to_response(&api, pool).await?);
     }
     Ok(Json(PoolList { pools }))
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<PoolShown>, Failure> {
-    Ok(Json(shown(&api, api.kinds.pool(&who.asking(), &name).await?).await?))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<PoolResponse>, Failure> {
+    Ok(Json(to_response(&api, api.services.pools.get(&auth.request_context(), &name).await?).await?))
 }
 
 async fn change(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(name): Path<String>,
-    JsonBody(wish): JsonBody<PoolChange>,
-) -> Result<Json<PoolShown>, Failure> {
-    Ok(Json(shown(&api, api.kinds.change_pool(&who.asking(), &name, wish.name, wish.replicas).await?).await?))
+    JsonBody(params): JsonBody<PoolChange>,
+) -> Result<Json<PoolResponse>, Failure> {
+    Ok(Json(to_response(&api, api.services.pools.change(&auth.request_context(), &name, params.name, params.replicas).await?).await?))
 }
 
-async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
-    api.kinds.delete_pool(&who.asking(), &name).await?;
+async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.pools.delete(&auth.request_context(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn shown(api: &Api, pool: Pool) -> Result<PoolShown, Failure> {
-    Ok(PoolShown {
-        ready_replicas: api.kinds.waiting(&pool).await?.min(pool.replicas),
+async fn to_response(api: &Api, pool: Pool) -> Result<PoolResponse, Failure> {
+    Ok(PoolResponse {
+        ready_replicas: api.services.pools.ready_members(&pool).await?.min(pool.replicas),
         id: pool.id,
         name: pool.name,
         template_name: pool.template,

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_are_read_and_written_as_these_clients_do() {
+    fn quantities_are_parsed_and_printed_as_the_sdks_do() {
         for (text, amount) in [("1Gi", 1 << 30), ("512Mi", 512 << 20), ("1.5Gi", 3 << 29), ("5G", 5_000_000_000), ("4096", 4096)] {
             assert_eq!(bytes("size", text).unwrap(), amount, "{text}");
         }

@@ -13,9 +13,9 @@ use cobox_provider::SandboxRoot;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::{Api, Routes, place};
+use super::{Api, Routes, both_prefixes};
 use crate::{
-    domain::{kinds::Snapshot, snapshots::SnapshotWish},
+    domain::resources::{records::Snapshot, snapshots::SnapshotParams},
     http::{auth::Authenticated, body::JsonBody, error::Failure, paging::Params},
     store::SnapshotFilter,
 };
@@ -26,17 +26,18 @@ const MAX_LIMIT: u32 = 500;
 
 pub fn routes() -> Routes {
     Routes::new()
-        .at(place!("/boxes/{name}/snapshot"), post(take))
-        .at(place!("/snapshots"), get(list).post(create))
-        .at(place!("/snapshots/{reference}"), get(look).delete(remove))
-        .at(place!("/snapshots-by-name/{name}"), get(by_name))
-        .at(place!("/registries"), get(no_registries).post(no_registries))
-        .at(place!("/registries/{id}"), get(no_registries).patch(no_registries).delete(no_registries))
+        .at(both_prefixes!("/boxes/{name}/snapshot"), post(take))
+        .at(both_prefixes!("/snapshots"), get(list).post(create))
+        .at(both_prefixes!("/snapshots/{reference}"), get(show).delete(remove))
+        .at(both_prefixes!("/snapshots-by-name/{name}"), get(by_name))
+        .at(both_prefixes!("/registries"), get(no_registries).post(no_registries))
+        .at(both_prefixes!("/registries/{id}"), get(no_registries).patch(no_registries).delete(no_registries))
 }
 
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct RunWords {
+#[cfg_attr(test, schemars(rename = "RunWords"))]
+pub struct RunFields {
     #[serde(default)]
     user: Option<String>,
     #[serde(default)]
@@ -59,7 +60,7 @@ pub struct SnapshotRequest {
     #[serde(default)]
     registry_id: Option<String>,
     #[serde(default)]
-    run_config: Option<RunWords>,
+    run_config: Option<RunFields>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -71,7 +72,8 @@ struct ListQuery {
 
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct SnapshotShown {
+#[cfg_attr(test, schemars(rename = "SnapshotShown"))]
+pub struct SnapshotResponse {
     id: SnapshotId,
     name: String,
     status: SnapshotState,
@@ -91,9 +93,9 @@ pub struct SnapshotShown {
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SnapshotList {
-    snapshots: Vec<SnapshotShown>,
+    snapshots: Vec<SnapshotResponse>,
     /// The same again, for clients that look here.
-    items: Vec<SnapshotShown>,
+    items: Vec<SnapshotResponse>,
     next_cursor: Option<String>,
     offset: u32,
 }
@@ -114,29 +116,29 @@ pub struct SnapshotTags {
 
 async fn take(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(name): Path<String>,
-    JsonBody(wish): JsonBody<SnapshotRequest>,
-) -> Result<(StatusCode, Json<SnapshotShown>), Failure> {
-    if wish.docker_image.is_some() {
+    JsonBody(params): JsonBody<SnapshotRequest>,
+) -> Result<(StatusCode, Json<SnapshotResponse>), Failure> {
+    if params.docker_image.is_some() {
         return Err(ApiError::invalid("docker_image: a snapshot is of the box's files, not of an image inside it; leave it out").into());
     }
-    let taken = api.kinds.take_snapshot(&who.asking(), &name, read(&wish)?).await?;
-    Ok((StatusCode::CREATED, Json(shown(&api, &who, taken).await?)))
+    let snapshot = api.services.snapshots.take(&auth.request_context(), &name, read(&params)?).await?;
+    Ok((StatusCode::CREATED, Json(to_response(&api, &auth, snapshot).await?)))
 }
 
 async fn create(
     State(api): State<Api>,
-    who: Authenticated,
-    JsonBody(wish): JsonBody<SnapshotRequest>,
-) -> Result<(StatusCode, Json<SnapshotShown>), Failure> {
-    let image = wish.docker_image.as_deref().filter(|i| !i.is_empty());
+    auth: Authenticated,
+    JsonBody(params): JsonBody<SnapshotRequest>,
+) -> Result<(StatusCode, Json<SnapshotResponse>), Failure> {
+    let image = params.docker_image.as_deref().filter(|i| !i.is_empty());
     let image = image.ok_or_else(|| ApiError::invalid("docker_image: is missing"))?;
-    let named = api.kinds.name_image(&who.asking(), image, read(&wish)?).await?;
-    Ok((StatusCode::CREATED, Json(shown(&api, &who, named).await?)))
+    let named = api.services.snapshots.create_of_image(&auth.request_context(), image, read(&params)?).await?;
+    Ok((StatusCode::CREATED, Json(to_response(&api, &auth, named).await?)))
 }
 
-async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<ListQuery>) -> Result<Json<SnapshotList>, Failure> {
+async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params<ListQuery>) -> Result<Json<SnapshotList>, Failure> {
     let limit = query.limit.unwrap_or(DEFAULT_LIMIT);
     if !(1..=MAX_LIMIT).contains(&limit) {
         return Err(ApiError::invalid(format!("limit: must be a whole number from 1 to {MAX_LIMIT}")).into());
@@ -145,26 +147,32 @@ async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<
     let filter =
         SnapshotFilter { name_contains: query.name_contains.filter(|n| !n.is_empty()), limit, offset, ..SnapshotFilter::default() };
     let mut snapshots = Vec::new();
-    for snapshot in api.kinds.snapshots(&who.asking(), &filter).await? {
-        snapshots.push(shown(&api, &who, snapshot).await?);
+    for snapshot in api.services.snapshots.list(&auth.request_context(), &filter).await? {
+        snapshots.push(to_response(&api, &auth, snapshot).await?);
     }
     Ok(Json(SnapshotList { items: snapshots.clone(), snapshots, next_cursor: None, offset }))
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotShown>, Failure> {
-    Ok(Json(shown(&api, &who, api.kinds.snapshot(&who.asking(), &reference).await?).await?))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotResponse>, Failure> {
+    Ok(Json(to_response(&api, &auth, api.services.snapshots.get(&auth.request_context(), &reference).await?).await?))
 }
 
-async fn remove(State(api): State<Api>, who: Authenticated, Path(reference): Path<String>) -> Result<StatusCode, Failure> {
-    api.kinds.delete_snapshot(&who.asking(), &reference).await?;
+async fn remove(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.snapshots.delete(&auth.request_context(), &reference).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn by_name(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<SnapshotTags>, Failure> {
+async fn by_name(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<SnapshotTags>, Failure> {
     let filter = SnapshotFilter { name: Some(name.clone()), limit: MAX_LIMIT, ..SnapshotFilter::default() };
     let mut tags = Vec::new();
-    for snapshot in api.kinds.snapshots(&who.asking(), &filter).await? {
-        tags.extend(api.kinds.tag_of(&who.asking(), &snapshot).await?.map(|tag| SnapshotTag { tag, snapshot_id: snapshot.id }));
+    for snapshot in api.services.snapshots.list(&auth.request_context(), &filter).await? {
+        tags.extend(
+            api.services
+                .snapshots
+                .tag_of(&auth.request_context(), &snapshot)
+                .await?
+                .map(|tag| SnapshotTag { tag, snapshot_id: snapshot.id }),
+        );
     }
     if tags.is_empty() {
         return Err(ApiError::new(ErrorCode::SnapshotNotFound, "there is no snapshot of that name").into());
@@ -177,12 +185,12 @@ async fn no_registries(_: Authenticated) -> Failure {
     ApiError::new(ErrorCode::Unsupported, message).into()
 }
 
-fn read(wish: &SnapshotRequest) -> Result<SnapshotWish<'_>, ApiError> {
-    if wish.registry_id.as_deref().is_some_and(|id| !id.is_empty()) {
+fn read(params: &SnapshotRequest) -> Result<SnapshotParams<'_>, ApiError> {
+    if params.registry_id.as_deref().is_some_and(|id| !id.is_empty()) {
         return Err(ApiError::invalid("registry_id: there are no registries here; leave it out"));
     }
     let mut env = Env::default();
-    if let Some(config) = &wish.run_config {
+    if let Some(config) = &params.run_config {
         for (field, value) in [("user", &config.user), ("work_dir", &config.work_dir)] {
             if value.as_deref().is_some_and(|v| !v.is_empty()) {
                 return Err(ApiError::invalid(format!("run_config.{field}: is not supported here; say it with each command")));
@@ -190,21 +198,21 @@ fn read(wish: &SnapshotRequest) -> Result<SnapshotWish<'_>, ApiError> {
         }
         env = Env(config.env_vars.clone().unwrap_or_default());
     }
-    Ok(SnapshotWish { name: &wish.name, tag: wish.tag.as_deref(), disk_bytes: wish.fs_capacity_bytes.filter(|b| *b > 0), env })
+    Ok(SnapshotParams { name: &params.name, tag: params.tag.as_deref(), disk_bytes: params.fs_capacity_bytes.filter(|b| *b > 0), env })
 }
 
-async fn shown(api: &Api, who: &Authenticated, snapshot: Snapshot) -> Result<SnapshotShown, Failure> {
-    let tags = api.kinds.tag_of(&who.asking(), &snapshot).await?.into_iter().collect();
-    let docker_image = match &snapshot.making.root {
+async fn to_response(api: &Api, auth: &Authenticated, snapshot: Snapshot) -> Result<SnapshotResponse, Failure> {
+    let tags = api.services.snapshots.tag_of(&auth.request_context(), &snapshot).await?.into_iter().collect();
+    let docker_image = match &snapshot.spec.root {
         Some(SandboxRoot::Image(image)) if snapshot.sandbox.is_none() => Some(image.clone()),
         _ => None,
     };
-    Ok(SnapshotShown {
+    Ok(SnapshotResponse {
         id: snapshot.id,
         name: snapshot.name,
         status: snapshot.state,
         status_message: snapshot.reason,
-        fs_capacity_bytes: snapshot.making.resources.disk_bytes.unwrap_or(0),
+        fs_capacity_bytes: snapshot.spec.resources.disk_bytes.unwrap_or(0),
         fs_used_bytes: snapshot.size_bytes,
         docker_image,
         source_sandbox_id: snapshot.sandbox,

@@ -12,9 +12,9 @@ use cobox_protocol::{
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::{Api, Routes, place, quantity};
+use super::{Api, Routes, both_prefixes, quantity};
 use crate::{
-    domain::templates::Found,
+    domain::resources::templates::ResolvedTemplate,
     http::{auth::Authenticated, body::JsonBody, error::Failure},
 };
 
@@ -22,12 +22,15 @@ use crate::{
 const NO_IMAGE: &str = "default";
 
 pub fn routes() -> Routes {
-    Routes::new().at(place!("/templates"), get(list).post(create)).at(place!("/templates/{name}"), get(look).patch(change).delete(remove))
+    Routes::new()
+        .at(both_prefixes!("/templates"), get(list).post(create))
+        .at(both_prefixes!("/templates/{name}"), get(show).patch(change).delete(remove))
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct ResourceWords {
+#[cfg_attr(test, schemars(rename = "ResourceWords"))]
+pub struct ResourceFields {
     /// As `500m` or `2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
@@ -47,13 +50,14 @@ pub struct VolumeMount {
 
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct TemplateWish {
+#[cfg_attr(test, schemars(rename = "TemplateWish"))]
+pub struct TemplateParams {
     name: String,
     /// One the provider has; left out or `default`: what it gives everybody.
     #[serde(default)]
     image: Option<String>,
     #[serde(default)]
-    resources: Option<ResourceWords>,
+    resources: Option<ResourceFields>,
     #[serde(default)]
     volume_mounts: Option<Vec<VolumeMount>>,
 }
@@ -66,12 +70,13 @@ pub struct Rename {
 
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct TemplateShown {
+#[cfg_attr(test, schemars(rename = "TemplateShown"))]
+pub struct TemplateResponse {
     /// Its name: a template has no other id.
     id: String,
     name: String,
     image: String,
-    resources: ResourceWords,
+    resources: ResourceFields,
     volume_mounts: Vec<VolumeMount>,
     created_at: Option<Timestamp>,
     updated_at: Option<Timestamp>,
@@ -80,53 +85,53 @@ pub struct TemplateShown {
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TemplateList {
-    templates: Vec<TemplateShown>,
+    templates: Vec<TemplateResponse>,
 }
 
 async fn create(
     State(api): State<Api>,
-    who: Authenticated,
-    JsonBody(wish): JsonBody<TemplateWish>,
-) -> Result<(StatusCode, Json<TemplateShown>), Failure> {
-    Ok((StatusCode::CREATED, Json(shown(api.kinds.create_template(&who.asking(), read(wish)?).await?))))
+    auth: Authenticated,
+    JsonBody(params): JsonBody<TemplateParams>,
+) -> Result<(StatusCode, Json<TemplateResponse>), Failure> {
+    Ok((StatusCode::CREATED, Json(to_response(api.services.templates.create(&auth.request_context(), read(params)?).await?))))
 }
 
-async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<TemplateList>, Failure> {
-    let templates = api.kinds.templates(&who.asking()).await?.into_iter().map(shown).collect();
+async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<TemplateList>, Failure> {
+    let templates = api.services.templates.list(&auth.request_context()).await?.into_iter().map(to_response).collect();
     Ok(Json(TemplateList { templates }))
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateShown>, Failure> {
-    Ok(Json(shown(api.kinds.template(&who.asking(), &name).await?)))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateResponse>, Failure> {
+    Ok(Json(to_response(api.services.templates.get(&auth.request_context(), &name).await?)))
 }
 
 async fn change(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(name): Path<String>,
-    JsonBody(wish): JsonBody<Rename>,
-) -> Result<Json<TemplateShown>, Failure> {
-    Ok(Json(shown(api.kinds.rename_template(&who.asking(), &name, &wish.name).await?)))
+    JsonBody(params): JsonBody<Rename>,
+) -> Result<Json<TemplateResponse>, Failure> {
+    Ok(Json(to_response(api.services.templates.rename(&auth.request_context(), &name, &params.name).await?)))
 }
 
-async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
-    api.kinds.delete_template(&who.asking(), &name).await?;
+async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.templates.delete(&auth.request_context(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn read(wish: TemplateWish) -> Result<CreateTemplate, ApiError> {
-    let said = wish.resources.unwrap_or_default();
+fn read(params: TemplateParams) -> Result<CreateTemplate, ApiError> {
+    let fields = params.resources.unwrap_or_default();
     let bytes = |field, text: Option<String>| text.as_deref().map(|t| quantity::bytes(field, t)).transpose();
     Ok(CreateTemplate {
-        name: wish.name,
-        image: wish.image.filter(|image| !image.is_empty() && image != NO_IMAGE),
+        name: params.name,
+        image: params.image.filter(|image| !image.is_empty() && image != NO_IMAGE),
         resources: Resources {
-            cpus: said.cpu.as_deref().map(|t| quantity::cpus("resources.cpu", t)).transpose()?,
-            memory_bytes: bytes("resources.memory", said.memory)?,
-            disk_bytes: bytes("resources.storage", said.storage)?,
+            cpus: fields.cpu.as_deref().map(|t| quantity::cpus("resources.cpu", t)).transpose()?,
+            memory_bytes: bytes("resources.memory", fields.memory)?,
+            disk_bytes: bytes("resources.storage", fields.storage)?,
             processes: None,
         },
-        mounts: wish
+        mounts: params
             .volume_mounts
             .unwrap_or_default()
             .into_iter()
@@ -136,13 +141,13 @@ fn read(wish: TemplateWish) -> Result<CreateTemplate, ApiError> {
     })
 }
 
-fn shown(template: Found) -> TemplateShown {
+fn to_response(template: ResolvedTemplate) -> TemplateResponse {
     let Resources { cpus, memory_bytes, disk_bytes, .. } = template.spec.resources;
-    TemplateShown {
+    TemplateResponse {
         id: template.name.clone(),
         name: template.name,
         image: template.spec.image.unwrap_or_else(|| NO_IMAGE.to_owned()),
-        resources: ResourceWords {
+        resources: ResourceFields {
             cpu: cpus.map(quantity::shown_cpus),
             memory: memory_bytes.map(quantity::shown_bytes),
             storage: disk_bytes.map(quantity::shown_bytes),

@@ -12,16 +12,19 @@ use cobox_protocol::{
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::{Api, Routes, place, quantity};
+use super::{Api, Routes, both_prefixes, quantity};
 use crate::http::{auth::Authenticated, body::JsonBody, error::Failure};
 
 pub fn routes() -> Routes {
-    Routes::new().at(place!("/volumes"), get(list).post(create)).at(place!("/volumes/{name}"), get(look).patch(change).delete(remove))
+    Routes::new()
+        .at(both_prefixes!("/volumes"), get(list).post(create))
+        .at(both_prefixes!("/volumes/{name}"), get(show).patch(change).delete(remove))
 }
 
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct VolumeWish {
+#[cfg_attr(test, schemars(rename = "VolumeWish"))]
+pub struct VolumeParams {
     name: String,
     /// As `1Gi`.
     size: String,
@@ -39,7 +42,8 @@ pub struct VolumeChange {
 
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct VolumeShown {
+#[cfg_attr(test, schemars(rename = "VolumeShown"))]
+pub struct VolumeResponse {
     id: VolumeId,
     name: String,
     size: String,
@@ -52,52 +56,52 @@ pub struct VolumeShown {
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct VolumeList {
-    volumes: Vec<VolumeShown>,
+    volumes: Vec<VolumeResponse>,
 }
 
 async fn create(
     State(api): State<Api>,
-    who: Authenticated,
-    JsonBody(wish): JsonBody<VolumeWish>,
-) -> Result<(StatusCode, Json<VolumeShown>), Failure> {
-    let wish = CreateVolume { name: wish.name, size_bytes: quantity::bytes("size", &wish.size)?, access: None };
-    Ok((StatusCode::CREATED, Json(shown(api.kinds.create_volume(&who.asking(), wish).await?))))
+    auth: Authenticated,
+    JsonBody(params): JsonBody<VolumeParams>,
+) -> Result<(StatusCode, Json<VolumeResponse>), Failure> {
+    let params = CreateVolume { name: params.name, size_bytes: quantity::bytes("size", &params.size)?, access: None };
+    Ok((StatusCode::CREATED, Json(to_response(api.services.volumes.create(&auth.request_context(), params).await?))))
 }
 
-async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<VolumeList>, Failure> {
-    Ok(Json(VolumeList { volumes: api.kinds.volumes(&who.asking()).await?.into_iter().map(shown).collect() }))
+async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<VolumeList>, Failure> {
+    Ok(Json(VolumeList { volumes: api.services.volumes.list(&auth.request_context()).await?.into_iter().map(to_response).collect() }))
 }
 
-async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<VolumeShown>, Failure> {
-    Ok(Json(shown(api.kinds.volume(&who.asking(), &name).await?)))
+async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<VolumeResponse>, Failure> {
+    Ok(Json(to_response(api.services.volumes.get(&auth.request_context(), &name).await?)))
 }
 
 async fn change(
     State(api): State<Api>,
-    who: Authenticated,
+    auth: Authenticated,
     Path(name): Path<String>,
-    JsonBody(wish): JsonBody<VolumeChange>,
-) -> Result<Json<VolumeShown>, Failure> {
-    let volume = api.kinds.volume(&who.asking(), &name).await?;
-    if let Some(size) = &wish.size
+    JsonBody(params): JsonBody<VolumeChange>,
+) -> Result<Json<VolumeResponse>, Failure> {
+    let volume = api.services.volumes.get(&auth.request_context(), &name).await?;
+    if let Some(size) = &params.size
         && quantity::bytes("size", size)? != volume.size_bytes
     {
         let has = quantity::shown_bytes(volume.size_bytes);
         return Err(ApiError::invalid(format!("size: a volume keeps the size it was made with, which is {has}; make another one")).into());
     }
-    match &wish.name {
-        Some(to) if *to != volume.name => Ok(Json(shown(api.kinds.rename_volume(&who.asking(), &name, to).await?))),
-        _ => Ok(Json(shown(volume))),
+    match &params.name {
+        Some(to) if *to != volume.name => Ok(Json(to_response(api.services.volumes.rename(&auth.request_context(), &name, to).await?))),
+        _ => Ok(Json(to_response(volume))),
     }
 }
 
-async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
-    api.kinds.delete_volume(&who.asking(), &name).await?;
+async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+    api.services.volumes.delete(&auth.request_context(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn shown(volume: VolumeInfo) -> VolumeShown {
-    VolumeShown {
+fn to_response(volume: VolumeInfo) -> VolumeResponse {
+    VolumeResponse {
         id: volume.id,
         name: volume.name,
         size: quantity::shown_bytes(volume.size_bytes),

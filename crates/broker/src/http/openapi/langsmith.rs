@@ -7,7 +7,7 @@ use cobox_protocol::{
 };
 use serde_json::json;
 
-use super::{keyed, langsmith_kinds, tags};
+use super::{keyed, langsmith_resources, tags};
 use crate::http::langsmith::error;
 
 /// One operation under each prefix.
@@ -88,7 +88,7 @@ pub fn routes() -> Vec<Operation> {
             both!("delete", "/boxes/{name}/service-urls", "deleteBoxServiceUrls", "Answers that there are none")
                 .map(|o| o.with([which()]).fails(&[Unsupported])),
         ];
-    routes.into_iter().flatten().chain(langsmith_kinds::routes()).map(in_its_dialect).collect()
+    routes.into_iter().flatten().chain(langsmith_resources::routes()).map(in_its_dialect).collect()
 }
 
 /// Adds this API's error format to an operation.

@@ -4,19 +4,19 @@
 //! To add a route, add its [`Operation`] to the table of its resource and run `make openapi`. Tests fail if router,
 //! table and file disagree, or if a test of the broker receives a response that the document lacks.
 
+pub mod field_schemas;
 mod gateway;
 mod internal;
 mod keys;
-mod kinds;
 mod langsmith;
-mod langsmith_kinds;
+mod langsmith_resources;
 mod ops;
+mod resources;
 mod sandboxes;
 mod sessions;
 mod shares;
 mod threads;
 mod tokens;
-pub mod words;
 
 use std::path::PathBuf;
 
@@ -49,7 +49,7 @@ fn operations() -> Vec<Operation> {
         shares::routes(),
         threads::routes(),
         sandboxes::routes(),
-        kinds::routes(),
+        resources::routes(),
         langsmith::routes(),
         internal::routes(),
         keys::routes(),
@@ -126,11 +126,11 @@ fn idempotency_key() -> Parameter {
 }
 
 #[test]
-fn the_document_that_is_checked_in_is_what_the_code_says() {
+fn the_checked_in_document_matches_the_code() {
     assert_checked_in(&document(), &PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../openapi/broker.json"));
 }
 
 #[test]
-fn every_reference_leads_somewhere_and_every_name_is_used_once() {
+fn every_reference_resolves_and_every_name_is_unique() {
     assert_valid(&document());
 }

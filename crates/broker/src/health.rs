@@ -1,0 +1,198 @@
+//! Health checks: the store answers, the provider can create sandboxes, and the other brokers know that this one is
+//! alive.
+
+use std::{
+    fmt::Display,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use cobox_provider::ProviderError;
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
+use tokio::{sync::Mutex, time::Instant};
+
+use crate::{
+    domain::{
+        context::BrokerContext,
+        resources::{pools::MAX_POOLS, templates::MAX_TEMPLATES},
+    },
+    store::{Counts, StoreError, WorkspaceTotals},
+};
+
+/// Time limit for one check; the caller is a load balancer that asks again soon.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a result is reused: any client may ask, and each check costs a read.
+const RESULT_REUSE: Duration = Duration::from_millis(500);
+
+/// Time limit for the database's counts in the metrics. After it a scrape is answered without them, so that metrics are
+/// available in an outage.
+pub const COUNT_WITHIN: Duration = Duration::from_secs(1);
+
+/// Category of a failed check's cause. The cause itself is for the log only: it may contain hosts, paths and SQL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureCause {
+    Unreachable,
+    /// Reachable, but without room, read-only or overloaded.
+    Unavailable,
+    Failed,
+    TimedOut,
+    /// The last heartbeat is too old.
+    NoHeartbeat,
+}
+
+impl FailureCause {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            FailureCause::Unreachable => "unreachable",
+            FailureCause::Unavailable => "unavailable",
+            FailureCause::Failed => "failed",
+            FailureCause::TimedOut => "timed_out",
+            FailureCause::NoHeartbeat => "no_heartbeat",
+        }
+    }
+}
+
+impl From<&StoreError> for FailureCause {
+    fn from(error: &StoreError) -> Self {
+        match error {
+            StoreError::Unreachable(_) => FailureCause::Unreachable,
+            StoreError::Unavailable(_) => FailureCause::Unavailable,
+            StoreError::Failed(_) | StoreError::Corrupt(_) => FailureCause::Failed,
+        }
+    }
+}
+
+impl From<&ProviderError> for FailureCause {
+    fn from(error: &ProviderError) -> Self {
+        match error {
+            ProviderError::Unavailable(_) => FailureCause::Unavailable,
+            ProviderError::Refused(_) | ProviderError::NotRunning(_) => FailureCause::Failed,
+        }
+    }
+}
+
+/// Results of the checks; `None` for a part that works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthChecks {
+    pub store: Option<FailureCause>,
+    pub provider: Option<FailureCause>,
+    pub node: Option<FailureCause>,
+    /// Whether the clocks of all brokers agree. The other brokers would have the same problem, so it doesn't make this
+    /// one unready.
+    pub clock: bool,
+}
+
+impl HealthChecks {
+    pub fn is_ready(self) -> bool {
+        self.named().iter().all(|(_, cause)| cause.is_none())
+    }
+
+    /// The checks that decide readiness.
+    pub fn named(self) -> [(&'static str, Option<FailureCause>); 3] {
+        [("store", self.store), ("provider", self.provider), ("node", self.node)]
+    }
+}
+
+pub struct Health {
+    context: Arc<BrokerContext>,
+    last: Mutex<Option<(Instant, HealthChecks)>>,
+    counting: std::sync::Mutex<Option<RunningCount>>,
+}
+
+/// A running count query, shared by all scrapes until it completes.
+struct RunningCount {
+    since: Instant,
+    counts: Shared<BoxFuture<'static, Option<Counts>>>,
+}
+
+impl Health {
+    pub fn new(context: Arc<BrokerContext>) -> Self {
+        Self { context, last: Mutex::default(), counting: std::sync::Mutex::default() }
+    }
+
+    /// The database's counts, or `None` if it doesn't answer within [`COUNT_WITHIN`]. During an outage only the first
+    /// scrape waits: the next ones find its query still running, past the deadline.
+    pub async fn counts(&self) -> Option<Counts> {
+        let (deadline, counts) = {
+            let mut counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_under_way = |c: &RunningCount| c.counts.peek().is_none();
+            let current = match counting.take().filter(is_under_way) {
+                Some(current) => current,
+                None => RunningCount { since: Instant::now(), counts: self.count() },
+            };
+            let current = counting.insert(current);
+            (current.since + COUNT_WITHIN, current.counts.clone())
+        };
+        tokio::time::timeout_at(deadline, counts).await.unwrap_or_default()
+    }
+
+    /// The configured limits of every workspace, and the fixed ones.
+    pub fn workspace_limits(&self) -> WorkspaceTotals {
+        let config = &self.context.config;
+        WorkspaceTotals {
+            sandboxes: config.max_sandboxes_per_workspace.into(),
+            snapshots: config.max_snapshots_per_workspace.into(),
+            volumes: config.max_volumes_per_workspace.into(),
+            stored_bytes: config.max_stored_bytes_per_workspace,
+            templates: MAX_TEMPLATES.into(),
+            pools: MAX_POOLS.into(),
+        }
+    }
+
+    /// Runs in its own task, which completes even if all scrapes gave up.
+    fn count(&self) -> Shared<BoxFuture<'static, Option<Counts>>> {
+        let context = self.context.clone();
+        let counting = self.context.background.spawn(async move {
+            let counts = context.store.counts(context.now()).await;
+            counts.inspect_err(|error| tracing::warn!(%error, "the database could not be counted for the metrics")).ok()
+        });
+        // An error means that the broker is ending.
+        async move { counting.await.ok().flatten() }.boxed().shared()
+    }
+
+    /// Concurrent callers share a result. The log has each failure once, with its whole cause.
+    pub async fn checks(&self) -> HealthChecks {
+        let mut last = self.last.lock().await;
+        if let Some((at, checks)) = *last
+            && at.elapsed() < RESULT_REUSE
+        {
+            return checks;
+        }
+        let context = &self.context;
+        let before = last.map_or([None; 3], |(_, checks)| checks.named().map(|(_, cause)| cause));
+        // A database whose disk is full still answers reads.
+        let store = run_check(context.store.probe_write(context.now()));
+        let provider = run_check(context.provider.ready());
+        let (store, provider) = tokio::join!(store, provider);
+        let no_heartbeat = || (FailureCause::NoHeartbeat, "the other brokers got no heartbeat of this one for too long".to_owned());
+        let node = (!context.nodes.is_known(&context.store, context.now())).then(no_heartbeat);
+        let failures = [("store", store), ("provider", provider), ("node", node)];
+        for ((part, failure), before) in failures.iter().zip(before) {
+            match failure {
+                Some((cause, problem)) if before != Some(*cause) => tracing::warn!(part, cause = cause.as_str(), problem, "not ready"),
+                None if before.is_some() => tracing::info!(part, "ready again"),
+                _ => {}
+            }
+        }
+        let [store, provider, node] = failures.map(|(_, failure)| failure.map(|(cause, _)| cause));
+        let checks = HealthChecks { store, provider, node, clock: !context.nodes.skew.is_large() };
+        *last = Some((Instant::now(), checks));
+        checks
+    }
+}
+
+/// The cause of a failed check, and its description for the log.
+async fn run_check<E>(check: impl Future<Output = Result<(), E>>) -> Option<(FailureCause, String)>
+where
+    E: Display,
+    for<'a> FailureCause: From<&'a E>,
+{
+    match tokio::time::timeout(CHECK_TIMEOUT, check).await {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some((FailureCause::from(&error), error.to_string())),
+        Err(_) => Some((FailureCause::TimedOut, format!("it did not answer within {} s", CHECK_TIMEOUT.as_secs()))),
+    }
+}

@@ -1,0 +1,223 @@
+//! Tests of a database that falls silent without closing connections: waiting requests fail in time, and the audit
+//! chain stays intact.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    audit_chain::{kept, verify},
+    store_suite::{api_key, audit},
+};
+use cobox_broker::{
+    chain::Fault,
+    domain::{
+        audit::{mark::AuditMark, trail::AuditTrail},
+        model::AuditRecord,
+    },
+    store::{Note, Store, StoreError, postgres, transaction::DatabaseTimeouts},
+};
+use cobox_protocol::key::PrincipalKind;
+use cobox_testkit::{PATIENCE, Silence, StallingProxy, TestDatabase, eventually};
+use tokio::time::timeout;
+
+/// Short, to keep the tests fast. All uses of one connection run on the thread that owns it.
+const SHORT: DatabaseTimeouts = DatabaseTimeouts { turn: Duration::from_secs(1), commit: Duration::from_secs(2) };
+
+async fn silenced() -> (TestDatabase, StallingProxy, Arc<Store>) {
+    let database = TestDatabase::new().await;
+    let proxy = StallingProxy::in_front_of(&database.socket()).await;
+    let store = postgres::open_with(&database.secret_url_at(proxy.address()), SHORT).await.unwrap();
+    store.write_as("node_a");
+    let store = Arc::new(store);
+    // Repeated, so that the connection has prepared the statement and sends it in one message.
+    for n in 0..3 {
+        note(&store, &format!("before {n}")).await.unwrap();
+        eventually("the connections to rest", || async { store.is_at_rest().then_some(()) }).await;
+    }
+    (database, proxy, store)
+}
+
+async fn note(store: &Store, detail: &str) -> Result<(), StoreError> {
+    let record = AuditRecord { detail: Some(detail.to_owned()), ..audit("x") };
+    let noted = timeout(PATIENCE, store.note(&Note { audit: vec![record], ..Note::default() })).await;
+    noted.unwrap_or_else(|_| panic!("`{detail}` was neither written nor refused"))
+}
+
+async fn details(store: &Store) -> Vec<String> {
+    let links = eventually("the links", || async { store.audit_links("node_a", 0, 1000).await.ok() }).await;
+    assert!(links.iter().zip(1..).all(|(link, number)| link.number == number));
+    links.into_iter().filter_map(|l| l.record.detail).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_database_connection_is_given_up_and_replaced() {
+    let (_database, proxy, store) = silenced().await;
+    let early = kept(&store).await;
+    // Several connections, all of which fall silent.
+    let keys = (0..8).map(|n| {
+        let store = store.clone();
+        async move { store.add_key(&api_key(&format!("p{n}"), PrincipalKind::Human), &audit("key.created")).await.unwrap() }
+    });
+    futures_util::future::join_all(keys).await;
+    proxy.stall(Silence::Both);
+    let asked = (0..32).map(|n| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            let name = format!("during {n}");
+            if n % 2 == 0 {
+                return (note(&store, &name).await, name);
+            }
+            let record = AuditRecord { detail: Some(name.clone()), ..audit("key.created") };
+            let key = api_key(&name, PrincipalKind::Human);
+            let added = timeout(PATIENCE, store.add_key(&key, &record)).await;
+            (added.unwrap_or_else(|_| panic!("`{name}` was neither made nor refused")).map(drop), name)
+        })
+    });
+    let outcomes: Vec<_> = futures_util::future::join_all(asked).await.into_iter().map(Result::unwrap).collect();
+    let refused: Vec<_> = outcomes.iter().filter_map(|(outcome, _)| outcome.as_ref().err()).collect();
+    assert!(!refused.is_empty() && refused.iter().all(|e| matches!(e, StoreError::Unreachable(_))), "{refused:?}");
+    // New connections work, and no lock blocks them.
+    eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
+    let written = details(&store).await;
+    eventually("nothing silent to be left", || async { store.audit_heads().await.ok() }).await;
+    assert_eq!(verify(&store, &early).await, []);
+    for (outcome, name) in outcomes {
+        assert!(outcome.is_err() || written.contains(&name), "{name} was promised");
+    }
+}
+
+#[tokio::test]
+async fn a_commit_without_a_response_is_found_by_the_next_one() {
+    let (_database, proxy, store) = silenced().await;
+    proxy.stall(Silence::Answers);
+    let unknown = note(&store, "unknown").await;
+    assert!(matches!(unknown, Err(StoreError::Unreachable(_))), "{unknown:?}");
+    eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
+    let written = details(&store).await;
+    assert_eq!(written[3..5], ["unknown", "after"], "{written:?}");
+    eventually("nothing silent to be left", || async { store.audit_heads().await.ok() }).await;
+    assert_eq!(verify(&store, &[]).await, []);
+}
+
+#[tokio::test]
+async fn a_late_commit_breaks_nothing() {
+    let (_database, proxy, store) = silenced().await;
+    proxy.stall(Silence::Both);
+    assert!(matches!(note(&store, "late").await, Err(StoreError::Unreachable(_))));
+    eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
+    eventually("nothing silent to be left", || async { store.audit_heads().await.ok() }).await;
+    let before = kept(&store).await;
+    timeout(PATIENCE, proxy.resume_and_drain()).await.unwrap();
+    assert_eq!(verify(&store, &before).await, []);
+    note(&store, "last").await.unwrap();
+    assert_eq!(verify(&store, &before).await, []);
+    assert_eq!(details(&store).await, ["before 0", "before 1", "before 2", "after", "last"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn uses_during_a_database_outage_are_recorded_after_it() {
+    let (_database, proxy, store) = silenced().await;
+    let dir = tempfile::tempdir().unwrap();
+    let trail = AuditTrail::start(store.clone(), mark(&dir), PATIENCE);
+    let used = |n: usize| AuditRecord { detail: Some(format!("use {n}")), ..audit("dataplane.used") };
+    trail.add(used(0)).await;
+    trail.flush().await;
+    proxy.set_refusing(true);
+    // More than one batch.
+    for n in 1..600 {
+        trail.add(used(n)).await;
+    }
+    // It was attempted several times.
+    timeout(PATIENCE, proxy.wait_for_refused(3)).await.unwrap();
+    proxy.set_refusing(false);
+    timeout(PATIENCE, trail.flush()).await.unwrap();
+    let uses: Vec<String> = details(&store).await.into_iter().filter(|d| d.starts_with("use ")).collect();
+    assert_eq!(uses, (0..600).map(|n| format!("use {n}")).collect::<Vec<_>>());
+    assert_eq!(verify(&store, &[]).await, []);
+}
+
+fn mark(dir: &tempfile::TempDir) -> Arc<AuditMark> {
+    Arc::new(AuditMark::new(dir.path()))
+}
+
+/// A store on PostgreSQL whose audit table can be taken away.
+async fn with_table() -> (TestDatabase, Arc<Store>) {
+    let database = TestDatabase::new().await;
+    let store = postgres::open(&database.secret_url()).await.unwrap();
+    store.write_as("node_a");
+    note(&store, "before").await.unwrap();
+    (database, Arc::new(store))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn audit_records_are_lost_after_the_time_for_retries() {
+    let (database, store) = with_table().await;
+    let dir = tempfile::tempdir().unwrap();
+    let trail = AuditTrail::start(store.clone(), mark(&dir), Duration::from_millis(600));
+    database.sql("ALTER TABLE audit RENAME TO away");
+    trail.add(audit("dataplane.used")).await;
+    trail.flush().await;
+    assert_eq!(trail.lost(), 1);
+    database.sql("ALTER TABLE away RENAME TO audit");
+    trail.add(audit("dataplane.used")).await;
+    trail.flush().await;
+    let missing = Fault::Missing { writer: "node_a".into(), from: 2, to: 2 };
+    assert_eq!(verify(&store, &[]).await, [missing]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn audit_records_are_kept_as_long_as_the_queue_has_room_for_more() {
+    const QUEUED: usize = 4096;
+    let (database, store) = with_table().await;
+    let dir = tempfile::tempdir().unwrap();
+    // Longer than a test may take.
+    let trail = AuditTrail::start(store.clone(), mark(&dir), 10 * PATIENCE);
+    database.sql("ALTER TABLE audit RENAME TO away");
+    for _ in 0..QUEUED {
+        trail.add(audit("dataplane.used")).await;
+    }
+    assert_eq!(trail.lost(), 0);
+    // The batch in hand and the queue are full.
+    for _ in 0..QUEUED {
+        timeout(PATIENCE, trail.add(audit("dataplane.used"))).await.expect("no request waits for long");
+    }
+    assert!(trail.lost() > 0, "the oldest are lost");
+    database.sql("ALTER TABLE away RENAME TO audit");
+    timeout(PATIENCE, trail.flush()).await.unwrap();
+    assert!(trail.lost() < 2 * QUEUED as u64, "the others are written");
+    let next = &store.audit_links("node_a", 1, 1).await.unwrap()[0];
+    assert_eq!((next.number, &*next.record.action), (2 + trail.lost(), "audit.lost"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_stops_during_an_outage_does_not_wait_for_its_end() {
+    let (database, store) = with_table().await;
+    let dir = tempfile::tempdir().unwrap();
+    let trail = AuditTrail::start(store.clone(), mark(&dir), 10 * PATIENCE);
+    database.sql("ALTER TABLE audit RENAME TO away");
+    trail.add(audit("dataplane.used")).await;
+    timeout(PATIENCE, trail.close()).await.unwrap();
+    assert_eq!(trail.lost(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_gap_of_lost_records_survives_a_killed_process() {
+    let (database, store) = with_table().await;
+    let dir = tempfile::tempdir().unwrap();
+    let trail = AuditTrail::start(store.clone(), mark(&dir), Duration::ZERO);
+    database.sql("ALTER TABLE audit RENAME TO away");
+    for _ in 0..3 {
+        trail.add(audit("dataplane.used")).await;
+    }
+    trail.flush().await;
+    database.sql("ALTER TABLE away RENAME TO audit");
+    drop((trail, store));
+    let missing = [Fault::Missing { writer: "node_a".into(), from: 2, to: 4 }];
+    // After the second restart the next record has been written: the file, which nobody removed, means nothing.
+    for detail in ["first", "second"] {
+        let store = Arc::new(postgres::open(&database.secret_url()).await.unwrap());
+        store.write_as("node_a");
+        mark(&dir).restore_gap(&store, "node_a").await.unwrap();
+        note(&store, detail).await.unwrap();
+        assert_eq!(verify(&store, &[]).await, missing);
+    }
+}
