@@ -21,7 +21,7 @@ use crate::{
     metrics::{DiskSpace, Metrics},
     oidc::Oidc,
     policy::{HardEnd, Lifetimes, Policy, PolicySource, Subject},
-    store::{Ending, Room, Store, StoreError},
+    store::{Ending, ResourceLimits, Store, StoreError},
     thread_authority::ThreadAuthority,
 };
 
@@ -58,8 +58,8 @@ impl BrokerContext {
     }
 
     /// Limits of a workspace for a resource type with at most `most` items.
-    pub fn room(&self, most: u32) -> Room {
-        Room { most, bytes: self.config.max_stored_bytes_per_workspace, alive_since: self.alive_since() }
+    pub fn room(&self, most: u32) -> ResourceLimits {
+        ResourceLimits { most, bytes: self.config.max_stored_bytes_per_workspace, alive_since: self.alive_since() }
     }
 
     /// URL for clients with a token: the sandbox's own if its provider has a direct URL, otherwise its node's gateway.

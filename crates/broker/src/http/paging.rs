@@ -13,7 +13,7 @@ use http::request::Parts;
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::error::Failure;
-use crate::store::PageWish;
+use crate::store::PageParams;
 
 const DEFAULT_LIMIT: u32 = 50;
 /// Maximum number of items per page: a response stays well below 1 MiB.
@@ -28,12 +28,12 @@ pub struct PageQuery {
 impl PageQuery {
     /// A page of items with ids of type `Id`. Requests one item more than is shown, to detect whether there is another
     /// page.
-    pub fn page_params<Id: FromStr>(&self) -> Result<PageWish, ApiError> {
+    pub fn page_params<Id: FromStr>(&self) -> Result<PageParams, ApiError> {
         self.page_params_or::<Id>(DEFAULT_LIMIT)
     }
 
     /// Like `params`, with the given default limit.
-    pub fn page_params_or<Id: FromStr>(&self, unsaid: u32) -> Result<PageWish, ApiError> {
+    pub fn page_params_or<Id: FromStr>(&self, unsaid: u32) -> Result<PageParams, ApiError> {
         let limit = match &self.limit {
             None => unsaid,
             Some(said) => said
@@ -45,11 +45,11 @@ impl PageQuery {
         if self.cursor.as_ref().is_some_and(|c| c.parse::<Id>().is_err()) {
             return Err(ApiError::invalid("cursor: must be the next_cursor of an earlier page"));
         }
-        Ok(PageWish { before: self.cursor.clone(), limit: limit.saturating_add(1) })
+        Ok(PageParams { before: self.cursor.clone(), limit: limit.saturating_add(1) })
     }
 }
 
-pub fn page<T>(mut items: Vec<T>, params: &PageWish, id: impl Fn(&T) -> String) -> Page<T> {
+pub fn page<T>(mut items: Vec<T>, params: &PageParams, id: impl Fn(&T) -> String) -> Page<T> {
     let shown = params.limit.saturating_sub(1) as usize;
     let has_more = items.len() > shown;
     items.truncate(shown);

@@ -7,7 +7,7 @@ use super::{asked, audit_chain, multi_row::values, rows};
 use crate::{
     chain::Hash,
     domain::model::AuditRecord,
-    store::{PageWish, Store, Stored},
+    store::{PageParams, Store, Stored},
 };
 
 /// The record becomes a link of the chain when the transaction is committed.
@@ -51,7 +51,7 @@ pub async fn newest(
     workspace: &str,
     sandbox: Option<&SandboxId>,
     jti: Option<&str>,
-    page: &PageWish,
+    page: &PageParams,
 ) -> Stored<Vec<(u64, AuditRecord)>> {
     let before = page.before.as_ref().and_then(|b| b.parse::<i64>().ok()).unwrap_or(i64::MAX);
     // A separate text for tokens, otherwise their index would not be used.
@@ -75,12 +75,12 @@ pub async fn newest(
 
 impl Store {
     /// Audit records of a workspace with their sequence numbers, newest first; the page's cursor is such a number.
-    pub async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
+    pub async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageParams) -> Stored<Vec<(u64, AuditRecord)>> {
         asked!(self, db => newest(db, workspace, sandbox, None, page))
     }
 
     /// As [`Store::audit`], for one token.
-    pub async fn audit_of_token(&self, workspace: &str, jti: &str, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
+    pub async fn audit_of_token(&self, workspace: &str, jti: &str, page: &PageParams) -> Stored<Vec<(u64, AuditRecord)>> {
         asked!(self, db => newest(db, workspace, None, Some(jti), page))
     }
 }

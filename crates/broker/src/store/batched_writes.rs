@@ -158,7 +158,7 @@ async fn write_now(base: &Base, note: &Note) -> Stored<()> {
     };
     base.chain.in_time(committing).await?;
     links.are_committed();
-    note.sandboxes.iter().for_each(|(id, _)| base.tell_news(id));
+    note.sandboxes.iter().for_each(|(id, _)| base.notify_of_event(id));
     Ok(())
 }
 

@@ -11,10 +11,10 @@ use super::{
 use crate::{
     domain::model::{AuditRecord, Event, SANDBOX_RESTORED, Sandbox},
     policy::Quota,
-    store::{Counted, Hint, PageWish, QuotaReached, RestoredSandbox, Store, Stored, Viewer},
+    store::{ChangeNotice, Counted, PageParams, QuotaReached, RestoredSandbox, Store, Stored, Viewer},
 };
 
-pub async fn list(db: &mut AnyConnection, viewer: &Viewer, now: Timestamp, page: &PageWish) -> Stored<Vec<Sandbox>> {
+pub async fn list(db: &mut AnyConnection, viewer: &Viewer, now: Timestamp, page: &PageParams) -> Stored<Vec<Sandbox>> {
     sqlx::query(
         "SELECT * FROM sandboxes
          WHERE workspace_id = $1 AND restore_until IS NOT NULL AND restore_until > $6
@@ -89,7 +89,7 @@ pub async fn restore(
     .await?;
     events::append(tx, &[Event::of_sandbox(now, &restored, EventKind::Restored).by(audit)]).await?;
     audit_records::add(tx, audit).await?;
-    notify::send(tx, &Hint::Sandbox(id.clone())).await?;
+    notify::send(tx, &ChangeNotice::Sandbox(id.clone())).await?;
     Ok(RestoredSandbox::Restored(Box::new(restored)))
 }
 
@@ -162,14 +162,14 @@ async fn evict(tx: &mut AnyConnection, fresh: &Sandbox, count: u64, audit: &Audi
         let purged =
             AuditRecord { request_id, principal, actor, sandbox: Some(id.clone()), ..AuditRecord::new(at, &workspace, "sandbox.purged") };
         audit_records::add(tx, &purged.detail(REASON)).await?;
-        notify::send(tx, &Hint::Sandbox(id)).await?;
+        notify::send(tx, &ChangeNotice::Sandbox(id)).await?;
     }
     Ok(())
 }
 
 impl Store {
     /// Deleted sandboxes whose files are still kept, newest first.
-    pub async fn deleted_sandboxes(&self, viewer: &Viewer, now: Timestamp, page: &PageWish) -> Stored<Vec<Sandbox>> {
+    pub async fn deleted_sandboxes(&self, viewer: &Viewer, now: Timestamp, page: &PageParams) -> Stored<Vec<Sandbox>> {
         asked!(self, db => list(db, viewer, now, page))
     }
 
@@ -185,7 +185,7 @@ impl Store {
         let mut tx = self.base.begin().await?;
         let restored = restore(&mut tx, id, name, now, audit).await?;
         if matches!(restored, RestoredSandbox::Restored(_)) {
-            self.base.commit_news(tx, id).await?;
+            self.base.commit_with_event(tx, id).await?;
         }
         Ok(restored)
     }

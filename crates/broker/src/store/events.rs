@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     domain::model::{AuditRecord, Event, Sandbox, Session},
-    store::{EventBounds, EventMarks, EventPage, Hint, Store, StoreError, Stored, TakenHappenings},
+    store::{ChangeNotice, CollectedActivity, EventBounds, EventMarks, EventPage, Store, StoreError, Stored},
 };
 
 /// The caller holds the workspace's lock. All events are of one sandbox.
@@ -43,7 +43,7 @@ pub async fn append(tx: &mut AnyConnection, events: &[Event]) -> Stored<()> {
         query.execute(&mut *tx).await?;
     }
     match events.first() {
-        Some(first) => notify::send(tx, &Hint::News(first.sandbox.clone())).await,
+        Some(first) => notify::send(tx, &ChangeNotice::Events(first.sandbox.clone())).await,
         None => Ok(()),
     }
 }
@@ -79,7 +79,7 @@ pub async fn ended(tx: &mut AnyConnection, session: &Session, state: State, reas
 }
 
 /// Appends events reported by a sandbox, each once: those stored before are left out. Returns whether any was new.
-pub async fn take(tx: &mut AnyConnection, taken: &TakenHappenings) -> Stored<bool> {
+pub async fn take(tx: &mut AnyConnection, taken: &CollectedActivity) -> Stored<bool> {
     lock::workspace(tx, &taken.workspace).await?;
     let known = marks(tx, &taken.sandbox).await?;
     let after = if known.life == taken.life { known.taken } else { 0 };
@@ -208,14 +208,14 @@ impl Store {
         let mut tx = self.base.begin_unsynced().await?;
         lock::workspace(&mut tx, &first.workspace).await?;
         append(&mut tx, events).await?;
-        self.base.commit_news(tx, &first.sandbox).await
+        self.base.commit_with_event(tx, &first.sandbox).await
     }
 
     /// Appends the new entries of a sandbox's activity feed.
-    pub async fn take_happenings(&self, taken: &TakenHappenings) -> Stored<()> {
+    pub async fn append_activity(&self, taken: &CollectedActivity) -> Stored<()> {
         let mut tx = self.base.begin_unsynced().await?;
         take(&mut tx, taken).await?;
-        self.base.commit_news(tx, &taken.sandbox).await
+        self.base.commit_with_event(tx, &taken.sandbox).await
     }
 
     /// Events of a session and its sandbox after a number, oldest first.

@@ -14,7 +14,7 @@ use crate::{
         model::{ApiKey, AuditRecord, Principal, SessionWithSandbox},
         token_signer::LONGEST_POSSESSION,
     },
-    store::{AddedKey, Ending, ExpiringKey, PageWish, RevokedKey, Store, Stored},
+    store::{AddedKey, Ending, ExpiringKey, PageParams, RevokedKey, Store, Stored},
 };
 
 /// A key with the kind of its principal, as `rows::key` reads it.
@@ -125,7 +125,7 @@ pub async fn of_identity(db: &mut AnyConnection, who: &Principal, hash: &[u8; 32
         .transpose()
 }
 
-pub async fn list(db: &mut AnyConnection, page: &PageWish) -> Stored<Vec<ApiKey>> {
+pub async fn list(db: &mut AnyConnection, page: &PageParams) -> Stored<Vec<ApiKey>> {
     sqlx::query(keys!("WHERE ($1 IS NULL OR k.id < $1) ORDER BY k.id DESC LIMIT $2"))
         .bind(page.before.as_deref())
         .bind(i64::from(page.limit))
@@ -279,7 +279,7 @@ impl Store {
         Ok(Some((key, self.session(session).await?)))
     }
 
-    pub async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>> {
+    pub async fn keys(&self, page: &PageParams) -> Stored<Vec<ApiKey>> {
         asked!(self, db => list(db, page))
     }
 

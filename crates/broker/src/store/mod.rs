@@ -104,12 +104,12 @@ struct Engine {
     sync: Option<&'static str>,
     /// No other process changes the database, so cached reads stay valid until this process writes.
     is_only_writer: bool,
-    /// Receives the hints about changes of other brokers.
-    hints: broadcast::Sender<Hint>,
+    /// Receives the notices about changes of other brokers.
+    notices: broadcast::Sender<ChangeNotice>,
     /// Number of connections opened so far.
     connections: Arc<AtomicU64>,
     timeouts: DatabaseTimeouts,
-    /// The task that receives hints.
+    /// The task that receives notices.
     _listener: Option<AbortOnDropHandle<()>>,
 }
 
@@ -188,17 +188,17 @@ impl Base {
         committed
     }
 
-    /// As [`Base::commit`], for a change with an event of a sandbox. On PostgreSQL the database sends the hint itself.
-    async fn commit_news(self: &Arc<Self>, tx: Transaction, sandbox: &SandboxId) -> Stored<()> {
+    /// As [`Base::commit`], for a change with an event of a sandbox. On PostgreSQL the database sends the notice itself.
+    async fn commit_with_event(self: &Arc<Self>, tx: Transaction, sandbox: &SandboxId) -> Stored<()> {
         self.commit(tx).await?;
-        self.tell_news(sandbox);
+        self.notify_of_event(sandbox);
         Ok(())
     }
 
-    fn tell_news(&self, sandbox: &SandboxId) {
+    fn notify_of_event(&self, sandbox: &SandboxId) {
         if self.engine.is_only_writer {
             // An error means that there is no receiver at the moment.
-            let _ = self.engine.hints.send(Hint::News(sandbox.clone()));
+            let _ = self.engine.notices.send(ChangeNotice::Events(sandbox.clone()));
         }
     }
 

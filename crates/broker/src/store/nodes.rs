@@ -4,7 +4,7 @@ use cobox_protocol::Timestamp;
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{asked, notify, rows};
-use crate::store::{Hint, Node, Store, Stored};
+use crate::store::{ChangeNotice, Node, Store, Stored};
 
 /// Returns false if another process has claimed the node.
 pub async fn seen(tx: &mut AnyConnection, node: &Node) -> Stored<bool> {
@@ -107,7 +107,7 @@ impl Store {
     }
 
     /// Writes a heartbeat. False when another process has claimed the node since; then nothing is changed.
-    pub async fn node_seen(&self, node: &Node) -> Stored<bool> {
+    pub async fn record_heartbeat(&self, node: &Node) -> Stored<bool> {
         let mut tx = self.base.begin_unsynced().await?;
         let is_same = seen(&mut tx, node).await?;
         self.base.commit(tx).await?;
@@ -126,9 +126,9 @@ impl Store {
     }
 
     /// Asks another broker for an immediate heartbeat.
-    pub async fn ask_for_beat(&self, node: &str) -> Stored<()> {
-        let hint = Hint::Beat(node.to_owned());
-        asked!(self, db => notify::send(db, &hint))
+    pub async fn request_heartbeat(&self, node: &str) -> Stored<()> {
+        let notice = ChangeNotice::HeartbeatRequest(node.to_owned());
+        asked!(self, db => notify::send(db, &notice))
     }
 
     /// The database's own clock, in milliseconds since 1970.

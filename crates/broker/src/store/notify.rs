@@ -1,5 +1,5 @@
-//! Hints between brokers on one PostgreSQL (LISTEN/NOTIFY): sent with the change they are about, received by every broker
-//! that listens at that moment. Nothing depends on delivery: a hint only makes the receiver check earlier.
+//! Change notices between brokers on one PostgreSQL (LISTEN/NOTIFY): sent with the change they are about, received by every broker
+//! that listens at that moment. Nothing depends on delivery: a notice only makes the receiver check earlier.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use sqlx::{AnyConnection, postgres::PgListener};
 use tokio::sync::broadcast;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::store::{Hint, Store, Stored};
+use crate::store::{ChangeNotice, Store, Stored};
 
 const CHANNEL: &str = "cobox";
 /// Maximum backlog of a receiver. Above it the receiver gets `RecvError::Lagged`, and must assume that anything changed.
@@ -17,66 +17,66 @@ pub const BACKLOG: usize = 1024;
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Delivered when the transaction commits. SQLite has no other brokers to notify.
-pub async fn send(tx: &mut AnyConnection, hint: &Hint) -> Stored<()> {
+pub async fn send(tx: &mut AnyConnection, notice: &ChangeNotice) -> Stored<()> {
     if tx.backend_name() != "SQLite" {
-        sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(words(hint)).execute(tx).await?;
+        sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(encode(notice)).execute(tx).await?;
     }
     Ok(())
 }
 
 /// Listens until the handle is dropped.
-pub fn listen(url: Secret, heard: broadcast::Sender<Hint>) -> AbortOnDropHandle<()> {
+pub fn listen(url: Secret, sender: broadcast::Sender<ChangeNotice>) -> AbortOnDropHandle<()> {
     AbortOnDropHandle::new(tokio::spawn(async move {
         loop {
-            let Err(error) = hear(&url, &heard).await;
-            tracing::warn!(%error, "other brokers are not heard; what they change is found by looking until they are again");
+            let Err(error) = receive(&url, &sender).await;
+            tracing::warn!(%error, "notices of other brokers are not received; their changes are found by polling until they are");
             tokio::time::sleep(RETRY).await;
         }
     }))
 }
 
-async fn hear(url: &Secret, heard: &broadcast::Sender<Hint>) -> Result<std::convert::Infallible, sqlx::Error> {
+async fn receive(url: &Secret, sender: &broadcast::Sender<ChangeNotice>) -> Result<std::convert::Infallible, sqlx::Error> {
     let mut listener = PgListener::connect(url.expose()).await?;
     listener.listen(CHANNEL).await?;
     loop {
-        // Hints sent while this broker didn't listen are unknown: at the start, and after a lost connection.
-        let mut hint = Hint::Anything;
+        // Notices sent while this broker didn't listen are unknown: at the start, and after a lost connection.
+        let mut notice = ChangeNotice::Any;
         loop {
             // An error means that there is no receiver at the moment.
-            let _ = heard.send(hint);
+            let _ = sender.send(notice);
             match listener.try_recv().await? {
-                Some(said) => hint = parse(said.payload()),
+                Some(received) => notice = parse(received.payload()),
                 None => break,
             }
         }
     }
 }
 
-fn words(hint: &Hint) -> String {
-    match hint {
-        Hint::Sandbox(id) => format!("sandbox {id}"),
-        Hint::Workspace(name) => format!("workspace {name}"),
-        Hint::News(id) => format!("news {id}"),
-        Hint::Beat(node) => format!("beat {node}"),
-        Hint::Anything => "anything".to_owned(),
+fn encode(notice: &ChangeNotice) -> String {
+    match notice {
+        ChangeNotice::Sandbox(id) => format!("sandbox {id}"),
+        ChangeNotice::Workspace(name) => format!("workspace {name}"),
+        ChangeNotice::Events(id) => format!("news {id}"),
+        ChangeNotice::HeartbeatRequest(node) => format!("beat {node}"),
+        ChangeNotice::Any => "anything".to_owned(),
     }
 }
 
-/// An unknown hint of a newer broker also means that something changed.
-fn parse(words: &str) -> Hint {
-    match words.split_once(' ') {
-        Some(("sandbox", id)) => id.parse().map_or(Hint::Anything, Hint::Sandbox),
-        Some(("workspace", name)) => Hint::Workspace(name.to_owned()),
-        Some(("news", id)) => id.parse().map_or(Hint::Anything, Hint::News),
-        Some(("beat", node)) => Hint::Beat(node.to_owned()),
-        _ => Hint::Anything,
+/// An unknown notice of a newer broker also means that something changed.
+fn parse(text: &str) -> ChangeNotice {
+    match text.split_once(' ') {
+        Some(("sandbox", id)) => id.parse().map_or(ChangeNotice::Any, ChangeNotice::Sandbox),
+        Some(("workspace", name)) => ChangeNotice::Workspace(name.to_owned()),
+        Some(("news", id)) => id.parse().map_or(ChangeNotice::Any, ChangeNotice::Events),
+        Some(("beat", node)) => ChangeNotice::HeartbeatRequest(node.to_owned()),
+        _ => ChangeNotice::Any,
     }
 }
 
 impl Store {
     /// Receives the changes made from now on by any broker on a shared database, this one included.
-    pub fn hints(&self) -> broadcast::Receiver<Hint> {
-        self.base.engine.hints.subscribe()
+    pub fn notices(&self) -> broadcast::Receiver<ChangeNotice> {
+        self.base.engine.notices.subscribe()
     }
 }
 
@@ -88,15 +88,15 @@ mod tests {
 
     #[test]
     fn a_hint_is_heard_as_it_was_meant() {
-        for hint in [
-            Hint::Sandbox(SandboxId::new()),
-            Hint::Workspace("a b".into()),
-            Hint::News(SandboxId::new()),
-            Hint::Beat("node_a".into()),
-            Hint::Anything,
+        for notice in [
+            ChangeNotice::Sandbox(SandboxId::new()),
+            ChangeNotice::Workspace("a b".into()),
+            ChangeNotice::Events(SandboxId::new()),
+            ChangeNotice::HeartbeatRequest("node_a".into()),
+            ChangeNotice::Any,
         ] {
-            assert_eq!(parse(&words(&hint)), hint);
+            assert_eq!(parse(&encode(&notice)), notice);
         }
-        assert_eq!(parse("sandbox nonsense"), Hint::Anything);
+        assert_eq!(parse("sandbox nonsense"), ChangeNotice::Any);
     }
 }

@@ -16,16 +16,16 @@ use crate::{
         },
     },
     policy::Quota,
-    store::{AddedKind, AddedMember, ChangedKind, Hint, PoolTaking, Store, Stored},
+    store::{AddedPoolMember, AddedResource, ChangeNotice, ChangedResource, PoolAssignment, Store, Stored},
 };
 
-pub async fn add(tx: &mut AnyConnection, pool: &Pool, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+pub async fn add(tx: &mut AnyConnection, pool: &Pool, most: u32, audit: &AuditRecord) -> Stored<AddedResource> {
     lock::workspace(tx, &pool.workspace).await?;
     if get(tx, &pool.workspace, &pool.name).await?.is_some() {
-        return Ok(AddedKind::NameTaken);
+        return Ok(AddedResource::NameTaken);
     }
     if resources::count(tx, "SELECT count(*) AS n FROM pools WHERE workspace_id = $1", &pool.workspace).await? >= u64::from(most) {
-        return Ok(AddedKind::TooMany);
+        return Ok(AddedResource::TooMany);
     }
     sqlx::query(
         "INSERT INTO pools (id, workspace_id, name, template, owner, owner_kind, replicas, created_at, updated_at)
@@ -43,7 +43,7 @@ pub async fn add(tx: &mut AnyConnection, pool: &Pool, most: u32, audit: &AuditRe
     .execute(&mut *tx)
     .await?;
     audit_records::add(tx, audit).await?;
-    Ok(AddedKind::Added)
+    Ok(AddedResource::Added)
 }
 
 pub async fn get(db: &mut AnyConnection, workspace: &str, name: &str) -> Stored<Option<Pool>> {
@@ -75,10 +75,10 @@ pub async fn list(db: &mut AnyConnection, workspace: Option<&str>) -> Stored<Vec
     found.bind(workspace).fetch_all(db).await?.iter().map(pool).collect()
 }
 
-pub async fn change(tx: &mut AnyConnection, old: &Pool, new: &Pool, audit: &AuditRecord) -> Stored<ChangedKind> {
+pub async fn change(tx: &mut AnyConnection, old: &Pool, new: &Pool, audit: &AuditRecord) -> Stored<ChangedResource> {
     lock::workspace(tx, &old.workspace).await?;
     if get(tx, &old.workspace, &new.name).await?.is_some_and(|other| other.id != old.id) {
-        return Ok(ChangedKind::NameTaken);
+        return Ok(ChangedResource::NameTaken);
     }
     let done = sqlx::query(
         "UPDATE pools SET name = $2, replicas = $3, updated_at = $4, failures = 0, retry_at = NULL, reason = NULL WHERE id = $1",
@@ -90,10 +90,10 @@ pub async fn change(tx: &mut AnyConnection, old: &Pool, new: &Pool, audit: &Audi
     .execute(&mut *tx)
     .await?;
     if done.rows_affected() == 0 {
-        return Ok(ChangedKind::Gone);
+        return Ok(ChangedResource::Gone);
     }
     audit_records::add(tx, audit).await?;
-    Ok(ChangedKind::Changed)
+    Ok(ChangedResource::Changed)
 }
 
 pub async fn remove(tx: &mut AnyConnection, pool: &Pool, audit: &AuditRecord) -> Stored<bool> {
@@ -127,23 +127,23 @@ pub async fn leave(tx: &mut AnyConnection, member: &Sandbox) -> Stored<bool> {
     Ok(done.rows_affected() == 1)
 }
 
-pub async fn add_member(tx: &mut AnyConnection, sandbox: &Sandbox, quota: &Quota, audit: &AuditRecord) -> Stored<AddedMember> {
-    let Some(id) = &sandbox.pool else { return Ok(AddedMember::NotWanted) };
+pub async fn add_member(tx: &mut AnyConnection, sandbox: &Sandbox, quota: &Quota, audit: &AuditRecord) -> Stored<AddedPoolMember> {
+    let Some(id) = &sandbox.pool else { return Ok(AddedPoolMember::NotWanted) };
     lock::workspace(tx, &sandbox.workspace).await?;
     let row = sqlx::query("SELECT replicas FROM pools WHERE id = $1").bind(id.as_str()).fetch_optional(&mut *tx).await?;
     let wanted = row.map(|row| rows::count(&row, "replicas")).transpose()?.unwrap_or(0);
     if members(tx, id).await?.len() as u64 >= wanted {
-        return Ok(AddedMember::NotWanted);
+        return Ok(AddedPoolMember::NotWanted);
     }
     if let Some(missing) = resources::missing(tx, &sandbox.spec).await? {
-        return Ok(AddedMember::MadeOfGone(missing));
+        return Ok(AddedPoolMember::MadeOfGone(missing));
     }
     if let Some(reached) = deleted::make_room(tx, sandbox, quota, audit).await? {
-        return Ok(AddedMember::QuotaReached(reached));
+        return Ok(AddedPoolMember::QuotaReached(reached));
     }
     sandboxes::insert(tx, sandbox).await?;
     audit_records::add(tx, audit).await?;
-    Ok(AddedMember::Added)
+    Ok(AddedPoolMember::Added)
 }
 
 /// Gives a standby member the owner and the name of the sandbox to be created. `None` when none is available, or when the
@@ -151,7 +151,7 @@ pub async fn add_member(tx: &mut AnyConnection, sandbox: &Sandbox, quota: &Quota
 /// lock.
 pub async fn take(
     tx: &mut AnyConnection,
-    taking: &PoolTaking,
+    taking: &PoolAssignment,
     fresh: &Sandbox,
     quota: &Quota,
     audit: &AuditRecord,
@@ -192,7 +192,7 @@ pub async fn take(
     .bind(fresh.name.as_deref())
     .bind(&fresh.owner)
     .bind(fresh.owner_kind.as_str())
-    .bind(rows::access_word(fresh.access))
+    .bind(rows::access_as_str(fresh.access))
     .bind(i64::from(fresh.is_kept))
     .bind(fresh.template.as_deref())
     .bind(fresh.created_at.unix())
@@ -205,7 +205,7 @@ pub async fn take(
     if done.rows_affected() == 0 {
         return Ok(None);
     }
-    notify::send(tx, &Hint::Sandbox(found.id.clone())).await?;
+    notify::send(tx, &ChangeNotice::Sandbox(found.id.clone())).await?;
     sandboxes::get(tx, &found.id).await
 }
 
@@ -220,7 +220,7 @@ fn pool(row: &AnyRow) -> Stored<Pool> {
         name: row.try_get("name")?,
         template: row.try_get("template")?,
         owner: row.try_get("owner")?,
-        owner_kind: rows::word(row, "owner_kind", |w| w.parse::<PrincipalKind>().ok())?,
+        owner_kind: rows::parsed_with(row, "owner_kind", |w| w.parse::<PrincipalKind>().ok())?,
         replicas: number(row, "replicas")?,
         trouble: PoolTrouble {
             failures: number(row, "failures")?,
@@ -233,7 +233,7 @@ fn pool(row: &AnyRow) -> Stored<Pool> {
 }
 
 impl Store {
-    pub async fn add_pool(&self, pool: &Pool, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+    pub async fn add_pool(&self, pool: &Pool, most: u32, audit: &AuditRecord) -> Stored<AddedResource> {
         let mut tx = self.base.begin().await?;
         let added = add(&mut tx, pool, most, audit).await?;
         self.base.commit(tx).await?;
@@ -267,7 +267,7 @@ impl Store {
     }
 
     /// Replaces name and size, and clears its failure state.
-    pub async fn change_pool(&self, old: &Pool, new: &Pool, audit: &AuditRecord) -> Stored<ChangedKind> {
+    pub async fn change_pool(&self, old: &Pool, new: &Pool, audit: &AuditRecord) -> Stored<ChangedResource> {
         let mut tx = self.base.begin().await?;
         let changed = change(&mut tx, old, new, audit).await?;
         self.base.commit(tx).await?;
@@ -301,7 +301,7 @@ impl Store {
     }
 
     /// Adds a member's row if the pool still lacks one.
-    pub async fn add_pool_member(&self, sandbox: &Sandbox, quota: &Quota, audit: &AuditRecord) -> Stored<AddedMember> {
+    pub async fn add_pool_member(&self, sandbox: &Sandbox, quota: &Quota, audit: &AuditRecord) -> Stored<AddedPoolMember> {
         let mut tx = self.base.begin().await?;
         let added = add_member(&mut tx, sandbox, quota, audit).await?;
         self.base.commit(tx).await?;
@@ -312,7 +312,7 @@ impl Store {
     /// none is available, or for another reason that the creation of a new sandbox will report.
     pub async fn take_pool_member(
         &self,
-        taking: &PoolTaking,
+        taking: &PoolAssignment,
         fresh: &Sandbox,
         tags: &Tags,
         quota: &Quota,

@@ -64,7 +64,7 @@ pub async fn open_with(url: &Secret, timeouts: DatabaseTimeouts) -> Stored<Store
         .await
         .map_err(|e| failed(&e))?;
     schema::bring_up_to_date(&pool, schema::POSTGRES).await.map_err(|e| failed(&e))?;
-    let hints = broadcast::channel(notify::BACKLOG).0;
+    let notices = broadcast::channel(notify::BACKLOG).0;
     Ok(Store::new(Engine {
         writers: pool,
         statements: StatementConnections::new(options, SETTINGS, QUICK_CONNECTIONS, connections.clone()),
@@ -74,7 +74,7 @@ pub async fn open_with(url: &Secret, timeouts: DatabaseTimeouts) -> Stored<Store
         is_only_writer: false,
         connections,
         timeouts,
-        _listener: Some(notify::listen(url.clone(), hints.clone())),
-        hints,
+        _listener: Some(notify::listen(url.clone(), notices.clone())),
+        notices,
     }))
 }

@@ -13,7 +13,7 @@ use crate::{
         access::keys::MAX_PRINCIPALS_PER_WORKSPACE,
         model::{AuditRecord, PrincipalRecord},
     },
-    store::{DisabledPrincipal, Ending, Hint, PageWish, Store, Stored},
+    store::{ChangeNotice, DisabledPrincipal, Ending, PageParams, Store, Stored},
 };
 
 /// Counts no further than the limit.
@@ -27,7 +27,7 @@ pub async fn count(tx: &mut AnyConnection, workspace: &str) -> Stored<u64> {
 }
 
 /// By name; the page's cursor is the last name seen.
-pub async fn list(db: &mut AnyConnection, workspace: &str, now: i64, page: &PageWish) -> Stored<Vec<PrincipalRecord>> {
+pub async fn list(db: &mut AnyConnection, workspace: &str, now: i64, page: &PageParams) -> Stored<Vec<PrincipalRecord>> {
     sqlx::query(
         "SELECT p.*, (SELECT count(*) FROM api_keys k WHERE k.workspace_id = p.workspace_id AND k.principal = p.name
                       AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $3)) AS valid_keys,
@@ -122,7 +122,7 @@ pub async fn enable(tx: &mut AnyConnection, workspace: &str, name: &str, audit: 
             .bind(name)
             .execute(&mut *tx)
             .await?;
-        notify::send(&mut *tx, &Hint::Workspace(workspace.to_owned())).await?;
+        notify::send(&mut *tx, &ChangeNotice::Workspace(workspace.to_owned())).await?;
     }
     sqlx::query(
         "UPDATE api_keys SET is_past = 1 WHERE workspace_id = $1 AND principal = $2 AND issuer IS NOT NULL AND revoked_at IS NOT NULL",
@@ -137,7 +137,7 @@ pub async fn enable(tx: &mut AnyConnection, workspace: &str, name: &str, audit: 
 
 impl Store {
     /// By name; the page's cursor is the last name seen.
-    pub async fn principals(&self, workspace: &str, now: Timestamp, page: &PageWish) -> Stored<Vec<PrincipalRecord>> {
+    pub async fn principals(&self, workspace: &str, now: Timestamp, page: &PageParams) -> Stored<Vec<PrincipalRecord>> {
         asked!(self, db => list(db, workspace, now.unix(), page))
     }
 

@@ -6,7 +6,7 @@ use cobox_protocol::{PoolId, Timestamp};
 use super::QuotaReached;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AddedKind {
+pub enum AddedResource {
     Added,
     NameTaken,
     /// The maximum count is reached.
@@ -18,7 +18,7 @@ pub enum AddedKind {
 /// Limits of a workspace for one resource type. Resources being deleted count until they are gone, unless their node is
 /// dead: then no broker can remove them.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct ResourceLimits {
     pub most: u32,
     /// Snapshots and volumes together.
     pub bytes: u64,
@@ -27,14 +27,14 @@ pub struct Room {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ChangedKind {
+pub enum ChangedResource {
     Changed,
     NameTaken,
     Gone,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RemovedKind {
+pub enum RemovedResource {
     Removed,
     /// The names of its users.
     InUse(Vec<String>),
@@ -42,7 +42,7 @@ pub enum RemovedKind {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AddedMember {
+pub enum AddedPoolMember {
     Added,
     /// The pool is full, or was removed.
     NotWanted,
@@ -53,7 +53,7 @@ pub enum AddedMember {
 
 /// A pool from which a matching standby sandbox may be taken instead of creating a new one.
 #[derive(Clone, Debug)]
-pub struct PoolTaking {
+pub struct PoolAssignment {
     pub pool: PoolId,
     /// Members on nodes without a heartbeat since this time are not taken.
     pub alive_since: Timestamp,

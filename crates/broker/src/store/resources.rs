@@ -10,7 +10,7 @@ use crate::{
         model::Sandbox,
         resources::records::{Snapshot, Volume},
     },
-    store::{AddedKind, Room, Stored},
+    store::{AddedResource, ResourceLimits, Stored},
 };
 
 /// Leaves out resources being deleted on a node that is gone.
@@ -26,16 +26,16 @@ macro_rules! counting {
 
 /// The snapshot or volume of a new sandbox's spec that can no longer be used, if any. The caller holds the workspace's
 /// lock, so the answer stays valid.
-pub async fn missing(tx: &mut AnyConnection, making: &SandboxSpec) -> Stored<Option<String>> {
+pub async fn missing(tx: &mut AnyConnection, spec: &SandboxSpec) -> Stored<Option<String>> {
     // The first layer keeps those below it.
-    if let Some(id) = making.layers.first() {
+    if let Some(id) = spec.layers.first() {
         let row =
             sqlx::query("SELECT id FROM snapshots WHERE id = $1 AND state = 'ready'").bind(id.as_str()).fetch_optional(&mut *tx).await?;
         if row.is_none() {
             return Ok(Some(format!("snapshot {id}")));
         }
     }
-    for mount in &making.mounts {
+    for mount in &spec.mounts {
         let row = sqlx::query("SELECT id FROM volumes WHERE id = $1 AND state = 'ready'").bind(mount.volume.as_str());
         if row.fetch_optional(&mut *tx).await?.is_none() {
             return Ok(Some(format!("volume {}", mount.volume)));
@@ -59,8 +59,8 @@ pub async fn sandboxes_made_of(db: &mut AnyConnection, workspace: &str, id: &str
 }
 
 /// The text match of the database may be a false positive: the value of a variable can contain any id.
-pub fn is_made_of(making: &SandboxSpec, id: &str) -> bool {
-    making.layers.iter().any(|layer| layer.as_str() == id) || making.mounts.iter().any(|mount| mount.volume.as_str() == id)
+pub fn is_made_of(spec: &SandboxSpec, id: &str) -> bool {
+    spec.layers.iter().any(|layer| layer.as_str() == id) || spec.mounts.iter().any(|mount| mount.volume.as_str() == id)
 }
 
 /// A pattern for `LIKE … ESCAPE '!'`.
@@ -76,7 +76,7 @@ pub enum Fresh<'a> {
 }
 
 /// The exceeded limit, if any. The caller holds the workspace's lock.
-pub async fn is_full(tx: &mut AnyConnection, fresh: Fresh<'_>, room: &Room) -> Stored<Option<AddedKind>> {
+pub async fn is_full(tx: &mut AnyConnection, fresh: Fresh<'_>, limits: &ResourceLimits) -> Stored<Option<AddedResource>> {
     // The size of a snapshot is known when it is taken.
     let (count, workspace, node, bytes) = match fresh {
         Fresh::Snapshot(s) => (counting!("SELECT count(*) AS n FROM snapshots"), &s.workspace, &s.node, 0),
@@ -87,14 +87,14 @@ pub async fn is_full(tx: &mut AnyConnection, fresh: Fresh<'_>, room: &Room) -> S
     let volumes = counting!("SELECT CAST(coalesce(sum(size_bytes), 0) AS BIGINT) AS n FROM volumes");
     let mut numbers = Vec::new();
     for sql in [count, snapshots, volumes] {
-        let row = sqlx::query(sql).bind(workspace).bind(room.alive_since.unix()).bind(node).fetch_one(&mut *tx).await?;
+        let row = sqlx::query(sql).bind(workspace).bind(limits.alive_since.unix()).bind(node).fetch_one(&mut *tx).await?;
         numbers.push(rows::count(&row, "n")?);
     }
-    if numbers[0] >= u64::from(room.most) {
-        return Ok(Some(AddedKind::TooMany));
+    if numbers[0] >= u64::from(limits.most) {
+        return Ok(Some(AddedResource::TooMany));
     }
     let taken = numbers[1..].iter().fold(bytes, |all, more| all.saturating_add(*more));
-    Ok((taken > room.bytes).then_some(AddedKind::TooLarge))
+    Ok((taken > limits.bytes).then_some(AddedResource::TooLarge))
 }
 
 /// Removes rows being deleted on a node that is no longer known: no broker can remove their files, and no sandbox is

@@ -14,7 +14,7 @@ use crate::{
         model::{AuditRecord, Sandbox},
         token_signer::MAX_REVOCATIONS,
     },
-    store::{Ending, Hint, RetiredToken, RevocationList, Store, Stored},
+    store::{ChangeNotice, Ending, RetiredToken, RevocationList, Store, Stored},
 };
 
 /// The caller holds the workspace's lock.
@@ -144,7 +144,8 @@ pub async fn insert_revocation(
     .bind(revoked.issued_by)
     .fetch_one(&mut *tx)
     .await?;
-    notify::send(tx, &sandbox.map_or_else(|| Hint::Workspace(workspace.to_owned()), |id| Hint::Sandbox(id.clone()))).await?;
+    notify::send(tx, &sandbox.map_or_else(|| ChangeNotice::Workspace(workspace.to_owned()), |id| ChangeNotice::Sandbox(id.clone())))
+        .await?;
     rows::count(&row, "sequence")
 }
 

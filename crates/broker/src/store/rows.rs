@@ -23,8 +23,8 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
         workspace: row.try_get("workspace_id")?,
         name: row.try_get("name")?,
         owner: row.try_get("owner")?,
-        owner_kind: word(row, "owner_kind", |w| w.parse::<PrincipalKind>().ok())?,
-        access: word(row, "access", access_from_word)?,
+        owner_kind: parsed_with(row, "owner_kind", |w| w.parse::<PrincipalKind>().ok())?,
+        access: parsed_with(row, "access", access_from_str)?,
         provider: row.try_get("provider")?,
         node: row.try_get("node_id")?,
         generation: generation(row, "generation")?.ok_or_else(|| corrupt("generation", "nothing"))?,
@@ -33,7 +33,7 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
             _ => None,
         },
         master_from: generation(row, "master_from")?.unwrap_or(1),
-        state: word(row, "state", |w| w.parse::<State>().ok())?,
+        state: parsed_with(row, "state", |w| w.parse::<State>().ok())?,
         intent: row.try_get::<Option<&str>, _>("intent")?.map(|w| Intent::parse(w).ok_or_else(|| corrupt("intent", w))).transpose()?,
         reason: row.try_get("reason")?,
         is_kept: count(row, "kept")? != 0,
@@ -47,14 +47,14 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
         downtime: seconds(row, "downtime_seconds")?,
         ended_at: maybe_time(row, "ended_at")?,
         restore_until: maybe_time(row, "restore_until")?,
-        spec: making(row)?,
+        spec: sandbox_spec(row)?,
         template: row.try_get("template")?,
         pool: maybe_parsed(row, "pool_id")?,
     })
 }
 
 /// A default spec is stored as NULL.
-pub fn making(row: &AnyRow) -> Stored<SandboxSpec> {
+pub fn sandbox_spec(row: &AnyRow) -> Stored<SandboxSpec> {
     match row.try_get::<Option<&str>, _>("making")? {
         None => Ok(SandboxSpec::default()),
         // Without the text: it may contain secrets.
@@ -62,11 +62,11 @@ pub fn making(row: &AnyRow) -> Stored<SandboxSpec> {
     }
 }
 
-pub fn stored_making(making: &SandboxSpec) -> Stored<Option<String>> {
-    if *making == SandboxSpec::default() {
+pub fn encoded_spec(spec: &SandboxSpec) -> Stored<Option<String>> {
+    if *spec == SandboxSpec::default() {
         return Ok(None);
     }
-    serde_json::to_string(making).map(Some).map_err(|e| StoreError::Failed(e.to_string()))
+    serde_json::to_string(spec).map(Some).map_err(|e| StoreError::Failed(e.to_string()))
 }
 
 /// For a query that names the columns as `session_columns!` does.
@@ -78,7 +78,7 @@ pub fn session(row: &AnyRow) -> Stored<Session> {
         scope_id: row.try_get("scope_id")?,
         sandbox: parsed(row, "sandbox_id")?,
         owner: row.try_get("session_owner")?,
-        access: word(row, "session_access", access_from_word)?,
+        access: parsed_with(row, "session_access", access_from_str)?,
         created_at: time(row, "session_created_at")?,
         active_base: seconds(row, "active_base")?,
         ended_at: maybe_time(row, "session_ended_at")?,
@@ -119,7 +119,7 @@ fn key_named(row: &AnyRow, called: impl Fn(&'static str) -> &'static str) -> Sto
         principal: Principal {
             workspace: row.try_get(called("workspace_id"))?,
             name: row.try_get(called("principal"))?,
-            kind: word(row, called("kind"), |w| w.parse::<PrincipalKind>().ok())?,
+            kind: parsed_with(row, called("kind"), |w| w.parse::<PrincipalKind>().ok())?,
         },
         hash: hash.try_into().map_err(|_| corrupt("hash", "not 32 bytes"))?,
         created_at: time(row, called("created_at"))?,
@@ -138,7 +138,7 @@ pub fn principal(row: &AnyRow) -> Stored<PrincipalRecord> {
         principal: Principal {
             workspace: row.try_get("workspace_id")?,
             name: row.try_get("name")?,
-            kind: word(row, "kind", |w| w.parse::<PrincipalKind>().ok())?,
+            kind: parsed_with(row, "kind", |w| w.parse::<PrincipalKind>().ok())?,
         },
         created_at: time(row, "created_at")?,
         valid_keys: count(row, "valid_keys")?,
@@ -178,15 +178,15 @@ pub fn share(row: &AnyRow) -> Stored<Share> {
     })
 }
 
-pub const fn access_word(access: Access) -> &'static str {
+pub const fn access_as_str(access: Access) -> &'static str {
     match access {
         Access::Workspace => "workspace",
         Access::Owner => "owner",
     }
 }
 
-pub fn access_from_word(w: &str) -> Option<Access> {
-    [Access::Workspace, Access::Owner].into_iter().find(|a| access_word(*a) == w)
+pub fn access_from_str(w: &str) -> Option<Access> {
+    [Access::Workspace, Access::Owner].into_iter().find(|a| access_as_str(*a) == w)
 }
 
 /// Durations and counts are far below the column's limit.
@@ -204,7 +204,7 @@ pub fn maybe_parsed<T: FromStr>(row: &AnyRow, column: &'static str) -> Stored<Op
     text.map(|t| t.parse().map_err(|_| corrupt(column, t))).transpose()
 }
 
-pub fn word<T>(row: &AnyRow, column: &'static str, read: impl Fn(&str) -> Option<T>) -> Stored<T> {
+pub fn parsed_with<T>(row: &AnyRow, column: &'static str, read: impl Fn(&str) -> Option<T>) -> Stored<T> {
     let text: &str = row.try_get(column)?;
     read(text).ok_or_else(|| corrupt(column, text))
 }

@@ -15,7 +15,9 @@ use super::{
 use crate::{
     domain::model::{AuditRecord, Event, OldKeys, Sandbox},
     policy::Quota,
-    store::{AddedSandbox, ChangedSandbox, DueBy, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Store, Stored, Viewer},
+    store::{
+        AddedSandbox, ChangeNotice, ChangedSandbox, DueBy, Ending, PageParams, Rotated, Rotation, SandboxChange, Store, Stored, Viewer,
+    },
 };
 
 pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
@@ -65,7 +67,7 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
     .bind(id.as_str())
     .bind(changed.name.as_deref())
     .bind(i64::from(changed.is_kept))
-    .bind(rows::access_word(changed.access))
+    .bind(rows::access_as_str(changed.access))
     .bind(i64::from(changed.generation))
     .bind(changed.old_keys.map(|old| i64::from(old.from)))
     .bind(changed.old_keys.map(|old| old.until.unix()))
@@ -74,7 +76,7 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
     .execute(&mut *tx)
     .await?;
     if is_closed {
-        notify::send(tx, &Hint::Sandbox(id.clone())).await?;
+        notify::send(tx, &ChangeNotice::Sandbox(id.clone())).await?;
     }
     for key in &change.remove_tags {
         tags::remove(tx, On::Sandbox, id.as_str(), key).await?;
@@ -103,7 +105,7 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     .bind(&s.workspace)
     .bind(s.name.as_deref())
     .bind(&s.owner)
-    .bind(rows::access_word(s.access))
+    .bind(rows::access_as_str(s.access))
     .bind(&s.provider)
     .bind(&s.node)
     .bind(i64::from(s.generation))
@@ -118,7 +120,7 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     .bind(s.suspended_at.map(|t| t.unix()))
     .bind(s.ended_at.map(|t| t.unix()))
     .bind(s.owner_kind.as_str())
-    .bind(rows::stored_making(&s.spec)?)
+    .bind(rows::encoded_spec(&s.spec)?)
     .bind(s.template.as_deref())
     .bind(s.pool.as_ref().map(|p| p.as_str()))
     .bind(s.own_lease.map(rows::stored_seconds))
@@ -129,7 +131,7 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
         return Ok(());
     }
     // Another node may have to create it: the one with its files.
-    notify::send(tx, &Hint::Sandbox(s.id.clone())).await
+    notify::send(tx, &ChangeNotice::Sandbox(s.id.clone())).await
 }
 
 pub async fn get(db: &mut AnyConnection, id: &SandboxId) -> Stored<Option<Sandbox>> {
@@ -166,7 +168,7 @@ pub async fn least_used(db: &mut AnyConnection, workspace: &str, owner: &str, li
     found.iter().map(rows::sandbox).collect()
 }
 
-pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filters: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
+pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filters: &[TagFilter], page: &PageParams) -> Stored<Vec<Sandbox>> {
     let sql = format!(
         "SELECT * FROM sandboxes
          WHERE workspace_id = $1 AND ended_at IS NULL AND pool_id IS NULL AND ($2 OR access = 'workspace' OR owner = $3) AND ($4 IS NULL OR id < $4){}
@@ -274,7 +276,7 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
     let is_replaced = done.rows_affected() == 1;
     if is_replaced {
         events::append(tx, event.as_slice()).await?;
-        notify::send(tx, &Hint::Sandbox(new.id.clone())).await?;
+        notify::send(tx, &ChangeNotice::Sandbox(new.id.clone())).await?;
     }
     Ok(is_replaced)
 }
@@ -296,7 +298,7 @@ pub async fn rotate(tx: &mut AnyConnection, id: &SandboxId, rotation: &Rotation,
         .execute(&mut *tx)
         .await?;
     audit_records::add(tx, audit).await?;
-    notify::send(tx, &Hint::Sandbox(id.clone())).await?;
+    notify::send(tx, &ChangeNotice::Sandbox(id.clone())).await?;
     Ok(Rotated::Rotated(Box::new(Sandbox { generation, old_keys, ..sandbox })))
 }
 
@@ -376,7 +378,7 @@ impl Store {
         let mut tx = self.base.begin().await?;
         let changed = self::change(&mut tx, id, change, audit).await?;
         if matches!(changed, ChangedSandbox::Changed(_)) {
-            self.base.commit_news(tx, id).await?;
+            self.base.commit_with_event(tx, id).await?;
         }
         Ok(changed)
     }
@@ -398,7 +400,7 @@ impl Store {
     }
 
     /// The live sandboxes that have all these tags, or are used by a session that has them.
-    pub async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
+    pub async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageParams) -> Stored<Vec<Sandbox>> {
         asked!(self, db => list(db, viewer, tags, page))
     }
 
@@ -436,7 +438,7 @@ impl Store {
         if let (true, Some(audit)) = (is_replaced, audit) {
             audit_records::add(&mut tx, audit).await?;
         }
-        self.base.commit_news(tx, &new.id).await?;
+        self.base.commit_with_event(tx, &new.id).await?;
         Ok(is_replaced)
     }
 
@@ -452,7 +454,7 @@ impl Store {
     pub async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>> {
         let mut tx = self.base.begin().await?;
         let ended = end(&mut tx, id, state, ending).await?;
-        self.base.commit_news(tx, id).await?;
+        self.base.commit_with_event(tx, id).await?;
         Ok(ended)
     }
 
@@ -460,7 +462,7 @@ impl Store {
     pub async fn end_unbound_sandbox(&self, id: &SandboxId, ending: &Ending) -> Stored<Option<Sandbox>> {
         let mut tx = self.base.begin().await?;
         let ended = end_unbound(&mut tx, id, ending).await?;
-        self.base.commit_news(tx, id).await?;
+        self.base.commit_with_event(tx, id).await?;
         Ok(ended)
     }
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     domain::model::{ApiKey, AuditRecord, Intent, Session, SessionWithSandbox},
-    store::{Ending, EnsureWish, Ensured, Idempotency, Leftover, PageWish, SessionFilter, Store, Stored, Viewer},
+    store::{Ending, EnsureParams, Ensured, Idempotency, PageParams, SandboxAfterSession, SessionFilter, Store, Stored, Viewer},
 };
 
 /// A session's columns, as `rows::session` reads them.
@@ -30,11 +30,11 @@ macro_rules! bound {
     };
 }
 
-pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured> {
-    let fresh = &wish.fresh;
+pub async fn ensure(tx: &mut AnyConnection, params: &EnsureParams) -> Stored<Ensured> {
+    let fresh = &params.fresh;
     let workspace = &fresh.session.workspace;
     lock::workspace(tx, workspace).await?;
-    if let Some(idempotency) = &wish.idempotency
+    if let Some(idempotency) = &params.idempotency
         && let Some((hash, id)) = remembered(tx, workspace, idempotency).await?
     {
         if hash != idempotency.request_hash {
@@ -45,12 +45,12 @@ pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured
         }
     }
     if let Some(bound) = of_scope(tx, workspace, &fresh.session.scope_type, &fresh.session.scope_id).await? {
-        if !wish.must_create {
-            remember(tx, wish, &bound.session.id).await?;
+        if !params.must_create {
+            remember(tx, params, &bound.session.id).await?;
         }
         return Ok(Ensured::Existing(bound));
     }
-    let made = if wish.is_attaching {
+    let made = if params.is_attaching {
         let living = sandboxes::locked(tx, &fresh.sandbox.id).await?.filter(|s| s.ended_at.is_none() && s.workspace == *workspace);
         let Some(sandbox) = living else { return Ok(Ensured::SandboxGone) };
         let active_base = sandbox.active_until(fresh.session.created_at);
@@ -64,8 +64,8 @@ pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured
         if let Some(missing) = resources::missing(tx, &fresh.sandbox.spec).await? {
             return Ok(Ensured::MadeOfGone(missing));
         }
-        let taken = match &wish.taking {
-            Some(taking) => pools::take(tx, taking, &fresh.sandbox, &wish.quota, &wish.audit).await?,
+        let taken = match &params.taking {
+            Some(taking) => pools::take(tx, taking, &fresh.sandbox, &params.quota, &params.audit).await?,
             None => None,
         };
         let made = match taken {
@@ -74,20 +74,20 @@ pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured
                 SessionWithSandbox { session: Session { active_base, sandbox: sandbox.id.clone(), ..fresh.session.clone() }, sandbox }
             }
             None => {
-                if let Some(reached) = deleted::make_room(tx, &fresh.sandbox, &wish.quota, &wish.audit).await? {
+                if let Some(reached) = deleted::make_room(tx, &fresh.sandbox, &params.quota, &params.audit).await? {
                     return Ok(Ensured::QuotaReached(reached));
                 }
                 sandboxes::insert(tx, &fresh.sandbox).await?;
                 fresh.clone()
             }
         };
-        tags::set(tx, On::Sandbox, workspace, made.sandbox.id.as_str(), &wish.tags).await?;
+        tags::set(tx, On::Sandbox, workspace, made.sandbox.id.as_str(), &params.tags).await?;
         made
     };
     insert(tx, &made.session).await?;
-    tags::set(tx, On::Session, workspace, made.session.id.as_str(), &wish.tags).await?;
-    remember(tx, wish, &made.session.id).await?;
-    let audit = AuditRecord { sandbox: Some(made.sandbox.id.clone()), ..wish.audit.clone() };
+    tags::set(tx, On::Session, workspace, made.session.id.as_str(), &params.tags).await?;
+    remember(tx, params, &made.session.id).await?;
+    let audit = AuditRecord { sandbox: Some(made.sandbox.id.clone()), ..params.audit.clone() };
     events::created(tx, &made.session, made.sandbox.state, &audit).await?;
     audit_records::add(tx, &audit).await?;
     Ok(Ensured::Created(made))
@@ -111,17 +111,17 @@ async fn remembered(tx: &mut AnyConnection, workspace: &str, i: &Idempotency) ->
         .transpose()
 }
 
-async fn remember(tx: &mut AnyConnection, wish: &EnsureWish, session: &SessionId) -> Stored<()> {
-    let Some(i) = &wish.idempotency else { return Ok(()) };
+async fn remember(tx: &mut AnyConnection, params: &EnsureParams, session: &SessionId) -> Stored<()> {
+    let Some(i) = &params.idempotency else { return Ok(()) };
     sqlx::query(
         "INSERT INTO idempotency (workspace_id, principal, key, request_hash, session_id, created_at) VALUES ($1, $2, $3, $4, $5, $6)",
     )
-    .bind(&wish.fresh.session.workspace)
+    .bind(&params.fresh.session.workspace)
     .bind(&i.principal)
     .bind(&i.key)
     .bind(&i.request_hash[..])
     .bind(session.as_str())
-    .bind(wish.fresh.session.created_at.unix())
+    .bind(params.fresh.session.created_at.unix())
     .execute(tx)
     .await?;
     Ok(())
@@ -138,7 +138,7 @@ async fn insert(tx: &mut AnyConnection, s: &Session) -> Stored<()> {
     .bind(&s.scope_id)
     .bind(s.sandbox.as_str())
     .bind(&s.owner)
-    .bind(rows::access_word(s.access))
+    .bind(rows::access_as_str(s.access))
     .bind(s.created_at.unix())
     .bind(rows::stored_seconds(s.active_base))
     .execute(tx)
@@ -179,7 +179,7 @@ pub async fn with_key(db: &mut AnyConnection, key: &KeyId, session: &SessionId) 
     Ok(Some((rows::key_beside(&row)?, is_there.then(|| rows::bound(&row)).transpose()?)))
 }
 
-pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<SessionWithSandbox>> {
+pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SessionFilter, page: &PageParams) -> Stored<Vec<SessionWithSandbox>> {
     // A session has failed if its sandbox failed at the same time; one that ended earlier was terminated. `SessionWithSandbox::state`
     // has the same rule.
     let life = match filter.state {
@@ -247,7 +247,7 @@ pub async fn last_of_scope(db: &mut AnyConnection, workspace: &str, scope: &Scop
 }
 
 /// Returns the remaining work, and the sandbox it is about.
-pub async fn end(tx: &mut AnyConnection, id: &SessionId, ending: &Ending) -> Stored<Option<(Leftover, SandboxId)>> {
+pub async fn end(tx: &mut AnyConnection, id: &SessionId, ending: &Ending) -> Stored<Option<(SandboxAfterSession, SandboxId)>> {
     let Some(found) = get(tx, id).await? else { return Ok(None) };
     sandboxes::locked(tx, &found.sandbox.id).await?;
     // Read again under the locks, so that it can't end concurrently.
@@ -256,16 +256,16 @@ pub async fn end(tx: &mut AnyConnection, id: &SessionId, ending: &Ending) -> Sto
     };
     close(tx, &session, State::Terminated, ending).await?;
     let leftover = if !on_sandbox(tx, &sandbox.id).await?.is_empty() {
-        Leftover::InUse
+        SandboxAfterSession::InUse
     } else if sandbox.outlives_sessions() || session.owner != sandbox.owner || ending.keeps_sandbox {
         // A session on another principal's sandbox must not end the sandbox with it.
         if sandbox.is_running() && sandbox.intent.is_none() {
             sandboxes::replace(tx, &sandbox, &sandbox.with_intent(Intent::Suspend)).await?;
         }
-        Leftover::Suspend
+        SandboxAfterSession::Suspend
     } else {
         sandboxes::mark_ended(tx, &sandbox, State::Terminated, ending).await?;
-        Leftover::Destroy
+        SandboxAfterSession::Destroy
     };
     audit_records::add(tx, &ending.audit).await?;
     Ok(Some((leftover, sandbox.id)))
@@ -284,10 +284,10 @@ pub async fn close(tx: &mut AnyConnection, session: &Session, state: State, endi
 }
 
 impl Store {
-    pub async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured> {
+    pub async fn ensure(&self, params: &EnsureParams) -> Stored<Ensured> {
         let mut tx = self.base.begin_unsynced().await?;
-        let ensured = ensure(&mut tx, wish).await?;
-        self.base.commit_news(tx, &wish.fresh.sandbox.id).await?;
+        let ensured = ensure(&mut tx, params).await?;
+        self.base.commit_with_event(tx, &params.fresh.sandbox.id).await?;
         Ok(ensured)
     }
 
@@ -308,7 +308,7 @@ impl Store {
         self.known(&self.known_sessions, id.clone(), 0, ask).await
     }
 
-    pub async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<SessionWithSandbox>> {
+    pub async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageParams) -> Stored<Vec<SessionWithSandbox>> {
         asked!(self, db => list(db, viewer, filter, page))
     }
 
@@ -323,12 +323,12 @@ impl Store {
     }
 
     /// `None` when it has ended already.
-    pub async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>> {
+    pub async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<SandboxAfterSession>> {
         let mut tx = self.base.begin().await?;
         let ended = end(&mut tx, id, ending).await?;
         self.base.commit(tx).await?;
         Ok(ended.map(|(leftover, sandbox)| {
-            self.base.tell_news(&sandbox);
+            self.base.notify_of_event(&sandbox);
             leftover
         }))
     }

@@ -10,15 +10,15 @@ use super::{
 };
 use crate::{
     domain::{model::AuditRecord, resources::records::Snapshot},
-    store::{AddedKind, Room, SnapshotFilter, Store, Stored, Viewer},
+    store::{AddedResource, ResourceLimits, SnapshotFilter, Store, Stored, Viewer},
 };
 
-pub async fn add(tx: &mut AnyConnection, s: &Snapshot, by: &Viewer, room: &Room, audit: &AuditRecord) -> Stored<AddedKind> {
+pub async fn add(tx: &mut AnyConnection, s: &Snapshot, by: &Viewer, limits: &ResourceLimits, audit: &AuditRecord) -> Stored<AddedResource> {
     lock::workspace(tx, &s.workspace).await?;
     if !by.sees_all && owner_of_name(tx, &s.workspace, &s.name).await?.is_some_and(|owner| owner != by.principal) {
-        return Ok(AddedKind::NameTaken);
+        return Ok(AddedResource::NameTaken);
     }
-    if let Some(full) = resources::is_full(tx, Fresh::Snapshot(s), room).await? {
+    if let Some(full) = resources::is_full(tx, Fresh::Snapshot(s), limits).await? {
         return Ok(full);
     }
     sqlx::query(
@@ -31,20 +31,20 @@ pub async fn add(tx: &mut AnyConnection, s: &Snapshot, by: &Viewer, room: &Room,
     .bind(&s.name)
     .bind(&s.tag)
     .bind(&s.owner)
-    .bind(rows::access_word(s.access))
+    .bind(rows::access_as_str(s.access))
     .bind(&s.provider)
     .bind(&s.node)
     .bind(s.state.as_str())
     .bind(s.reason.as_deref())
     .bind(s.sandbox.as_ref().map(|id| id.as_str()))
-    .bind(rows::stored_making(&s.spec)?)
+    .bind(rows::encoded_spec(&s.spec)?)
     .bind(s.size_bytes.map(stored_bytes))
     .bind(s.created_at.unix())
     .bind(s.updated_at.unix())
     .execute(&mut *tx)
     .await?;
     audit_records::add(tx, audit).await?;
-    Ok(AddedKind::Added)
+    Ok(AddedResource::Added)
 }
 
 pub async fn get(db: &mut AnyConnection, id: &SnapshotId) -> Stored<Option<Snapshot>> {
@@ -118,7 +118,7 @@ pub async fn settle(tx: &mut AnyConnection, old: &Snapshot, new: &Snapshot) -> S
     .bind(new.size_bytes.map(stored_bytes))
     .bind(new.updated_at.unix())
     .bind(old.state.as_str())
-    .bind(rows::access_word(new.access))
+    .bind(rows::access_as_str(new.access))
     .execute(tx)
     .await?;
     Ok(done.rows_affected() == 1)
@@ -144,7 +144,7 @@ async fn is_below_another(db: &mut AnyConnection, s: &Snapshot) -> Stored<bool> 
     .fetch_all(db)
     .await?;
     for row in &found {
-        if resources::is_made_of(&rows::making(row)?, s.id.as_str()) {
+        if resources::is_made_of(&rows::sandbox_spec(row)?, s.id.as_str()) {
             return Ok(true);
         }
     }
@@ -163,13 +163,13 @@ fn snapshot(row: &AnyRow) -> Stored<Snapshot> {
         name: row.try_get("name")?,
         tag: row.try_get("tag")?,
         owner: row.try_get("owner")?,
-        access: rows::word(row, "access", rows::access_from_word)?,
+        access: rows::parsed_with(row, "access", rows::access_from_str)?,
         provider: row.try_get("provider")?,
         node: row.try_get("node_id")?,
-        state: rows::word(row, "state", |w| w.parse::<SnapshotState>().ok())?,
+        state: rows::parsed_with(row, "state", |w| w.parse::<SnapshotState>().ok())?,
         reason: row.try_get("reason")?,
         sandbox: rows::maybe_parsed(row, "sandbox_id")?,
-        spec: rows::making(row)?,
+        spec: rows::sandbox_spec(row)?,
         size_bytes: row.try_get::<Option<i64>, _>("size_bytes")?.map(|n| u64::try_from(n).unwrap_or(0)),
         created_at: rows::time(row, "created_at")?,
         updated_at: rows::time(row, "updated_at")?,
@@ -179,9 +179,15 @@ fn snapshot(row: &AnyRow) -> Stored<Snapshot> {
 impl Store {
     /// Adds the row in its current state, before any of its files exist. A name belongs to the owner of its oldest
     /// snapshot: for anyone else it is taken, unless they see everything.
-    pub async fn add_snapshot(&self, snapshot: &Snapshot, by: &Viewer, room: &Room, audit: &AuditRecord) -> Stored<AddedKind> {
+    pub async fn add_snapshot(
+        &self,
+        snapshot: &Snapshot,
+        by: &Viewer,
+        limits: &ResourceLimits,
+        audit: &AuditRecord,
+    ) -> Stored<AddedResource> {
         let mut tx = self.base.begin().await?;
-        let added = add(&mut tx, snapshot, by, room, audit).await?;
+        let added = add(&mut tx, snapshot, by, limits, audit).await?;
         self.base.commit(tx).await?;
         Ok(added)
     }

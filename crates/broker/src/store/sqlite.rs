@@ -43,7 +43,7 @@ pub async fn open(path: &Path) -> Stored<Store> {
         begin_unsynced: "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE",
         sync: Some("PRAGMA synchronous = FULL"),
         is_only_writer: true,
-        hints: broadcast::channel(notify::BACKLOG).0,
+        notices: broadcast::channel(notify::BACKLOG).0,
         // A power cut also ends the broker, so commits can't be lost under a running one.
         connections: Arc::default(),
         timeouts: DatabaseTimeouts::default(),

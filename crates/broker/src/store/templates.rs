@@ -6,16 +6,16 @@ use sqlx::{AnyConnection, Row, any::AnyRow};
 use super::{asked, audit_records, lock, resources, rows};
 use crate::{
     domain::{model::AuditRecord, resources::records::Template},
-    store::{AddedKind, ChangedKind, RemovedKind, Store, StoreError, Stored},
+    store::{AddedResource, ChangedResource, RemovedResource, Store, StoreError, Stored},
 };
 
-pub async fn add(tx: &mut AnyConnection, template: &Template, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+pub async fn add(tx: &mut AnyConnection, template: &Template, most: u32, audit: &AuditRecord) -> Stored<AddedResource> {
     lock::workspace(tx, &template.workspace).await?;
     if get(tx, &template.workspace, &template.name).await?.is_some() {
-        return Ok(AddedKind::NameTaken);
+        return Ok(AddedResource::NameTaken);
     }
     if resources::count(tx, "SELECT count(*) AS n FROM templates WHERE workspace_id = $1", &template.workspace).await? >= u64::from(most) {
-        return Ok(AddedKind::TooMany);
+        return Ok(AddedResource::TooMany);
     }
     let spec = serde_json::to_string(&template.spec).map_err(|e| StoreError::Failed(e.to_string()))?;
     sqlx::query("INSERT INTO templates (workspace_id, name, owner, spec, created_at, updated_at) VALUES ($1, $2, $3, $4, $5, $6)")
@@ -28,7 +28,7 @@ pub async fn add(tx: &mut AnyConnection, template: &Template, most: u32, audit: 
         .execute(&mut *tx)
         .await?;
     audit_records::add(tx, audit).await?;
-    Ok(AddedKind::Added)
+    Ok(AddedResource::Added)
 }
 
 pub async fn get(db: &mut AnyConnection, workspace: &str, name: &str) -> Stored<Option<Template>> {
@@ -42,13 +42,13 @@ pub async fn list(db: &mut AnyConnection, workspace: &str) -> Stored<Vec<Templat
     found.iter().map(template).collect()
 }
 
-pub async fn rename(tx: &mut AnyConnection, old: &Template, name: &str, now: Timestamp, audit: &AuditRecord) -> Stored<ChangedKind> {
+pub async fn rename(tx: &mut AnyConnection, old: &Template, name: &str, now: Timestamp, audit: &AuditRecord) -> Stored<ChangedResource> {
     lock::workspace(tx, &old.workspace).await?;
     if get(tx, &old.workspace, &old.name).await?.is_none() {
-        return Ok(ChangedKind::Gone);
+        return Ok(ChangedResource::Gone);
     }
     if name != old.name && get(tx, &old.workspace, name).await?.is_some() {
-        return Ok(ChangedKind::NameTaken);
+        return Ok(ChangedResource::NameTaken);
     }
     sqlx::query("UPDATE templates SET name = $3, updated_at = $4 WHERE workspace_id = $1 AND name = $2")
         .bind(&old.workspace)
@@ -64,10 +64,10 @@ pub async fn rename(tx: &mut AnyConnection, old: &Template, name: &str, now: Tim
         .execute(&mut *tx)
         .await?;
     audit_records::add(tx, audit).await?;
-    Ok(ChangedKind::Changed)
+    Ok(ChangedResource::Changed)
 }
 
-pub async fn remove(tx: &mut AnyConnection, template: &Template, audit: &AuditRecord) -> Stored<RemovedKind> {
+pub async fn remove(tx: &mut AnyConnection, template: &Template, audit: &AuditRecord) -> Stored<RemovedResource> {
     lock::workspace(tx, &template.workspace).await?;
     let pools = sqlx::query("SELECT name FROM pools WHERE workspace_id = $1 AND template = $2 ORDER BY name")
         .bind(&template.workspace)
@@ -75,7 +75,7 @@ pub async fn remove(tx: &mut AnyConnection, template: &Template, audit: &AuditRe
         .fetch_all(&mut *tx)
         .await?;
     if !pools.is_empty() {
-        return Ok(RemovedKind::InUse(pools.iter().map(|row| row.try_get("name")).collect::<Result<_, _>>()?));
+        return Ok(RemovedResource::InUse(pools.iter().map(|row| row.try_get("name")).collect::<Result<_, _>>()?));
     }
     let done = sqlx::query("DELETE FROM templates WHERE workspace_id = $1 AND name = $2")
         .bind(&template.workspace)
@@ -83,10 +83,10 @@ pub async fn remove(tx: &mut AnyConnection, template: &Template, audit: &AuditRe
         .execute(&mut *tx)
         .await?;
     if done.rows_affected() == 0 {
-        return Ok(RemovedKind::Gone);
+        return Ok(RemovedResource::Gone);
     }
     audit_records::add(tx, audit).await?;
-    Ok(RemovedKind::Removed)
+    Ok(RemovedResource::Removed)
 }
 
 fn template(row: &AnyRow) -> Stored<Template> {
@@ -103,7 +103,7 @@ fn template(row: &AnyRow) -> Stored<Template> {
 }
 
 impl Store {
-    pub async fn add_template(&self, template: &Template, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+    pub async fn add_template(&self, template: &Template, most: u32, audit: &AuditRecord) -> Stored<AddedResource> {
         let mut tx = self.base.begin().await?;
         let added = add(&mut tx, template, most, audit).await?;
         self.base.commit(tx).await?;
@@ -120,7 +120,7 @@ impl Store {
     }
 
     /// Renames it; its pools follow.
-    pub async fn rename_template(&self, template: &Template, name: &str, now: Timestamp, audit: &AuditRecord) -> Stored<ChangedKind> {
+    pub async fn rename_template(&self, template: &Template, name: &str, now: Timestamp, audit: &AuditRecord) -> Stored<ChangedResource> {
         let mut tx = self.base.begin().await?;
         let changed = rename(&mut tx, template, name, now, audit).await?;
         self.base.commit(tx).await?;
@@ -128,7 +128,7 @@ impl Store {
     }
 
     /// Sandboxes created from it keep running; a pool of it prevents the removal.
-    pub async fn remove_template(&self, template: &Template, audit: &AuditRecord) -> Stored<RemovedKind> {
+    pub async fn remove_template(&self, template: &Template, audit: &AuditRecord) -> Stored<RemovedResource> {
         let mut tx = self.base.begin().await?;
         let removed = remove(&mut tx, template, audit).await?;
         self.base.commit(tx).await?;

@@ -9,7 +9,7 @@ use super::{
     revocations::{self, Revoked},
     rows,
 };
-use crate::store::{MasterRotated, MasterRotation, OpaqueToken, RevokeWish, RevokedTokens, Store, StoreError, Stored};
+use crate::store::{MasterRotated, MasterRotation, OpaqueToken, RevokeParams, RevokedTokens, Store, StoreError, Stored};
 
 pub async fn insert(tx: &mut AnyConnection, token: &OpaqueToken) -> Stored<()> {
     let claims = serde_json::to_string(&token.claims).map_err(|e| StoreError::Failed(format!("claims can't be written: {e}")))?;
@@ -41,16 +41,16 @@ pub async fn workspace_of(db: &mut AnyConnection, jti: &str) -> Stored<Option<St
     Ok(row.map(|row| row.try_get("workspace_id")).transpose()?)
 }
 
-pub async fn revoke(tx: &mut AnyConnection, wish: &RevokeWish) -> Stored<u64> {
-    lock::workspace(tx, &wish.workspace).await?;
-    let revoked = match &wish.tokens {
+pub async fn revoke(tx: &mut AnyConnection, params: &RevokeParams) -> Stored<u64> {
+    lock::workspace(tx, &params.workspace).await?;
+    let revoked = match &params.tokens {
         RevokedTokens::Jti(jti) => Revoked { kind: "jti", value: jti, issued_by: None },
         RevokedTokens::Earlier { of, value, issued_by } => Revoked { kind: word(*of), value, issued_by: Some(*issued_by) },
     };
-    let now = wish.audit.at;
-    let about = (wish.workspace.as_str(), wish.sandbox.as_ref());
-    let sequence = revocations::insert_revocation(tx, about, revoked, now, now, wish.until).await?;
-    audit_records::add(tx, &wish.audit).await?;
+    let now = params.audit.at;
+    let about = (params.workspace.as_str(), params.sandbox.as_ref());
+    let sequence = revocations::insert_revocation(tx, about, revoked, now, now, params.until).await?;
+    audit_records::add(tx, &params.audit).await?;
     Ok(sequence)
 }
 
@@ -106,9 +106,9 @@ impl Store {
     }
 
     /// Returns the sequence number of the revocation.
-    pub async fn revoke(&self, wish: &RevokeWish) -> Stored<u64> {
+    pub async fn revoke(&self, params: &RevokeParams) -> Stored<u64> {
         let mut tx = self.base.begin().await?;
-        let sequence = revoke(&mut tx, wish).await?;
+        let sequence = revoke(&mut tx, params).await?;
         self.base.commit(tx).await?;
         Ok(sequence)
     }

@@ -14,12 +14,12 @@ use cobox_token::{Claims, RevocationView};
 use crate::{
     domain::model::{ApiKey, AuditRecord, COUNT_RUNNING_EVERY, Event, MAX_COUNTED_GAP, Principal, Sandbox, SessionWithSandbox, Share},
     policy::Quota,
-    store::{AuditSeal, PoolTaking},
+    store::{AuditSeal, PoolAssignment},
 };
 
 /// One page, newest first: at most `limit` items with ids below `before`.
 #[derive(Clone, Debug, Default)]
-pub struct PageWish {
+pub struct PageParams {
     pub before: Option<String>,
     pub limit: u32,
 }
@@ -50,7 +50,7 @@ pub struct SessionFilter {
 
 /// Parameters to find or create a session.
 #[derive(Clone, Debug)]
-pub struct EnsureWish {
+pub struct EnsureParams {
     /// Both rows are only used if the scope has no session.
     pub fresh: SessionWithSandbox,
     /// The sandbox exists already: only the session is new, and its hard end counts from now on.
@@ -62,7 +62,7 @@ pub struct EnsureWish {
     /// Limits on live sandboxes.
     pub quota: Quota,
     /// Pool from which a standby sandbox is taken if possible.
-    pub taking: Option<PoolTaking>,
+    pub taking: Option<PoolAssignment>,
     pub idempotency: Option<Idempotency>,
     pub audit: AuditRecord,
 }
@@ -243,7 +243,7 @@ pub struct Ending {
 
 /// What remains to be done with the sandbox of an ended session; the intent is already stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Leftover {
+pub enum SandboxAfterSession {
     /// Another session uses it: it keeps running, and must receive the revocation.
     InUse,
     Suspend,
@@ -292,7 +292,7 @@ pub enum RevokedTokens {
 }
 
 #[derive(Clone, Debug)]
-pub struct RevokeWish {
+pub struct RevokeParams {
     pub workspace: String,
     /// Limits it to one sandbox; without it, every sandbox of the workspace.
     pub sandbox: Option<SandboxId>,
@@ -423,22 +423,22 @@ pub struct Node {
 
 /// A change that another broker may have made: a reason to read again, never the data itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hint {
+pub enum ChangeNotice {
     /// A sandbox's state, intent or revocations.
     Sandbox(SandboxId),
     /// Revocations for every sandbox of a workspace.
     Workspace(String),
-    /// A sandbox's events. Also sent on SQLite, where this is the only hint.
-    News(SandboxId),
+    /// A sandbox's events. Also sent on SQLite, where this is the only notice.
+    Events(SandboxId),
     /// Another broker asks whether this node's broker is alive.
-    Beat(String),
-    /// Hints may have been missed.
-    Anything,
+    HeartbeatRequest(String),
+    /// Notices may have been missed.
+    Any,
 }
 
 /// New activity feed entries of a sandbox, to be stored once.
 #[derive(Clone, Debug)]
-pub struct TakenHappenings {
+pub struct CollectedActivity {
     pub workspace: String,
     pub sandbox: SandboxId,
     /// Run of its daemon; each run numbers its entries from the start.

@@ -14,15 +14,15 @@ use crate::{
         model::AuditRecord,
         resources::records::{Volume, VolumeState},
     },
-    store::{AddedKind, ChangedKind, RemovedKind, Room, Store, Stored, Viewer},
+    store::{AddedResource, ChangedResource, RemovedResource, ResourceLimits, Store, Stored, Viewer},
 };
 
-pub async fn add(tx: &mut AnyConnection, v: &Volume, room: &Room, audit: &AuditRecord) -> Stored<AddedKind> {
+pub async fn add(tx: &mut AnyConnection, v: &Volume, limits: &ResourceLimits, audit: &AuditRecord) -> Stored<AddedResource> {
     lock::workspace(tx, &v.workspace).await?;
     if named(tx, &v.workspace, &v.name).await?.is_some() {
-        return Ok(AddedKind::NameTaken);
+        return Ok(AddedResource::NameTaken);
     }
-    if let Some(full) = resources::is_full(tx, Fresh::Volume(v), room).await? {
+    if let Some(full) = resources::is_full(tx, Fresh::Volume(v), limits).await? {
         return Ok(full);
     }
     sqlx::query(
@@ -33,7 +33,7 @@ pub async fn add(tx: &mut AnyConnection, v: &Volume, room: &Room, audit: &AuditR
     .bind(&v.workspace)
     .bind(&v.name)
     .bind(&v.owner)
-    .bind(rows::access_word(v.access))
+    .bind(rows::access_as_str(v.access))
     .bind(&v.provider)
     .bind(&v.node)
     .bind(v.state.as_str())
@@ -43,7 +43,7 @@ pub async fn add(tx: &mut AnyConnection, v: &Volume, room: &Room, audit: &AuditR
     .execute(&mut *tx)
     .await?;
     audit_records::add(tx, audit).await?;
-    Ok(AddedKind::Added)
+    Ok(AddedResource::Added)
 }
 
 pub async fn get(db: &mut AnyConnection, id: &VolumeId) -> Stored<Option<Volume>> {
@@ -87,10 +87,10 @@ pub async fn settle(tx: &mut AnyConnection, v: &Volume, state: VolumeState) -> S
     Ok(done.rows_affected() == 1)
 }
 
-pub async fn rename(tx: &mut AnyConnection, v: &Volume, name: &str, now: Timestamp, audit: &AuditRecord) -> Stored<ChangedKind> {
+pub async fn rename(tx: &mut AnyConnection, v: &Volume, name: &str, now: Timestamp, audit: &AuditRecord) -> Stored<ChangedResource> {
     lock::workspace(tx, &v.workspace).await?;
     if named(tx, &v.workspace, name).await?.is_some_and(|other| other.id != v.id) {
-        return Ok(ChangedKind::NameTaken);
+        return Ok(ChangedResource::NameTaken);
     }
     let done = sqlx::query("UPDATE volumes SET name = $2, updated_at = $3 WHERE id = $1 AND state <> 'deleting'")
         .bind(v.id.as_str())
@@ -99,25 +99,25 @@ pub async fn rename(tx: &mut AnyConnection, v: &Volume, name: &str, now: Timesta
         .execute(&mut *tx)
         .await?;
     if done.rows_affected() == 0 {
-        return Ok(ChangedKind::Gone);
+        return Ok(ChangedResource::Gone);
     }
     audit_records::add(tx, audit).await?;
-    Ok(ChangedKind::Changed)
+    Ok(ChangedResource::Changed)
 }
 
-pub async fn remove(tx: &mut AnyConnection, v: &Volume, audit: &AuditRecord) -> Stored<RemovedKind> {
+pub async fn remove(tx: &mut AnyConnection, v: &Volume, audit: &AuditRecord) -> Stored<RemovedResource> {
     lock::workspace(tx, &v.workspace).await?;
     let users = resources::sandboxes_made_of(tx, &v.workspace, v.id.as_str()).await?;
     if !users.is_empty() {
-        return Ok(RemovedKind::InUse(users.iter().map(|s| s.id.to_string()).collect()));
+        return Ok(RemovedResource::InUse(users.iter().map(|s| s.id.to_string()).collect()));
     }
     let done =
         sqlx::query("UPDATE volumes SET state = 'deleting' WHERE id = $1 AND state <> 'deleting'").bind(v.id.as_str()).execute(&mut *tx);
     if done.await?.rows_affected() == 0 {
-        return Ok(RemovedKind::Gone);
+        return Ok(RemovedResource::Gone);
     }
     audit_records::add(tx, audit).await?;
-    Ok(RemovedKind::Removed)
+    Ok(RemovedResource::Removed)
 }
 
 pub async fn forget(tx: &mut AnyConnection, id: &VolumeId) -> Stored<()> {
@@ -131,10 +131,10 @@ fn volume(row: &AnyRow) -> Stored<Volume> {
         workspace: row.try_get("workspace_id")?,
         name: row.try_get("name")?,
         owner: row.try_get("owner")?,
-        access: rows::word(row, "access", rows::access_from_word)?,
+        access: rows::parsed_with(row, "access", rows::access_from_str)?,
         provider: row.try_get("provider")?,
         node: row.try_get("node_id")?,
-        state: rows::word(row, "state", VolumeState::parse)?,
+        state: rows::parsed_with(row, "state", VolumeState::parse)?,
         size_bytes: rows::count(row, "size_bytes")?,
         created_at: rows::time(row, "created_at")?,
         updated_at: rows::time(row, "updated_at")?,
@@ -142,9 +142,9 @@ fn volume(row: &AnyRow) -> Stored<Volume> {
 }
 
 impl Store {
-    pub async fn add_volume(&self, volume: &Volume, room: &Room, audit: &AuditRecord) -> Stored<AddedKind> {
+    pub async fn add_volume(&self, volume: &Volume, limits: &ResourceLimits, audit: &AuditRecord) -> Stored<AddedResource> {
         let mut tx = self.base.begin().await?;
-        let added = add(&mut tx, volume, room, audit).await?;
+        let added = add(&mut tx, volume, limits, audit).await?;
         self.base.commit(tx).await?;
         Ok(added)
     }
@@ -174,7 +174,7 @@ impl Store {
         Ok(is_settled)
     }
 
-    pub async fn rename_volume(&self, volume: &Volume, name: &str, now: Timestamp, audit: &AuditRecord) -> Stored<ChangedKind> {
+    pub async fn rename_volume(&self, volume: &Volume, name: &str, now: Timestamp, audit: &AuditRecord) -> Stored<ChangedResource> {
         let mut tx = self.base.begin().await?;
         let changed = rename(&mut tx, volume, name, now, audit).await?;
         self.base.commit(tx).await?;
@@ -182,7 +182,7 @@ impl Store {
     }
 
     /// Marks it as being deleted, unless a sandbox has it mounted.
-    pub async fn remove_volume(&self, volume: &Volume, audit: &AuditRecord) -> Stored<RemovedKind> {
+    pub async fn remove_volume(&self, volume: &Volume, audit: &AuditRecord) -> Stored<RemovedResource> {
         let mut tx = self.base.begin().await?;
         let removed = remove(&mut tx, volume, audit).await?;
         self.base.commit(tx).await?;

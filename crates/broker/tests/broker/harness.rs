@@ -11,7 +11,7 @@ use std::{
 };
 
 use axum::body::Bytes;
-use cobox_broker::{Broker, Clock, Config, TraceSink, store::PageWish};
+use cobox_broker::{Broker, Clock, Config, TraceSink, store::PageParams};
 use cobox_protocol::{SandboxId, Secret, Timestamp, key::PrincipalKind};
 use cobox_testkit::TestDatabase;
 use http::{HeaderMap, Method, Request, StatusCode};
@@ -23,7 +23,7 @@ use tokio::{net::TcpStream, runtime::Runtime, sync::OnceCell};
 use crate::{fake_provider::FakeProvider, openapi::must_be_documented};
 
 /// The newest audit records; the limit is above the number that a test creates.
-pub const NEWEST: PageWish = PageWish { before: None, limit: 100 };
+pub const NEWEST: PageParams = PageParams { before: None, limit: 100 };
 
 /// A clock that advances only when a test does so.
 pub struct ManualClock {

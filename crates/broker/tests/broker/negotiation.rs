@@ -1,4 +1,4 @@
-//! Tests of negotiation in every mode and for every scope: hints, names, tags and conflicts.
+//! Tests of negotiation in every mode and for every scope: notices, names, tags and conflicts.
 
 use std::{collections::HashSet, sync::atomic::Ordering};
 

@@ -1,4 +1,4 @@
-//! Tests of request validation and its errors: fields, actors, hints, credentials and cursors.
+//! Tests of request validation and its errors: fields, actors, notices, credentials and cursors.
 
 use cobox_protocol::{SandboxId, key::PrincipalKind};
 use http::Method;

@@ -5,7 +5,7 @@ use crate::harness::{Client, NEWEST, World, claims, eventually, sandbox_id, sess
 use cobox_broker::{
     Clock,
     domain::{model::AuditRecord, token_signer::MAX_REVOCATIONS},
-    store::{RetiredToken, RevokeWish, RevokedTokens},
+    store::{RetiredToken, RevokeParams, RevokedTokens},
 };
 use cobox_protocol::{Timestamp, control::Revocation, key::PrincipalKind};
 use cobox_testkit::TestDatabase;
@@ -248,7 +248,7 @@ async fn above_its_revocation_limit_a_workspace_gets_new_keys() {
     let until = now.plus(std::time::Duration::from_secs(600));
     let revoke = async |jti: String| {
         let audit = AuditRecord::new(now, "default", "tokens.revoked");
-        let wish = RevokeWish { workspace: "default".into(), sandbox: None, tokens: RevokedTokens::Jti(jti), until, audit };
+        let wish = RevokeParams { workspace: "default".into(), sandbox: None, tokens: RevokedTokens::Jti(jti), until, audit };
         store.revoke(&wish).await.unwrap();
     };
     let sandbox = store.sandbox(&id).await.unwrap().unwrap();

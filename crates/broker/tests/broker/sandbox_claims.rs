@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use cobox_broker::store::PageWish;
+use cobox_broker::store::PageParams;
 use cobox_protocol::key::PrincipalKind;
 use futures_util::future::join_all;
 use serde_json::json;
@@ -63,7 +63,7 @@ async fn a_sandbox_with_endless_claims_stays_within_the_ingest_limit() {
     world.provider.boxd(&id).claims_without_end.store(true, Ordering::SeqCst);
     let store = broker.broker.as_ref().unwrap().store().clone();
     let count = async || {
-        let all = store.audit("default", Some(&id), &PageWish { before: None, limit: 10_000 }).await.unwrap();
+        let all = store.audit("default", Some(&id), &PageParams { before: None, limit: 10_000 }).await.unwrap();
         all.into_iter().filter(|(_, r)| r.action == "sandbox.claim").count()
     };
     // A burst of a thousand, fifty a second after that, and at most one batch beyond the limit.

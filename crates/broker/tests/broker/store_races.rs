@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use cobox_broker::store::{AddedSandbox, EnsureWish, Ensured, Horizon, Note, PageWish, RevokedKey, Store, postgres, sqlite};
+use cobox_broker::store::{AddedSandbox, EnsureParams, Ensured, Horizon, Note, PageParams, RevokedKey, Store, postgres, sqlite};
 use cobox_protocol::{control::Revocation, key::PrincipalKind, session::State};
 use cobox_testkit::TestDatabase;
 use futures_util::future::join_all;
@@ -45,7 +45,7 @@ fn of(stores: &[Store], n: usize) -> &Store {
 
 async fn ensures_of_one_scope_agree(stores: &[Store]) {
     for round in 0..ROUNDS {
-        let wishes: Vec<EnsureWish> = (0..RACERS).map(|_| wish(&format!("race {round}"))).collect();
+        let wishes: Vec<EnsureParams> = (0..RACERS).map(|_| wish(&format!("race {round}"))).collect();
         let outcomes = join_all(wishes.iter().enumerate().map(|(n, w)| of(stores, n).ensure(w))).await;
         let mut ids = HashSet::new();
         let mut created = 0;
@@ -129,7 +129,7 @@ async fn every_revocation_changes_the_sequence(stores: &[Store]) {
 async fn a_quota_is_never_passed(stores: &[Store]) {
     let living = stores[0].sandboxes_of_node(crate::store_suite::NODE).await.unwrap().into_iter().filter(|s| s.ended_at.is_none()).count();
     let most = u32::try_from(living).unwrap() + 5;
-    let wishes: Vec<_> = (0..RACERS).map(|n| EnsureWish { quota: quota(most), ..wish(&format!("quota {n}")) }).collect();
+    let wishes: Vec<_> = (0..RACERS).map(|n| EnsureParams { quota: quota(most), ..wish(&format!("quota {n}")) }).collect();
     let outcomes = join_all(wishes.iter().enumerate().map(|(n, w)| of(stores, n).ensure(w))).await;
     let count = |is: fn(&Ensured) -> bool| outcomes.iter().filter(|o| is(o.as_ref().unwrap())).count();
     assert_eq!(count(|o| matches!(o, Ensured::Created(_))), 5);
@@ -138,7 +138,7 @@ async fn a_quota_is_never_passed(stores: &[Store]) {
 }
 
 async fn every_note_is_kept(stores: &[Store]) {
-    let wishes: Vec<_> = (0..8).map(|n| EnsureWish { quota: quota(10_000), ..wish(&format!("noted {n}")) }).collect();
+    let wishes: Vec<_> = (0..8).map(|n| EnsureParams { quota: quota(10_000), ..wish(&format!("noted {n}")) }).collect();
     for wish in &wishes {
         stores[0].ensure(wish).await.unwrap();
     }
@@ -154,7 +154,7 @@ async fn every_note_is_kept(stores: &[Store]) {
         .collect();
     let written = join_all(notes.iter().enumerate().map(|(n, note)| of(stores, n).note(note))).await;
     assert!(written.iter().all(Result::is_ok), "{written:?}");
-    let kept = stores[0].audit(WORKSPACE, None, &PageWish { before: None, limit: 1000 }).await.unwrap();
+    let kept = stores[0].audit(WORKSPACE, None, &PageParams { before: None, limit: 1000 }).await.unwrap();
     let kept: HashSet<_> = kept.into_iter().map(|(_, record)| record.detail.unwrap()).collect();
     assert_eq!(kept.len(), 500);
     for wish in &wishes {
@@ -170,5 +170,5 @@ async fn a_refused_note_does_not_affect_others() {
     let notes = ["a", "b\0", "c", "d"].map(|detail| Note { audit: vec![audit("token.issued").detail(detail)], ..Note::default() });
     let written = join_all(notes.iter().map(|note| store.note(note))).await;
     assert_eq!(written.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true, true]);
-    assert_eq!(store.audit(WORKSPACE, None, &PageWish { before: None, limit: 10 }).await.unwrap().len(), 3);
+    assert_eq!(store.audit(WORKSPACE, None, &PageParams { before: None, limit: 10 }).await.unwrap().len(), 3);
 }

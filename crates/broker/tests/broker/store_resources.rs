@@ -6,7 +6,10 @@ use cobox_broker::{
         model::Sandbox,
         resources::records::{Pool, PoolTrouble, Snapshot, Volume, VolumeState},
     },
-    store::{AddedKind, AddedMember, AddedSandbox, EnsureWish, Ensured, PoolTaking, RemovedKind, Room, SnapshotFilter, Store, Viewer},
+    store::{
+        AddedPoolMember, AddedResource, AddedSandbox, EnsureParams, Ensured, PoolAssignment, RemovedResource, ResourceLimits,
+        SnapshotFilter, Store, Viewer,
+    },
 };
 use cobox_protocol::{
     PoolId, SnapshotId, Timestamp, VolumeId,
@@ -17,7 +20,7 @@ use cobox_protocol::{
 };
 use cobox_provider::{SandboxSpec, VolumeMount};
 
-const ROOM: Room = Room { most: 100, bytes: 1 << 40, alive_since: Timestamp::from_unix(0) };
+const ROOM: ResourceLimits = ResourceLimits { most: 100, bytes: 1 << 40, alive_since: Timestamp::from_unix(0) };
 
 fn viewer(principal: &str, sees_all: bool) -> Viewer {
     Viewer { workspace: WORKSPACE.into(), principal: principal.into(), sees_all }
@@ -47,10 +50,10 @@ pub async fn names_of_snapshots(store: &Store) {
     let (ann, bob, root) = (viewer("ann", false), viewer("bob", false), viewer("root", true));
     let add = async |s: &Snapshot, by: &Viewer| store.add_snapshot(s, by, &ROOM, &audit("snapshot.created")).await.unwrap();
     let first = snapshot("ann", "Base", Access::Workspace);
-    assert_eq!(add(&first, &ann).await, AddedKind::Added);
-    assert_eq!(add(&snapshot("bob", "Base", Access::Owner), &bob).await, AddedKind::NameTaken);
+    assert_eq!(add(&first, &ann).await, AddedResource::Added);
+    assert_eq!(add(&snapshot("bob", "Base", Access::Owner), &bob).await, AddedResource::NameTaken);
     let helped = snapshot("root", "Base", Access::Owner);
-    assert_eq!(add(&helped, &root).await, AddedKind::Added);
+    assert_eq!(add(&helped, &root).await, AddedResource::Added);
     let named = async |by: &Viewer, tag: Option<&str>| store.snapshot_named(by, "Base", tag).await.unwrap().map(|s| s.id);
     assert_eq!(named(&bob, Some("latest")).await, Some(first.id.clone()));
     assert_eq!(named(&root, Some("latest")).await, Some(helped.id.clone()));
@@ -67,7 +70,7 @@ pub async fn names_of_snapshots(store: &Store) {
     assert_eq!(store.snapshot(&first.id).await.unwrap().unwrap().access, Access::Owner);
     assert_eq!(named(&bob, None).await, None);
     store.settle_snapshot(&helped, &Snapshot { state: SnapshotState::Deleting, ..helped.clone() }, None).await.unwrap();
-    assert_eq!(add(&snapshot("bob", "Base", Access::Workspace), &bob).await, AddedKind::Added);
+    assert_eq!(add(&snapshot("bob", "Base", Access::Workspace), &bob).await, AddedResource::Added);
 }
 
 pub async fn what_is_used(store: &Store) {
@@ -84,7 +87,7 @@ pub async fn what_is_used(store: &Store) {
         created_at: at(0),
         updated_at: at(0),
     };
-    assert_eq!(store.add_volume(&volume, &ROOM, &audit("volume.created")).await.unwrap(), AddedKind::Added);
+    assert_eq!(store.add_volume(&volume, &ROOM, &audit("volume.created")).await.unwrap(), AddedResource::Added);
     let layer = snapshot("ann", "layer", Access::Workspace);
     let layer = Snapshot { spec: SandboxSpec { layers: vec![layer.id.clone()], ..SandboxSpec::default() }, ..layer };
     let ann = viewer("ann", false);
@@ -103,20 +106,23 @@ pub async fn what_is_used(store: &Store) {
     assert_eq!((used(volume.id.as_str()).await, used(layer.id.as_str()).await), (vec![user.id.clone()], vec![user.id.clone()]));
     assert!(store.is_snapshot_used(&layer).await.unwrap());
     let removed = async || store.remove_volume(&volume, &audit("volume.deleted")).await.unwrap();
-    assert_eq!(removed().await, RemovedKind::InUse(vec![user.id.to_string()]));
+    assert_eq!(removed().await, RemovedResource::InUse(vec![user.id.to_string()]));
     let ended = store.end_sandbox(&user.id, State::Terminated, &ending(1)).await.unwrap().unwrap();
-    assert_eq!(removed().await, RemovedKind::InUse(vec![user.id.to_string()]), "its processes may still be there");
+    assert_eq!(removed().await, RemovedResource::InUse(vec![user.id.to_string()]), "its processes may still be there");
     store.replace_sandbox(&ended, &Sandbox { intent: None, ..ended.clone() }, None).await.unwrap();
     assert!(!store.is_snapshot_used(&layer).await.unwrap());
-    assert_eq!(removed().await, RemovedKind::Removed);
+    assert_eq!(removed().await, RemovedResource::Removed);
     // A resource that is being deleted counts until it is removed.
     let another = Volume { id: VolumeId::new(), name: "another".into(), size_bytes: 10, ..volume.clone() };
-    let add = async |bytes| store.add_volume(&another, &Room { bytes, ..ROOM }, &audit("volume.created")).await.unwrap();
-    assert_eq!(add(10).await, AddedKind::TooLarge);
+    let add = async |bytes| store.add_volume(&another, &ResourceLimits { bytes, ..ROOM }, &audit("volume.created")).await.unwrap();
+    assert_eq!(add(10).await, AddedResource::TooLarge);
     store.forget_volume(&volume.id).await.unwrap();
-    assert_eq!(add(10).await, AddedKind::Added);
+    assert_eq!(add(10).await, AddedResource::Added);
     let more = Volume { id: VolumeId::new(), name: "more".into(), ..another };
-    assert_eq!(store.add_volume(&more, &Room { most: 1, ..ROOM }, &audit("volume.created")).await.unwrap(), AddedKind::TooMany);
+    assert_eq!(
+        store.add_volume(&more, &ResourceLimits { most: 1, ..ROOM }, &audit("volume.created")).await.unwrap(),
+        AddedResource::TooMany
+    );
 }
 
 fn mount(volume: &Volume) -> VolumeMount {
@@ -136,7 +142,7 @@ pub async fn pools(store: &Store) {
         created_at: at(0),
         updated_at: at(0),
     };
-    assert_eq!(store.add_pool(&pool, 10, &audit("pool.created")).await.unwrap(), AddedKind::Added);
+    assert_eq!(store.add_pool(&pool, 10, &audit("pool.created")).await.unwrap(), AddedResource::Added);
     // Of several callers that saw the same state, only one records a failure.
     let trouble = PoolTrouble { failures: 1, retry_at: Some(at(5)), reason: Some("because".into()) };
     assert!(store.note_pool_trouble(&pool, &trouble).await.unwrap());
@@ -149,8 +155,8 @@ pub async fn pools(store: &Store) {
 
     let running = |s: Sandbox| Sandbox { state: State::Active, intent: None, counted_until: Some(at(0)), ..s };
     let member = running(Sandbox { pool: Some(pool.id.clone()), ..sandbox(None) });
-    assert_eq!(store.add_pool_member(&member, &quota(100), &audit("sandbox.created")).await.unwrap(), AddedMember::Added);
-    let taking = PoolTaking { pool: pool.id.clone(), alive_since: at(0) };
+    assert_eq!(store.add_pool_member(&member, &quota(100), &audit("sandbox.created")).await.unwrap(), AddedPoolMember::Added);
+    let taking = PoolAssignment { pool: pool.id.clone(), alive_since: at(0) };
     let fresh = Sandbox { owner: "bob".into(), ..sandbox(None) };
     let taken = store.take_pool_member(&taking, &fresh, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap().unwrap();
     assert_eq!((&taken.id, taken.owner.as_str()), (&member.id, "bob"));
@@ -165,7 +171,7 @@ pub async fn pools(store: &Store) {
 
 pub async fn ending_what_nobody_uses(store: &Store) {
     let made = wish("unbound");
-    let Ensured::Created(bound) = store.ensure(&EnsureWish { quota: quota(1000), ..made }).await.unwrap() else { panic!("it is new") };
+    let Ensured::Created(bound) = store.ensure(&EnsureParams { quota: quota(1000), ..made }).await.unwrap() else { panic!("it is new") };
     assert_eq!(store.end_unbound_sandbox(&bound.sandbox.id, &ending(1)).await.unwrap(), None);
     let idle = sandbox(Some("once"));
     store.add_sandbox(&idle, &Tags::new(), &quota(1000), &audit("sandbox.created")).await.unwrap();

@@ -6,8 +6,8 @@ use cobox_broker::{
     domain::model::{Sandbox, SessionWithSandbox},
     policy::Quota,
     store::{
-        AddedSandbox, ChangedSandbox, Counted, DueBy, EnsureWish, Ensured, Idempotency, Leftover, PageWish, QuotaReached, SandboxChange,
-        SessionFilter, Store, Viewer,
+        AddedSandbox, ChangedSandbox, Counted, DueBy, EnsureParams, Ensured, Idempotency, PageParams, QuotaReached, SandboxAfterSession,
+        SandboxChange, SessionFilter, Store, Viewer,
     },
 };
 use cobox_protocol::{
@@ -41,8 +41,8 @@ pub async fn names_and_quotas(store: &Store) {
     store.end_sandbox(&others.id, State::Terminated, &ending(1)).await.unwrap();
     assert_eq!(store.sandbox_named(WORKSPACE, "dev").await.unwrap().unwrap().id, first.id);
     let viewer = Viewer { workspace: WORKSPACE.into(), principal: "bob".into(), sees_all: false };
-    let all = store.sandboxes(&viewer, &[], &PageWish { before: None, limit: 100 }).await.unwrap();
-    let rest = store.sandboxes(&viewer, &[], &PageWish { before: Some(all[0].id.to_string()), limit: 100 }).await.unwrap();
+    let all = store.sandboxes(&viewer, &[], &PageParams { before: None, limit: 100 }).await.unwrap();
+    let rest = store.sandboxes(&viewer, &[], &PageParams { before: Some(all[0].id.to_string()), limit: 100 }).await.unwrap();
     assert_eq!(rest.len(), all.len() - 1, "a cursor goes on where the page ended");
     store.end_sandbox(&first.id, State::Terminated, &ending(1)).await.unwrap();
     assert_eq!(
@@ -53,8 +53,8 @@ pub async fn names_and_quotas(store: &Store) {
 }
 
 /// The session of a scope on an existing sandbox.
-fn attach(thread: &str, to: &Sandbox) -> EnsureWish {
-    let mut wish = EnsureWish { is_attaching: true, ..wish(thread) };
+fn attach(thread: &str, to: &Sandbox) -> EnsureParams {
+    let mut wish = EnsureParams { is_attaching: true, ..wish(thread) };
     wish.fresh.sandbox = to.clone();
     wish.fresh.session.sandbox = to.id.clone();
     wish
@@ -69,15 +69,15 @@ pub async fn attaching(store: &Store) {
     let Ensured::Created(first) = store.ensure(&late).await.unwrap() else { panic!("it is new") };
     assert_eq!((first.session.active_base, first.sandbox.state), (Duration::from_secs(40), State::Active), "its hard end begins now");
     // Allowed beyond the quota, which counts only sandboxes.
-    let Ensured::Created(second) = store.ensure(&EnsureWish { quota: quota(1), ..attach("attached 2", &shared) }).await.unwrap() else {
+    let Ensured::Created(second) = store.ensure(&EnsureParams { quota: quota(1), ..attach("attached 2", &shared) }).await.unwrap() else {
         panic!("it is new")
     };
     assert_eq!(store.sessions_on(&shared.id).await.unwrap().len(), 2);
     let mut taken = wish("attached 3");
     taken.fresh.sandbox.name = Some("shared".into());
     assert_eq!(store.ensure(&taken).await.unwrap(), Ensured::NameTaken(shared.id.clone()));
-    assert_eq!(store.end_session(&first.session.id, &ending(50)).await.unwrap(), Some(Leftover::InUse));
-    assert_eq!(store.end_session(&second.session.id, &ending(50)).await.unwrap(), Some(Leftover::Suspend));
+    assert_eq!(store.end_session(&first.session.id, &ending(50)).await.unwrap(), Some(SandboxAfterSession::InUse));
+    assert_eq!(store.end_session(&second.session.id, &ending(50)).await.unwrap(), Some(SandboxAfterSession::Suspend));
     store.end_sandbox(&shared.id, State::Terminated, &ending(51)).await.unwrap();
     assert_eq!(store.ensure(&attach("attached 4", &shared)).await.unwrap(), Ensured::SandboxGone);
 
@@ -102,18 +102,18 @@ pub async fn attaching(store: &Store) {
     let mut guest = attach("attached 5", &lent);
     guest.fresh.session.owner = "bob".into();
     store.ensure(&guest).await.unwrap();
-    assert_eq!(store.end_session(&guest.fresh.session.id, &ending(60)).await.unwrap(), Some(Leftover::Suspend));
+    assert_eq!(store.end_session(&guest.fresh.session.id, &ending(60)).await.unwrap(), Some(SandboxAfterSession::Suspend));
 
     // A conflict isn't stored as an idempotent response.
     let keyed = Idempotency { principal: "ann".into(), key: "create".into(), request_hash: [1; 32], since: at(-100) };
-    let conflicting = EnsureWish { must_create: true, idempotency: Some(keyed.clone()), ..wish("race") };
+    let conflicting = EnsureParams { must_create: true, idempotency: Some(keyed.clone()), ..wish("race") };
     for _ in 0..2 {
         assert!(matches!(store.ensure(&conflicting).await.unwrap(), Ensured::Existing(_)));
     }
-    let creating = EnsureWish { must_create: true, idempotency: Some(keyed.clone()), ..wish("create") };
+    let creating = EnsureParams { must_create: true, idempotency: Some(keyed.clone()), ..wish("create") };
     assert!(matches!(store.ensure(&creating).await.unwrap(), Ensured::Created(_)));
     assert!(matches!(store.ensure(&creating).await.unwrap(), Ensured::Replayed(_)));
-    let later = EnsureWish { idempotency: Some(Idempotency { request_hash: [2; 32], since: at(1), ..keyed }), ..creating };
+    let later = EnsureParams { idempotency: Some(Idempotency { request_hash: [2; 32], since: at(1), ..keyed }), ..creating };
     assert!(matches!(store.ensure(&later).await.unwrap(), Ensured::Existing(_)), "a key is forgotten in time");
 }
 
@@ -123,13 +123,13 @@ fn tag(text: &str) -> TagFilter {
 
 pub async fn tags(store: &Store) {
     let tags = |pairs: &[(&str, &str)]| -> Tags { pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect() };
-    let one = EnsureWish { tags: tags(&[("team", "a"), ("run", "1")]), ..wish("tagged 1") };
-    let two = EnsureWish { tags: tags(&[("team", "a"), ("run", "2")]), ..wish("tagged 2") };
+    let one = EnsureParams { tags: tags(&[("team", "a"), ("run", "1")]), ..wish("tagged 1") };
+    let two = EnsureParams { tags: tags(&[("team", "a"), ("run", "2")]), ..wish("tagged 2") };
     for wish in [&one, &two] {
         store.ensure(wish).await.unwrap();
     }
     let viewer = Viewer { workspace: WORKSPACE.into(), principal: "bob".into(), sees_all: false };
-    let page = PageWish { before: None, limit: 10 };
+    let page = PageParams { before: None, limit: 10 };
     let sessions = async |filters: &[&str]| {
         let filter = SessionFilter { tags: filters.iter().map(|f| tag(f)).collect(), ..SessionFilter::default() };
         let found = store.sessions(&viewer, &filter, &page).await.unwrap();
@@ -144,7 +144,7 @@ pub async fn tags(store: &Store) {
     assert_eq!(known[one.fresh.session.id.as_str()], one.tags);
 
     // A sandbox is found by its own tags and by those of its sessions.
-    store.ensure(&EnsureWish { tags: tags(&[("guest", "yes")]), ..attach("tagged 3", &one.fresh.sandbox) }).await.unwrap();
+    store.ensure(&EnsureParams { tags: tags(&[("guest", "yes")]), ..attach("tagged 3", &one.fresh.sandbox) }).await.unwrap();
     let sandboxes = async |filter: &str| {
         let found = store.sandboxes(&viewer, &[tag(filter)], &page).await.unwrap();
         found.into_iter().map(|s| s.id).collect::<Vec<_>>()

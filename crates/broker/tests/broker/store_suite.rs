@@ -7,8 +7,8 @@ use cobox_broker::{
     domain::model::{ApiKey, AuditRecord, Identity, Intent, Principal, Sandbox, Session, SessionWithSandbox},
     policy::Quota,
     store::{
-        AddedKey, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, PageWish, QuotaReached,
-        RevokedKey, SessionFilter, Store, Viewer, postgres, sqlite,
+        AddedKey, Counted, DisabledPrincipal, Ending, EnsureParams, Ensured, Horizon, Idempotency, Note, PageParams, QuotaReached,
+        RevokedKey, SandboxAfterSession, SessionFilter, Store, Viewer, postgres, sqlite,
     },
 };
 use cobox_protocol::{
@@ -111,8 +111,8 @@ fn bound(thread: &str) -> SessionWithSandbox {
     SessionWithSandbox { session, sandbox }
 }
 
-pub fn wish(thread: &str) -> EnsureWish {
-    EnsureWish {
+pub fn wish(thread: &str) -> EnsureParams {
+    EnsureParams {
         fresh: bound(thread),
         is_attaching: false,
         must_create: false,
@@ -178,7 +178,7 @@ async fn keys(store: &Store) {
     let read = store.key(&key.id).await.unwrap().unwrap();
     assert_eq!((read.principal, read.hash), (key.principal.clone(), key.hash));
     assert!(store.key(&other.id).await.unwrap().is_none());
-    assert_eq!(store.keys(&PageWish { before: None, limit: 10 }).await.unwrap().len(), 1);
+    assert_eq!(store.keys(&PageParams { before: None, limit: 10 }).await.unwrap().len(), 1);
     assert!(matches!(store.revoke_key(&key.id, &ending(5)).await.unwrap(), RevokedKey::Revoked(_)));
     assert!(matches!(store.revoke_key(&key.id, &ending(6)).await.unwrap(), RevokedKey::NotThere), "a key is revoked once");
     identities(store).await;
@@ -186,7 +186,7 @@ async fn keys(store: &Store) {
 }
 
 async fn sessions_of_one_scope_are_one(store: &Store) {
-    let wishes: Vec<EnsureWish> = (0..20).map(|_| wish("race")).collect();
+    let wishes: Vec<EnsureParams> = (0..20).map(|_| wish("race")).collect();
     let outcomes = futures_util::future::join_all(wishes.iter().map(|w| store.ensure(w))).await;
     let mut created = 0;
     let mut ids = std::collections::HashSet::new();
@@ -208,7 +208,7 @@ async fn sessions_of_one_scope_are_one(store: &Store) {
     assert!(store.session_of("elsewhere", "thread", "race").await.unwrap().is_none());
     assert_eq!(store.session(&found.session.id).await.unwrap().unwrap(), found);
     let viewer = |principal: &str| Viewer { workspace: WORKSPACE.into(), principal: principal.into(), sees_all: false };
-    let page = PageWish { before: None, limit: 10 };
+    let page = PageParams { before: None, limit: 10 };
     let filter = SessionFilter { scope_id: Some("race".into()), ..SessionFilter::default() };
     assert_eq!(store.sessions(&viewer("bob"), &filter, &page).await.unwrap().len(), 1);
     let mut private = wish("private");
@@ -217,7 +217,7 @@ async fn sessions_of_one_scope_are_one(store: &Store) {
     let filter = SessionFilter { scope_id: Some("private".into()), ..SessionFilter::default() };
     assert_eq!(store.sessions(&viewer("bob"), &filter, &page).await.unwrap().len(), 0);
     assert_eq!(store.sessions(&viewer("ann"), &filter, &page).await.unwrap().len(), 1);
-    let full = EnsureWish { quota: quota(1), ..wish("too many") };
+    let full = EnsureParams { quota: quota(1), ..wish("too many") };
     assert_eq!(store.ensure(&full).await.unwrap(), Ensured::QuotaReached(QuotaReached { by: Counted::Workspace, deleted: 0 }));
 }
 
@@ -243,7 +243,7 @@ async fn together(store: &Store, key: &ApiKey, session: &SessionId) -> Option<Se
 }
 
 async fn idempotency(store: &Store) {
-    let keyed = |hash: u8| EnsureWish {
+    let keyed = |hash: u8| EnsureParams {
         idempotency: Some(Idempotency { principal: "ann".into(), key: "k1".into(), request_hash: [hash; 32], since: at(-100) }),
         ..wish("idem")
     };
@@ -258,7 +258,7 @@ async fn idempotency(store: &Store) {
 async fn ending_a_session(store: &Store) {
     store.ensure(&wish("end")).await.unwrap();
     let found = store.session_of(WORKSPACE, "thread", "end").await.unwrap().unwrap();
-    assert_eq!(store.end_session(&found.session.id, &ending(10)).await.unwrap(), Some(Leftover::Destroy));
+    assert_eq!(store.end_session(&found.session.id, &ending(10)).await.unwrap(), Some(SandboxAfterSession::Destroy));
     assert_eq!(store.end_session(&found.session.id, &ending(11)).await.unwrap(), None);
     let after = store.session(&found.session.id).await.unwrap().unwrap();
     assert_eq!(
@@ -273,7 +273,7 @@ async fn ending_a_session(store: &Store) {
     named.fresh.sandbox.state = State::Active;
     named.fresh.sandbox.intent = None;
     store.ensure(&named).await.unwrap();
-    assert_eq!(store.end_session(&named.fresh.session.id, &ending(10)).await.unwrap(), Some(Leftover::Suspend));
+    assert_eq!(store.end_session(&named.fresh.session.id, &ending(10)).await.unwrap(), Some(SandboxAfterSession::Suspend));
     let kept = store.sandbox(&named.fresh.sandbox.id).await.unwrap().unwrap();
     assert_eq!((kept.state, kept.intent), (State::Active, Some(Intent::Suspend)));
 }
@@ -324,7 +324,7 @@ async fn identities(store: &Store) {
     assert!(matches!(store.add_key(&of(8), &audit("key.created")).await.unwrap(), AddedKey::Disabled));
     let view = store.revocations(&sandbox(None), at(6)).await.unwrap().list.clone();
     assert!(view.contains(&Revocation::Principal("sso".into())) && view.contains(&Revocation::Grant(first.id.to_string())));
-    let listed = store.principals(WORKSPACE, at(6), &PageWish { before: None, limit: 10 }).await.unwrap();
+    let listed = store.principals(WORKSPACE, at(6), &PageParams { before: None, limit: 10 }).await.unwrap();
     let sso = listed.iter().find(|p| p.principal.name == "sso").unwrap();
     assert_eq!((sso.valid_keys, sso.disabled_at), (0, Some(at(5))));
     assert!(store.enable_principal(WORKSPACE, "sso", &audit("principal.enabled")).await.unwrap());
@@ -336,7 +336,7 @@ async fn identities(store: &Store) {
 }
 
 async fn records(store: &Store, limit: u32) -> Vec<AuditRecord> {
-    let newest = store.audit(WORKSPACE, None, &PageWish { before: None, limit }).await.unwrap();
+    let newest = store.audit(WORKSPACE, None, &PageParams { before: None, limit }).await.unwrap();
     newest.into_iter().map(|(_, record)| record).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use cobox_broker::{
     domain::model::{Sandbox, Share},
-    store::{Ensured, Horizon, Note, OpaqueToken, RetiredToken, RevokeWish, RevokedTokens, Rotated, Rotation, Shared, Store},
+    store::{Ensured, Horizon, Note, OpaqueToken, RetiredToken, RevokeParams, RevokedTokens, Rotated, Rotation, Shared, Store},
 };
 use cobox_protocol::{
     SandboxId, SessionId, ShareId,
@@ -116,7 +116,7 @@ pub async fn what_was_issued_up_to_a_moment(store: &Store) {
     let earlier = |issued_by| IssuedBefore { of: IssuedTo::Principal, value: "ann".into(), issued_by };
     let mut last = 0;
     for issued_by in [5, 7] {
-        let wish = RevokeWish {
+        let wish = RevokeParams {
             workspace: workspace.into(),
             sandbox: None,
             tokens: RevokedTokens::Earlier { of: IssuedTo::Principal, value: "ann".into(), issued_by },

@@ -19,7 +19,7 @@ use crate::{
         context::{BrokerContext, store_error},
         model::{ApiKey, AuditRecord, Caller, PrefetchedSession, Principal},
     },
-    store::{AddedKey, ExpiringKey, PageWish, RevokedKey},
+    store::{AddedKey, ExpiringKey, PageParams, RevokedKey},
 };
 
 /// Valid keys per principal: enough to give every machine its own, few enough to keep track of.
@@ -123,7 +123,7 @@ impl Keys {
     }
 
     /// Newest first, of all workspaces: operators manage the whole deployment.
-    pub async fn list(&self, caller: &Caller, page: &PageWish) -> Result<Vec<KeyInfo>, ApiError> {
+    pub async fn list(&self, caller: &Caller, page: &PageParams) -> Result<Vec<KeyInfo>, ApiError> {
         access::must_be_operator(&caller.principal, "manage keys")?;
         let keys = self.context.store.keys(page).await.map_err(store_error)?;
         Ok(keys.into_iter().map(info).collect())

@@ -11,7 +11,7 @@ use crate::{
         context::{BrokerContext, store_error},
         model::{AuditRecord, Caller, PrincipalRecord},
     },
-    store::{DisabledPrincipal, PageWish},
+    store::{DisabledPrincipal, PageParams},
 };
 
 const MANAGE: &str = "manage principals";
@@ -23,7 +23,7 @@ pub struct Principals {
 
 impl Principals {
     /// The principals of one workspace, by name.
-    pub async fn list(&self, caller: &Caller, workspace: Option<&str>, page: &PageWish) -> Result<Vec<PrincipalInfo>, ApiError> {
+    pub async fn list(&self, caller: &Caller, workspace: Option<&str>, page: &PageParams) -> Result<Vec<PrincipalInfo>, ApiError> {
         access::must_be_operator(&caller.principal, MANAGE)?;
         let context = &self.context;
         let workspace = workspace.unwrap_or(&caller.principal.workspace);

@@ -15,7 +15,7 @@ use crate::{
         context::{BrokerContext, store_error},
         model::{AuditRecord, Caller},
     },
-    store::{ChainLink, Note, PageWish},
+    store::{ChainLink, Note, PageParams},
 };
 
 /// The audit, for operators.
@@ -30,7 +30,7 @@ impl AuditLog {
         caller: &Caller,
         sandbox: Option<&str>,
         token: Option<&str>,
-        page: &PageWish,
+        page: &PageParams,
     ) -> Result<Vec<AuditEntry>, ApiError> {
         access::must_be_operator(&caller.principal, "read the audit")?;
         if let Some(jti) = token {

@@ -158,7 +158,7 @@ impl Nodes {
         let _beat_lock = self.beat_lock.lock().await;
         let offset = self.skew.measure(store, clock).await?;
         let now = clock.now();
-        if !store.node_seen(&self.as_node(now, Some(offset))).await? {
+        if !store.record_heartbeat(&self.as_node(now, Some(offset))).await? {
             return Ok(false);
         }
         *self.last_beat_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
@@ -203,7 +203,7 @@ impl Nodes {
         }
         self.refresh(store, now).await?;
         let before = self.beat_of(node);
-        store.ask_for_beat(node).await?;
+        store.request_heartbeat(node).await?;
         let deadline = Instant::now() + self.beat_every() + PROBE_GRACE;
         let is_there = loop {
             self.refresh(store, now).await?;

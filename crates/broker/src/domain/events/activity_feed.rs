@@ -19,7 +19,7 @@ use crate::{
         context::BrokerContext,
         model::{Event, Sandbox},
     },
-    store::{EventMarks, StoreError, TakenHappenings},
+    store::{CollectedActivity, EventMarks, StoreError},
 };
 
 /// Long-poll time of a request to boxd.
@@ -101,12 +101,12 @@ impl ActivityCollector {
         let batch_to_store = self.to_store(&sandbox, &known, batch);
         let count = batch_to_store.events.len();
         if count > 0 {
-            context.store.take_happenings(&batch_to_store).await.map_err(failed)?;
+            context.store.append_activity(&batch_to_store).await.map_err(failed)?;
         }
         Ok(count)
     }
 
-    fn to_store(&self, sandbox: &Sandbox, known: &EventMarks, batch: ActivityBatch) -> TakenHappenings {
+    fn to_store(&self, sandbox: &Sandbox, known: &EventMarks, batch: ActivityBatch) -> CollectedActivity {
         let life = claim_text(&batch.life);
         let mut last = if life == known.life { known.taken } else { 0 };
         let mut events = Vec::new();
@@ -123,7 +123,7 @@ impl ActivityCollector {
             last = seq;
             events.push((seq, self.event(sandbox, entry)));
         }
-        TakenHappenings { workspace: sandbox.workspace.clone(), sandbox: sandbox.id.clone(), life, events }
+        CollectedActivity { workspace: sandbox.workspace.clone(), sandbox: sandbox.id.clone(), life, events }
     }
 
     /// Untrusted input from the sandbox: text is bounded, and the time is clamped between the sandbox's creation and now.

@@ -24,7 +24,7 @@ use crate::{
         context::{BrokerContext, store_error},
         model::{Caller, Event, Principal, SessionWithSandbox},
     },
-    store::{EventBounds, Hint},
+    store::{ChangeNotice, EventBounds},
 };
 
 /// Events per read. Bounds a stream's memory to some hundred KiB.
@@ -89,7 +89,7 @@ impl EventStreams {
     ) -> Result<EventStream, ApiError> {
         let context = &self.context;
         // Before the first read, so that no change in between is missed.
-        let hints = context.store.hints();
+        let notices = context.store.notices();
         let AdmittedClient { bound, capabilities, principal } = self.admit(&credentials, id).await?;
         charge(&principal)?;
         let permit = self.limiter.acquire(&principal, id)?;
@@ -105,7 +105,7 @@ impl EventStreams {
             after,
             has_unreported_gap: has_gap,
             gap_reported_until: 0,
-            hints,
+            notices,
             next_recheck: Instant::now() + RECHECK_INTERVAL,
             next_heartbeat: Instant::now() + HEARTBEAT_INTERVAL,
             ready: None,
@@ -208,7 +208,7 @@ pub struct EventStream {
     has_unreported_gap: bool,
     /// Number up to which a gap was reported. Events also expire by age, so some older ones may still exist.
     gap_reported_until: u64,
-    hints: broadcast::Receiver<Hint>,
+    notices: broadcast::Receiver<ChangeNotice>,
     next_recheck: Instant,
     next_heartbeat: Instant,
     ready: Option<Vec<SandboxEvent>>,
@@ -247,7 +247,7 @@ impl EventStream {
                 return Ok(StreamItem::End(None));
             }
             tokio::select! {
-                is_about_admission = next_change(&mut self.hints, &self.bound) => if is_about_admission {
+                is_about_admission = next_change(&mut self.notices, &self.bound) => if is_about_admission {
                     self.next_recheck = Instant::now();
                 },
                 () = tokio::time::sleep_until(self.next_recheck.min(self.next_heartbeat)) => {}
@@ -333,13 +333,13 @@ impl EventStream {
 }
 
 /// Resolves when there may be new events. Returns whether authorization may have changed too.
-async fn next_change(hints: &mut broadcast::Receiver<Hint>, bound: &SessionWithSandbox) -> bool {
+async fn next_change(notices: &mut broadcast::Receiver<ChangeNotice>, bound: &SessionWithSandbox) -> bool {
     loop {
-        match hints.recv().await {
-            Ok(Hint::News(id)) if id == bound.sandbox.id => return false,
-            Ok(Hint::Sandbox(id)) if id == bound.sandbox.id => return true,
-            Ok(Hint::Workspace(workspace)) if workspace == bound.session.workspace => return true,
-            Ok(Hint::Anything) | Err(RecvError::Lagged(_)) => return true,
+        match notices.recv().await {
+            Ok(ChangeNotice::Events(id)) if id == bound.sandbox.id => return false,
+            Ok(ChangeNotice::Sandbox(id)) if id == bound.sandbox.id => return true,
+            Ok(ChangeNotice::Workspace(workspace)) if workspace == bound.session.workspace => return true,
+            Ok(ChangeNotice::Any) | Err(RecvError::Lagged(_)) => return true,
             Ok(_) => {}
             Err(RecvError::Closed) => std::future::pending().await,
         }

@@ -8,15 +8,15 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::broadcast::error::RecvError;
 
 use super::transitions::{CONCURRENT_SANDBOXES, Lifecycle};
-use crate::{domain::context::store_error, store::Hint};
+use crate::{domain::context::store_error, store::ChangeNotice};
 
 /// Runs as long as the store exists.
 pub async fn listen_for_changes(lifecycle: Arc<Lifecycle>) {
-    let hints = lifecycle.context.store.hints();
-    let hints_received = stream::unfold(hints, |mut hints| async move {
+    let notices = lifecycle.context.store.notices();
+    let hints_received = stream::unfold(notices, |mut notices| async move {
         loop {
-            match hints.recv().await {
-                Ok(hint) => return Some((hint, hints)),
+            match notices.recv().await {
+                Ok(hint) => return Some((hint, notices)),
                 // The reaper checks everything anyway.
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return None,
@@ -28,14 +28,14 @@ pub async fn listen_for_changes(lifecycle: Arc<Lifecycle>) {
             let lifecycle = &lifecycle;
             async move {
                 match hint {
-                    Hint::Sandbox(id) => {
+                    ChangeNotice::Sandbox(id) => {
                         if let Err(error) = apply_change(lifecycle, &id).await {
                             tracing::warn!(sandbox = %id, %error, "what another broker wants of a sandbox could not be done; the reaper tries again");
                         }
                     }
-                    Hint::Workspace(workspace) => lifecycle.control_push.push_to_workspace(&workspace).await,
-                    Hint::Beat(node) => answer_probe(lifecycle, &node).await,
-                    Hint::News(_) | Hint::Anything => {}
+                    ChangeNotice::Workspace(workspace) => lifecycle.control_push.push_to_workspace(&workspace).await,
+                    ChangeNotice::HeartbeatRequest(node) => answer_probe(lifecycle, &node).await,
+                    ChangeNotice::Events(_) | ChangeNotice::Any => {}
                 }
             }
         })

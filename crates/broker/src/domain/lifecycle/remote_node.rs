@@ -11,7 +11,7 @@ use crate::{
         context::{BrokerContext, store_error},
         model::{AuditRecord, Intent, Sandbox},
     },
-    store::Hint,
+    store::ChangeNotice,
 };
 
 /// How often the store is polled for the other broker's result when no hint arrives.
@@ -21,7 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 pub async fn ensure_running_on_remote_node(context: &BrokerContext, id: &SandboxId, wait: Duration) -> StartResult {
     let deadline = Instant::now() + wait;
     // Before the first read, so that no change in between is missed.
-    let mut hints = context.store.hints();
+    let mut notices = context.store.notices();
     let mut has_requested = false;
     loop {
         let sandbox = context.load_sandbox(id).await?;
@@ -53,9 +53,9 @@ pub async fn ensure_running_on_remote_node(context: &BrokerContext, id: &Sandbox
         }
         let changed = async {
             loop {
-                match hints.recv().await {
-                    Ok(Hint::Sandbox(hinted)) if hinted == *id => return,
-                    Ok(Hint::Anything) | Err(RecvError::Lagged(_)) => return,
+                match notices.recv().await {
+                    Ok(ChangeNotice::Sandbox(hinted)) if hinted == *id => return,
+                    Ok(ChangeNotice::Any) | Err(RecvError::Lagged(_)) => return,
                     Ok(_) => {}
                     Err(RecvError::Closed) => std::future::pending().await,
                 }
@@ -64,7 +64,7 @@ pub async fn ensure_running_on_remote_node(context: &BrokerContext, id: &Sandbox
         if Instant::now() >= deadline {
             return Err(starting(id));
         }
-        // Hint or timeout: either way the next iteration reads the sandbox again.
+        // ChangeNotice or timeout: either way the next iteration reads the sandbox again.
         let _ = tokio::time::timeout_at(deadline.min(Instant::now() + POLL_INTERVAL), changed).await;
     }
 }

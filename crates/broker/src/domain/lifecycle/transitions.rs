@@ -28,7 +28,7 @@ use crate::{
         model::{AuditRecord, Intent, Sandbox, SessionWithSandbox},
     },
     metrics::StartMetrics,
-    store::{Counting, Ending, Leftover, Stored},
+    store::{Counting, Ending, SandboxAfterSession, Stored},
 };
 
 /// Sandboxes handled concurrently when all of a workspace are notified or all of a node are checked.
@@ -318,9 +318,9 @@ impl Lifecycle {
         let (lifecycle, id) = (self.clone(), bound.sandbox.id.clone());
         let rest = context.background.spawn(async move {
             let outcome = match leftover {
-                Leftover::InUse => lifecycle.control_push.push(&id).await,
-                Leftover::Suspend => lifecycle.suspend(&id, &ending.reason, |_| true).await.map(drop),
-                Leftover::Destroy => {
+                SandboxAfterSession::InUse => lifecycle.control_push.push(&id).await,
+                SandboxAfterSession::Suspend => lifecycle.suspend(&id, &ending.reason, |_| true).await.map(drop),
+                SandboxAfterSession::Destroy => {
                     lifecycle.destroy(&id).await;
                     Ok(())
                 }

@@ -17,7 +17,7 @@ use crate::{
         lifecycle::transitions::Lifecycle,
         model::{AuditRecord, Caller, HARD_END, SANDBOX_RESTORED, Sandbox},
     },
-    store::{PageWish, RestoredSandbox, Viewer},
+    store::{PageParams, RestoredSandbox, Viewer},
 };
 
 /// Maximum number of threads shown for a deleted sandbox; few have more than one.
@@ -30,7 +30,7 @@ pub struct DeletedSandboxes {
 }
 
 impl DeletedSandboxes {
-    pub async fn list(&self, caller: &Caller, page: &PageWish) -> Result<Vec<SandboxInfo>, ApiError> {
+    pub async fn list(&self, caller: &Caller, page: &PageParams) -> Result<Vec<SandboxInfo>, ApiError> {
         let context = &self.context;
         let found = context.store.deleted_sandboxes(&Viewer::from(&caller.principal), context.now(), page).await.map_err(store_error)?;
         let mut list = Vec::with_capacity(found.len());

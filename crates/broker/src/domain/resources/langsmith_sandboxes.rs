@@ -23,7 +23,7 @@ use crate::{
         lifecycle::transitions::{Lifecycle, RESUME_FAILED, gone},
         model::{AuditRecord, Intent, Sandbox},
     },
-    store::{Note, PageWish, Viewer},
+    store::{Note, PageParams, Viewer},
 };
 
 /// How long a start or stop waits for the provider; after that it goes on in the background. SDKs wait ten seconds for an
@@ -99,7 +99,12 @@ impl LangSmithSandboxes {
     }
 
     /// The sandboxes that the caller may use, newest first, without the sessions that use them.
-    pub async fn list(&self, request: &RequestContext<'_>, filters: &[TagFilter], page: &PageWish) -> Result<Vec<PolledSandbox>, ApiError> {
+    pub async fn list(
+        &self,
+        request: &RequestContext<'_>,
+        filters: &[TagFilter],
+        page: &PageParams,
+    ) -> Result<Vec<PolledSandbox>, ApiError> {
         let store = &self.context.store;
         let found = store.sandboxes(&Viewer::from(&request.caller.principal), filters, page).await.map_err(store_error)?;
         let mut tags = store.sandbox_tags(&found.iter().map(|s| &s.id).collect::<Vec<_>>()).await.map_err(store_error)?;

@@ -20,7 +20,7 @@ use crate::{
         lifecycle::transitions::Lifecycle,
         model::{AuditRecord, Caller, Principal, Sandbox},
     },
-    store::{AddedKind, AddedMember, ChangedKind, PoolTaking},
+    store::{AddedPoolMember, AddedResource, ChangedResource, PoolAssignment},
 };
 
 /// Maximum number of pools per workspace.
@@ -41,10 +41,10 @@ const RETRY_WITHIN: Duration = Duration::from_secs(600);
 const MAX_REASON_CHARS: usize = 500;
 
 /// The pool from which sandboxes of a template are taken, if there is one.
-pub async fn pool_to_take_from(context: &BrokerContext, workspace: &str, template: &str) -> Result<Option<PoolTaking>, ApiError> {
+pub async fn pool_to_take_from(context: &BrokerContext, workspace: &str, template: &str) -> Result<Option<PoolAssignment>, ApiError> {
     let pools = context.store.pools(workspace).await.map_err(store_error)?;
     let alive_since = context.alive_since();
-    Ok(pools.into_iter().find(|p| p.template == template && p.replicas > 0).map(|p| PoolTaking { pool: p.id, alive_since }))
+    Ok(pools.into_iter().find(|p| p.template == template && p.replicas > 0).map(|p| PoolAssignment { pool: p.id, alive_since }))
 }
 
 /// Parameters of a new pool.
@@ -86,9 +86,9 @@ impl Pools {
         };
         let audit = request.audit(self.context.now(), "pool.created", &format!("{} of {} {}", pool.name, pool.replicas, pool.template));
         match context.store.add_pool(&pool, MAX_POOLS, &audit).await.map_err(store_error)? {
-            AddedKind::Added => {}
-            AddedKind::NameTaken => return Err(name_taken(&pool.name)),
-            AddedKind::TooMany | AddedKind::TooLarge => {
+            AddedResource::Added => {}
+            AddedResource::NameTaken => return Err(name_taken(&pool.name)),
+            AddedResource::TooMany | AddedResource::TooLarge => {
                 return Err(ApiError::new(
                     ErrorCode::QuotaExceeded,
                     format!("the workspace has {MAX_POOLS} pools, which is its limit; delete some first"),
@@ -167,9 +167,9 @@ impl Pools {
         let audit =
             request.audit(self.context.now(), "pool.changed", &format!("{} to {} of {}", pool.name, changed.name, changed.replicas));
         match context.store.change_pool(&pool, &changed, &audit).await.map_err(store_error)? {
-            ChangedKind::Changed => {}
-            ChangedKind::NameTaken => return Err(name_taken(&changed.name)),
-            ChangedKind::Gone => return Err(not_found(name)),
+            ChangedResource::Changed => {}
+            ChangedResource::NameTaken => return Err(name_taken(&changed.name)),
+            ChangedResource::Gone => return Err(not_found(name)),
         }
         self.reconcile_soon(changed.clone());
         Ok(changed)
@@ -267,13 +267,13 @@ impl Pools {
             let quota = context.policy().quota(&owner.subject(), &context.config);
             let audit = AuditRecord::of_sandbox(context.now(), &fresh, "sandbox.created", &format!("for pool {}", pool.name));
             match context.store.add_pool_member(&fresh, &quota, &audit).await.map_err(store_error)? {
-                AddedMember::Added => {}
-                AddedMember::NotWanted => break,
-                AddedMember::QuotaReached(_) => {
+                AddedPoolMember::Added => {}
+                AddedPoolMember::NotWanted => break,
+                AddedPoolMember::QuotaReached(_) => {
                     tracing::warn!(pool = %pool.id, "a pool can't be filled: the limit of sandboxes is reached");
                     break;
                 }
-                AddedMember::MadeOfGone(what) => return Err(sandbox_spec::gone(&what)),
+                AddedPoolMember::MadeOfGone(what) => return Err(sandbox_spec::gone(&what)),
             }
             let (this, pool, starting) = (self.clone(), pool.clone(), starting.clone());
             context.background.spawn(async move {

@@ -22,7 +22,7 @@ use crate::{
         context::BrokerContext,
         model::{Caller, Intent, Sandbox},
     },
-    store::PoolTaking,
+    store::PoolAssignment,
 };
 
 /// Requested parts of a sandbox. If empty, the provider's defaults.
@@ -56,7 +56,7 @@ pub struct ResolvedSpec {
     /// The node that creates it: where its snapshot and its volumes are.
     pub node: String,
     /// Set if a standby sandbox of a pool can be taken instead.
-    pub taking: Option<PoolTaking>,
+    pub taking: Option<PoolAssignment>,
 }
 
 impl ResolvedSpec {

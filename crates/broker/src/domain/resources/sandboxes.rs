@@ -24,7 +24,7 @@ use crate::{
         model::{AuditRecord, Caller, Principal, Sandbox, Session},
     },
     policy::Quota,
-    store::{AddedSandbox, ChangedSandbox, Counted, PageWish, QuotaReached, SandboxChange, Viewer},
+    store::{AddedSandbox, ChangedSandbox, Counted, PageParams, QuotaReached, SandboxChange, Viewer},
 };
 
 /// Number of sandboxes named in a quota error: enough to choose one to delete.
@@ -103,7 +103,7 @@ impl Sandboxes {
         self.lifecycle.terminate_permanently(&sandbox, REASON, audit).await
     }
 
-    pub async fn list(&self, caller: &Caller, filters: &[TagFilter], page: &PageWish) -> Result<Vec<SandboxInfo>, ApiError> {
+    pub async fn list(&self, caller: &Caller, filters: &[TagFilter], page: &PageParams) -> Result<Vec<SandboxInfo>, ApiError> {
         let store = &self.context.store;
         let found = store.sandboxes(&Viewer::from(&caller.principal), filters, page).await.map_err(store_error)?;
         let mut tags = store.sandbox_tags(&found.iter().map(|s| &s.id).collect::<Vec<_>>()).await.map_err(store_error)?;

@@ -23,7 +23,7 @@ use crate::{
         context::{BrokerContext, store_error},
         model::{AuditRecord, Caller, Sandbox},
     },
-    store::{AddedKind, SnapshotFilter, Viewer},
+    store::{AddedResource, SnapshotFilter, Viewer},
 };
 
 /// Tag of a name without one.
@@ -206,16 +206,16 @@ impl Snapshots {
             .await
             .map_err(store_error)?
         {
-            AddedKind::Added => Ok(()),
-            AddedKind::NameTaken => {
+            AddedResource::Added => Ok(()),
+            AddedResource::NameTaken => {
                 let message = format!("name: {} is the name of somebody else's snapshots; use another", snapshot.name);
                 Err(ApiError::new(ErrorCode::NameTaken, message))
             }
-            AddedKind::TooMany => Err(ApiError::new(
+            AddedResource::TooMany => Err(ApiError::new(
                 ErrorCode::QuotaExceeded,
                 format!("the workspace has {most} snapshots, which is its storage limit; delete some first"),
             )),
-            AddedKind::TooLarge => Err(sandbox_spec::too_large(context)),
+            AddedResource::TooLarge => Err(sandbox_spec::too_large(context)),
         }
     }
 

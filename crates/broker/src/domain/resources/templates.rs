@@ -16,7 +16,7 @@ use crate::{
         access::{self, request_context::RequestContext},
         context::{BrokerContext, store_error},
     },
-    store::{AddedKind, ChangedKind, RemovedKind},
+    store::{AddedResource, ChangedResource, RemovedResource},
 };
 
 /// Templates per workspace: people read such a list.
@@ -100,9 +100,9 @@ impl Templates {
         };
         let audit = request.audit(self.context.now(), "template.created", &template.name);
         match context.store.add_template(&template, MAX_TEMPLATES, &audit).await.map_err(store_error)? {
-            AddedKind::Added => Ok(template.into()),
-            AddedKind::NameTaken => Err(name_taken(&template.name)),
-            AddedKind::TooMany | AddedKind::TooLarge => Err(ApiError::new(
+            AddedResource::Added => Ok(template.into()),
+            AddedResource::NameTaken => Err(name_taken(&template.name)),
+            AddedResource::TooMany | AddedResource::TooLarge => Err(ApiError::new(
                 ErrorCode::QuotaExceeded,
                 format!("the workspace has {MAX_TEMPLATES} templates, which is its limit; remove some first"),
             )),
@@ -138,9 +138,9 @@ impl Templates {
         }
         let audit = request.audit(self.context.now(), "template.renamed", &format!("{name} to {to}"));
         match context.store.rename_template(&template, to, context.now(), &audit).await.map_err(store_error)? {
-            ChangedKind::Changed => find(context, &template.workspace, to).await,
-            ChangedKind::NameTaken => Err(name_taken(to)),
-            ChangedKind::Gone => Err(not_found(name)),
+            ChangedResource::Changed => find(context, &template.workspace, to).await,
+            ChangedResource::NameTaken => Err(name_taken(to)),
+            ChangedResource::Gone => Err(not_found(name)),
         }
     }
 
@@ -148,12 +148,12 @@ impl Templates {
         let template = self.own_template(request, name).await?;
         let audit = request.audit(self.context.now(), "template.deleted", name);
         match self.context.store.remove_template(&template, &audit).await.map_err(store_error)? {
-            RemovedKind::Removed => Ok(()),
-            RemovedKind::InUse(pools) => Err(ApiError::new(
+            RemovedResource::Removed => Ok(()),
+            RemovedResource::InUse(pools) => Err(ApiError::new(
                 ErrorCode::InUse,
                 format!("template {name} is used by the pools {}; delete them first", pools.join(", ")),
             )),
-            RemovedKind::Gone => Err(not_found(name)),
+            RemovedResource::Gone => Err(not_found(name)),
         }
     }
 

@@ -19,7 +19,7 @@ use crate::{
         context::{BrokerContext, store_error},
         model::{Caller, Sandbox},
     },
-    store::{AddedKind, ChangedKind, RemovedKind, Viewer},
+    store::{AddedResource, ChangedResource, RemovedResource, Viewer},
 };
 
 /// How long a response waits for a removal; SDKs wait for ten seconds.
@@ -66,13 +66,13 @@ impl Volumes {
             request.audit(self.context.now(), "volume.created", &format!("{} {} of {} bytes", volume.name, volume.id, volume.size_bytes));
         let most = context.config.max_volumes_per_workspace;
         match context.store.add_volume(&volume, &context.room(most), &audit).await.map_err(store_error)? {
-            AddedKind::Added => {}
-            AddedKind::NameTaken => return Err(name_taken(&volume.name)),
-            AddedKind::TooMany => {
+            AddedResource::Added => {}
+            AddedResource::NameTaken => return Err(name_taken(&volume.name)),
+            AddedResource::TooMany => {
                 let message = format!("the workspace has {most} volumes, which is its storage limit; delete some first");
                 return Err(ApiError::new(ErrorCode::QuotaExceeded, message));
             }
-            AddedKind::TooLarge => return Err(sandbox_spec::too_large(context)),
+            AddedResource::TooLarge => return Err(sandbox_spec::too_large(context)),
         }
         let (this, created) = (self.clone(), volume.clone());
         // In a task: if the caller disconnects, the volume must not stay half created until the next pass.
@@ -126,9 +126,11 @@ impl Volumes {
         access::may_end(&request.caller.principal, &volume)?;
         let audit = request.audit(self.context.now(), "volume.renamed", &format!("{} {} to {to}", volume.name, volume.id));
         match context.store.rename_volume(&volume, to, context.now(), &audit).await.map_err(store_error)? {
-            ChangedKind::Changed => self.volume_info(request, Volume { name: to.to_owned(), updated_at: context.now(), ..volume }).await,
-            ChangedKind::NameTaken => Err(name_taken(to)),
-            ChangedKind::Gone => Err(not_found(name_or_id)),
+            ChangedResource::Changed => {
+                self.volume_info(request, Volume { name: to.to_owned(), updated_at: context.now(), ..volume }).await
+            }
+            ChangedResource::NameTaken => Err(name_taken(to)),
+            ChangedResource::Gone => Err(not_found(name_or_id)),
         }
     }
 
@@ -139,15 +141,15 @@ impl Volumes {
         access::may_end(&request.caller.principal, &volume)?;
         let audit = request.audit(self.context.now(), "volume.deleted", &format!("{} {}", volume.name, volume.id));
         match context.store.remove_volume(&volume, &audit).await.map_err(store_error)? {
-            RemovedKind::Removed => {}
-            RemovedKind::InUse(_) => {
+            RemovedResource::Removed => {}
+            RemovedResource::InUse(_) => {
                 let (known, others) = self.users_of(request, &volume).await?;
                 let mut users: Vec<String> = known.iter().map(ToString::to_string).collect();
                 users.extend((others > 0).then(|| format!("{others} of other people or of pools")));
                 let message = format!("volume {} is used by {}; delete them first", volume.name, users.join(", "));
                 return Err(ApiError::new(ErrorCode::InUse, message));
             }
-            RemovedKind::Gone => return Err(not_found(name_or_id)),
+            RemovedResource::Gone => return Err(not_found(name_or_id)),
         }
         let removing = self.reconcile(Volume { state: VolumeState::Deleting, ..volume });
         // Most are removed at once; one with many files is removed in the background.

@@ -31,7 +31,7 @@ use crate::{
         tokens::issue::TokenParams,
     },
     policy::Policy,
-    store::{EnsureWish, Ensured, Idempotency, PoolTaking},
+    store::{EnsureParams, Ensured, Idempotency, PoolAssignment},
 };
 
 /// Attempts when a session or sandbox ends, or a name is taken, while the request is processed.
@@ -232,7 +232,7 @@ impl Negotiator {
                 .about(&new_rows);
             let idempotency = key.map(|key| idempotency(&principal.name, key, params, context.now())).transpose()?;
             let tags = params.all_tags(request);
-            let requested = EnsureWish { fresh: new_rows, is_attaching, must_create, tags, quota, taking, idempotency, audit };
+            let requested = EnsureParams { fresh: new_rows, is_attaching, must_create, tags, quota, taking, idempotency, audit };
             return match context.store.ensure(&requested).await.map_err(store_error)? {
                 Ensured::Existing(bound) if must_create => Err(self.conflict(request.caller, &bound).await),
                 Ensured::Created(bound) | Ensured::Existing(bound) => Ok(bound),
@@ -275,7 +275,11 @@ impl Negotiator {
 
     /// The rows to write if there is no session, whether the sandbox's row exists already, and the pool from which a
     /// standby sandbox may be taken instead.
-    async fn new_rows(&self, caller: &Caller, params: &Negotiation) -> Result<(SessionWithSandbox, bool, Option<PoolTaking>), ApiError> {
+    async fn new_rows(
+        &self,
+        caller: &Caller,
+        params: &Negotiation,
+    ) -> Result<(SessionWithSandbox, bool, Option<PoolAssignment>), ApiError> {
         let context = &self.context;
         let named = params.sandbox.as_deref().or(params.name.as_deref());
         let existing = match named {

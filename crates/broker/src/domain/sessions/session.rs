@@ -21,7 +21,7 @@ use crate::{
         token_signer::IssuedToken,
         tokens::issue::{TokenIssuer, TokenParams},
     },
-    store::{PageWish, SessionFilter, Viewer},
+    store::{PageParams, SessionFilter, Viewer},
 };
 
 pub struct Sessions {
@@ -49,7 +49,7 @@ impl Sessions {
         self.lifecycle.end_session(&bound, self.context.restorable_ending(&bound.sandbox, "it was released", audit)).await
     }
 
-    pub async fn list(&self, caller: &Caller, filter: &SessionFilter, page: &PageWish) -> Result<Vec<SessionInfo>, ApiError> {
+    pub async fn list(&self, caller: &Caller, filter: &SessionFilter, page: &PageParams) -> Result<Vec<SessionInfo>, ApiError> {
         let store = &self.context.store;
         let found = store.sessions(&Viewer::from(&caller.principal), filter, page).await.map_err(store_error)?;
         let ids: Vec<&SessionId> = found.iter().map(|b| &b.session.id).collect();

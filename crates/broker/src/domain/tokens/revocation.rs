@@ -19,7 +19,7 @@ use crate::{
         model::{AuditRecord, Caller, Sandbox},
         token_signer::{LONGEST_POSSESSION, LONGEST_TOKEN_LIFE},
     },
-    store::{RevokeWish, RevokedTokens, Rotated, Rotation},
+    store::{RevokeParams, RevokedTokens, Rotated, Rotation},
 };
 
 pub struct Revocations {
@@ -72,7 +72,7 @@ impl Revocations {
             audit.jti = Some(jti.clone());
         }
         let until = now.plus(LONGEST_POSSESSION + Duration::from_secs(LEEWAY_SECONDS.unsigned_abs()));
-        let params = RevokeWish { workspace, sandbox, tokens, until, audit };
+        let params = RevokeParams { workspace, sandbox, tokens, until, audit };
         let sequence = context.store.revoke(&params).await.map_err(store_error)?;
         match params.sandbox {
             Some(id) => self.lifecycle.control_push.push_soon(&id, PUSH_WAIT).await,
