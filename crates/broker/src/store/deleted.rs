@@ -11,7 +11,7 @@ use super::{
 use crate::{
     domain::model::{AuditRecord, Event, SANDBOX_RESTORED, Sandbox},
     policy::Quota,
-    store::{ChangeNotice, Counted, PageParams, QuotaReached, RestoredSandbox, Store, Stored, Viewer},
+    store::{ChangeNotice, QuotaSubject, PageParams, QuotaReached, RestoredSandbox, Store, Stored, Viewer},
 };
 
 pub async fn list(db: &mut AnyConnection, viewer: &Viewer, now: Timestamp, page: &PageParams) -> Stored<Vec<Sandbox>> {
@@ -99,9 +99,9 @@ pub async fn restore(
 pub async fn make_room(tx: &mut AnyConnection, fresh: &Sandbox, quota: &Quota, audit: &AuditRecord) -> Stored<Option<QuotaReached>> {
     let now = fresh.created_at;
     let mut excess = 0;
-    for (by, limit) in [(Counted::Workspace, Some(quota.of_workspace)), (Counted::Owner, quota.of_owner)] {
+    for (by, limit) in [(QuotaSubject::Workspace, Some(quota.of_workspace)), (QuotaSubject::Owner, quota.of_owner)] {
         let Some(limit) = limit else { continue };
-        let owner = matches!(by, Counted::Owner).then_some(fresh.owner.as_str());
+        let owner = matches!(by, QuotaSubject::Owner).then_some(fresh.owner.as_str());
         let living = self::living(tx, &fresh.workspace, owner, limit).await?;
         if living >= u64::from(limit) {
             return Ok(Some(QuotaReached { by, deleted: 0 }));

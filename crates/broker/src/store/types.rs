@@ -174,14 +174,14 @@ impl DueBy {
 /// A limit on sandboxes that a new one would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaReached {
-    pub by: Counted,
+    pub by: QuotaSubject,
     /// Number of deleted sandboxes whose files are kept and count; 0 if live sandboxes alone reach the limit.
     pub deleted: u64,
 }
 
 /// Whose sandboxes a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Counted {
+pub enum QuotaSubject {
     Workspace,
     Owner,
 }

@@ -6,7 +6,7 @@ use cobox_broker::{
     domain::model::{Sandbox, SessionWithSandbox},
     policy::Quota,
     store::{
-        AddedSandbox, ChangedSandbox, Counted, DueBy, EnsureParams, Ensured, Idempotency, PageParams, QuotaReached, SandboxAfterSession,
+        AddedSandbox, ChangedSandbox, QuotaSubject, DueBy, EnsureParams, Ensured, Idempotency, PageParams, QuotaReached, SandboxAfterSession,
         SandboxChange, SessionFilter, Store, Viewer,
     },
 };
@@ -29,12 +29,12 @@ pub async fn names_and_quotas(store: &Store) {
     );
     assert_eq!(
         store.add_sandbox(&sandbox(None), &Tags::new(), &quota(1), &audit("sandbox.created")).await.unwrap(),
-        AddedSandbox::QuotaReached(QuotaReached { by: Counted::Workspace, deleted: 0 })
+        AddedSandbox::QuotaReached(QuotaReached { by: QuotaSubject::Workspace, deleted: 0 })
     );
     let living = store.sandboxes_of_node(NODE).await.unwrap().into_iter().filter(|s| s.ended_at.is_none() && s.owner == "ann").count();
     let owned = |more: u32| Quota { of_workspace: 100, of_owner: Some(u32::try_from(living).unwrap() + more) };
     let refused = store.add_sandbox(&sandbox(None), &Tags::new(), &owned(0), &audit("sandbox.created")).await.unwrap();
-    assert_eq!(refused, AddedSandbox::QuotaReached(QuotaReached { by: Counted::Owner, deleted: 0 }));
+    assert_eq!(refused, AddedSandbox::QuotaReached(QuotaReached { by: QuotaSubject::Owner, deleted: 0 }));
     let others = Sandbox { owner: "bob".into(), owner_kind: PrincipalKind::Agent, ..sandbox(None) };
     assert_eq!(store.add_sandbox(&others, &Tags::new(), &owned(0), &audit("sandbox.created")).await.unwrap(), AddedSandbox::Added);
     assert_eq!(store.sandbox(&others.id).await.unwrap().unwrap().owner_kind, PrincipalKind::Agent);

@@ -7,7 +7,7 @@ use cobox_broker::{
     domain::model::{ApiKey, AuditRecord, Identity, Intent, Principal, Sandbox, Session, SessionWithSandbox},
     policy::Quota,
     store::{
-        AddedKey, Counted, DisabledPrincipal, Ending, EnsureParams, Ensured, Horizon, Idempotency, Note, PageParams, QuotaReached,
+        AddedKey, QuotaSubject, DisabledPrincipal, Ending, EnsureParams, Ensured, Horizon, Idempotency, Note, PageParams, QuotaReached,
         RevokedKey, SandboxAfterSession, SessionFilter, Store, Viewer, postgres, sqlite,
     },
 };
@@ -218,7 +218,7 @@ async fn sessions_of_one_scope_are_one(store: &Store) {
     assert_eq!(store.sessions(&viewer("bob"), &filter, &page).await.unwrap().len(), 0);
     assert_eq!(store.sessions(&viewer("ann"), &filter, &page).await.unwrap().len(), 1);
     let full = EnsureParams { quota: quota(1), ..wish("too many") };
-    assert_eq!(store.ensure(&full).await.unwrap(), Ensured::QuotaReached(QuotaReached { by: Counted::Workspace, deleted: 0 }));
+    assert_eq!(store.ensure(&full).await.unwrap(), Ensured::QuotaReached(QuotaReached { by: QuotaSubject::Workspace, deleted: 0 }));
 }
 
 /// A combined read returns the same as separate reads.

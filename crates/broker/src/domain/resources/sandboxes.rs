@@ -24,7 +24,7 @@ use crate::{
         model::{AuditRecord, Caller, Principal, Sandbox, Session},
     },
     policy::Quota,
-    store::{AddedSandbox, ChangedSandbox, Counted, PageParams, QuotaReached, SandboxChange, Viewer},
+    store::{AddedSandbox, ChangedSandbox, QuotaSubject, PageParams, QuotaReached, SandboxChange, Viewer},
 };
 
 /// Number of sandboxes named in a quota error: enough to choose one to delete.
@@ -240,8 +240,8 @@ fn parse_lifetime(field: &str, seconds: u64) -> Result<Duration, ApiError> {
 /// no new sandbox evicts.
 pub async fn quota_reached(context: &BrokerContext, caller: &Principal, quota: &Quota, reached: QuotaReached) -> ApiError {
     let (holder, limit, setting) = match reached.by {
-        Counted::Workspace => (format!("workspace {} has", caller.workspace), quota.of_workspace, "max_sandboxes_per_workspace"),
-        Counted::Owner => ("you have".to_owned(), quota.of_owner.unwrap_or_default(), "max_sandboxes in the policy"),
+        QuotaSubject::Workspace => (format!("workspace {} has", caller.workspace), quota.of_workspace, "max_sandboxes_per_workspace"),
+        QuotaSubject::Owner => ("you have".to_owned(), quota.of_owner.unwrap_or_default(), "max_sandboxes in the policy"),
     };
     // If they can't be read, the error is sent without them.
     let unused = context.store.least_used(&caller.workspace, &caller.name, NAMED_AT_LIMIT).await.unwrap_or_default();
