@@ -1,17 +1,14 @@
 //! The activity feed: files written and commands ended through boxd. Kept in memory until the broker, which polls for
 //! it, has fetched it.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::VecDeque, time::Duration};
 
 use cobox_protocol::{
     RequestId, Timestamp,
     event::{Action, Activity, ActivityBatch, ExecEnd, FileChange, MAX_ACTIVITY_BATCH, MAX_EVENT_TEXT_BYTES},
 };
 use cobox_token::Claims;
+use parking_lot::{Mutex, MutexGuard};
 use serde::Deserialize;
 use tokio::{sync::Notify, time::timeout};
 
@@ -131,7 +128,7 @@ impl ActivityLog {
 
     fn pending(&self) -> MutexGuard<'_, PendingActivities> {
         // No change can panic halfway, so the state is consistent.
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 }
 

@@ -1,15 +1,13 @@
 //! The audit trail: one record per request, with principal, token and result, kept until the broker has fetched it.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::VecDeque;
 
 use axum::extract::Query;
 use cobox_protocol::{
     RequestId, Timestamp,
     audit::{ClaimBatch, MAX_CLAIM_BATCH, SandboxClaim},
 };
+use parking_lot::{Mutex, MutexGuard};
 use serde::Deserialize;
 
 /// Some minutes of a busy sandbox whose broker is unreachable, at most 2 MiB. Beyond it the oldest records are dropped
@@ -71,7 +69,7 @@ impl AuditTrail {
 
     fn records(&self) -> MutexGuard<'_, PendingRecords> {
         // No change can panic halfway, so the state is consistent.
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+        self.records.lock()
     }
 }
 

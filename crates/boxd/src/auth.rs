@@ -5,7 +5,7 @@ use std::{
     collections::{HashMap, HashSet},
     marker::PhantomData,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -19,6 +19,7 @@ use cobox_protocol::{
 };
 use cobox_token::{Claims, Keyset, RevocationView, TokenError, key_id};
 use http::{HeaderMap, header, request::Parts};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -127,11 +128,11 @@ impl Authority {
 
     /// Records that the broker sent a request.
     pub fn note_broker_request(&self) {
-        *self.last_broker_request.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.last_broker_request.lock() = Instant::now();
     }
 
     pub fn broker_silence(&self) -> Duration {
-        self.last_broker_request.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+        self.last_broker_request.lock().elapsed()
     }
 
     pub fn status(&self) -> BoxdStatus {
@@ -209,7 +210,7 @@ impl Authority {
 
     fn streams(&self) -> MutexGuard<'_, HashMap<u64, StreamEntry>> {
         // Each change to the map is a single call, so a panic elsewhere can't leave it half done.
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        self.streams.lock()
     }
 }
 

@@ -1,15 +1,13 @@
 //! Request bodies: bounded in size, and aborted when the client stalls.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use cobox_protocol::{ApiError, ErrorCode, json::must_be_empty};
 use futures_util::{Stream, StreamExt, stream};
 use http::Extensions;
+use parking_lot::Mutex;
 
 /// Maximum pause of a client within a body, or in reading an archive: covers a Wi-Fi reconnect, but not an abandoned
 /// client.
@@ -58,7 +56,7 @@ impl UnexpectedBody {
     /// Checks that the body is empty; called once the sender of the request is authenticated.
     pub async fn must_be_empty(extensions: &Extensions) -> Result<(), ApiError> {
         let Some(Self(body)) = extensions.get::<Self>() else { return Ok(()) };
-        let body = body.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let body = body.lock().take();
         match body {
             Some(body) => must_be_empty(&collect(body, MAX_UNWANTED_BYTES).await?),
             None => Ok(()),

@@ -1,12 +1,10 @@
 //! Slots for running commands or open streams: a limit for the sandbox and a lower one for each principal, so that one
 //! principal leaves slots for others.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use cobox_protocol::{ApiError, ErrorCode};
+use parking_lot::{Mutex, MutexGuard};
 
 /// What the slots are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +60,7 @@ impl PrincipalSlots {
 
     fn counts(&self) -> MutexGuard<'_, SlotCounts> {
         // Nothing in between can panic and leave one count without the other.
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts.lock()
     }
 }
 

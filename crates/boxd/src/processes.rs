@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -20,6 +20,7 @@ use cobox_protocol::{
 };
 use cobox_token::Claims;
 use http::StatusCode;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::{
@@ -163,7 +164,7 @@ impl JobTable {
 
     fn jobs(&self) -> MutexGuard<'_, HashMap<String, Arc<Job>>> {
         // Each change is a single call, so a panic elsewhere leaves the map consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,13 +1,11 @@
 //! Divides a listener's connections among authenticated principals. One principal gets at most half, and all of them
 //! together leave some free, so that unauthenticated clients still get an answer and other principals can connect.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use cobox_gateway::UnauthenticatedConnection;
 use cobox_protocol::{ApiError, ErrorCode};
+use parking_lot::{Mutex, MutexGuard};
 
 /// One principal may hold one out of this many of all connections.
 const SHARE_OF_PRINCIPAL: usize = 2;
@@ -57,7 +55,7 @@ impl AuthenticatedConnections {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         // No code in between can panic and leave only one of the counts changed.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 
@@ -127,7 +125,7 @@ impl ClientConnection {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Each change is a single assignment.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -1,11 +1,7 @@
 //! Health checks: the store answers, the provider can create sandboxes, and the other brokers know that this one is
 //! alive.
 
-use std::{
-    fmt::Display,
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{fmt::Display, sync::Arc, time::Duration};
 
 use cobox_provider::ProviderError;
 use futures_util::{
@@ -99,7 +95,7 @@ impl HealthChecks {
 pub struct Health {
     context: Arc<BrokerContext>,
     last: Mutex<Option<(Instant, HealthChecks)>>,
-    counting: std::sync::Mutex<Option<RunningCount>>,
+    counting: parking_lot::Mutex<Option<RunningCount>>,
 }
 
 /// A running count query, shared by all scrapes until it completes.
@@ -110,14 +106,14 @@ struct RunningCount {
 
 impl Health {
     pub fn new(context: Arc<BrokerContext>) -> Self {
-        Self { context, last: Mutex::default(), counting: std::sync::Mutex::default() }
+        Self { context, last: Mutex::default(), counting: parking_lot::Mutex::default() }
     }
 
     /// The database's counts, or `None` if it doesn't answer within [`COUNT_WITHIN`]. During an outage only the first
     /// scrape waits: the next ones find its query still running, past the deadline.
     pub async fn counts(&self) -> Option<Counts> {
         let (deadline, counts) = {
-            let mut counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut counting = self.counting.lock();
             let is_under_way = |c: &RunningCount| c.counts.peek().is_none();
             let current = match counting.take().filter(is_under_way) {
                 Some(current) => current,

@@ -4,15 +4,13 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt::{self, Write},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
 use cobox_protocol::ErrorCode;
 use http::{Method, StatusCode};
+use parking_lot::Mutex;
 
 use crate::store::WorkspaceTotals;
 
@@ -151,7 +149,7 @@ impl Metrics {
     pub fn request(&self, answered: &AnsweredRequest<'_>) {
         let route = answered.route.unwrap_or(NO_ROUTE);
         {
-            let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut routes = self.routes.lock();
             if !routes.contains_key(route) {
                 routes.insert(route.to_owned(), Route::default());
             }
@@ -160,11 +158,11 @@ impl Metrics {
             }
         }
         if let Some(template) = answered.dataplane {
-            let mut operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut operations = self.operations.lock();
             operations.entry(operation(template)).or_default().add(answered);
         }
         if let Some(code) = answered.error {
-            *self.errors.lock().unwrap_or_else(PoisonError::into_inner).entry(code.as_str()).or_default() += 1;
+            *self.errors.lock().entry(code.as_str()).or_default() += 1;
         }
     }
 
@@ -176,7 +174,7 @@ impl Metrics {
     }
 
     fn write(&self, out: &mut String, gauges: &Gauges) -> fmt::Result {
-        let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        let routes = self.routes.lock();
         let sorted: BTreeMap<_, _> = routes.iter().collect();
         head(out, "cobox_requests_total", "counter", "Requests answered.")?;
         for (route, entry) in &sorted {
@@ -264,10 +262,10 @@ impl Metrics {
     /// Writes the errors and the requests that the gateway forwarded.
     fn write_operations(&self, out: &mut String) -> fmt::Result {
         head(out, "cobox_errors_total", "counter", "Requests that the broker answered with an error, by its code.")?;
-        for (code, count) in self.errors.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for (code, count) in self.errors.lock().iter() {
             writeln!(out, "cobox_errors_total{{code=\"{code}\"}} {count}")?;
         }
-        let operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
+        let operations = self.operations.lock();
         head(out, "cobox_dataplane_requests_total", "counter", "Requests passed on to sandboxes, by kind of operation.")?;
         for (operation, entry) in operations.iter() {
             let mut by_status = BTreeMap::<u16, u64>::new();

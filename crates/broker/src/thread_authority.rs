@@ -1,18 +1,14 @@
 //! Thread authorization by a LangGraph deployment: asks it whether a caller may access a thread before a sandbox is
 //! bound to the thread.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, path::PathBuf, time::Duration};
 
 use cobox_protocol::{ApiError, ErrorCode, Secret, Timestamp, id::is_external_id};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use parking_lot::Mutex;
 use reqwest::Url;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use std::path::PathBuf;
 
 use crate::{
     config::ConfigError,
@@ -211,11 +207,11 @@ impl ThreadAuthority {
     }
 
     fn is_remembered(&self, request_for: &[u8; 32], now: Timestamp) -> bool {
-        self.remembered.lock().unwrap_or_else(PoisonError::into_inner).get(request_for).is_some_and(|until| *until > now)
+        self.remembered.lock().get(request_for).is_some_and(|until| *until > now)
     }
 
     fn remember(&self, request_for: [u8; 32], now: Timestamp) {
-        let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut remembered = self.remembered.lock();
         if remembered.len() >= MAX_REMEMBERED {
             remembered.retain(|_, until| *until > now);
         }

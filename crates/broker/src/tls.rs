@@ -3,10 +3,11 @@
 use std::{
     io::Read,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::RwLock;
 use rustls::{
     ServerConfig,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
@@ -56,13 +57,13 @@ impl Tls {
     }
 
     pub fn acceptor(&self) -> TlsAcceptor {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).acceptor.clone()
+        self.current.read().acceptor.clone()
     }
 
     /// Reloads the files and returns whether they had changed. On an error the current certificate stays in use.
     pub fn reload(&self) -> Result<bool, TlsError> {
         let new = read(&self.files)?;
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.write();
         let is_new = new.digest != current.digest;
         if is_new {
             *current = new;

@@ -10,11 +10,12 @@ use std::{
     io::{self, IsTerminal},
     os::fd::{AsFd, OwnedFd},
     sync::{
-        Mutex, MutexGuard, Once, PoisonError,
+        Once,
         atomic::{AtomicBool, Ordering},
     },
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::termios::{OptionalActions, QueueSelector, Termios, tcflush, tcgetattr, tcgetwinsize, tcsetattr};
 
 pub use self::{
@@ -88,7 +89,7 @@ impl Drop for RawMode {
 
 fn saved_state() -> MutexGuard<'static, Option<(OwnedFd, Termios)>> {
     // A panic while the lock is held leaves the value intact.
-    SAVED_STATE.lock().unwrap_or_else(PoisonError::into_inner)
+    SAVED_STATE.lock()
 }
 
 fn restore(saved_state: Option<&(OwnedFd, Termios)>) {
@@ -105,7 +106,7 @@ fn install_panic_hook() {
         if IS_CATCHING_PANICS.get() {
             return;
         }
-        if let Ok(saved_state) = SAVED_STATE.try_lock()
+        if let Some(saved_state) = SAVED_STATE.try_lock()
             && saved_state.is_some()
         {
             restore(saved_state.as_ref());

@@ -3,7 +3,7 @@
 use std::{
     io::{self, IsTerminal},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use anyhow::Context as _;
@@ -12,6 +12,7 @@ use cobox_protocol::files::ArchiveUnpacked;
 use cobox_stream::SequenceKinds;
 use futures_util::{StreamExt, TryStreamExt};
 use indicatif::ProgressBar;
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_util::io::ReaderStream;
@@ -115,7 +116,7 @@ pub async fn send_folder(
                 let (mut writer, chunks) = pipe::writer();
                 tokio::task::spawn_blocking(move || {
                     let outcome = pack::pack(&root, ignore_mode, &mut writer, &|n| bar.inc(n));
-                    writer.finish(outcome.map(|report| *last_report.lock().unwrap_or_else(PoisonError::into_inner) = report));
+                    writer.finish(outcome.map(|report| *last_report.lock() = report));
                 });
                 Ok(chunks)
             }
@@ -124,7 +125,7 @@ pub async fn send_folder(
     let response: Result<ArchiveUnpacked, _> = dataplane.put_archive(to, ArchiveFormat::TarZstd, ArchiveLinks::Any, upload).await;
     bar.finish_and_clear();
     response?;
-    let report = last_report.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let report = last_report.lock().clone();
     for notice in &report.notices {
         context.printer.note(notice);
     }
@@ -144,7 +145,7 @@ pub async fn send_stdin(context: &Context, dataplane: &Dataplane, to: &[u8]) -> 
     let bar = context.printer.progress(None, "standard input");
     let (progress, unread_stdin) = (bar.clone(), Mutex::new(Some(tokio::io::stdin())));
     let upload = Upload::from_stream(None, move || {
-        let (bar, stdin) = (progress.clone(), unread_stdin.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let (bar, stdin) = (progress.clone(), unread_stdin.lock().take());
         async move {
             let stdin = stdin.ok_or_else(|| io::Error::other("standard input can't be read again; put it into a file and copy that"))?;
             Ok(ReaderStream::with_capacity(stdin, READ_CHUNK).inspect_ok(move |chunk| bar.inc(chunk.len() as u64)))

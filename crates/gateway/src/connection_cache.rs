@@ -1,11 +1,12 @@
 //! Per-client-connection cache: the idle connection to boxd and the last admission, for the same caller's next request.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use cobox_protocol::{ApiError, Secret};
+use parking_lot::{Mutex, MutexGuard};
 use subtle::ConstantTimeEq;
 
 use crate::{Admission, Caller, ClientAddress, Credential, DirectoryVersion, Target, upstream::Upstream};
@@ -127,7 +128,7 @@ impl ConnectionCache {
 
     fn entries(&self) -> MutexGuard<'_, CacheEntries> {
         // A poisoned lock is harmless: each change is a single assignment.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 }
 

@@ -4,13 +4,14 @@ use std::{
     collections::HashMap,
     hash::Hash,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use axum::body::Bytes;
 use cobox_protocol::{ApiError, ErrorCode, SandboxId, SessionId};
+use parking_lot::{Mutex, MutexGuard};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -187,7 +188,7 @@ impl RequestLimiter {
     }
 
     fn tables(&self) -> MutexGuard<'_, CounterTables> {
-        self.0.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.tables.lock()
     }
 }
 
@@ -343,7 +344,7 @@ mod tests {
         for _ in 0..=SWEEP_EVERY {
             limiter.acquire(&SandboxId::new(), without_session, false).unwrap();
         }
-        assert!(limiter.0.tables.lock().unwrap().sandboxes.len() <= SWEEP_EVERY as usize + 1, "counters of idle sandboxes are removed");
+        assert!(limiter.0.tables.lock().sandboxes.len() <= SWEEP_EVERY as usize + 1, "counters of idle sandboxes are removed");
     }
 
     #[test]

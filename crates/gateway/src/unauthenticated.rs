@@ -4,9 +4,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
 /// Where a connection comes from; of IPv6 the network, which is what one customer has.
@@ -80,7 +81,7 @@ impl UnauthenticatedConnections {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         // Each change leaves both maps consistent before anything in it can panic.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

@@ -5,11 +5,13 @@ use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         mpsc::{self, RecvTimeoutError, SyncSender},
     },
     time::{Duration, Instant, SystemTime},
 };
+
+use parking_lot::Mutex;
 
 use crate::{
     ancestor::Ancestor,
@@ -97,7 +99,7 @@ impl Handle {
     }
 
     pub fn status(&self) -> Status {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.status.lock().clone()
     }
 }
 
@@ -467,7 +469,7 @@ impl Engine {
     }
 
     pub(crate) fn publish(&self) {
-        self.published_status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&self.status);
+        self.published_status.lock().clone_from(&self.status);
     }
 }
 

@@ -6,10 +6,12 @@ use std::{
     io::{self, Read, Write},
     os::fd::OwnedFd,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
+
+use parking_lot::Mutex;
 
 use crate::{
     content::{BlockReader, MessageSource},
@@ -62,7 +64,7 @@ struct Output {
 
 impl Output {
     fn send(&self, message: &Message) -> io::Result<()> {
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writer = self.writer.lock();
         writer.write_all(&message.encode())?;
         if !matches!(message, Message::Content { .. }) {
             writer.flush()?;

@@ -6,12 +6,13 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, OwnedFd},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags},
@@ -172,15 +173,15 @@ impl Drop for Watch {
 impl WatchState {
     // Each change to these is a single call, so a panic elsewhere can't leave one half done.
     fn folders(&self) -> MutexGuard<'_, HashMap<i32, Option<RelPath>>> {
-        self.folders.lock().unwrap_or_else(PoisonError::into_inner)
+        self.folders.lock()
     }
 
     fn dirty(&self) -> MutexGuard<'_, DirtyPaths> {
-        self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
+        self.dirty.lock()
     }
 
     fn writing(&self) -> MutexGuard<'_, HashMap<RelPath, (Instant, Instant)>> {
-        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.writing.lock()
     }
 
     fn listen(&self, notify: &dyn Fn()) {
@@ -203,7 +204,7 @@ impl WatchState {
 
     /// Reads all pending events. Returns whether any of them requires a scan.
     fn read(&self) -> bool {
-        let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buffer = self.buffer.lock();
         let mut reader = Reader::new(&self.inotify, &mut buffer);
         let mut has_events = false;
         // Ends when a further read would block.

@@ -6,7 +6,7 @@ use std::{
     os::fd::OwnedFd,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -14,6 +14,7 @@ use std::{
 
 use cobox_protocol::{ApiError, frame::OutputStream};
 use cobox_stream::{Limits, Log};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::{
     io::Interest,
@@ -137,7 +138,7 @@ impl Command {
 
     fn pty(&self) -> MutexGuard<'_, Option<Arc<Descriptor>>> {
         // Each change is a single assignment, so the value is consistent even after a panic.
-        self.pty.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pty.lock()
     }
 
     /// Registers a client connection.

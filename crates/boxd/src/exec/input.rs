@@ -1,11 +1,9 @@
 //! Input queue between a command's clients and its program: ordered, deduplicated and bounded.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::{
@@ -152,7 +150,7 @@ impl InputQueue {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Each change is complete before anything can panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -11,6 +11,7 @@ use cobox_protocol::{
     ApiError, CommandId, ErrorCode, control::DataplaneLimits, frame::ExecStart, id::is_external_id, process::ProcessKind,
 };
 use cobox_token::Claims;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{Notify, oneshot, watch},
     time::Instant,
@@ -249,7 +250,7 @@ impl Commands {
 
     fn table(&self) -> MutexGuard<'_, CommandTable> {
         // A panic half-way can at worst leave a command that is retained too long.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

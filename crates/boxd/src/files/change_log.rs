@@ -4,12 +4,13 @@ use std::{
     collections::{HashMap, VecDeque},
     os::fd::AsFd,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use cobox_token::Claims;
+use parking_lot::Mutex;
 use rustix::fs::Stat;
 
 /// Maximum number of remembered changes: more than are made in the time until a watcher looks one up.
@@ -103,9 +104,9 @@ impl ChangeLog {
         (is_unreported && version.is_none()).then(|| change.clone())
     }
 
-    fn changes(&self) -> std::sync::MutexGuard<'_, Changes> {
+    fn changes(&self) -> parking_lot::MutexGuard<'_, Changes> {
         // A forgotten change is attributed to a program.
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.changes.lock()
     }
 
     /// Records a change and returns what it replaced; `None` while no tree is watched.

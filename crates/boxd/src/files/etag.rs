@@ -1,12 +1,10 @@
 //! Versions of files: their ETags, and the conditions of a request on them.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::{HashMap, VecDeque};
 
 use cobox_protocol::{ApiError, ErrorCode};
 use http::{HeaderMap, HeaderName, header};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::Stat;
 
 /// Maximum number of remembered writes. A forgotten file gets another ETag, which costs a conditional writer one more
@@ -37,7 +35,7 @@ impl WriteLog {
     /// boxd writers succeeds.
     pub fn lock(&self) -> MutexGuard<'_, Writes> {
         // A partly recorded write only changes an ETag.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub fn etag(&self, stat: &Stat) -> String {

@@ -3,10 +3,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
     thread::{self, Thread},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Semaphore;
 
 pub struct JobQueue<J> {
@@ -86,8 +86,7 @@ impl<J> JobQueue<J> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<J>> {
-        // Each change is a single call, so a panic leaves the state consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

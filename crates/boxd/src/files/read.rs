@@ -4,7 +4,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use axum::{
@@ -23,7 +23,6 @@ use rustix::{
     fs::{FileType, Stat},
     io::Errno,
 };
-use time::OffsetDateTime;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -374,14 +373,12 @@ pub(crate) fn requested_range(headers: &HeaderMap, size: u64, etag: &str) -> Req
     if from >= end { RequestedRange::Unsatisfiable } else { RequestedRange::Range { from, length: end - from } }
 }
 
-/// Formats a date as in RFC 9110, such as `Sun, 06 Nov 1994 08:49:37 GMT`.
+/// The date in RFC 9110's format; `None` if it has none there. A sandbox can set any date.
 fn http_date(unix: i64) -> Option<String> {
-    const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
-    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let at = OffsetDateTime::from_unix_timestamp(unix).ok()?;
-    let day = DAYS[usize::from(at.weekday().number_days_from_monday())];
-    let month = MONTHS[usize::from(u8::from(at.month())) - 1];
-    Some(format!("{day}, {:02} {month} {:04} {:02}:{:02}:{:02} GMT", at.day(), at.year(), at.hour(), at.minute(), at.second()))
+    /// The first second of the year 10000.
+    const END: u64 = 253_402_300_800;
+    let seconds = u64::try_from(unix).ok().filter(|seconds| *seconds < END)?;
+    Some(httpdate::fmt_http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)))
 }
 
 #[cfg(test)]
@@ -418,5 +415,7 @@ mod tests {
     #[test]
     fn dates_are_formatted_as_http_dates() {
         assert_eq!(http_date(784_111_777).unwrap(), "Sun, 06 Nov 1994 08:49:37 GMT");
+        assert_eq!(http_date(253_402_300_799).unwrap(), "Fri, 31 Dec 9999 23:59:59 GMT");
+        assert_eq!([http_date(253_402_300_800), http_date(i64::MAX), http_date(-1), http_date(i64::MIN)], [None, None, None, None]);
     }
 }

@@ -5,11 +5,12 @@
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
+use parking_lot::{Condvar, Mutex};
 use rustix::{
     fs::{Dir, FileType, Mode, OFlags, Stat},
     io::Errno,
@@ -122,8 +123,8 @@ impl Walk {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, WalkQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, WalkQueue> {
+        self.queue.lock()
     }
 
     fn next_job(&self) -> Option<WalkJob> {
@@ -140,7 +141,7 @@ impl Walk {
                 return None;
             }
             self.idle.fetch_add(1, Ordering::Relaxed);
-            queue = self.ready.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            self.ready.wait(&mut queue);
             self.idle.fetch_sub(1, Ordering::Relaxed);
         }
     }

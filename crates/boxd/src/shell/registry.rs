@@ -2,11 +2,12 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use cobox_protocol::{ApiError, ErrorCode, ShellId, control::DataplaneLimits, process::ProcessKind, shell::ShellCreate};
 use cobox_token::Claims;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     shared_shell::Shell,
@@ -139,12 +140,11 @@ impl Shells {
     }
 
     fn ended(&self) -> MutexGuard<'_, VecDeque<Arc<Shell>>> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ended.lock()
     }
 
     fn shells(&self) -> MutexGuard<'_, HashMap<String, Arc<Shell>>> {
-        // Each change is a single call, so a panic leaves the map consistent.
-        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_name.lock()
     }
 }
 

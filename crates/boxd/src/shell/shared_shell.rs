@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -11,6 +11,7 @@ use std::{
 use bytes::{Buf, BytesMut};
 use cobox_protocol::{ApiError, ErrorCode, ShellId, Timestamp, frame::Controller, shell::ShellInfo};
 use cobox_stream::{Keyframe, Limits, Log, Scanner, Screen, SequenceKinds};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -368,13 +369,13 @@ impl Shell {
 
     // A panic while one of these locks is held leaves the guarded state consistent, or at worst outdated.
     fn screen_state(&self) -> MutexGuard<'_, ScreenState> {
-        self.screen_state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.screen_state.lock()
     }
     fn participants(&self) -> MutexGuard<'_, Participants> {
-        self.participants.lock().unwrap_or_else(PoisonError::into_inner)
+        self.participants.lock()
     }
     fn input(&self) -> MutexGuard<'_, BytesMut> {
-        self.input.lock().unwrap_or_else(PoisonError::into_inner)
+        self.input.lock()
     }
 }
 

@@ -1,11 +1,9 @@
 //! Connections that have not sent their token yet. At the limit the oldest is closed instead of refusing the new one,
 //! so that a client with a valid token always has time to send it.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
 pub struct Handshakes {
@@ -41,7 +39,7 @@ impl Handshakes {
 
     fn table(&self) -> MutexGuard<'_, OpenHandshakes> {
         // No code that runs under the lock can panic.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     io,
     os::fd::BorrowedFd,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -13,6 +13,7 @@ use std::{
 use cobox_protocol::Capability;
 use cobox_sync::{ChangeKind, DigestCache, Hooks, RelPath};
 use cobox_token::Claims;
+use parking_lot::Mutex;
 use rustix::{fs::Stat, io::Errno};
 
 use super::DigestCaches;
@@ -69,13 +70,13 @@ impl SandboxFiles {
     /// The renewed token may allow less.
     pub fn renew(&self, claims: Arc<Claims>) {
         self.may_write.store(!self.is_read_only && claims.scope.contains(Capability::FsWrite), Ordering::Relaxed);
-        *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = claims;
+        *self.claims.lock() = claims;
     }
 
     /// Adds the changes since the last call to the activity feed.
     pub fn report_changes(&self, activity_log: &ActivityLog) {
-        let Changes { first_changes, count } = std::mem::take(&mut *self.changes.lock().unwrap_or_else(PoisonError::into_inner));
-        let claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Changes { first_changes, count } = std::mem::take(&mut *self.changes.lock());
+        let claims = self.claims.lock().clone();
         if count > FEW_CHANGES as u64 {
             return activity_log.record_writes_beneath(&claims, &self.path, count);
         }
@@ -88,7 +89,7 @@ impl SandboxFiles {
     }
 
     fn record_change(&self, path: &RelPath, stat: Option<&Stat>) {
-        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changes = self.changes.lock();
         changes.count += 1;
         if changes.first_changes.len() < FEW_CHANGES
             && let Ok(path) = SandboxPath::new([self.path.bytes(), b"/", path.bytes()].concat())

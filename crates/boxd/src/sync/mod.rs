@@ -4,11 +4,7 @@
 mod hooks;
 mod pipe;
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use axum::{
     Extension,
@@ -26,6 +22,7 @@ use cobox_protocol::{
 use cobox_sync::{DigestCache, Limits};
 use cobox_token::Claims;
 use http::{HeaderMap, StatusCode, Uri, header};
+use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 use tokio::{
@@ -72,13 +69,13 @@ struct DigestCaches(Mutex<HashMap<Vec<u8>, DigestCache>>);
 
 impl DigestCaches {
     fn take(&self, folder: &SandboxPath) -> DigestCache {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(folder.bytes()).unwrap_or_default()
+        self.0.lock().remove(folder.bytes()).unwrap_or_default()
     }
 
     /// Stores the digests. If they are too many they are dropped; if there is no space for them, older ones are
     /// dropped.
     fn store(&self, folder: &SandboxPath, digests: DigestCache) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         let kept: usize = all.values().map(DigestCache::len).sum();
         if all.len() >= MAX_SYNCS || kept + digests.len() > MAX_CACHED_DIGESTS {
             all.clear();

@@ -3,11 +3,12 @@
 use std::{
     collections::HashMap,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64, mpsc},
+    sync::{Arc, atomic::AtomicU64, mpsc},
     time::{Duration, Instant},
 };
 
 use cobox_protocol::{ApiError, ErrorCode, RequestId};
+use parking_lot::Mutex;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
     fs::{OFlags, inotify::ReadFlags},
@@ -84,7 +85,7 @@ impl WatchService {
     }
 
     fn send_request(&self, store: &FileStore, request: WatchRequest) -> Result<(), ApiError> {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running.lock();
         if running.is_none() {
             *running = Some(self.start(store)?);
         }
@@ -138,7 +139,7 @@ impl WatchThread {
             // error because the answer channel is dropped.
             Err(error) => {
                 tracing::error!(%error, "the watching thread could not have its own working directory");
-                *self.running.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                *self.running.lock() = None;
             }
         }
     }
@@ -167,7 +168,7 @@ impl WatchThread {
         }
         // While the lock is held no request can be added.
         let running = self.running.clone();
-        let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = running.lock();
         match self.requests.try_recv() {
             Ok(request) => {
                 drop(running);

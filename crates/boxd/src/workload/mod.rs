@@ -24,7 +24,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -33,6 +33,7 @@ use std::{
 use cobox_kernel::{MAX_INLINE_BYTES, Program, StartStep, child_events, is_stopped};
 use cobox_protocol::control::{BoxdConfig, Workload};
 use messages::{Order, ProgramRef, Report};
+use parking_lot::{Mutex, MutexGuard};
 use process_table::{ProcessOutcome, ProcessTable, RunningProgram};
 use rustix::{
     fs::{MemfdFlags, Mode, OFlags, memfd_create, open},
@@ -363,8 +364,7 @@ impl WorkloadState {
     }
 
     fn table(&self) -> MutexGuard<'_, ProcessTable> {
-        // A panic while the lock is held leaves the table consistent: every change is one insert or remove.
-        self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.table.lock()
     }
 
     /// An order was carried out, or never will be.
@@ -375,8 +375,7 @@ impl WorkloadState {
     }
 
     fn queued_orders(&self) -> MutexGuard<'_, VecDeque<Order>> {
-        // Each change is one push or pop, so a panic leaves the queue consistent.
-        self.queued_orders.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.queued_orders.lock()
     }
 
     /// Sends a standby process its order. `None` if the process has ended.

@@ -167,7 +167,7 @@ mod tests {
     };
 
     use cobox_protocol::control::Workload;
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
     use tokio::sync::Notify;
 
     use super::{super::standby_pool::StandbyPool, *};

@@ -1,12 +1,8 @@
 //! The pool of standby processes. Some are kept ready, so that most programs start without creating a process first.
 
-use std::{
-    collections::VecDeque,
-    io,
-    os::fd::OwnedFd,
-    sync::{Mutex, MutexGuard},
-};
+use std::{collections::VecDeque, io, os::fd::OwnedFd};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 use super::{
@@ -52,8 +48,7 @@ impl PoolState {
 
 impl StandbyPool {
     fn state(&self) -> MutexGuard<'_, PoolState> {
-        // Each change is one push or pop, so a panic leaves the state consistent.
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Adds a new standby process: for the longest-waiting request, or else for the next.

@@ -1,9 +1,6 @@
 //! The broker's core records (principals, keys, sandboxes, sessions, events and audit records), named as in the protocol.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use cobox_protocol::{
     CapabilitySet, KeyId, PoolId, RequestId, SandboxId, Secret, SessionId, ShareId, Timestamp,
@@ -14,6 +11,7 @@ use cobox_protocol::{
 };
 use cobox_provider::SandboxSpec;
 use cobox_token::Actor;
+use parking_lot::Mutex;
 
 use crate::policy::Subject;
 
@@ -103,7 +101,7 @@ impl PrefetchedSession {
     }
 
     pub fn take(&self, is_it: impl FnOnce(&Session) -> bool) -> Option<SessionWithSandbox> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take_if(|bound| is_it(&bound.session))
+        self.0.lock().take_if(|bound| is_it(&bound.session))
     }
 }
 

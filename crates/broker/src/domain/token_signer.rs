@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     str::FromStr,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -18,6 +18,7 @@ use cobox_protocol::{
     key::OPAQUE_TOKEN_PREFIX,
 };
 use cobox_token::{Claims, Keyset, LEEWAY_SECONDS, LinkedFile, MasterKey, SigningKey, TokenError, key_id};
+use parking_lot::{Mutex, RwLock};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -158,12 +159,12 @@ impl TokenSigner {
     }
 
     fn has_previous(&self) -> bool {
-        self.previous.read().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.previous.read().is_some()
     }
 
     /// Drops the previous master key once none of its tokens can be valid. Returns whether there was one.
     pub fn forget_previous(&self) -> bool {
-        self.has_previous() && self.previous.write().unwrap_or_else(PoisonError::into_inner).take().is_some()
+        self.has_previous() && self.previous.write().take().is_some()
     }
 
     /// Number of tokens issued since the start.
@@ -215,7 +216,7 @@ impl TokenSigner {
     }
 
     fn key(&self, sandbox: &Sandbox, generation: u32) -> SigningKey {
-        let previous = self.previous.read().unwrap_or_else(PoisonError::into_inner);
+        let previous = self.previous.read();
         let master = previous.as_ref().filter(|_| generation < sandbox.master_from).unwrap_or(&self.master);
         master.derive(&sandbox.id, generation, self.alg)
     }
@@ -289,7 +290,7 @@ impl TokenSigner {
 
     fn keyset(&self, sandbox: &Sandbox, now: Timestamp) -> Result<Arc<Keyset>, ApiError> {
         let of = (sandbox.id.clone(), sandbox.keys_from(now), sandbox.generation);
-        if let Some(known) = self.keysets.lock().unwrap_or_else(PoisonError::into_inner).get(&of) {
+        if let Some(known) = self.keysets.lock().get(&of) {
             return Ok(known.clone());
         }
         let keyset = Keyset::new(ISSUER, &sandbox.id, &self.verify_keys(sandbox, now)).map_err(|e| {
@@ -297,7 +298,7 @@ impl TokenSigner {
             ApiError::new(ErrorCode::Internal, "the broker's keys can't be used; tell the operator")
         })?;
         let keyset = Arc::new(keyset);
-        let mut keysets = self.keysets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keysets = self.keysets.lock();
         if keysets.len() >= MAX_KEYSETS {
             keysets.clear();
         }

@@ -1,10 +1,6 @@
 //! Request bodies: JSON of limited size that must arrive in time, with errors that name the field.
 
-use std::{
-    error::Error,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use axum::{
     body::{Body, Bytes, to_bytes},
@@ -16,6 +12,7 @@ use cobox_protocol::{
     json::{must_be_empty, read_object},
 };
 use http::Extensions;
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
 use super::error::Failure;
@@ -66,7 +63,7 @@ impl UnwantedBody {
     /// Called once the sender of a request is authenticated.
     pub async fn must_be_empty(extensions: &Extensions) -> Result<(), Failure> {
         let Some(Self(body)) = extensions.get::<Self>() else { return Ok(()) };
-        let body = body.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let body = body.lock().take();
         match body {
             Some(body) => Ok(must_be_empty(&read(body).await?)?),
             None => Ok(()),

@@ -1,12 +1,10 @@
 //! Cache of an issuer's public keys. Fetches them on demand and when a token names an unknown key, at a limited rate.
 
-use std::{
-    sync::{Arc, PoisonError, RwLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use cobox_protocol::Timestamp;
 use http::{HeaderMap, StatusCode};
+use parking_lot::RwLock;
 use reqwest::Url;
 use serde::Deserialize;
 use tokio::{runtime::Handle, sync::Mutex};
@@ -105,15 +103,15 @@ impl Keyring {
     }
 
     fn state(&self) -> State {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state.read().clone()
     }
 
     async fn fetch_now(&self, now: Timestamp) {
-        self.state.write().unwrap_or_else(PoisonError::into_inner).tried_at = Some(now);
+        self.state.write().tried_at = Some(now);
         match self.fetch().await {
             Ok(keys) => {
                 tracing::debug!(count = keys.len(), "an issuer's keys were fetched");
-                let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+                let mut state = self.state.write();
                 (state.keys, state.fetched_at) = (Arc::new(keys), Some(now));
             }
             Err(error) => tracing::warn!(error, "an issuer's keys could not be fetched"),

@@ -3,9 +3,10 @@
 use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::Arc,
 };
 
+use parking_lot::{Mutex, RwLock};
 use sha2::{Digest, Sha256};
 
 use super::{Policy, PolicyError, read::MAX_POLICY_BYTES};
@@ -78,12 +79,12 @@ impl PolicySource {
     }
 
     pub fn current(&self) -> Arc<Policy> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.read().clone()
     }
 
     /// Reads the file again. If it is broken or missing, the previous policy stays in effect.
     pub fn reload(&self) -> Result<Reloaded, PolicyFileError> {
-        let is_known = self.checked.lock().unwrap_or_else(PoisonError::into_inner).read.is_some();
+        let is_known = self.checked.lock().read.is_some();
         if !is_known && self.stamp().is_none() && !self.path.exists() {
             return Ok(Reloaded::Nothing);
         }
@@ -91,7 +92,7 @@ impl PolicySource {
     }
 
     fn take(&self) -> Result<Reloaded, PolicyFileError> {
-        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut checked = self.checked.lock();
         let stamp = self.stamp();
         let known = std::mem::replace(&mut checked.read, stamp.clone());
         checked.changing = None;
@@ -106,7 +107,7 @@ impl PolicySource {
             return Err(PolicyFileError::Emptied { path: self.path.clone() });
         }
         checked.is_empty = is_empty;
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
+        *self.current.write() = Arc::new(policy);
         let hash: String = Sha256::digest(text.as_bytes()).iter().map(|b| format!("{b:02x}")).collect();
         Ok(Reloaded::Read { fingerprint: hash[..FINGERPRINT_CHARS].to_owned() })
     }
@@ -116,7 +117,7 @@ impl PolicySource {
     pub fn reload_if_changed(&self) -> Option<Result<Reloaded, PolicyFileError>> {
         let stamp = self.stamp();
         let is_settled = {
-            let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut checked = self.checked.lock();
             let is_settled = checked.changing.as_ref() == Some(&stamp);
             checked.changing = (checked.read != stamp).then_some(stamp);
             is_settled

@@ -7,7 +7,7 @@
 //! is unique; so does a commit that was given up and arrives late.
 
 use std::sync::{
-    Arc, LazyLock, OnceLock, PoisonError,
+    Arc, LazyLock, OnceLock,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -64,9 +64,9 @@ const MAX_MARKED: usize = 10_000;
 pub struct Chain {
     writer: OnceLock<String>,
     /// Numbers that the next record leaves out.
-    gap: std::sync::Mutex<AuditGap>,
+    gap: parking_lot::Mutex<AuditGap>,
     /// Committed records of [`MARKED_ACTIONS`] that were not collected yet.
-    marked: std::sync::Mutex<Vec<MarkedRecord>>,
+    marked: parking_lot::Mutex<Vec<MarkedRecord>>,
     sealing: OnceLock<[u8; 32]>,
     /// The last link, if known.
     head: Mutex<Option<Head>>,
@@ -87,8 +87,8 @@ impl Chain {
     pub fn new(connections: Arc<AtomicU64>, timeouts: DatabaseTimeouts) -> Self {
         Self {
             writer: OnceLock::new(),
-            gap: std::sync::Mutex::default(),
-            marked: std::sync::Mutex::default(),
+            gap: parking_lot::Mutex::default(),
+            marked: parking_lot::Mutex::default(),
             sealing: OnceLock::new(),
             head: Mutex::new(None),
             connections,
@@ -128,7 +128,7 @@ impl Chain {
             }
         };
         let skipped = {
-            let mut gap = self.gap.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut gap = self.gap.lock();
             gap.after = head.number;
             gap.count
         };
@@ -137,19 +137,19 @@ impl Chain {
 
     /// Lost records leave a gap, which a verification finds.
     pub fn skip(&self, count: u64) {
-        self.gap.lock().unwrap_or_else(PoisonError::into_inner).count += count;
+        self.gap.lock().count += count;
     }
 
     pub fn gap(&self) -> AuditGap {
-        *self.gap.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.gap.lock()
     }
 
     pub fn set_gap(&self, gap: AuditGap) {
-        *self.gap.lock().unwrap_or_else(PoisonError::into_inner) = gap;
+        *self.gap.lock() = gap;
     }
 
     pub fn take_marked(&self) -> Vec<MarkedRecord> {
-        std::mem::take(&mut *self.marked.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.marked.lock())
     }
 
     /// Limits a database operation of the lock holder. After the limit its result is unknown.
@@ -201,11 +201,11 @@ impl Links<'_> {
     pub fn are_committed(mut self) {
         *self.guard = Some(self.head);
         {
-            let mut gap = self.chain.gap.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut gap = self.chain.gap.lock();
             *gap = AuditGap { after: self.head.number, count: gap.count.saturating_sub(self.skipped) };
         }
         if !self.marked.is_empty() {
-            let mut marked = self.chain.marked.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut marked = self.chain.marked.lock();
             marked.append(&mut self.marked);
             let excess = marked.len().saturating_sub(MAX_MARKED);
             marked.drain(..excess);

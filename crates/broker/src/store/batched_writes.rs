@@ -7,10 +7,11 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Instant,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use sqlx::AnyConnection;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, oneshot},
@@ -53,7 +54,7 @@ struct WriteQueueState {
 
 impl WriteQueue {
     fn state(&self) -> MutexGuard<'_, WriteQueueState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// The next batch. If it is empty, no task serves the queue any more.

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     domain::model::{AuditRecord, Event, SANDBOX_RESTORED, Sandbox},
     policy::Quota,
-    store::{ChangeNotice, QuotaSubject, PageParams, QuotaReached, RestoredSandbox, Store, Stored, Viewer},
+    store::{ChangeNotice, PageParams, QuotaReached, QuotaSubject, RestoredSandbox, Store, Stored, Viewer},
 };
 
 pub async fn list(db: &mut AnyConnection, viewer: &Viewer, now: Timestamp, page: &PageParams) -> Stored<Vec<Sandbox>> {

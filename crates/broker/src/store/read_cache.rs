@@ -4,12 +4,11 @@
 use std::{
     collections::HashMap,
     hash::Hash,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
+
+use parking_lot::Mutex;
 
 use crate::store::Stored;
 
@@ -62,7 +61,7 @@ impl<K: Eq + Hash, V: Clone> ReadCache<K, V> {
     pub async fn get(&self, changes: &ChangeCounter, key: K, moment: i64, ask: impl Future<Output = Stored<V>>) -> Stored<V> {
         // Read before the query: a change during the query makes its answer outdated.
         let (change, at) = (changes.count(), Instant::now());
-        if let Some(known) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key)
+        if let Some(known) = self.0.lock().get(&key)
             && known.change == change
             && known.moment == moment
             && known.at.elapsed() < MAX_AGE
@@ -70,7 +69,7 @@ impl<K: Eq + Hash, V: Clone> ReadCache<K, V> {
             return Ok(known.answer.clone());
         }
         let answer = ask.await?;
-        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.0.lock();
         if entries.len() >= MAX_ENTRIES {
             entries.clear();
         }
@@ -109,6 +108,6 @@ mod tests {
                 assert_eq!(cache.get(&changes, "key", moment, async { Ok(moment) }).await.unwrap(), moment);
             }
         }
-        assert_eq!(cache.0.lock().unwrap().len(), 1);
+        assert_eq!(cache.0.lock().len(), 1);
     }
 }

@@ -7,13 +7,14 @@
 use std::{
     ops::{Deref, DerefMut},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, ThreadId},
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use sqlx::{AnyConnection, Connection, any::AnyConnectOptions};
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
@@ -93,12 +94,12 @@ impl StatementConnections {
 
     /// Drops all idle connections: if one leads to a server that is gone, so do the others.
     fn forget(&self) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.idle.lock().clear();
     }
 
     /// A connection of this thread, or of any thread if no more may be opened.
     fn pick(&self) -> Option<IdleConnection> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.idle.lock();
         let here = thread::current().id();
         if let Some(ours) = idle.iter().rposition(|i| i.made_on == here) {
             return Some(idle.swap_remove(ours));
@@ -115,7 +116,7 @@ impl BorrowedConnection<'_> {
             return self.pool.forget();
         }
         let idle = IdleConnection { connection: self.connection, made_on: self.made_on, since: Instant::now() };
-        self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
+        self.pool.idle.lock().push(idle);
     }
 }
 

@@ -6,8 +6,8 @@ use cobox_broker::{
     domain::model::{Sandbox, SessionWithSandbox},
     policy::Quota,
     store::{
-        AddedSandbox, ChangedSandbox, QuotaSubject, DueBy, EnsureParams, Ensured, Idempotency, PageParams, QuotaReached, SandboxAfterSession,
-        SandboxChange, SessionFilter, Store, Viewer,
+        AddedSandbox, ChangedSandbox, DueBy, EnsureParams, Ensured, Idempotency, PageParams, QuotaReached, QuotaSubject,
+        SandboxAfterSession, SandboxChange, SessionFilter, Store, Viewer,
     },
 };
 use cobox_protocol::{

@@ -7,7 +7,7 @@ use cobox_broker::{
     domain::model::{ApiKey, AuditRecord, Identity, Intent, Principal, Sandbox, Session, SessionWithSandbox},
     policy::Quota,
     store::{
-        AddedKey, QuotaSubject, DisabledPrincipal, Ending, EnsureParams, Ensured, Horizon, Idempotency, Note, PageParams, QuotaReached,
+        AddedKey, DisabledPrincipal, Ending, EnsureParams, Ensured, Horizon, Idempotency, Note, PageParams, QuotaReached, QuotaSubject,
         RevokedKey, SandboxAfterSession, SessionFilter, Store, Viewer, postgres, sqlite,
     },
 };

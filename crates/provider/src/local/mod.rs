@@ -33,7 +33,7 @@ use std::{
     path::{Path, PathBuf},
     process::Stdio,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -41,26 +41,27 @@ use std::{
 
 use anyhow::Context;
 use async_trait::async_trait;
+use cgroup::Cgroups;
 use cobox_kernel::{LocalSocketStream, Peer};
 use cobox_protocol::{SandboxId, SnapshotId, VolumeId, control::ControlState};
+use launch_spec::{LaunchSpec, UID_RANGE};
+use lower_layer::LowerLayer;
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
+use snapshots::Snapshots;
 use tokio::{
     io::AsyncWriteExt,
     net::UnixStream,
     process::Command,
     sync::{OnceCell, Semaphore},
 };
+use volumes::Volumes;
 
 use crate::{
     BoxdSocket, BoxedStream, DiskUsage, FailedDisk, HostDisk, ImageUsage, Provider, ProviderError, ProviderFeatures, ProviderSandbox,
     SandboxSpec, WrittenFiles,
     private_dir::{private_data_dir, private_dir},
 };
-use cgroup::Cgroups;
-use launch_spec::{LaunchSpec, UID_RANGE};
-use lower_layer::LowerLayer;
-use snapshots::Snapshots;
-use volumes::Volumes;
 
 /// First host uid for sandboxes, above the ranges that account tools and other container engines assign.
 const FIRST_UID: u32 = 0x7000_0000;
@@ -174,7 +175,7 @@ impl LocalProvider {
     }
 
     fn read_uid_slots(&self) -> anyhow::Result<()> {
-        let mut slots = self.uid_slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.uid_slots.lock();
         for id in self.ids()? {
             // A sandbox without a range was never started.
             let names = fs::read_dir(self.dir(&id))?.filter_map(|e| e.ok()?.file_name().into_string().ok());
@@ -189,7 +190,7 @@ impl LocalProvider {
         if !self.is_root {
             return Ok(None);
         }
-        let mut slots = self.uid_slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.uid_slots.lock();
         let slot = match slots.iter().find(|(_, owner)| *owner == id) {
             Some((slot, _)) => *slot,
             None => {
@@ -350,10 +351,10 @@ impl Provider for LocalProvider {
         match fs::rename(self.dir(id), &trash) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(self.unavailable(id, &e.into())),
-            Ok(()) => self.uid_slots.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, owner| owner != id),
+            Ok(()) => self.uid_slots.lock().retain(|_, owner| owner != id),
         }
         let upper = self.dir(id).join("data").join("upper");
-        self.measured.lock().unwrap_or_else(PoisonError::into_inner).remove(&upper);
+        self.measured.lock().remove(&upper);
         let removed = tokio::task::spawn_blocking(move || untrusted_tree::remove(&trash)).await;
         match removed {
             Ok(Err(e)) if e.kind() != io::ErrorKind::NotFound => Err(self.unavailable(id, &e.into())),
@@ -424,7 +425,7 @@ impl Provider for LocalProvider {
     async fn remove_volume(&self, id: &VolumeId) -> Result<(), ProviderError> {
         let (volumes, unwanted) = (self.volumes.clone(), id.clone());
         if let Some((files, _)) = volumes.measured(id) {
-            self.measured.lock().unwrap_or_else(PoisonError::into_inner).remove(&files);
+            self.measured.lock().remove(&files);
         }
         let removed = tokio::task::spawn_blocking(move || volumes.remove(&unwanted)).await.map_err(io::Error::other).flatten();
         removed.map_err(|e| ProviderError::Unavailable(format!("removing volume {id}: {}", self.without_host_paths(&e.to_string()))))
@@ -524,14 +525,14 @@ impl LocalProvider {
     /// the checks of other sandboxes.
     fn last_measured(&self, dir: PathBuf) -> u64 {
         let last = self.measured.clone();
-        let mut known = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = last.lock();
         let measured = known.entry(dir.clone()).or_default();
         if !measured.is_measuring {
             measured.is_measuring = true;
             let last = last.clone();
             tokio::task::spawn_blocking(move || {
                 let used = untrusted_tree::measure(&dir);
-                last.lock().unwrap_or_else(PoisonError::into_inner).insert(dir, DiskMeasurement { used, is_measuring: false });
+                last.lock().insert(dir, DiskMeasurement { used, is_measuring: false });
             });
         }
         measured.used

@@ -4,7 +4,6 @@
 use std::{
     fs,
     path::{Component, Path, PathBuf},
-    sync::PoisonError,
 };
 
 use rustix::{
@@ -50,7 +49,7 @@ impl LocalProvider {
             ResolvedRoot::Ready(base) => return Ok(base),
             ResolvedRoot::ToPrepare(source, name) => (source, name),
         };
-        let made = self.other_layers.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default().clone();
+        let made = self.other_layers.lock().entry(name).or_default().clone();
         let make = async || {
             let (dir, options, is_root) = (self.layers_dir.clone(), self.config.options.clone(), self.is_root);
             tokio::task::spawn_blocking(move || lower_layer::prepare(&dir, &source, &options, is_root)).await?

@@ -1,13 +1,10 @@
 //! Collects in memory when sandboxes and keys were last used, and writes it to the store in intervals: a lease is an
 //! hour, but a write is a disk sync.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use cobox_protocol::{KeyId, SandboxId, Timestamp};
+use parking_lot::Mutex;
 
 use crate::{domain::model::Sandbox, store::Note};
 
@@ -42,19 +39,19 @@ impl LastUsed {
     }
 
     fn record(&self, id: &SandboxId, now: Timestamp, forwarded: u64) {
-        let mut map = self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.sandboxes.lock();
         let record = map.entry(id.clone()).or_insert(LastUse { last: now, written: None, forwarded: 0 });
         record.last = record.last.max(now);
         record.forwarded += forwarded;
     }
 
     pub fn record_key_use(&self, id: &KeyId, now: Timestamp) {
-        let mut map = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.keys.lock();
         map.entry(id.clone()).or_insert(LastUse { last: now, written: None, forwarded: 0 }).last = now;
     }
 
     fn last_use(&self, id: &SandboxId) -> Option<Timestamp> {
-        self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner).get(id).map(|u| u.last)
+        self.sandboxes.lock().get(id).map(|u| u.last)
     }
 
     /// The last use known here or in the store.
@@ -64,7 +61,7 @@ impl LastUsed {
 
     /// Number of requests forwarded since the last call.
     pub fn take_forwarded(&self, id: &SandboxId) -> u64 {
-        let mut map = self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.sandboxes.lock();
         map.get_mut(id).map_or(0, |u| std::mem::take(&mut u.forwarded))
     }
 
@@ -75,17 +72,14 @@ impl LastUsed {
 
     /// Drops sandboxes that no longer run and keys without recent use, once written: the store has their values.
     pub fn retain(&self, now: Timestamp, is_running: impl Fn(&SandboxId) -> bool) {
-        self.sandboxes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|id, u| is_running(id) || u.written.is_none_or(|w| w < u.last));
+        self.sandboxes.lock().retain(|id, u| is_running(id) || u.written.is_none_or(|w| w < u.last));
         let fresh = |u: &LastUse| now.saturating_since(u.last) < 2 * WRITE_KEYS_EVERY || u.written.is_none_or(|w| w < u.last);
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, u| fresh(u));
+        self.keys.lock().retain(|_, u| fresh(u));
     }
 }
 
 fn due<K: Clone + Eq + std::hash::Hash>(map: &Mutex<HashMap<K, LastUse>>, now: Timestamp, every: Duration) -> Vec<(K, Timestamp)> {
-    let mut map = map.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut map = map.lock();
     let is_due = |u: &LastUse| u.written.is_none_or(|w| u.last > w && now.saturating_since(w) >= every);
     map.iter_mut()
         .filter(|(_, u)| is_due(u))

@@ -4,13 +4,11 @@
 use std::{
     collections::HashMap,
     hash::Hash,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicI64, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicI64, Ordering::Relaxed},
 };
 
 use cobox_protocol::{ApiError, ErrorCode, Timestamp};
+use parking_lot::Mutex;
 
 use crate::{config::RateLimits, domain::model::Principal};
 
@@ -73,7 +71,7 @@ impl<Key: Eq + Hash + Clone> Buckets<Key> {
     /// Charges one request, or returns the seconds to wait.
     fn take(&self, key: &Key, now: i64) -> Result<(), u32> {
         let Some(limit) = self.limit else { return Ok(()) };
-        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = self.buckets.lock();
         let mut bucket = buckets.get(key).map_or_else(|| limit.full(now), |bucket| limit.filled(bucket, now));
         if bucket.left < REQUEST_COST {
             // The bucket fills from its new time on, also when the clock was set back.
@@ -151,7 +149,7 @@ impl<Address: Eq + Hash + Clone> RateLimiter<Address> {
     /// Drops addresses whose bucket is full again; called in intervals.
     pub fn sweep(&self, now: Timestamp) {
         let Some(limit) = self.failures.limit else { return };
-        let mut buckets = self.failures.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = self.failures.buckets.lock();
         buckets.retain(|_, bucket| limit.filled(bucket, now.unix()).left < limit.burst);
     }
 }
@@ -173,9 +171,9 @@ mod tests {
         for n in 0..2 * MAX_BUCKETS as u128 {
             rate_limiter.charge_failure(n, now).unwrap();
         }
-        assert!(rate_limiter.failures.buckets.lock().unwrap().len() <= MAX_BUCKETS);
+        assert!(rate_limiter.failures.buckets.lock().len() <= MAX_BUCKETS);
         rate_limiter.sweep(Timestamp::from_unix(2_000));
-        assert!(rate_limiter.failures.buckets.lock().unwrap().is_empty());
+        assert!(rate_limiter.failures.buckets.lock().is_empty());
     }
 
     #[test]

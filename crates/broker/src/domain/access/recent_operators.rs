@@ -1,12 +1,10 @@
 //! Operators' keys that were accepted recently, so that operators can read the metrics while the database can't check
 //! their keys.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use cobox_protocol::{Secret, Timestamp};
+use parking_lot::Mutex;
 use subtle::ConstantTimeEq;
 
 use super::keys::hash;
@@ -30,7 +28,7 @@ impl RecentOperators {
     /// Call when a key was accepted by the database.
     pub fn remember(&self, key: &Secret, expires_at: Option<Timestamp>) {
         self.forget(key);
-        let mut accepted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accepted = self.0.lock();
         accepted.push(Accepted { hash: hash(key), remembered_until: Instant::now() + REMEMBERED_FOR, expires_at });
         let excess = accepted.len().saturating_sub(MAX_REMEMBERED);
         accepted.drain(..excess);
@@ -39,12 +37,12 @@ impl RecentOperators {
     /// Call when a key was refused by the database.
     pub fn forget(&self, key: &Secret) {
         let hash = hash(key);
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|a| !bool::from(a.hash.ct_eq(&hash)));
+        self.0.lock().retain(|a| !bool::from(a.hash.ct_eq(&hash)));
     }
 
     pub fn knows(&self, key: &Secret, now: Timestamp) -> bool {
         let hash = hash(key);
-        let accepted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let accepted = self.0.lock();
         let is_valid = |a: &&Accepted| Instant::now() < a.remembered_until && a.expires_at.is_none_or(|end| now < end);
         accepted.iter().filter(is_valid).any(|a| a.hash.ct_eq(&hash).into())
     }
@@ -67,7 +65,7 @@ mod tests {
         known.forget(&revoked);
         assert!(!known.knows(&revoked, NOW));
         assert!(!known.knows(&ending, Timestamp::from_unix(NOW.unix() + 60)));
-        known.0.lock().unwrap().iter_mut().for_each(|a| a.remembered_until = Instant::now());
+        known.0.lock().iter_mut().for_each(|a| a.remembered_until = Instant::now());
         assert!(!known.knows(&used, NOW));
     }
 

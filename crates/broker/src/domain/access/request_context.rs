@@ -1,11 +1,9 @@
 //! The context of a request: its caller, its id, and how long the caller waits.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use cobox_protocol::{RequestId, SandboxId, SessionId, Timestamp};
+use parking_lot::Mutex;
 
 use crate::domain::model::{AuditRecord, Caller};
 
@@ -45,18 +43,18 @@ pub struct LoggedIds {
 
 impl LoggedIds {
     pub fn set_session(&self, id: &SessionId) {
-        *self.session.lock().unwrap_or_else(PoisonError::into_inner) = Some(id.clone());
+        *self.session.lock() = Some(id.clone());
     }
 
     pub fn set_sandbox(&self, id: &SandboxId) {
-        *self.sandbox.lock().unwrap_or_else(PoisonError::into_inner) = Some(id.clone());
+        *self.sandbox.lock() = Some(id.clone());
     }
 
     pub fn session(&self) -> Option<SessionId> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.session.lock().clone()
     }
 
     pub fn sandbox(&self) -> Option<SandboxId> {
-        self.sandbox.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.sandbox.lock().clone()
     }
 }

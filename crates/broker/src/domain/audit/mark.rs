@@ -8,11 +8,11 @@ use std::{
     io::{self, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use cobox_protocol::Timestamp;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -223,7 +223,7 @@ impl AuditMark {
         // If the chain is longer, a record was written after the gap.
         let count = saved.filter(|gap| after < gap.after.saturating_add(gap.count)).map_or(0, |gap| gap.count);
         store.set_audit_gap(AuditGap { after, count });
-        *self.saved_gap.lock().unwrap_or_else(PoisonError::into_inner) = saved;
+        *self.saved_gap.lock() = saved;
         Ok(())
     }
 
@@ -232,7 +232,7 @@ impl AuditMark {
     /// lost without a gap.
     pub fn save_gap(&self, store: &Store) {
         let gap = Some(store.audit_gap()).filter(|gap| gap.count > 0);
-        let mut saved = self.saved_gap.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut saved = self.saved_gap.lock();
         if *saved == gap {
             return;
         }
@@ -251,7 +251,7 @@ impl AuditMark {
         self.save_gap(store);
         let (head, is_new) = self.append_new(store).await;
         let Some((number, hash)) = head else { return };
-        let written = *self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = *self.written.lock();
         let is_due = written.is_none_or(|(last, at)| last != number && (is_new || now.saturating_since(at) >= MARK_INTERVAL));
         if !is_due {
             return;
@@ -292,7 +292,7 @@ impl AuditMark {
     fn write(&self, mark: &Mark) {
         let text = serde_json::to_vec(mark).map_err(io::Error::from);
         match text.and_then(|text| write_whole(&self.dir.join(MARK_FILE), &text)) {
-            Ok(()) => *self.written.lock().unwrap_or_else(PoisonError::into_inner) = Some((mark.number, mark.at)),
+            Ok(()) => *self.written.lock() = Some((mark.number, mark.at)),
             Err(error) => tracing::warn!(%error, "{MARK_FILE} could not be written"),
         }
     }

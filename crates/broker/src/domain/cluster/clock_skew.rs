@@ -2,12 +2,11 @@
 //! difference with its heartbeat, so that all can be compared without requests between brokers.
 
 use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use crate::{
     clock::Clock,
@@ -46,7 +45,7 @@ impl ClockSkew {
         let largest = differences.max_by_key(|(ms, _)| ms.unsigned_abs());
         self.largest_ms.store(largest.map_or(0, |(ms, _)| ms.unsigned_abs()), Relaxed);
         let skewed = largest.filter(|_| self.is_large()).map(|(ms, node)| (ms, node.clone()));
-        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reported = self.reported.lock();
         match (&*reported, skewed) {
             (Some(before), Some((_, node))) if *before == node => {}
             (_, Some((skew_ms, node))) => {

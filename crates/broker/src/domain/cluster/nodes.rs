@@ -5,13 +5,10 @@
 //! broker's clock: the clocks of two machines are never compared for it. Time in which the database was not read doesn't
 //! count, so that after an outage, or after this machine slept, every node has time to send another heartbeat.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use cobox_protocol::{RequestId, SandboxId, Timestamp};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::clock_skew::ClockSkew;
@@ -161,14 +158,14 @@ impl Nodes {
         if !store.record_heartbeat(&self.as_node(now, Some(offset))).await? {
             return Ok(false);
         }
-        *self.last_beat_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+        *self.last_beat_at.lock() = Some(now);
         self.refresh(store, now).await?;
         Ok(true)
     }
 
     /// Whether the other brokers, if there can be any, consider this one alive.
     pub fn is_known(&self, store: &Store, now: Timestamp) -> bool {
-        let last_beat_at = *self.last_beat_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let last_beat_at = *self.last_beat_at.lock();
         !store.is_shared() || last_beat_at.is_some_and(|at| now.saturating_since(at) < self.timeout)
     }
 
@@ -196,7 +193,7 @@ impl Nodes {
         if node == self.own {
             return Ok(true);
         }
-        let probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner).entry(node.to_owned()).or_default().clone();
+        let probes = self.probes.lock().entry(node.to_owned()).or_default().clone();
         let mut last = probes.lock().await;
         if let Some(result) = last.filter(|a| a.at.elapsed() < PROBE_REUSE) {
             return Ok(result.is_there);
@@ -250,7 +247,7 @@ impl Nodes {
     }
 
     fn known(&self) -> MutexGuard<'_, KnownPeers> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     /// Whether heartbeats could have been missed since the database was last read.

@@ -1,12 +1,9 @@
 //! Ingest limit per sandbox: a hostile sandbox that reports endlessly must not fill the database.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use cobox_protocol::{SandboxId, Timestamp};
+use parking_lot::Mutex;
 
 /// Token bucket for the records of one sandbox: size of a burst, and refill per second. Above the limit the broker stops
 /// fetching from the sandbox; what the sandbox can't keep until then is counted as lost.
@@ -44,8 +41,8 @@ impl IngestLimits {
         charged.remaining_wait()
     }
 
-    fn buckets(&self) -> std::sync::MutexGuard<'_, HashMap<SandboxId, Bucket>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn buckets(&self) -> parking_lot::MutexGuard<'_, HashMap<SandboxId, Bucket>> {
+        self.0.lock()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -11,6 +11,7 @@ use cobox_protocol::{
     SandboxId, SessionId, Timestamp,
     event::{EventKind, EventSource},
 };
+use parking_lot::Mutex;
 
 use crate::domain::{context::BrokerContext, model::Event};
 
@@ -40,7 +41,7 @@ impl Presence {
         let now = context.now();
         let key = self.hasher.hash_one((sandbox, participant.session, participant.principal, participant.actor));
         {
-            let mut last_seen = self.last_seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut last_seen = self.last_seen.lock();
             if last_seen.len() >= MAX_PRESENT {
                 last_seen.clear();
             }

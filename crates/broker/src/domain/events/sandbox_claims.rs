@@ -1,11 +1,7 @@
 //! Sandbox claims: what sandboxes report about the requests they received. Fetched in intervals and stored beside the
 //! broker's own records, marked as reported by the sandbox (untrusted).
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use cobox_protocol::{
     SandboxId, Timestamp,
@@ -13,6 +9,7 @@ use cobox_protocol::{
     secret::redact,
 };
 use cobox_provider::control;
+use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use super::ingest_limit::IngestLimits;
@@ -109,8 +106,8 @@ impl ClaimCollector {
         (records, ClaimCursor { life: claim_text(&claims.life), seq: last, lost: claims.lost })
     }
 
-    fn cursors(&self) -> std::sync::MutexGuard<'_, HashMap<SandboxId, ClaimCursor>> {
-        self.cursors.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cursors(&self) -> parking_lot::MutexGuard<'_, HashMap<SandboxId, ClaimCursor>> {
+        self.cursors.lock()
     }
 }
 

@@ -1,12 +1,10 @@
 //! Limits concurrent event streams: each stream queries the database twice a second, so one client must not use up a
 //! broker's capacity.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use cobox_protocol::{ApiError, ErrorCode, SessionId};
+use parking_lot::Mutex;
 
 use crate::domain::model::Principal;
 
@@ -51,7 +49,7 @@ impl StreamLimiter {
     pub fn acquire(&self, principal: &Principal, session: &SessionId) -> Result<StreamPermit, ApiError> {
         let Principal { workspace, name, .. } = principal.clone();
         let scopes = [LimitScope::Broker, LimitScope::Principal { workspace, name }, LimitScope::Session(session.clone())];
-        let mut open_streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open_streams = self.0.lock();
         for scope in &scopes {
             let (limit, of) = scope.limit();
             if open_streams.get(scope).is_some_and(|count| *count >= limit) {
@@ -68,7 +66,7 @@ impl StreamLimiter {
 
 impl Drop for StreamPermit {
     fn drop(&mut self) {
-        let mut open_streams = self.open_streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open_streams = self.open_streams.lock();
         for scope in &self.scopes {
             if let Some(count) = open_streams.get_mut(scope) {
                 *count -= 1;
@@ -104,6 +102,6 @@ mod tests {
             .collect();
         assert!(refused(&who("bob"), &SessionId::new()).contains("at this broker"));
         drop((one, more, others));
-        assert!(limiter.0.lock().unwrap().is_empty());
+        assert!(limiter.0.lock().is_empty());
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -16,6 +16,7 @@ use cobox_protocol::{
 };
 use cobox_provider::control;
 use futures_util::{StreamExt, stream};
+use parking_lot::Mutex;
 
 use super::{
     host_disk::HostDiskState,
@@ -186,12 +187,12 @@ impl ControlPush {
     }
 
     pub fn pushed_state(&self, id: &SandboxId) -> Option<PushedState> {
-        self.pushed.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied()
+        self.pushed.lock().get(id).copied()
     }
 
     /// The running sandboxes to which this broker has pushed state.
     pub(super) fn pushed_ids(&self) -> Vec<SandboxId> {
-        self.pushed.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+        self.pushed.lock().keys().cloned().collect()
     }
 
     /// Whether its writers must stop: its own disk is full, or the host's.
@@ -200,11 +201,11 @@ impl ControlPush {
     }
 
     pub fn is_own_disk_full(&self, id: &SandboxId) -> bool {
-        self.full_disks.lock().unwrap_or_else(PoisonError::into_inner).contains(id)
+        self.full_disks.lock().contains(id)
     }
 
     pub fn set_disk_full(&self, id: &SandboxId, is_full: bool) {
-        let mut full = self.full_disks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut full = self.full_disks.lock();
         if is_full {
             full.insert(id.clone())
         } else {
@@ -213,12 +214,12 @@ impl ControlPush {
     }
 
     pub(super) fn remember_pushed(&self, id: &SandboxId, pushed: PushedState) {
-        self.pushed.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), pushed);
+        self.pushed.lock().insert(id.clone(), pushed);
     }
 
     pub(super) fn forget(&self, id: &SandboxId) {
-        self.pushed.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
-        self.full_disks.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.pushed.lock().remove(id);
+        self.full_disks.lock().remove(id);
     }
 }
 

@@ -5,7 +5,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -14,6 +14,7 @@ use std::{
 use cobox_protocol::SandboxId;
 use cobox_provider::{HostDisk, SandboxSpec};
 use futures_util::{StreamExt, stream};
+use parking_lot::Mutex;
 
 use super::transitions::{CONCURRENT_SANDBOXES, Lifecycle};
 
@@ -81,7 +82,7 @@ pub async fn check(lifecycle: &Arc<Lifecycle>) -> Duration {
         suspend_growing(lifecycle, disk).await;
         return MAX_INTERVAL;
     }
-    lifecycle.control_push.host_disk.stopped.lock().unwrap_or_else(PoisonError::into_inner).take();
+    lifecycle.control_push.host_disk.stopped.lock().take();
     if disk.writable() >= clear_at(disk)
         && let Err(error) = lifecycle.context.ballast.set_aside(disk.reserve)
     {
@@ -125,7 +126,7 @@ async fn push_to_all(lifecycle: &Arc<Lifecycle>, disk: HostDisk, is_full: bool) 
 async fn suspend_growing(lifecycle: &Arc<Lifecycle>, disk: HostDisk) {
     const REASON: &str = "it went on writing while the host's disk was full";
     let context = &lifecycle.context;
-    let stopped = lifecycle.control_push.host_disk.stopped.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let stopped = lifecycle.control_push.host_disk.stopped.lock().take();
     let mut stopped = match stopped {
         Some(stopped) => stopped,
         None => match running_sandboxes(lifecycle).await {
@@ -144,7 +145,7 @@ async fn suspend_growing(lifecycle: &Arc<Lifecycle>, disk: HostDisk) {
             }
         }
     }
-    lifecycle.control_push.host_disk.stopped.lock().unwrap_or_else(PoisonError::into_inner).replace(stopped);
+    lifecycle.control_push.host_disk.stopped.lock().replace(stopped);
 }
 
 async fn running_sandboxes(lifecycle: &Lifecycle) -> Result<HashMap<SandboxId, StoppedSandbox>, crate::store::StoreError> {

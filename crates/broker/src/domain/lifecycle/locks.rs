@@ -1,11 +1,9 @@
 //! One lock per sandbox, so that provider operations on the same sandbox run one after the other.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use cobox_protocol::SandboxId;
+use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 type Map = HashMap<SandboxId, Arc<AsyncMutex<()>>>;
@@ -30,11 +28,11 @@ impl SandboxLocks {
 
     /// Doesn't take the lock: two tasks that only check must not mistake each other for a task at work.
     pub fn is_held(&self, id: &SandboxId) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(id)
+        self.0.lock().contains_key(id)
     }
 
     fn entry(&self, id: &SandboxId) -> Arc<AsyncMutex<()>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(id.clone()).or_default().clone()
+        self.0.lock().entry(id.clone()).or_default().clone()
     }
 }
 
@@ -58,7 +56,7 @@ struct Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let mut map = self.locks.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.locks.0.lock();
         if map.get(&self.id).is_some_and(|m| Arc::strong_count(m) == 1) {
             map.remove(&self.id);
         }
@@ -80,6 +78,6 @@ mod tests {
         drop(held);
         assert!(!locks.is_held(&id));
         assert!(locks.try_lock(&id).is_some());
-        assert!(locks.0.lock().unwrap().is_empty());
+        assert!(locks.0.lock().is_empty());
     }
 }

@@ -7,12 +7,12 @@ use std::{
     collections::{HashMap, HashSet},
     fmt, io,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use cobox_protocol::{ApiError, SandboxId, SnapshotId, Timestamp, VolumeId};
 use cobox_provider::ProviderError;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -140,8 +140,8 @@ impl Quarantine {
         counts
     }
 
-    fn listed(&self) -> std::sync::MutexGuard<'_, Vec<Quarantined>> {
-        self.listed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn listed(&self) -> parking_lot::MutexGuard<'_, Vec<Quarantined>> {
+        self.listed.lock()
     }
 
     /// Replaces the list; an item that is already in it keeps its time. Returns the new items and those that left.
@@ -198,7 +198,7 @@ impl Quarantine {
 
     /// Whether the list is due for a check; if so, marks it as checked now.
     fn is_due(&self, now: Timestamp) -> bool {
-        let mut checked_at = self.checked_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut checked_at = self.checked_at.lock();
         let is_due = checked_at.is_none_or(|at| at.is_due(CHECK_INTERVAL, now));
         if is_due {
             *checked_at = Some(now);

@@ -1,16 +1,13 @@
 //! The reaper: periodically checks the sandboxes of this node for leases, hard ends, disk limits and unfinished
 //! operations, and cleans up after dead nodes.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use cobox_protocol::{ApiError, SandboxId, Timestamp, session::State};
 use cobox_provider::{DiskUsage, FailedDisk, HostDisk, control};
 use futures_util::{StreamExt, stream};
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::{
@@ -125,7 +122,7 @@ impl Reaper {
         host_disk::check(&self.lifecycle).await;
         self.suspend_failed(&sandboxes, now).await;
         let present: HashMap<&SandboxId, bool> = sandboxes.iter().map(|s| (&s.id, s.is_running())).collect();
-        self.check_times.lock().unwrap_or_else(PoisonError::into_inner).retain(|id, _| present.contains_key(id));
+        self.check_times.lock().retain(|id, _| present.contains_key(id));
         self.lifecycle.last_used.retain(now, |id| present.get(id).copied().unwrap_or(false));
         stream::iter(&sandboxes)
             .for_each_concurrent(CONCURRENT_SANDBOXES, |sandbox| async move {
@@ -146,10 +143,10 @@ impl Reaper {
     }
 
     async fn count_downtime(&self, now: Timestamp) -> Stored<()> {
-        let counted = *self.counted_downtime.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = *self.counted_downtime.lock();
         if counted.is_none_or(|at| at.is_due(COUNT_RUNNING_EVERY, now)) {
             self.lifecycle.count_downtime(now, Counting::REGULAR).await?;
-            *self.counted_downtime.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+            *self.counted_downtime.lock() = Some(now);
         }
         Ok(())
     }
@@ -327,7 +324,7 @@ impl Reaper {
                 return false;
             }
         };
-        let mut check_times = self.check_times.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut check_times = self.check_times.lock();
         let before = check_times.entry(sandbox.id.clone()).or_default().requests.replace(status.requests);
         let unseen = before.is_some_and(|before| status.requests.saturating_sub(before) > forwarded);
         status.open_streams > 0 || unseen
@@ -341,7 +338,7 @@ impl Reaper {
         }
         let Some(disk) = self.lifecycle.context.provider.disk_usage(&sandbox.id, &sandbox.spec).await else { return Ok(()) };
         let before = {
-            let mut check_times = self.check_times.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut check_times = self.check_times.lock();
             check_times.entry(sandbox.id.clone()).or_default().used.replace(disk)
         };
         let was_full = self.lifecycle.control_push.is_own_disk_full(&sandbox.id);
@@ -354,7 +351,7 @@ impl Reaper {
             |before: DiskUsage| before.location == disk.location && disk.used.saturating_sub(before.used) > FULL_DISK_GROWTH_BYTES;
         if was_full && before.is_some_and(has_grown) {
             tracing::warn!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, "a full disk still grew");
-            self.check_times.lock().unwrap_or_else(PoisonError::into_inner).remove(&sandbox.id);
+            self.check_times.lock().remove(&sandbox.id);
             self.lifecycle.suspend(&sandbox.id, "it went on filling its disk past its allowance", |_| true).await?;
         }
         Ok(())
@@ -365,7 +362,7 @@ impl Reaper {
     async fn suspend_failed(&self, sandboxes: &[Sandbox], now: Timestamp) {
         const REASON: &str = "its filesystem failed, because the host's disk was full or broken; the next start checks it";
         {
-            let mut checked = self.failed_disks_checked.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut checked = self.failed_disks_checked.lock();
             if checked.is_some_and(|at| now.saturating_since(at) < FAILED_DISK_INTERVAL) {
                 return;
             }
@@ -400,7 +397,7 @@ impl Reaper {
 
     async fn check_suspended_sandbox(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
         // The next boxd process starts counting from zero.
-        self.check_times.lock().unwrap_or_else(PoisonError::into_inner).entry(sandbox.id.clone()).or_default().requests = None;
+        self.check_times.lock().entry(sandbox.id.clone()).or_default().requests = None;
         let keep = self.lifecycle.context.keep_suspended(sandbox);
         if sandbox.kept_for(now) < keep {
             return Ok(());
@@ -413,7 +410,7 @@ impl Reaper {
 
     async fn prune(&self, now: Timestamp) {
         {
-            let mut pruned = self.pruned.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut pruned = self.pruned.lock();
             if pruned.is_some_and(|at| !at.is_due(PRUNE_INTERVAL, now)) {
                 return;
             }
@@ -443,7 +440,7 @@ impl Reaper {
         every: Duration,
         now: Timestamp,
     ) -> bool {
-        let mut check_times = self.check_times.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut check_times = self.check_times.lock();
         let last = of(check_times.entry(id.clone()).or_default());
         let is_due = last.is_none_or(|at| at.is_due(every, now));
         if is_due {

@@ -6,12 +6,13 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
 use cobox_protocol::{ApiError, ErrorCode, SandboxId, Timestamp, control, session::State};
 use cobox_provider::ProviderError;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::{
@@ -98,7 +99,7 @@ impl Lifecycle {
 
     /// The start in progress, or a new one.
     fn join_start(self: &Arc<Self>, id: &SandboxId) -> watch::Receiver<Option<StartResult>> {
-        let mut starts = self.starts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut starts = self.starts.lock();
         if let Some(running) = starts.get(id)
             // An error means that its task ended without an outcome.
             && running.has_changed().is_ok()
@@ -112,7 +113,7 @@ impl Lifecycle {
             let lock = this.locks.lock(&id).await;
             let outcome = this.start_locked(&id, &lock).await;
             drop(lock);
-            this.starts.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+            this.starts.lock().remove(&id);
             // All waiting callers may be gone.
             let _ = done.send(Some(outcome));
         });

@@ -1,9 +1,8 @@
 //! Operations on snapshots, volumes and pools that are in progress in this process.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashSet, sync::Arc};
+
+use parking_lot::Mutex;
 
 /// Ids of the items that a task is working on.
 #[derive(Default)]
@@ -17,14 +16,14 @@ pub struct OperationGuard {
 
 impl Drop for OperationGuard {
     fn drop(&mut self) {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        self.all.lock().remove(&self.id);
     }
 }
 
 impl InProgress {
     /// `None` if another task is working on it.
     pub fn begin(&self, id: &str) -> Option<OperationGuard> {
-        let is_new = self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
+        let is_new = self.0.lock().insert(id.to_owned());
         is_new.then(|| OperationGuard { all: self.0.clone(), id: id.to_owned() })
     }
 }

@@ -24,7 +24,7 @@ use crate::{
         model::{AuditRecord, Caller, Principal, Sandbox, Session},
     },
     policy::Quota,
-    store::{AddedSandbox, ChangedSandbox, QuotaSubject, PageParams, QuotaReached, SandboxChange, Viewer},
+    store::{AddedSandbox, ChangedSandbox, PageParams, QuotaReached, QuotaSubject, SandboxChange, Viewer},
 };
 
 /// Number of sandboxes named in a quota error: enough to choose one to delete.
