@@ -186,9 +186,9 @@ pub fn check(context: &BrokerContext, spec: &SandboxSpec, node: &str) -> Result<
 
 /// Whether sandboxes of a template can be created, independent of the volumes that will exist.
 pub fn check_template(provider: &dyn Provider, spec: &TemplateSpec) -> Result<(), ProviderError> {
-    let spec = SandboxSpec { root: spec.root(), resources: spec.resources.clone(), ..SandboxSpec::default() };
-    provider.check_spec(&spec)?;
-    provider.check_mount_paths(&spec, &mount_paths(spec.mounts.iter().map(|m| &m.path)))
+    let sandbox_spec = SandboxSpec { root: spec.root(), resources: spec.resources.clone(), ..SandboxSpec::default() };
+    provider.check_spec(&sandbox_spec)?;
+    provider.check_mount_paths(&sandbox_spec, &mount_paths(spec.mounts.iter().map(|m| &m.path)))
 }
 
 fn mount_paths<'a>(paths: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
