@@ -28,7 +28,7 @@ impl IngestLimits {
         self.buckets().get(id).map_or(Duration::ZERO, |bucket| bucket.filled(now).remaining_wait())
     }
 
-    /// Charges `count` records, then returns the wait as [`IngestLimits::wait`] does.
+    /// Charges `count` records, then returns the wait as [`IngestLimits::remaining_wait`] does.
     pub fn charge(&self, id: &SandboxId, count: usize, now: Timestamp) -> Duration {
         let mut buckets = self.buckets();
         if buckets.len() >= SWEEP_AT && !buckets.contains_key(id) {

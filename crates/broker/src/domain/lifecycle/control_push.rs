@@ -90,7 +90,7 @@ impl ControlPush {
         Ok(())
     }
 
-    /// As [`ControlPush::tell`], with a limited wait; after it the push continues in the background, and the reaper repeats
+    /// As [`ControlPush::push`], with a limited wait; after it the push continues in the background, and the reaper repeats
     /// it if needed.
     pub async fn push_soon(self: &Arc<Self>, id: &SandboxId, wait: Duration) {
         let (this, id) = (self.clone(), id.clone());
