@@ -90,8 +90,8 @@ async fn keys_are_for_operators_and_a_revoked_key_ends_its_tokens() {
     assert_eq!(root.delete(&format!("/v1/keys/{}", made["id"].as_str().unwrap())).await.status, 204);
     assert_eq!(bot.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
     assert_eq!(bot.with(&session["token"]).get(&format!("/dp/{id}/v1/x")).await.error(401), "TOKEN_REVOKED");
-    let told = world.provider.boxd(&id).state.lock().unwrap().revoked.clone();
-    assert_eq!(told, [Revocation::Grant(made["id"].as_str().unwrap().to_owned())], "the sandbox was told before the answer");
+    let reported = world.provider.boxd(&id).state.lock().unwrap().revoked.clone();
+    assert_eq!(reported, [Revocation::Grant(made["id"].as_str().unwrap().to_owned())], "the sandbox was told before the answer");
     assert_eq!(root.delete(&format!("/v1/keys/{}", made["id"].as_str().unwrap())).await.error(404), "KEY_NOT_FOUND");
 }
 

@@ -32,12 +32,12 @@ use crate::harness::{Answer, Client, World, sandbox_id};
 /// Stand-in for a hosted sandbox: a host directory with host processes. For tests only, because it isolates nothing.
 struct HostDirectory {
     dir: tempfile::TempDir,
-    asked: AtomicUsize,
+    call_count: AtomicUsize,
 }
 
 impl HostDirectory {
-    fn place(&self, path: &str) -> AdapterResult<PathBuf> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
+    fn resolve(&self, path: &str) -> AdapterResult<PathBuf> {
+        self.call_count.fetch_add(1, Ordering::SeqCst);
         let path = Path::new(path.trim_start_matches('/'));
         if path.components().all(|c| matches!(c, Component::Normal(_))) {
             return Ok(self.dir.path().join(path));
@@ -73,7 +73,7 @@ fn entry(path: &str, meta: &std::fs::Metadata) -> FileEntry {
 #[async_trait]
 impl Adapter for HostDirectory {
     async fn exec(&self, _: &SandboxId, request: ExecRequest) -> AdapterResult<ExecResponse> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.call_count.fetch_add(1, Ordering::SeqCst);
         let argv = request.argv.unwrap_or_else(|| vec!["sh".into(), "-c".into(), request.command.unwrap_or_default()]);
         let output =
             Command::new(&argv[0]).args(&argv[1..]).current_dir(self.dir.path()).stdin(Stdio::null()).output().await.map_err(failed)?;
@@ -95,28 +95,28 @@ impl Adapter for HostDirectory {
     }
 
     async fn read(&self, _: &SandboxId, path: &str) -> AdapterResult<(Option<u64>, FileContent)> {
-        let file = tokio::fs::File::open(self.place(path)?).await.map_err(failed)?;
+        let file = tokio::fs::File::open(self.resolve(path)?).await.map_err(failed)?;
         let size = file.metadata().await.map_err(failed)?.len();
         Ok((Some(size), Box::pin(file)))
     }
 
     async fn write(&self, _: &SandboxId, path: &str, mut content: FileContent) -> AdapterResult<(FileWritten, bool)> {
-        let place = self.place(path)?;
-        tokio::fs::create_dir_all(place.parent().unwrap()).await.map_err(failed)?;
-        let is_new = !place.exists();
-        let mut file = tokio::fs::File::create(place).await.map_err(failed)?;
+        let resolve = self.resolve(path)?;
+        tokio::fs::create_dir_all(resolve.parent().unwrap()).await.map_err(failed)?;
+        let is_new = !resolve.exists();
+        let mut file = tokio::fs::File::create(resolve).await.map_err(failed)?;
         let size = tokio::io::copy(&mut content, &mut file).await.map_err(failed)?;
         Ok((FileWritten { path: path.to_owned(), path_b64: None, size, etag: format!("\"{size}\"") }, is_new))
     }
 
     async fn delete(&self, _: &SandboxId, path: &str) -> AdapterResult<()> {
-        tokio::fs::remove_file(self.place(path)?).await.map_err(failed)
+        tokio::fs::remove_file(self.resolve(path)?).await.map_err(failed)
     }
 
     async fn list(&self, _: &SandboxId, request: ListRequest) -> AdapterResult<ListResponse> {
         let path = request.path.unwrap_or_default();
         let mut entries = Vec::new();
-        for found in std::fs::read_dir(self.place(&path)?).map_err(failed)? {
+        for found in std::fs::read_dir(self.resolve(&path)?).map_err(failed)? {
             let found = found.map_err(failed)?;
             entries.push(entry(&format!("{path}/{}", found.file_name().display()), &found.metadata().map_err(failed)?));
         }
@@ -125,12 +125,12 @@ impl Adapter for HostDirectory {
     }
 
     async fn stat(&self, _: &SandboxId, path: &str) -> AdapterResult<FileEntry> {
-        Ok(entry(path, &std::fs::metadata(self.place(path)?).map_err(failed)?))
+        Ok(entry(path, &std::fs::metadata(self.resolve(path)?).map_err(failed)?))
     }
 }
 
 fn without_boxd() -> (World, Arc<HostDirectory>) {
-    let adapter = Arc::new(HostDirectory { dir: tempfile::tempdir().unwrap(), asked: AtomicUsize::new(0) });
+    let adapter = Arc::new(HostDirectory { dir: tempfile::tempdir().unwrap(), call_count: AtomicUsize::new(0) });
     let world = World::new();
     *world.provider.adapter.lock().unwrap() = Some(adapter.clone());
     (world, adapter)
@@ -191,8 +191,8 @@ async fn every_route_checks_its_capability_before_the_adapter_is_called() {
         // `shell` implies `shell_observe`.
         let rest: Vec<_> =
             words.into_iter().filter(|w| *w != missing.as_str() && !(missing == Capability::ShellObserve && *w == "shell")).collect();
-        let wish = json!({ "scope": { "type": "thread", "id": "t" }, "mode": "ensure", "requested_capabilities": rest });
-        without.push((missing, ann.post("/v1/sandbox/sessions", wish).await.ok(200)));
+        let params = json!({ "scope": { "type": "thread", "id": "t" }, "mode": "ensure", "requested_capabilities": rest });
+        without.push((missing, ann.post("/v1/sandbox/sessions", params).await.ok(200)));
     }
     let id = sandbox_id(&without[0].1);
     for route in ROUTES.iter().filter(|r| !r.needs.is_empty()) {
@@ -209,7 +209,7 @@ async fn every_route_checks_its_capability_before_the_adapter_is_called() {
         }
         assert_eq!(call(&nobody, method.clone(), &path, "{}", &[]).await.status, 401, "{method} {path}");
     }
-    assert_eq!(adapter.asked.load(Ordering::SeqCst), 0);
+    assert_eq!(adapter.call_count.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]
@@ -224,8 +224,8 @@ async fn operations_that_the_provider_lacks_are_refused_in_its_name() {
         let path = format!("/dp/{id}{}", route.template.replace("{id}", "x").replace("{shell}", "main"));
         let answer = call(&bearer, route.method.parse().unwrap(), &path, "{}", &[]).await;
         assert_eq!(answer.status, 404, "{} {path}", route.method);
-        let said = String::from_utf8_lossy(&answer.bytes).into_owned();
-        assert!(route.method == "HEAD" || said.contains("the provider fake can't do this"), "{said}");
+        let message = String::from_utf8_lossy(&answer.bytes).into_owned();
+        assert!(route.method == "HEAD" || message.contains("the provider fake can't do this"), "{message}");
     }
     // A header that would change a request's meaning is refused, not silently dropped.
     for (method, headers) in
@@ -243,7 +243,7 @@ async fn operations_that_the_provider_lacks_are_refused_in_its_name() {
     let refused = tokio_tungstenite::client_async(request, TcpStream::connect(broker.addr).await.unwrap()).await.map(|(s, _)| s.boxed());
     assert!(refused.err().unwrap().to_string().contains("404"));
     assert_eq!(bearer.get(&format!("/dp/{id}/nowhere")).await.error(404), "ROUTE_NOT_FOUND");
-    assert_eq!(adapter.asked.load(Ordering::SeqCst), 0);
+    assert_eq!(adapter.call_count.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]

@@ -331,9 +331,9 @@ async fn three_brokers_write_three_chains_and_operators_see_only_their_workspace
         }
     });
     futures_util::future::join_all(work).await;
-    let told = chains(&op).await;
-    assert_eq!(told.len(), 3);
-    for (head, links, faults) in &told {
+    let reported = chains(&op).await;
+    assert_eq!(reported.len(), 3);
+    for (head, links, faults) in &reported {
         assert_eq!(*faults, []);
         assert!(head.number >= 8, "{head:?}");
         let sealed = links.iter().filter(|l| l.record.is_none()).count();
@@ -348,8 +348,12 @@ async fn three_brokers_write_three_chains_and_operators_see_only_their_workspace
     restarted.kill().await;
     let again = worlds[1].start().await;
     ann.at(&again).ensure("t0").await;
-    let told = chains(&op).await;
-    assert!(told.len() == 3 && told.iter().all(|(_, _, faults)| faults.is_empty()), "{:?}", told.iter().map(|t| &t.2).collect::<Vec<_>>());
+    let reported = chains(&op).await;
+    assert!(
+        reported.len() == 3 && reported.iter().all(|(_, _, faults)| faults.is_empty()),
+        "{:?}",
+        reported.iter().map(|t| &t.2).collect::<Vec<_>>()
+    );
 }
 
 #[tokio::test]

@@ -275,8 +275,8 @@ async fn a_broker_with_another_master_key_or_database_kind_is_refused() {
     let start = async |world: &World| {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let error = Broker::start(world.config.clone(), world.provider.clone(), listener).await.err().unwrap();
-        let told = format!("{error} {error:?}");
-        assert!(!told.contains(DATABASE_PASSWORD), "{told}");
+        let reported = format!("{error} {error:?}");
+        assert!(!reported.contains(DATABASE_PASSWORD), "{reported}");
         error.to_string()
     };
     let mut stranger = World::cluster(&database, 1).pop().unwrap();

@@ -59,7 +59,7 @@ async fn a_silent_database_connection_is_given_up_and_replaced() {
     });
     futures_util::future::join_all(keys).await;
     proxy.stall(Silence::Both);
-    let asked = (0..32).map(|n| {
+    let requested = (0..32).map(|n| {
         let store = store.clone();
         tokio::spawn(async move {
             let name = format!("during {n}");
@@ -72,7 +72,7 @@ async fn a_silent_database_connection_is_given_up_and_replaced() {
             (added.unwrap_or_else(|_| panic!("`{name}` was neither made nor refused")).map(drop), name)
         })
     });
-    let outcomes: Vec<_> = futures_util::future::join_all(asked).await.into_iter().map(Result::unwrap).collect();
+    let outcomes: Vec<_> = futures_util::future::join_all(requested).await.into_iter().map(Result::unwrap).collect();
     let refused: Vec<_> = outcomes.iter().filter_map(|(outcome, _)| outcome.as_ref().err()).collect();
     assert!(!refused.is_empty() && refused.iter().all(|e| matches!(e, StoreError::Unreachable(_))), "{refused:?}");
     // New connections work, and no lock blocks them.

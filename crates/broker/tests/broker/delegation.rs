@@ -76,10 +76,10 @@ async fn a_token_of_a_parent_is_narrower_expires_no_later_and_is_not_refreshed()
     let delegate = format!("{}/delegate", session_path(&made));
     world.clock.advance(600);
     // The holder presents the token, with a key of their own or with no other credential.
-    let wish = json!({ "capabilities": ["fs_read", "shell"], "parent_token": made["token"] });
+    let params = json!({ "capabilities": ["fs_read", "shell"], "parent_token": made["token"] });
     for got in [
-        ann.post(&delegate, wish.clone()).await.ok(200),
-        bob.post(&delegate, wish.clone()).await.ok(200),
+        ann.post(&delegate, params.clone()).await.ok(200),
+        bob.post(&delegate, params.clone()).await.ok(200),
         ann.with(&made["token"]).post(&delegate, json!({ "capabilities": ["fs_read", "shell"] })).await.ok(200),
         ann.with(&made["token"])
             .post(&format!("/sandbox/{}/delegate", sandbox_id(&made)), json!({ "capabilities": ["fs:ro"] }))
@@ -98,11 +98,11 @@ async fn a_token_of_a_parent_is_narrower_expires_no_later_and_is_not_refreshed()
     let other = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "u", "mode": "ensure" })).await.ok(200);
     let others = json!({ "capabilities": ["fs_read"], "parent_token": other["token"] });
     assert_eq!(ann.post(&delegate, others).await.error(401), "UNAUTHENTICATED", "a token of another sandbox");
-    assert_eq!(eve.post(&delegate, wish.clone()).await.error(404), "SESSION_NOT_FOUND");
+    assert_eq!(eve.post(&delegate, params.clone()).await.error(404), "SESSION_NOT_FOUND");
     let nobody = "/v1/sandbox/sessions/ssn_00000000000000000000000000/delegate";
     assert_eq!(ann.with(&made["token"]).post(nobody, json!({ "capabilities": ["fs_read"] })).await.error(401), "UNAUTHENTICATED");
     world.clock.advance(301);
-    assert_eq!(ann.post(&delegate, wish).await.error(401), "TOKEN_EXPIRED");
+    assert_eq!(ann.post(&delegate, params).await.error(401), "TOKEN_EXPIRED");
 }
 
 #[tokio::test]
@@ -183,8 +183,8 @@ async fn a_client_delegates_its_sandbox_to_a_server_as_in_the_protocol_document(
     let made = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure" })).await.ok(200);
     let id = sandbox_id(&made);
     for sandbox in [id.as_str(), alone["id"].as_str().unwrap(), "dev"] {
-        let wish = json!({ "scopes": ["fs:rw", "process"], "ttl": 3600 });
-        let got = ann.post(&format!("/sandbox/{sandbox}/delegate"), wish).await.ok(200);
+        let params = json!({ "scopes": ["fs:rw", "process"], "ttl": 3600 });
+        let got = ann.post(&format!("/sandbox/{sandbox}/delegate"), params).await.ok(200);
         assert_eq!(got["granted_capabilities"], json!(["fs_read", "fs_write", "exec"]));
         for field in ["token", "expires_at", "jti"] {
             assert!(!got[field].as_str().unwrap().is_empty());

@@ -418,8 +418,8 @@ async fn an_option_that_differs_from_the_existing_session_is_refused_with_the_di
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         ann.post("/v1/sandbox/sessions", body).await
     };
-    for (field, asked, is) in [("access", json!("owner"), "workspace"), ("keep", json!(true), "false")] {
-        let refused = ensure(json!({ field: asked })).await;
+    for (field, requested_value, is) in [("access", json!("owner"), "workspace"), ("keep", json!(true), "false")] {
+        let refused = ensure(json!({ field: requested_value })).await;
         let difference = refused.json()["error"]["details"]["differences"][0].clone();
         assert_eq!(difference["actual"], is, "{field}: {difference}");
         assert!(refused.message().contains(is), "{}", refused.message());
@@ -465,13 +465,13 @@ async fn a_workspace_session_cannot_be_created_on_a_private_sandbox() {
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     ann.post("/v1/sandboxes", json!({ "name": "dev", "access": "owner" })).await.ok(201);
-    let wish = |access: &str| json!({ "thread_id": "t", "mode": "ensure", "sandbox_id": "dev", "access": access });
-    let refused = ann.post("/v1/sandbox/sessions", wish("workspace")).await;
+    let params = |access: &str| json!({ "thread_id": "t", "mode": "ensure", "sandbox_id": "dev", "access": access });
+    let refused = ann.post("/v1/sandbox/sessions", params("workspace")).await;
     assert_eq!(
         refused.json()["error"]["details"]["differences"],
         json!([{ "field": "access", "requested": "workspace", "actual": "owner" }])
     );
     assert_eq!(refused.error(409), "SESSION_CONFLICT");
     assert_eq!(ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "get" })).await.error(404), "SESSION_NOT_FOUND");
-    ann.post("/v1/sandbox/sessions", wish("owner")).await.ok(200);
+    ann.post("/v1/sandbox/sessions", params("owner")).await.ok(200);
 }

@@ -80,7 +80,7 @@ async fn activity_of_a_sandbox_is_streamed_once_bounded_and_marked_as_untrusted(
         exec(5, &other, "not mine"),
         forged,
     ];
-    boxd.happenings.send_replace(told);
+    boxd.activity_items.send_replace(told);
     let first = events.event().await;
     assert_eq!((&first["type"], &first["command"]), (&json!("exec"), &json!("echo \"a\nevent: sandbox\ndata: {}\"")));
     assert_eq!((&first["source"], &first["principal"], &first["exit_code"]), (&json!("sandbox"), &json!("ann\u{fffd}"), &json!(0)));
@@ -96,8 +96,8 @@ async fn activity_of_a_sandbox_is_streamed_once_bounded_and_marked_as_untrusted(
     broker.kill().await;
     let broker = world.start().await;
     let mut events = ann.at(&broker).watch(&session, "", &[("last-event-id", long["id"].as_str().unwrap())]).await;
-    let more = [boxd.happenings.borrow().clone(), vec![exec(7, &session, "next")]].concat();
-    boxd.happenings.send_replace(more);
+    let more = [boxd.activity_items.borrow().clone(), vec![exec(7, &session, "next")]].concat();
+    boxd.activity_items.send_replace(more);
     assert_eq!(events.event().await["command"], "next");
     // The last reported activity is collected before the sandbox ends.
     op.at(&broker).delete(&format!("/v1/sandboxes/{}", sandbox_id(&session))).await.ok(204);
@@ -169,7 +169,7 @@ async fn clients_receive_only_permitted_events_of_their_own_session() {
     let (mut files, mut commands, mut neither) = (narrow(&["fs:ro"]).await, narrow(&["shell:ro"]).await, narrow(&["fs_write"]).await);
     let mut all = ann.watch(&session, "?after=now", &[]).await;
     let boxd = world.provider.boxd(&sandbox_id(&session));
-    boxd.happenings.send_replace(vec![exec(1, &session, "make"), written(2, &session, "/a")]);
+    boxd.activity_items.send_replace(vec![exec(1, &session, "make"), written(2, &session, "/a")]);
     assert_eq!((all.event().await["type"].clone(), all.event().await["type"].clone()), (json!("exec"), json!("file_written")));
     ann.delete(&session_path(&session)).await.ok(204);
     assert_eq!(files.until("terminated").await, ["file_written", "terminated"]);
@@ -237,7 +237,7 @@ async fn resuming_too_late_reports_a_gap() {
     let first = events.event().await;
     events.until("active").await;
     let boxd = world.provider.boxd(&sandbox_id(&session));
-    boxd.happenings.send_replace((1..=20).map(|n| exec(n, &session, &n.to_string())).collect());
+    boxd.activity_items.send_replace((1..=20).map(|n| exec(n, &session, &n.to_string())).collect());
     let mut newest = Value::Null;
     for _ in 0..20 {
         newest = events.event().await;
@@ -253,7 +253,7 @@ async fn resuming_too_late_reports_a_gap() {
         // A client that has received the gap event doesn't receive it again.
         assert_eq!(back(gap["id"].as_str().unwrap()).await.event().await["command"], "16");
     }
-    boxd.happenings.send_modify(|all| all.push(exec(21, &session, "21")));
+    boxd.activity_items.send_modify(|all| all.push(exec(21, &session, "21")));
     assert_eq!(back(newest["id"].as_str().unwrap()).await.event().await["command"], "21");
     // An id that never existed.
     let mut future = back("evt_0000000000zzzzzzzzzzzzzzzz").await;
@@ -285,7 +285,7 @@ async fn a_gap_after_the_end_of_a_session_is_reported_once() {
     // Reported after the other session ended, but with a time long before: removed by age, while the session's own
     // events are kept.
     let mut events = ann.watch(&lasting, "?after=now", &[]).await;
-    world.provider.boxd(&id).happenings.send_replace(vec![written(1, &lasting, "/a")]);
+    world.provider.boxd(&id).activity_items.send_replace(vec![written(1, &lasting, "/a")]);
     assert_eq!(events.event().await["type"], "file_written");
     ann.call(Method::PATCH, &format!("/v1/sandboxes/{id}"), Some(json!({ "tags": { "a": "b" } })), &[]).await.ok(200);
     assert_eq!(events.event().await["type"], "changed");
@@ -307,7 +307,7 @@ async fn events_of_one_broker_are_streamed_by_another() {
     assert_eq!(events.until("active").await, ["created", "active"]);
     let boxd = worlds[0].provider.boxd(&sandbox_id(&session));
     for n in 1..=50 {
-        boxd.happenings.send_modify(|all| all.push(exec(n, &session, &n.to_string())));
+        boxd.activity_items.send_modify(|all| all.push(exec(n, &session, &n.to_string())));
         assert_eq!(events.event().await["command"], n.to_string());
     }
     ann.delete(&session_path(&session)).await.ok(204);

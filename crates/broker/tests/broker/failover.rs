@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Two brokers that reach their database through a proxy, as with a virtual address.
-struct Deployment {
+struct Cluster {
     primary: TestDatabase,
     standby: TestDatabase,
     proxy: StallingProxy,
@@ -24,7 +24,7 @@ struct Deployment {
     brokers: [TestBroker; 2],
 }
 
-impl Deployment {
+impl Cluster {
     async fn start() -> Self {
         let primary = TestDatabase::on_own_server().await;
         let proxy = StallingProxy::in_front_of(&primary.socket()).await;
@@ -94,18 +94,18 @@ impl Writer {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failover_to_a_synchronous_standby_loses_no_acknowledged_change() {
-    let deployment = Deployment::start().await;
-    let [a, b] = &deployment.brokers;
+    let cluster = Cluster::start().await;
+    let [a, b] = &cluster.brokers;
     let (ann, root) = (a.human("ann").await, b.key("root", PrincipalKind::Operator).await);
     let writers = [Writer::start(ann.clone(), "at-a"), Writer::start(ann.at(b), "at-b")];
     for writer in &writers {
         writer.has_made(5).await;
     }
-    deployment.primary.crash_server().await;
+    cluster.primary.crash_server().await;
     for writer in &writers {
         eventually("requests are refused", || async { writer.refused.load(Ordering::SeqCst) > 0 }).await;
     }
-    deployment.promote_standby();
+    cluster.promote_standby();
     let mut made = Vec::new();
     for writer in writers {
         writer.has_made(5).await;
@@ -123,7 +123,7 @@ async fn a_failover_to_a_synchronous_standby_loses_no_acknowledged_change() {
     let bot = root.post("/v1/keys", json!({ "name": "bot", "kind": "agent" })).await.ok(201);
     let bot_id = bot["id"].as_str().unwrap().to_owned();
     let of_a = made.iter().find(|s| s["thread_id"].as_str().unwrap().starts_with("at-a")).unwrap();
-    let boxd = deployment.worlds[0].provider.boxd(&sandbox_id(of_a));
+    let boxd = cluster.worlds[0].provider.boxd(&sandbox_id(of_a));
     root.delete(&format!("/v1/keys/{bot_id}")).await.ok(204);
     // At once by a notification, or in the next round of the reaper if a push failed while the database moved.
     eventually("the revocation is pushed to boxd", || async {

@@ -42,7 +42,7 @@ use tower::ServiceExt;
 
 /// A request as the fake boxd received it.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct ReceivedRequest {
     pub method: Method,
     pub uri: String,
     pub headers: HeaderMap,
@@ -51,9 +51,9 @@ pub struct Seen {
 /// A fake boxd.
 pub struct FakeBoxd {
     id: SandboxId,
-    said: Arc<Mutex<Vec<Message>>>,
+    received_frames: Arc<Mutex<Vec<Message>>>,
     pub state: Mutex<ControlState>,
-    pub seen: Mutex<Vec<Seen>>,
+    pub seen: Mutex<Vec<ReceivedRequest>>,
     pub requests: AtomicU64,
     pub open_streams: AtomicU32,
     /// Bytes produced for long responses.
@@ -66,7 +66,7 @@ pub struct FakeBoxd {
     pub never_claims: AtomicBool,
     pub waiting_for_claims: watch::Sender<u32>,
     /// The activity that it reports, by number.
-    pub happenings: watch::Sender<Vec<Value>>,
+    pub activity_items: watch::Sender<Vec<Value>>,
     /// While true, pushes get no response.
     pub hears_nothing: AtomicBool,
     is_running: watch::Sender<bool>,
@@ -94,7 +94,7 @@ pub struct FakeProvider {
     pub failed_disks: Mutex<Vec<FailedDisk>>,
     pub can_suspend: AtomicBool,
     /// Response of every boxd to any client request from now on.
-    pub lie: Mutex<Option<Lie>>,
+    pub raw_response: Mutex<Option<RawResponse>>,
     /// Fake boxds whose clients are answered by another router.
     pub liars: Mutex<HashMap<SandboxId, Router>>,
     /// Replaces boxd.
@@ -102,7 +102,7 @@ pub struct FakeProvider {
     /// Base URL under which clients reach boxd directly.
     pub direct: Mutex<Option<String>>,
     /// Messages received over WebSockets.
-    pub said: Arc<Mutex<Vec<Message>>>,
+    pub received_frames: Arc<Mutex<Vec<Message>>>,
     pub is_ready: AtomicBool,
     /// The specs with which each sandbox was started.
     pub made_of: Mutex<HashMap<SandboxId, Vec<SandboxSpec>>>,
@@ -139,11 +139,11 @@ impl FakeProvider {
             image_usage: Mutex::default(),
             failed_disks: Mutex::default(),
             can_suspend: AtomicBool::new(true),
-            lie: Mutex::default(),
+            raw_response: Mutex::default(),
             liars: Mutex::default(),
             adapter: Mutex::default(),
             direct: Mutex::default(),
-            said: Arc::default(),
+            received_frames: Arc::default(),
             is_ready: AtomicBool::new(true),
             made_of: Mutex::default(),
             may_copy: watch::channel(true).0,
@@ -174,48 +174,48 @@ impl FakeProvider {
     }
 
     /// Simulates the loss of a disk.
-    pub fn lose(&self, id: &SandboxId) {
+    pub fn lose_disk(&self, id: &SandboxId) {
         self.kill(id);
         self.sandboxes.lock().unwrap().remove(id);
     }
 
-    fn socket(&self, id: &SandboxId, door: BoxdSocket) -> PathBuf {
-        let name = if door == BoxdSocket::Client { "c" } else { "k" };
+    fn socket(&self, id: &SandboxId, socket: BoxdSocket) -> PathBuf {
+        let name = if socket == BoxdSocket::Client { "c" } else { "k" };
         self.dir.path().join(format!("{}.{name}", &id.as_str()[20..]))
     }
 }
 
 /// Bytes sent after a request's head by a boxd that violates HTTP.
 #[derive(Clone)]
-pub struct Lie {
+pub struct RawResponse {
     pub first: Vec<u8>,
     /// Sent repeatedly after that, without end.
     pub then: Option<Vec<u8>>,
     pub closes: bool,
 }
 
-async fn tell(lie: Lie, mut stream: tokio::io::DuplexStream) {
+async fn send_raw_response(raw_response: RawResponse, mut stream: tokio::io::DuplexStream) {
     let mut head = Vec::new();
     while !head.windows(4).any(|w| w == b"\r\n\r\n") {
         if stream.read_buf(&mut head).await.unwrap_or(0) == 0 {
             return;
         }
     }
-    if stream.write_all(&lie.first).await.is_err() {
+    if stream.write_all(&raw_response.first).await.is_err() {
         return;
     }
-    while let Some(then) = &lie.then {
+    while let Some(then) = &raw_response.then {
         if stream.write_all(then).await.is_err() {
             return;
         }
     }
-    if !lie.closes {
+    if !raw_response.closes {
         // Until the gateway closes the connection.
         let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
     }
 }
 
-fn fails(counter: &AtomicU32) -> Result<(), ProviderError> {
+fn fail_if_requested(counter: &AtomicU32) -> Result<(), ProviderError> {
     match counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)) {
         Ok(_) => Err(ProviderError::Unavailable("told to fail".into())),
         Err(_) => Ok(()),
@@ -260,10 +260,10 @@ impl Provider for FakeProvider {
         self.made_of.lock().unwrap().entry(id.clone()).or_default().push(spec.clone());
         self.starts.fetch_add(1, Ordering::SeqCst);
         self.may_start.subscribe().wait_for(|may| *may).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
-        fails(&self.failing_starts)?;
+        fail_if_requested(&self.failing_starts)?;
         let boxd = {
             let mut sandboxes = self.sandboxes.lock().unwrap();
-            sandboxes.entry(id.clone()).or_insert_with(|| FakeBoxd::new(id, state, self.said.clone())).clone()
+            sandboxes.entry(id.clone()).or_insert_with(|| FakeBoxd::new(id, state, self.received_frames.clone())).clone()
         };
         *boxd.state.lock().unwrap() = state.clone();
         if *boxd.is_running.borrow() {
@@ -272,8 +272,8 @@ impl Provider for FakeProvider {
         // A new process starts counting at zero.
         boxd.requests.store(0, Ordering::SeqCst);
         let _context = self.runtime.enter();
-        for (door, router) in [(BoxdSocket::Client, boxd.client_door()), (BoxdSocket::Control, boxd.control_door())] {
-            let path = self.socket(id, door);
+        for (socket, router) in [(BoxdSocket::Client, boxd.client_router()), (BoxdSocket::Control, boxd.control_router())] {
+            let path = self.socket(id, socket);
             let _ = std::fs::remove_file(&path);
             let listener = UnixListener::bind(&path).unwrap();
             let server = self.runtime.spawn(async move { axum::serve(listener, router).await.unwrap() });
@@ -289,7 +289,7 @@ impl Provider for FakeProvider {
 
     async fn suspend(&self, id: &SandboxId) -> Result<(), ProviderError> {
         assert!(self.can_suspend(), "nobody asks for what can't be done");
-        fails(&self.failing_suspends)?;
+        fail_if_requested(&self.failing_suspends)?;
         if let Some(boxd) = self.sandboxes.lock().unwrap().get(id) {
             boxd.stop();
         }
@@ -297,7 +297,7 @@ impl Provider for FakeProvider {
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<(), ProviderError> {
-        fails(&self.failing_destroys)?;
+        fail_if_requested(&self.failing_destroys)?;
         if let Some(boxd) = self.sandboxes.lock().unwrap().remove(id) {
             boxd.stop();
         }
@@ -319,19 +319,19 @@ impl Provider for FakeProvider {
         let _ = boxd.is_running.subscribe().wait_for(|is| !is).await;
     }
 
-    async fn dial(&self, id: &SandboxId, door: BoxdSocket) -> Result<BoxedStream, ProviderError> {
+    async fn dial(&self, id: &SandboxId, socket: BoxdSocket) -> Result<BoxedStream, ProviderError> {
         if !self.is_running(id).await {
             return Err(ProviderError::NotRunning(id.clone()));
         }
-        if matches!(door, BoxdSocket::Client) {
+        if matches!(socket, BoxdSocket::Client) {
             self.dialled.fetch_add(1, Ordering::SeqCst);
         }
-        if let (BoxdSocket::Client, Some(lie)) = (door, self.lie.lock().unwrap().clone()) {
+        if let (BoxdSocket::Client, Some(raw_response)) = (socket, self.raw_response.lock().unwrap().clone()) {
             let (ours, theirs) = tokio::io::duplex(64 * 1024);
-            self.runtime.spawn(tell(lie, theirs));
+            self.runtime.spawn(send_raw_response(raw_response, theirs));
             return Ok(Box::new(ours));
         }
-        if let (BoxdSocket::Client, Some(router)) = (door, self.liars.lock().unwrap().get(id).cloned()) {
+        if let (BoxdSocket::Client, Some(router)) = (socket, self.liars.lock().unwrap().get(id).cloned()) {
             let (ours, theirs) = tokio::io::duplex(64 * 1024);
             let service = hyper::service::service_fn(move |request: http::Request<hyper::body::Incoming>| {
                 router.clone().oneshot(request.map(Body::new))
@@ -343,7 +343,7 @@ impl Provider for FakeProvider {
             });
             return Ok(Box::new(ours));
         }
-        let stream = UnixStream::connect(self.socket(id, door)).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
+        let stream = UnixStream::connect(self.socket(id, socket)).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
         Ok(Box::new(stream))
     }
 
@@ -357,7 +357,7 @@ impl Provider for FakeProvider {
 
     async fn take_snapshot(&self, _: &SandboxId, id: &SnapshotId, _: &SandboxSpec) -> Result<u64, ProviderError> {
         self.may_copy.subscribe().wait_for(|may| *may).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
-        fails(&self.failing_snapshots)?;
+        fail_if_requested(&self.failing_snapshots)?;
         self.snapshots.lock().unwrap().insert(id.clone());
         Ok(4096)
     }
@@ -375,7 +375,7 @@ impl Provider for FakeProvider {
     }
     async fn make_volume(&self, id: &VolumeId, _: u64) -> Result<(), ProviderError> {
         self.may_make.subscribe().wait_for(|may| *may).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
-        fails(&self.failing_volumes)?;
+        fail_if_requested(&self.failing_volumes)?;
         self.volumes.lock().unwrap().insert(id.clone());
         Ok(())
     }
@@ -407,10 +407,10 @@ impl Provider for FakeProvider {
 }
 
 impl FakeBoxd {
-    fn new(id: &SandboxId, state: &ControlState, said: Arc<Mutex<Vec<Message>>>) -> Arc<Self> {
+    fn new(id: &SandboxId, state: &ControlState, received_frames: Arc<Mutex<Vec<Message>>>) -> Arc<Self> {
         Arc::new(Self {
             id: id.clone(),
-            said,
+            received_frames,
             state: Mutex::new(state.clone()),
             seen: Mutex::default(),
             requests: AtomicU64::new(0),
@@ -421,7 +421,7 @@ impl FakeBoxd {
             claims_without_end: AtomicBool::new(false),
             never_claims: AtomicBool::new(false),
             waiting_for_claims: watch::channel(0).0,
-            happenings: watch::channel(Vec::new()).0,
+            activity_items: watch::channel(Vec::new()).0,
             hears_nothing: AtomicBool::new(false),
             is_running: watch::channel(false).0,
             servers: Mutex::default(),
@@ -445,27 +445,27 @@ impl FakeBoxd {
         }
     }
 
-    fn control_door(self: &Arc<Self>) -> Router {
+    fn control_router(self: &Arc<Self>) -> Router {
         Router::new()
             .route("/control/state", put(push))
             .route("/control/claims", get(claims))
-            .route("/control/happenings", get(happenings))
+            .route("/control/happenings", get(activity_items))
             .route("/control/status", get(|State(boxd): State<Arc<Self>>| async move { Json(boxd.status()) }))
             .with_state(self.clone())
     }
 
-    fn client_door(self: &Arc<Self>) -> Router {
+    fn client_router(self: &Arc<Self>) -> Router {
         Router::new()
             .route("/v1/whole", post(|whole: Bytes| async move { whole.len().to_string() }))
             .route("/v1/echo", post(|request: Request| async move { Body::new(request.into_body()) }))
             .route("/v1/ws", any(websocket))
-            .route("/v1/html", get(page))
+            .route("/v1/html", get(endless_page))
             .route("/v1/hang", get(hang))
             .route("/v1/long", get(long))
             .route("/v1/refused", get(|| async { StatusCode::UNAUTHORIZED }).put(|| async { StatusCode::FORBIDDEN }))
             .with_state(self.clone())
             .fallback(|| async { "seen" })
-            .layer(axum::middleware::from_fn_with_state(self.clone(), see))
+            .layer(axum::middleware::from_fn_with_state(self.clone(), record_request))
     }
 }
 
@@ -473,7 +473,7 @@ async fn claims(State(boxd): State<Arc<FakeBoxd>>, RawQuery(query): RawQuery) ->
     let query = query.unwrap_or_default();
     boxd.asked_for_claims.lock().unwrap().push(query.clone());
     if boxd.never_claims.load(Ordering::SeqCst) {
-        let _waiting = Waiting::new(&boxd.waiting_for_claims);
+        let _waiting = WaitingGuard::new(&boxd.waiting_for_claims);
         std::future::pending::<()>().await;
     }
     if boxd.claims_without_end.load(Ordering::SeqCst) {
@@ -486,30 +486,30 @@ async fn claims(State(boxd): State<Arc<FakeBoxd>>, RawQuery(query): RawQuery) ->
 }
 
 /// Counts pending queries.
-struct Waiting<'a>(&'a watch::Sender<u32>);
+struct WaitingGuard<'a>(&'a watch::Sender<u32>);
 
-impl<'a> Waiting<'a> {
+impl<'a> WaitingGuard<'a> {
     fn new(count: &'a watch::Sender<u32>) -> Self {
         count.send_modify(|n| *n += 1);
         Self(count)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingGuard<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|n| *n -= 1);
     }
 }
 
-async fn happenings(State(boxd): State<Arc<FakeBoxd>>, Query(wish): Query<HashMap<String, String>>) -> Json<Value> {
-    let number = |name: &str| wish.get(name).and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
-    let after = if wish.get("life").is_some_and(|l| l == "1") { number("after") } else { 0 };
+async fn activity_items(State(boxd): State<Arc<FakeBoxd>>, Query(query): Query<HashMap<String, String>>) -> Json<Value> {
+    let number = |name: &str| query.get(name).and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
+    let after = if query.get("life").is_some_and(|l| l == "1") { number("after") } else { 0 };
     let fresh = |all: &Vec<Value>| all.iter().filter(|h| h["seq"].as_u64() > Some(after)).cloned().collect::<Vec<_>>();
-    let mut told = boxd.happenings.subscribe();
-    let waiting = told.wait_for(|all| !fresh(all).is_empty());
+    let mut reported = boxd.activity_items.subscribe();
+    let waiting = reported.wait_for(|all| !fresh(all).is_empty());
     // The response contains the available items, even after a timeout.
     let _ = tokio::time::timeout(Duration::from_secs(number("wait")), waiting).await;
-    let items = fresh(&boxd.happenings.borrow());
+    let items = fresh(&boxd.activity_items.borrow());
     Json(json!({ "life": "1", "items": items }))
 }
 
@@ -525,8 +525,8 @@ async fn push(State(boxd): State<Arc<FakeBoxd>>, Json(state): Json<ControlState>
     Json(boxd.status())
 }
 
-async fn see(State(boxd): State<Arc<FakeBoxd>>, request: Request, next: axum::middleware::Next) -> Response {
-    let seen = Seen { method: request.method().clone(), uri: request.uri().to_string(), headers: request.headers().clone() };
+async fn record_request(State(boxd): State<Arc<FakeBoxd>>, request: Request, next: axum::middleware::Next) -> Response {
+    let seen = ReceivedRequest { method: request.method().clone(), uri: request.uri().to_string(), headers: request.headers().clone() };
     boxd.seen.lock().unwrap().push(seen);
     boxd.requests.fetch_add(1, Ordering::SeqCst);
     next.run(request).await
@@ -538,7 +538,7 @@ async fn websocket(State(boxd): State<Arc<FakeBoxd>>, upgrade: WebSocketUpgrade)
             if matches!(message, Message::Ping(_) | Message::Pong(_)) {
                 continue;
             }
-            boxd.said.lock().unwrap().push(message.clone());
+            boxd.received_frames.lock().unwrap().push(message.clone());
             if socket.send(message).await.is_err() {
                 break;
             }
@@ -562,6 +562,6 @@ async fn long(State(boxd): State<Arc<FakeBoxd>>, RawQuery(query): RawQuery) -> B
     }))
 }
 
-async fn page() -> impl IntoResponse {
+async fn endless_page() -> impl IntoResponse {
     ([("content-type", "text/html"), ("set-cookie", "a=b"), ("server", "boxd"), ("x-request-id", "forged")], "<script>")
 }

@@ -124,8 +124,8 @@ async fn a_link_is_not_forwarded_whatever_other_credential_is_sent() {
     let got = ann.post(&format!("{}/file-links", session_path(&made)), json!({ "path": "/workspace/a" })).await.ok(200);
     let id = sandbox_id(&made);
     assert!(got["url"].as_str().unwrap().starts_with(&format!("http://{}/dp/{id}/v1/files/workspace/a?link=", broker.addr)));
-    for who in [ann.with(&made["token"]), ann.clone()] {
-        who.get(&format!("{}&x=%2F", path(&got))).await.ok(200);
+    for caller in [ann.with(&made["token"]), ann.clone()] {
+        caller.get(&format!("{}&x=%2F", path(&got))).await.ok(200);
         let seen = world.provider.boxd(&id).seen.lock().unwrap().last().unwrap().clone();
         assert_eq!(seen.uri, "/v1/files/workspace/a?x=%2F");
     }

@@ -322,10 +322,10 @@ async fn a_connection_to_the_sandbox_is_reused_by_its_client_only() {
     let stream = TcpStream::connect(broker.addr).await.unwrap();
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
-    let mut echo = async |who: &Client, text: &'static str| {
+    let mut echo = async |caller: &Client, text: &'static str| {
         let request = Request::post(format!("/dp/{id}/v1/echo"))
             .header("host", "broker")
-            .header("authorization", format!("Bearer {}", who.key.as_ref().unwrap().expose()))
+            .header("authorization", format!("Bearer {}", caller.key.as_ref().unwrap().expose()))
             .body(http_body_util::Full::new(Bytes::from(text)))
             .unwrap();
         sender.ready().await.unwrap();
@@ -357,8 +357,8 @@ async fn a_key_in_a_url_is_refused_and_not_forwarded() {
     for base in [format!("/dp/{id}"), relay] {
         for rest in [format!("/v1/files/workspace/{key}"), format!("/v1/fs/list?path=/&api_key={key}"), format!("/?{key}")] {
             let refused = ann.get(&format!("{base}{rest}")).await;
-            let told = refused.json()["error"]["message"].as_str().unwrap().to_owned();
-            assert!(told.contains("replace") && !told.contains(key), "{told}");
+            let reported = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+            assert!(reported.contains("replace") && !reported.contains(key), "{reported}");
             assert_eq!(refused.error(400), "INVALID_REQUEST");
         }
     }

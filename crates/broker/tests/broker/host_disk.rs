@@ -74,8 +74,8 @@ async fn a_sandbox_that_grows_after_writers_were_stopped_is_suspended() {
     *world.provider.host_disk.lock().unwrap() = Some(disk(499, 0));
     broker.tick().await;
     assert_eq!((ann.state(&growing).await, ann.state(&flushing).await), ("suspended".into(), "active".into()));
-    let shown = ann.get(&format!("/v1/sandboxes/{growing}")).await.ok(200);
-    assert!(shown["reason"].as_str().unwrap().contains("while the host's disk was full"), "{shown}");
+    let displayed = ann.get(&format!("/v1/sandboxes/{growing}")).await.ok(200);
+    assert!(displayed["reason"].as_str().unwrap().contains("while the host's disk was full"), "{displayed}");
 }
 
 #[tokio::test]
@@ -88,8 +88,8 @@ async fn a_sandbox_whose_filesystem_failed_is_suspended_with_the_reason_and_star
     world.clock.advance(10);
     broker.tick().await;
     assert_eq!((ann.state(&failed).await, ann.state(&well).await), ("suspended".into(), "active".into()));
-    let shown = ann.get(&format!("/v1/sandboxes/{failed}")).await.ok(200);
-    assert!(shown["reason"].as_str().unwrap().contains("filesystem failed"), "{shown}");
+    let displayed = ann.get(&format!("/v1/sandboxes/{failed}")).await.ok(200);
+    assert!(displayed["reason"].as_str().unwrap().contains("filesystem failed"), "{displayed}");
     world.provider.failed_disks.lock().unwrap().clear();
     assert_eq!(sandbox_id(&ann.ensure("a").await), failed);
 }

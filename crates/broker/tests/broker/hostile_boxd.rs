@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use crate::{
-    fake_provider::Lie,
+    fake_provider::RawResponse,
     harness::{Client, NEWEST, World, sandbox_id, session_path},
     lying_server,
 };
@@ -25,8 +25,8 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(60);
 const EVIL: &str = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nEVIL";
 
-fn lie(first: impl Into<Vec<u8>>) -> Lie {
-    Lie { first: first.into(), then: None, closes: true }
+fn raw_response(first: impl Into<Vec<u8>>) -> RawResponse {
+    RawResponse { first: first.into(), then: None, closes: true }
 }
 
 /// Everything that one request on its own connection receives, until the end or `enough` bytes.
@@ -51,28 +51,28 @@ async fn a_response_that_is_not_http_is_an_error_of_the_sandbox() {
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
     let filler = |n: usize| "x".repeat(n);
-    for (what, lie) in [
-        ("nothing", lie("")),
-        ("no HTTP", lie("SSH-2.0-OpenSSH_9.9\r\n\r\n")),
-        ("half a head", lie("HTTP/1.1 200 OK\r\ncontent-le")),
-        ("a head that is too large", lie(format!("HTTP/1.1 200 OK\r\nx-big: {}\r\n\r\n", filler(2 << 20)))),
-        ("too many headers", lie(format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(10_000)))),
-        ("a head without end", Lie { then: Some(b"a: b\r\n".repeat(1000)), ..lie("HTTP/1.1 200 OK\r\n") }),
-        ("a line without end", Lie { then: Some(vec![b'x'; 4096]), ..lie("HTTP/1.1 200 ") }),
-        ("two lengths", lie("HTTP/1.1 200 OK\r\ncontent-length: 4\r\ncontent-length: 40\r\n\r\nfour")),
-        ("a length that is no number", lie("HTTP/1.1 200 OK\r\ncontent-length: +4\r\n\r\nfour")),
-        ("a negative length", lie("HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\nfour")),
-        ("an unknown coding", lie("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked, gzip\r\n\r\n4\r\nfour\r\n0\r\n\r\n")),
-        ("another protocol", lie("HTTP/1.1 101 Switching Protocols\r\nupgrade: evil\r\nconnection: upgrade\r\n\r\n")),
-        ("a status that is none", lie("HTTP/1.1 99999 OK\r\n\r\n")),
-        ("a line break in a header", lie("HTTP/1.1 200 OK\r\nx-a: b\nset-cookie: a=b\r\n\rx: y\r\n\r\n")),
+    for (what, raw_response) in [
+        ("nothing", raw_response("")),
+        ("no HTTP", raw_response("SSH-2.0-OpenSSH_9.9\r\n\r\n")),
+        ("half a head", raw_response("HTTP/1.1 200 OK\r\ncontent-le")),
+        ("a head that is too large", raw_response(format!("HTTP/1.1 200 OK\r\nx-big: {}\r\n\r\n", filler(2 << 20)))),
+        ("too many headers", raw_response(format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(10_000)))),
+        ("a head without end", RawResponse { then: Some(b"a: b\r\n".repeat(1000)), ..raw_response("HTTP/1.1 200 OK\r\n") }),
+        ("a line without end", RawResponse { then: Some(vec![b'x'; 4096]), ..raw_response("HTTP/1.1 200 ") }),
+        ("two lengths", raw_response("HTTP/1.1 200 OK\r\ncontent-length: 4\r\ncontent-length: 40\r\n\r\nfour")),
+        ("a length that is no number", raw_response("HTTP/1.1 200 OK\r\ncontent-length: +4\r\n\r\nfour")),
+        ("a negative length", raw_response("HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\nfour")),
+        ("an unknown coding", raw_response("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked, gzip\r\n\r\n4\r\nfour\r\n0\r\n\r\n")),
+        ("another protocol", raw_response("HTTP/1.1 101 Switching Protocols\r\nupgrade: evil\r\nconnection: upgrade\r\n\r\n")),
+        ("a status that is none", raw_response("HTTP/1.1 99999 OK\r\n\r\n")),
+        ("a line break in a header", raw_response("HTTP/1.1 200 OK\r\nx-a: b\nset-cookie: a=b\r\n\rx: y\r\n\r\n")),
     ] {
-        *world.provider.lie.lock().unwrap() = Some(lie);
+        *world.provider.raw_response.lock().unwrap() = Some(raw_response);
         let got = raw(&ann, &made, 1 << 20).await;
         let status = got.get(9..12).unwrap_or_default();
         assert!(status == "503" || status == "200" && !got.contains("set-cookie") && what.contains("unknown"), "{what}: {got:.200}");
     }
-    *world.provider.lie.lock().unwrap() = None;
+    *world.provider.raw_response.lock().unwrap() = None;
     ann.with(&made["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
 }
 
@@ -83,11 +83,12 @@ async fn a_response_of_the_wrong_length_ends_its_connection_and_does_not_affect_
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
     // Shorter than announced: the client must notice.
-    *world.provider.lie.lock().unwrap() = Some(lie("HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nshort"));
+    *world.provider.raw_response.lock().unwrap() = Some(raw_response("HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nshort"));
     let got = raw(&ann, &made, 1 << 20).await;
     assert!(got.starts_with("HTTP/1.1 200 ") && got.contains("content-length: 100") && got.ends_with("short"), "{got}");
     // Truncated chunks are not terminated as if they were complete.
-    *world.provider.lie.lock().unwrap() = Some(lie("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nshort\r\n"));
+    *world.provider.raw_response.lock().unwrap() =
+        Some(raw_response("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nshort\r\n"));
     let got = raw(&ann, &made, 1 << 20).await;
     assert!(got.starts_with("HTTP/1.1 200 ") && !got.ends_with("0\r\n\r\n"), "{got}");
     // Longer than announced, or with both kinds of lengths: the bytes that follow are no response to any request.
@@ -98,7 +99,7 @@ async fn a_response_of_the_wrong_length_ends_its_connection_and_does_not_affect_
         format!("HTTP/1.1 304 Not Modified\r\ncontent-length: 4\r\n\r\n{EVIL}"),
     ] {
         for closes in [true, false] {
-            *world.provider.lie.lock().unwrap() = Some(Lie { closes, ..lie(first.clone()) });
+            *world.provider.raw_response.lock().unwrap() = Some(RawResponse { closes, ..raw_response(first.clone()) });
             let mut stream = TcpStream::connect(ann.addr).await.unwrap();
             let request =
                 |path: &str, credential: &str| format!("GET {path} HTTP/1.1\r\nhost: broker\r\nauthorization: Bearer {credential}\r\n\r\n");
@@ -122,10 +123,10 @@ async fn an_endless_response_is_forwarded_as_it_is_read_and_ends_with_its_client
     let made = ann.ensure("t").await;
     let endless = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
     let chunk = [b"10000\r\n".as_slice(), &[b'x'; 0x10000], b"\r\n"].concat();
-    *world.provider.lie.lock().unwrap() = Some(Lie { then: Some(chunk), ..lie(endless) });
+    *world.provider.raw_response.lock().unwrap() = Some(RawResponse { then: Some(chunk), ..raw_response(endless) });
     let got = raw(&ann, &made, 8 << 20).await;
     assert!(got.len() >= 8 << 20 && got.starts_with("HTTP/1.1 200 "));
-    *world.provider.lie.lock().unwrap() = None;
+    *world.provider.raw_response.lock().unwrap() = None;
     ann.with(&made["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
 }
 
@@ -169,7 +170,7 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_gains_nothing() {
     }] }));
     let deed = json!({ "type": "exec", "command": "rm -rf /", "exit_code": 0, "duration_ms": 1 });
     let happening = |seq: u64| json!({ "seq": seq, "at": "2999-01-01T00:00:00Z", "principal": "root", "session_id": other["session_id"], "what": deed });
-    boxd.happenings.send_replace((1..=20).map(happening).collect());
+    boxd.activity_items.send_replace((1..=20).map(happening).collect());
     world.provider.liars.lock().unwrap().insert(id.clone(), lying_server::router());
 
     let laptop = tempfile::tempdir().unwrap();

@@ -78,20 +78,20 @@ async fn an_earlier_expiry_applies_to_existing_tokens_and_a_later_one_does_not()
     let way = format!("/dp/{}/v1/x", sandbox_id(&session));
     let now = cobox_broker::Clock::now(&*world.clock);
     let expire = async |seconds: u64| {
-        let wish = json!({ "expires_at": now.plus(std::time::Duration::from_secs(seconds)) });
-        root.call(Method::PATCH, &format!("/v1/keys/{}", text(&made["id"])), Some(wish), &[]).await.ok(200);
+        let params = json!({ "expires_at": now.plus(std::time::Duration::from_secs(seconds)) });
+        root.call(Method::PATCH, &format!("/v1/keys/{}", text(&made["id"])), Some(params), &[]).await.ok(200);
     };
-    let told = || world.provider.boxd(&sandbox_id(&session)).state.lock().unwrap().revoked.clone();
+    let reported = || world.provider.boxd(&sandbox_id(&session)).state.lock().unwrap().revoked.clone();
     expire(100).await;
     expire(200).await;
     world.clock.advance(199);
     broker.tick().await;
     bot.with(&session["token"]).get(&way).await.ok(200);
-    assert_eq!(told(), []);
+    assert_eq!(reported(), []);
     world.clock.advance(1);
     broker.tick().await;
     assert_eq!(bot.with(&session["token"]).get(&way).await.error(401), "TOKEN_REVOKED");
-    assert_eq!(told(), [Revocation::Grant(text(&made["id"]).to_owned())]);
+    assert_eq!(reported(), [Revocation::Grant(text(&made["id"]).to_owned())]);
 }
 
 #[tokio::test]
@@ -103,11 +103,12 @@ async fn the_last_operator_key_is_never_ended() {
     assert_eq!(root.delete(&format!("/v1/keys/{first}")).await.error(403), "FORBIDDEN");
     assert_eq!(root.post("/v1/principals/root/disable", json!({})).await.error(403), "FORBIDDEN");
     let soon = cobox_broker::Clock::now(&*world.clock).plus(std::time::Duration::from_secs(60));
-    let wish = json!({ "name": "deputy", "kind": "operator", "workspace": "elsewhere", "expires_at": soon });
-    let second = root.post("/v1/keys", wish).await.ok(201);
+    let params = json!({ "name": "deputy", "kind": "operator", "workspace": "elsewhere", "expires_at": soon });
+    let second = root.post("/v1/keys", params).await.ok(201);
     // The second key expires in a minute. With it alone, no operator would be left then.
-    let end =
-        async |who: &Client, id: &str| who.call(Method::PATCH, &format!("/v1/keys/{id}"), Some(json!({ "expires_at": soon })), &[]).await;
+    let end = async |caller: &Client, id: &str| {
+        caller.call(Method::PATCH, &format!("/v1/keys/{id}"), Some(json!({ "expires_at": soon })), &[]).await
+    };
     assert_eq!(root.delete(&format!("/v1/keys/{first}")).await.error(403), "FORBIDDEN");
     let deputy = root.with(&second["api_key"]);
     let home =
@@ -175,8 +176,8 @@ async fn disabling_a_principal_ends_all_its_credentials() {
         assert_eq!(bob.with(token).get(&way).await.error(401), "TOKEN_REVOKED");
     }
     bob.with(&his["token"]).get(&way).await.ok(200);
-    let told = world.provider.boxd(&sandbox_id(&hers)).state.lock().unwrap().revoked.clone();
-    assert!(told.contains(&Revocation::Principal("ann".into())), "boxd knows before the answer: {told:?}");
+    let reported = world.provider.boxd(&sandbox_id(&hers)).state.lock().unwrap().revoked.clone();
+    assert!(reported.contains(&Revocation::Principal("ann".into())), "boxd knows before the answer: {reported:?}");
 
     let listed = root.get("/v1/principals").await.ok(200);
     let of = |name: &str| listed["items"].as_array().unwrap().iter().find(|p| p["name"] == name).unwrap().clone();

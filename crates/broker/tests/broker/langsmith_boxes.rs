@@ -220,8 +220,8 @@ async fn a_list_without_a_page_size_has_all_boxes_and_unknown_filters_are_refuse
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
     for n in 0..60 {
-        let who = if n % 2 == 0 { &ann } else { &bob };
-        who.post(BOXES, json!({ "name": format!("box{n}") })).await.ok(201);
+        let caller = if n % 2 == 0 { &ann } else { &bob };
+        caller.post(BOXES, json!({ "name": format!("box{n}") })).await.ok(201);
     }
     let count = |list: &Value| list["sandboxes"].as_array().unwrap().len();
     let all = ann.get(BOXES).await.ok(200);
@@ -288,8 +288,8 @@ async fn a_start_responds_before_it_completes_and_reports_a_failure() {
     world.provider.failing_starts.store(1, Ordering::SeqCst);
     world.provider.may_start.send_replace(true);
     eventually("the failure", async || status().await == "failed").await;
-    let shown = ann.get(&format!("{BOXES}/dev")).await.ok(200);
-    assert!(shown["status_message"].as_str().unwrap().contains("told to fail"), "{shown}");
+    let displayed = ann.get(&format!("{BOXES}/dev")).await.ok(200);
+    assert!(displayed["status_message"].as_str().unwrap().contains("told to fail"), "{displayed}");
     // A failure that is known immediately is reported immediately, and the next start may succeed.
     world.provider.failing_starts.store(1, Ordering::SeqCst);
     assert_eq!(ann.post(&format!("{BOXES}/dev/start"), json!({})).await.ok(200)["status"], "failed");
@@ -366,7 +366,7 @@ async fn a_download_url_serves_one_file_without_another_credential() {
     let typed = json!({ "path": "/a", "content_type": "text/html" });
     assert_eq!(refused_field(ann.post(&format!("{BOXES}/dev/download-url"), typed).await), "content_type");
     let private = ann.post("/v1/sandboxes", json!({ "name": "private", "access": "owner" })).await.ok(201);
-    let asked = bob.post(&format!("{BOXES}/{}/download-url", id(&private)), json!({ "path": "/a" })).await;
-    assert_eq!(refused(asked, 403), "Forbidden");
+    let requested = bob.post(&format!("{BOXES}/{}/download-url", id(&private)), json!({ "path": "/a" })).await;
+    assert_eq!(refused(requested, 403), "Forbidden");
     drop(made);
 }

@@ -24,7 +24,7 @@ const THREADS: u8 = 3;
 const NAME: &str = "dev";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Home {
+enum SandboxChoice {
     /// Ends with its session.
     Own,
     Kept,
@@ -34,7 +34,7 @@ enum Home {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Ensure(u8, Home),
+    Ensure(u8, SandboxChoice),
     CreateOnly(u8),
     Heartbeat(u8),
     Refresh(u8),
@@ -47,7 +47,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let home = prop_oneof![3 => Just(Home::Own), 1 => Just(Home::Kept), 2 => Just(Home::Named)];
+    let home = prop_oneof![3 => Just(SandboxChoice::Own), 1 => Just(SandboxChoice::Kept), 2 => Just(SandboxChoice::Named)];
     prop_oneof![
         6 => (0..THREADS, home).prop_map(|(n, home)| Step::Ensure(n, home)),
         1 => (0..THREADS).prop_map(Step::CreateOnly),
@@ -75,7 +75,7 @@ proptest! {
 #[derive(Clone, Debug)]
 struct Expected {
     state: State,
-    home: Home,
+    home: SandboxChoice,
     last_active: i64,
     /// While it runs: the time up to which its running time is included in `active`.
     counted_until: Option<i64>,
@@ -106,7 +106,7 @@ impl Expected {
     }
 }
 
-struct SessionWithSandbox {
+struct ExpectedSession {
     id: String,
     sandbox: SandboxId,
     base: i64,
@@ -115,7 +115,7 @@ struct SessionWithSandbox {
 #[derive(Default)]
 struct Model {
     sandboxes: HashMap<SandboxId, Expected>,
-    sessions: BTreeMap<u8, SessionWithSandbox>,
+    sessions: BTreeMap<u8, ExpectedSession>,
     over: Vec<String>,
     /// Sandboxes of threads whose last session reached its hard TTL.
     left: BTreeMap<u8, SandboxId>,
@@ -126,7 +126,7 @@ struct Model {
 
 impl Model {
     fn named(&self) -> Option<SandboxId> {
-        self.sandboxes.iter().find(|(_, b)| b.home == Home::Named).map(|(id, _)| id.clone())
+        self.sandboxes.iter().find(|(_, b)| b.home == SandboxChoice::Named).map(|(id, _)| id.clone())
     }
 
     fn on(&self, sandbox: &SandboxId) -> Vec<u8> {
@@ -140,8 +140,8 @@ impl Model {
             return;
         }
         match self.sandboxes[&ended.sandbox].home {
-            Home::Own => drop(self.sandboxes.remove(&ended.sandbox)),
-            Home::Kept | Home::Named => self.sandboxes.get_mut(&ended.sandbox).unwrap().suspend(now),
+            SandboxChoice::Own => drop(self.sandboxes.remove(&ended.sandbox)),
+            SandboxChoice::Kept | SandboxChoice::Named => self.sandboxes.get_mut(&ended.sandbox).unwrap().suspend(now),
         }
     }
 
@@ -221,7 +221,7 @@ async fn run(steps: Vec<Step>) {
                         assert_eq!(answer.json()["error"]["details"]["session_id"], there.id);
                         answer.error(409);
                     }
-                    None => model.made(n, Home::Own, &answer.ok(200), now),
+                    None => model.made(n, SandboxChoice::Own, &answer.ok(200), now),
                 }
             }
             Step::Heartbeat(n) | Step::Refresh(n) | Step::Use(n) => {
@@ -281,17 +281,17 @@ async fn run(steps: Vec<Step>) {
     }
 }
 
-async fn ensure(model: &mut Model, ann: &Client, n: u8, home: Home, now: i64) {
+async fn ensure(model: &mut Model, ann: &Client, n: u8, home: SandboxChoice, now: i64) {
     let mut body = json!({ "thread_id": format!("t{n}"), "mode": "ensure" });
     match home {
-        Home::Own => {}
-        Home::Kept => body["keep"] = json!(true),
-        Home::Named => body["name"] = json!(NAME),
+        SandboxChoice::Own => {}
+        SandboxChoice::Kept => body["keep"] = json!(true),
+        SandboxChoice::Named => body["name"] = json!(NAME),
     }
     let answer = ann.post("/v1/sandbox/sessions", body).await;
     let Some(there) = model.sessions.get(&n) else {
         let left = model.left.get(&n).and_then(|left| model.sandboxes.get(left));
-        if home == Home::Kept && left.is_some_and(|left| left.home == Home::Own) {
+        if home == SandboxChoice::Kept && left.is_some_and(|left| left.home == SandboxChoice::Own) {
             answer.error(409);
             return;
         }
@@ -299,9 +299,9 @@ async fn ensure(model: &mut Model, ann: &Client, n: u8, home: Home, now: i64) {
     };
     let sandbox = model.sandboxes.get_mut(&there.sandbox).unwrap();
     let is_other = match home {
-        Home::Own => false,
-        Home::Kept => sandbox.home == Home::Own,
-        Home::Named => sandbox.home != Home::Named,
+        SandboxChoice::Own => false,
+        SandboxChoice::Kept => sandbox.home == SandboxChoice::Own,
+        SandboxChoice::Named => sandbox.home != SandboxChoice::Named,
     };
     if is_other {
         assert_eq!(answer.json()["error"]["details"]["sandbox_id"], there.sandbox.as_str());
@@ -318,10 +318,10 @@ async fn ensure(model: &mut Model, ann: &Client, n: u8, home: Home, now: i64) {
 
 impl Model {
     /// Records a new session, and a sandbox unless the named one already existed.
-    fn made(&mut self, n: u8, home: Home, answer: &Value, now: i64) {
+    fn made(&mut self, n: u8, home: SandboxChoice, answer: &Value, now: i64) {
         let id = sandbox_id(answer);
         let left = self.left.remove(&n).filter(|left| self.sandboxes.contains_key(left));
-        let expected = if home == Home::Named { self.named() } else { left };
+        let expected = if home == SandboxChoice::Named { self.named() } else { left };
         let is_known = self.sandboxes.contains_key(&id).then(|| id.clone());
         assert_eq!(is_known, expected, "only a name or a hard end leads to a sandbox that is there");
         let fresh =
@@ -331,7 +331,7 @@ impl Model {
         sandbox.touch(now);
         let session = answer["session_id"].as_str().unwrap().to_owned();
         assert!(!self.over.contains(&session), "an id is never used again");
-        self.sessions.insert(n, SessionWithSandbox { id: session, sandbox: id, base });
+        self.sessions.insert(n, ExpectedSession { id: session, sandbox: id, base });
     }
 }
 

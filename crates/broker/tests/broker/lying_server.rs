@@ -24,7 +24,7 @@ pub const LIES: usize = 3;
 
 /// Counts earlier requests, so that each response is a different lie.
 #[derive(Clone, Default)]
-struct Liar {
+struct LyingServer {
     execs: Arc<AtomicUsize>,
     syncs: Arc<AtomicUsize>,
 }
@@ -36,7 +36,7 @@ pub fn router() -> Router {
         .route("/v1/fs/list", post(|| async { Json(json!({ "entries": "all of them" })) }))
         .route("/v1/files/{*path}", get(|| async { broken_off() }))
         .route("/v1/sync/ws", any(sync))
-        .with_state(Liar::default())
+        .with_state(LyingServer::default())
 }
 
 /// Ends prematurely.
@@ -45,7 +45,7 @@ fn broken_off() -> Body {
     Body::from_stream(futures_util::stream::iter(pieces))
 }
 
-async fn exec(State(liar): State<Liar>) -> Response {
+async fn exec(State(liar): State<LyingServer>) -> Response {
     match liar.execs.fetch_add(1, Ordering::SeqCst) % LIES {
         0 => Json(json!({ "stdout": 5, "exit_code": "fine" })).into_response(),
         1 => broken_off().into_response(),
@@ -59,13 +59,13 @@ async fn exec_stream(upgrade: WebSocketUpgrade) -> Response {
         if !matches!(socket.recv().await, Some(Ok(Frame::Text(_)))) {
             return;
         }
-        let told = [
+        let reported = [
             json!({ "type": "ready", "command_id": "another's", "pid": -1, "stdout_offset": 0, "stderr_offset": 0 }),
             json!({ "type": "stdout", "offset": 0, "data": "real" }),
             json!({ "type": "stdout", "offset": 1000, "data": "after a hole" }),
             json!({ "type": "exit", "exit_code": 0 }),
         ];
-        for frame in told {
+        for frame in reported {
             // The client may have disconnected.
             let _ = socket.send(Frame::text(frame.to_string())).await;
         }
@@ -73,7 +73,7 @@ async fn exec_stream(upgrade: WebSocketUpgrade) -> Response {
     })
 }
 
-async fn sync(State(liar): State<Liar>, upgrade: WebSocketUpgrade) -> Response {
+async fn sync(State(liar): State<LyingServer>, upgrade: WebSocketUpgrade) -> Response {
     let lie = liar.syncs.fetch_add(1, Ordering::SeqCst) % LIES;
     upgrade.on_upgrade(move |socket| speak(socket, lie))
 }
@@ -87,8 +87,8 @@ async fn speak(mut socket: WebSocket, lie: usize) {
             let mut rest = heard.as_slice();
             let Ok(message) = Message::read(&mut rest) else { break };
             heard = rest.to_vec();
-            let said = answer(&message, lie);
-            if !said.is_empty() && socket.send(Frame::binary(said)).await.is_err() {
+            let reply = answer(&message, lie);
+            if !reply.is_empty() && socket.send(Frame::binary(reply)).await.is_err() {
                 return;
             }
         }
@@ -104,11 +104,11 @@ fn answer(message: &Message, lie: usize) -> Vec<u8> {
         (_, Message::Hello { .. }) => all(&[Message::Welcome { version: 1 }]),
         // A path that leads out of the folder.
         (0, Message::Scan { .. }) => {
-            let mut said = all(&[Message::Updates(vec![(path("up"), Some(Entry::Dir)), (path("up/evil"), file(b"evil"))]), scanned]);
-            if let Some(at) = said.windows(7).position(|w| w == b"up/evil") {
-                said[at..at + 2].copy_from_slice(b"..");
+            let mut reply = all(&[Message::Updates(vec![(path("up"), Some(Entry::Dir)), (path("up/evil"), file(b"evil"))]), scanned]);
+            if let Some(at) = reply.windows(7).position(|w| w == b"up/evil") {
+                reply[at..at + 2].copy_from_slice(b"..");
             }
-            said
+            reply
         }
         // Content that differs from its announcement, for an existing file.
         (1, Message::Scan { .. }) => all(&[Message::Updates(vec![(path("mine"), file(b"good"))]), scanned]),

@@ -34,17 +34,17 @@ async fn a_broker_without_the_right_master_key_names_the_remedy() {
     broker.kill().await;
     let (file, away) = (key_file(&world), world.config.data_dir.join("away"));
     fs::rename(&file, &away).unwrap();
-    let said = refusal(&world).await;
-    assert!(said.contains("master.key is missing") && said.contains("backup") && said.contains("--lost"), "{said}");
+    let message = refusal(&world).await;
+    assert!(message.contains("master.key is missing") && message.contains("backup") && message.contains("--lost"), "{message}");
     fs::rename(&away, &file).unwrap();
     set_mode(&file, 0o644);
-    let said = refusal(&world).await;
-    assert!(said.contains("chmod 600"), "{said}");
+    let message = refusal(&world).await;
+    assert!(message.contains("chmod 600"), "{message}");
     set_mode(&file, 0o600);
     let right = fs::read(&file).unwrap();
     fs::write(&file, [9; 32]).unwrap();
-    let said = refusal(&world).await;
-    assert!(said.contains("is not the master key"), "{said}");
+    let message = refusal(&world).await;
+    assert!(message.contains("is not the master key"), "{message}");
     fs::write(&file, b"short").unwrap();
     assert!(refusal(&world).await.contains("exactly 32 bytes"));
     fs::write(&file, right).unwrap();
@@ -61,8 +61,8 @@ async fn tokens_stay_valid_after_a_graceful_replacement_of_the_master_key() {
     let opaque = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "get", "token_format": "opaque" })).await.ok(200);
     let (id, path) = (sandbox_id(&made), format!("/dp/{}/v1/x", sandbox_id(&made)));
     let config = world.whole_config().await;
-    let said = rotate_master_key(&config, GRACEFUL).await.unwrap_err().to_string();
-    assert!(said.contains("in use by another broker"), "{said}");
+    let message = rotate_master_key(&config, GRACEFUL).await.unwrap_err().to_string();
+    assert!(message.contains("in use by another broker"), "{message}");
     broker.kill().await;
     let before = fs::read(key_file(&world)).unwrap();
     let rotated = rotate_master_key(&config, GRACEFUL).await.unwrap();
@@ -96,7 +96,7 @@ async fn tokens_stay_valid_after_a_graceful_replacement_of_the_master_key() {
 
 #[tokio::test]
 async fn an_immediate_replacement_ends_every_token_but_no_api_key() {
-    for (wish, is_lost) in [(IMMEDIATE, false), (LOST, true)] {
+    for (params, is_lost) in [(IMMEDIATE, false), (LOST, true)] {
         let world = World::new();
         let broker = world.start().await;
         let ann = broker.human("ann").await;
@@ -106,10 +106,10 @@ async fn an_immediate_replacement_ends_every_token_but_no_api_key() {
         let config = world.whole_config().await;
         if is_lost {
             fs::remove_file(key_file(&world)).unwrap();
-            let said = rotate_master_key(&config, IMMEDIATE).await.unwrap_err().to_string();
-            assert!(said.contains("is missing"), "{said}");
+            let message = rotate_master_key(&config, IMMEDIATE).await.unwrap_err().to_string();
+            assert!(message.contains("is missing"), "{message}");
         }
-        let rotated = rotate_master_key(&config, wish).await.unwrap();
+        let rotated = rotate_master_key(&config, params).await.unwrap();
         assert_eq!((rotated.previous_key, rotated.old_tokens_until), (None, None));
         assert!(!world.config.data_dir.join("master.previous.key").exists());
         if is_lost {
@@ -172,8 +172,8 @@ async fn a_graceful_replacement_does_not_extend_an_older_key() {
     let until = broker.broker.as_ref().unwrap().store().sandbox(&id).await.unwrap().unwrap().old_keys.unwrap().until;
     broker.kill().await;
     let (config, before) = (world.whole_config().await, fs::read(key_file(&world)).unwrap());
-    let said = rotate_master_key(&config, GRACEFUL).await.unwrap_err().to_string();
-    assert!(said.contains(&until.to_string()) && said.contains("--immediate"), "{said}");
+    let message = rotate_master_key(&config, GRACEFUL).await.unwrap_err().to_string();
+    assert!(message.contains(&until.to_string()) && message.contains("--immediate"), "{message}");
     assert_eq!(fs::read(key_file(&world)).unwrap(), before);
     assert!(!world.config.data_dir.join("master.next.key").exists());
     let again = world.start().await;
@@ -191,8 +191,8 @@ async fn brokers_on_one_database_are_stopped_and_need_the_new_key_copied() {
     let database = TestDatabase::new().await;
     let worlds = World::cluster(&database, 2);
     let b = worlds[1].start().await;
-    let said = rotate_master_key(&worlds[0].config, GRACEFUL).await.unwrap_err().to_string();
-    assert!(said.contains("stop every broker") && said.contains(&b.addr.to_string()), "{said}");
+    let message = rotate_master_key(&worlds[0].config, GRACEFUL).await.unwrap_err().to_string();
+    assert!(message.contains("stop every broker") && message.contains(&b.addr.to_string()), "{message}");
     b.kill().await;
 
     let database = TestDatabase::new().await;
@@ -205,8 +205,8 @@ async fn brokers_on_one_database_are_stopped_and_need_the_new_key_copied() {
     a.kill().await;
     b.kill().await;
     rotate_master_key(&worlds[0].config, GRACEFUL).await.unwrap();
-    let said = refusal(&worlds[1]).await;
-    assert!(said.contains("copy theirs here"), "{said}");
+    let message = refusal(&worlds[1]).await;
+    assert!(message.contains("copy theirs here"), "{message}");
     for name in ["master.key", "master.previous.key"] {
         fs::copy(worlds[0].config.data_dir.join(name), worlds[1].config.data_dir.join(name)).unwrap();
     }

@@ -119,14 +119,14 @@ async fn many_threads_share_one_named_sandbox() {
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
     let dev = ann.post("/v1/sandboxes", json!({ "name": "dev" })).await.ok(201);
-    for (who, thread, hint) in [
+    for (caller, thread, hint) in [
         (&ann, "a", json!({ "sandbox_hint": "dev" })),
         (&bob, "b", json!({ "sandbox_id": dev["id"] })),
         (&bob, "c", json!({ "name": "dev" })),
     ] {
-        let made = ask(who, thread, hint.clone()).await.ok(200);
+        let made = ask(caller, thread, hint.clone()).await.ok(200);
         assert_eq!(made["sandbox"]["id"], dev["id"]);
-        assert_eq!(ask(who, thread, hint).await.ok(200)["session_id"], made["session_id"], "it says what is so already");
+        assert_eq!(ask(caller, thread, hint).await.ok(200)["session_id"], made["session_id"], "it says what is so already");
     }
     assert_eq!(world.provider.starts.load(Ordering::SeqCst), 1);
     let seen = ann.get("/v1/sandboxes/dev").await.ok(200);
@@ -135,9 +135,9 @@ async fn many_threads_share_one_named_sandbox() {
         HashSet::from(["a", "b", "c"])
     );
     // Each session ends by itself; the last one leaves the files.
-    for (who, thread) in [(&ann, "a"), (&bob, "b"), (&bob, "c")] {
-        let session = who.post(SESSIONS, json!({ "thread_id": thread, "mode": "get" })).await.ok(200);
-        assert_eq!(who.delete(&session_path(&session)).await.status, 204);
+    for (caller, thread) in [(&ann, "a"), (&bob, "b"), (&bob, "c")] {
+        let session = caller.post(SESSIONS, json!({ "thread_id": thread, "mode": "get" })).await.ok(200);
+        assert_eq!(caller.delete(&session_path(&session)).await.status, 204);
     }
     assert_eq!(ann.get("/v1/sandboxes/dev").await.ok(200)["state"], "suspended");
     assert!(world.provider.destroyed.lock().unwrap().is_empty());
@@ -157,8 +157,8 @@ async fn a_hint_to_another_sandbox_is_a_conflict_and_to_a_missing_one_not_found(
         assert_eq!(conflict.json()["error"]["details"]["sandbox_id"], made["sandbox"]["id"]);
         assert_eq!(conflict.error(409), "SESSION_CONFLICT");
     }
-    for (who, hint) in [(&ann, json!("nobody")), (&eve, dev["id"].clone()), (&eve, json!("dev"))] {
-        assert_eq!(ask(who, "fresh", json!({ "sandbox_hint": hint })).await.error(404), "SANDBOX_NOT_FOUND");
+    for (caller, hint) in [(&ann, json!("nobody")), (&eve, dev["id"].clone()), (&eve, json!("dev"))] {
+        assert_eq!(ask(caller, "fresh", json!({ "sandbox_hint": hint })).await.error(404), "SANDBOX_NOT_FOUND");
     }
     assert_eq!(ask(&ann, "u", json!({ "sandbox_hint": "dev", "name": "dev" })).await.error(400), "INVALID_REQUEST");
     let gone = ann.get(&format!("{SESSIONS}?scope_id=fresh")).await.ok(200);

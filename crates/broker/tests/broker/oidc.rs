@@ -28,7 +28,7 @@ const REFUSED: &str = "the OIDC token is not accepted here";
 struct Documents {
     discovery: Mutex<Value>,
     keys: Mutex<Vec<u8>>,
-    asked: AtomicUsize,
+    request_count: AtomicUsize,
 }
 
 struct Issuer {
@@ -47,7 +47,7 @@ impl Issuer {
             .route(
                 "/jwks",
                 get(|State(d): State<Arc<Documents>>| async move {
-                    d.asked.fetch_add(1, Ordering::SeqCst);
+                    d.request_count.fetch_add(1, Ordering::SeqCst);
                     d.keys.lock().unwrap().clone()
                 }),
             )
@@ -67,8 +67,8 @@ impl Issuer {
         *self.documents.keys.lock().unwrap() = json!({ "keys": keys }).to_string().into_bytes();
     }
 
-    fn asked(&self) -> usize {
-        self.documents.asked.load(Ordering::SeqCst)
+    fn request_count(&self) -> usize {
+        self.documents.request_count.load(Ordering::SeqCst)
     }
 
     /// A world whose broker trusts this issuer; `more` contains further lines of its configuration.
@@ -177,10 +177,10 @@ async fn the_bearer_of_an_issuer_token_is_a_principal_like_one_with_a_key() {
     for key in [rsa(), ec(), ed()] {
         let ann = bearer(&broker, &key.token(&issuer.claims(&world, "ann")));
         let made = ann.ensure("t").await;
-        let said = claims(made["token"].as_str().unwrap());
-        assert_eq!((&said["sub"], &said["act"]["type"]), (&json!("ann"), &json!("human")));
-        assert!(said["grant"].as_str().unwrap().starts_with("key_"));
-        sessions.push((made["session_id"].clone(), said["grant"].clone()));
+        let text = claims(made["token"].as_str().unwrap());
+        assert_eq!((&text["sub"], &text["act"]["type"]), (&json!("ann"), &json!("human")));
+        assert!(text["grant"].as_str().unwrap().starts_with("key_"));
+        sessions.push((made["session_id"].clone(), text["grant"].clone()));
 
         let id = sandbox_id(&made);
         ann.get(&format!("/dp/{id}/v1/x")).await.ok(200);
@@ -192,7 +192,7 @@ async fn the_bearer_of_an_issuer_token_is_a_principal_like_one_with_a_key() {
     sessions.dedup();
     assert_eq!(sessions.len(), 1, "one identity, whichever key signed: {sessions:?}");
     assert_eq!(bob.ensure("t").await["session_id"], sessions[0].0);
-    assert_eq!(issuer.asked(), 1, "keys are kept");
+    assert_eq!(issuer.request_count(), 1, "keys are kept");
 }
 
 #[tokio::test]
@@ -313,14 +313,14 @@ async fn rotated_keys_are_fetched_and_unknown_keys_cause_no_request_to_the_issue
     for n in 0..30 {
         assert!(!is_in(&fresh_ed(&format!("stranger-{n}"))).await);
     }
-    assert_eq!(issuer.asked(), 2, "a flood of unknown keys is one question");
+    assert_eq!(issuer.request_count(), 2, "a flood of unknown keys is one question");
     let next = fresh_ed("ed-2");
     issuer.has(&[&next]);
     assert!(!is_in(&next).await, "the issuer was asked a moment ago");
     assert!(is_in(ed()).await);
     world.clock.advance(10);
     assert!(is_in(&next).await);
-    assert_eq!(issuer.asked(), 3);
+    assert_eq!(issuer.request_count(), 3);
     assert!(!is_in(ed()).await, "a key that the issuer has withdrawn is no key");
 
     // The issuer fails for a while; its cached keys stay valid for a while.
@@ -397,18 +397,18 @@ async fn claims_determine_workspace_and_kind() {
         "workspace_claim = \"org\"\nworkspaces = [\"default\", \"acme\"]\nprincipal_claim = \"login\"\nprincipal_prefix = \"sso:\"\nkind_claim = \"roles\"\n[kinds]\n\"cobox-admins\" = \"operator\"\n\"bots\" = \"agent\"\n",
     );
     let broker = world.start().await;
-    let who = async |more: Value| {
+    let caller = async |more: Value| {
         let mut claims = issuer.claims(&world, "u-1");
         claims.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         bearer(&broker, &ed().token(&claims))
     };
-    let ann = who(json!({ "org": "acme", "login": "ann" })).await;
+    let ann = caller(json!({ "org": "acme", "login": "ann" })).await;
     let made = ann.ensure("t").await;
     assert_eq!(claims(made["token"].as_str().unwrap())["sub"], "sso:ann");
-    let root = who(json!({ "org": "default", "login": "root", "roles": ["users", "cobox-admins", "bots"] })).await;
+    let root = caller(json!({ "org": "default", "login": "root", "roles": ["users", "cobox-admins", "bots"] })).await;
     let principals = root.get("/v1/principals?workspace=acme").await.ok(200);
     assert_eq!((&principals["items"][0]["name"], &principals["items"][0]["kind"]), (&json!("sso:ann"), &json!("human")));
-    let bot = who(json!({ "org": "acme", "login": "bot", "roles": "bots" })).await.ensure("t").await;
+    let bot = caller(json!({ "org": "acme", "login": "bot", "roles": "bots" })).await.ensure("t").await;
     assert_eq!(claims(bot["token"].as_str().unwrap())["act"]["type"], "agent");
     for more in [
         json!({ "org": "elsewhere", "login": "x" }),
@@ -416,9 +416,9 @@ async fn claims_determine_workspace_and_kind() {
         json!({ "org": "acme" }),
         json!({ "org": ["acme"], "login": "x" }),
     ] {
-        assert_eq!(who(more).await.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
+        assert_eq!(caller(more).await.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
     }
-    let risen = who(json!({ "org": "acme", "login": "ann", "roles": ["cobox-admins"] })).await.get("/v1/keys").await;
+    let risen = caller(json!({ "org": "acme", "login": "ann", "roles": ["cobox-admins"] })).await.get("/v1/keys").await;
     assert!(risen.json()["error"]["message"].as_str().unwrap().contains("sso:ann is human"), "{}", risen.json());
     assert_eq!(risen.error(403), "FORBIDDEN", "what a principal is doesn't change with a token");
 }

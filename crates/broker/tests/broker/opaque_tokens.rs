@@ -59,9 +59,9 @@ async fn an_opaque_token_is_refreshed_delegated_rotated_and_revoked_like_any_oth
     assert_eq!(ann.post(&refresh, json!({ "current_token": child["token"] })).await.error(403), "FORBIDDEN");
     world.clock.advance(31);
     assert_eq!(ann.post(&refresh, json!({ "current_token": narrow["token"] })).await.error(401), "TOKEN_REVOKED");
-    let told = root.get(&format!("/internal/tokens/{}", renewed["token"].as_str().unwrap())).await.ok(200);
-    assert_eq!((&told["active"], &told["scope"]), (&json!(true), &json!("fs:ro")));
-    root.post("/internal/tokens/revoke", json!({ "jti": told["jti"] })).await.ok(200);
+    let reported = root.get(&format!("/internal/tokens/{}", renewed["token"].as_str().unwrap())).await.ok(200);
+    assert_eq!((&reported["active"], &reported["scope"]), (&json!(true), &json!("fs:ro")));
+    root.post("/internal/tokens/revoke", json!({ "jti": reported["jti"] })).await.ok(200);
     assert_eq!(ann.with(&renewed["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
     let fresh = opaque(&ann).await;
     root.post(&format!("/internal/sandboxes/{id}/rotate-key"), json!({ "mode": "graceful" })).await.ok(200);
@@ -100,9 +100,9 @@ async fn an_operator_introspects_tokens_of_both_formats() {
     let broker = world.start().await;
     let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
     let form = [("content-type", "application/x-www-form-urlencoded")];
-    let introspect = async |who: &Client, token: &str| {
+    let introspect = async |caller: &Client, token: &str| {
         let request = http::Request::builder().method(Method::POST).uri("/internal/tokens/introspect").header(form[0].0, form[0].1);
-        who.send(request.body(http_body_util::Full::new(format!("token={token}&token_type_hint=access_token").into())).unwrap()).await
+        caller.send(request.body(http_body_util::Full::new(format!("token={token}&token_type_hint=access_token").into())).unwrap()).await
     };
     let jwt = ann.ensure("t").await;
     let handle = opaque(&ann).await;
@@ -111,8 +111,8 @@ async fn an_operator_introspects_tokens_of_both_formats() {
         assert_eq!(introspect(&ann, token).await.error(403), "FORBIDDEN");
         let by_form = introspect(&root, token).await;
         assert_eq!(by_form.headers["cache-control"], "no-store");
-        let told = by_form.ok(200);
-        assert_eq!(root.get(&format!("/internal/tokens/{token}")).await.ok(200), told);
+        let reported = by_form.ok(200);
+        assert_eq!(root.get(&format!("/internal/tokens/{token}")).await.ok(200), reported);
         assert_eq!(ann.get(&format!("/internal/tokens/{token}")).await.error(403), "FORBIDDEN");
         for (field, value) in [
             ("active", json!(true)),
@@ -125,9 +125,9 @@ async fn an_operator_introspects_tokens_of_both_formats() {
             ("scope", json!("fs:rw process shell")),
             ("workspace", json!("default")),
         ] {
-            assert_eq!(told[field], value, "{field}");
+            assert_eq!(reported[field], value, "{field}");
         }
-        assert_eq!(told["exp"].as_i64().unwrap() - told["iat"].as_i64().unwrap(), 900);
+        assert_eq!(reported["exp"].as_i64().unwrap() - reported["iat"].as_i64().unwrap(), 900);
     }
     let inactive = json!({ "active": false });
     for nothing in ["x", "cbo_x", "a.b.c", "cbx_x", ""] {

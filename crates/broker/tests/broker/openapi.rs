@@ -194,9 +194,9 @@ async fn routes_without_a_body_refuse_one_after_authentication() {
         // A stream finds its session before it reads anything else, and does not end.
         let is_stream = path.ends_with("/events");
         let path = if is_stream { format!("{}/events", session_path(&watched)) } else { path };
-        let with = |who: &Client, body: Value| {
-            let (who, method, path) = (who.clone(), method.clone(), path.clone());
-            async move { who.call(method, &path, Some(body), &[]).await }
+        let with = |caller: &Client, body: Value| {
+            let (caller, method, path) = (caller.clone(), method.clone(), path.clone());
+            async move { caller.call(method, &path, Some(body), &[]).await }
         };
         assert_eq!(with(&anyone, json!({ "dry_run": true })).await.error(401), "UNAUTHENTICATED", "{method} {path}");
         let answer = with(&admin, json!({ "dry_run": true })).await;

@@ -163,11 +163,11 @@ async fn the_documentation_lists_every_metric_and_no_other() {
     world.config.metrics.public = true;
     let broker = world.start().await;
     let text = scrape(&Client { addr: broker.addr, key: None }).await;
-    let shown: BTreeSet<&str> = text.lines().filter_map(|l| l.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let displayed: BTreeSet<&str> = text.lines().filter_map(|l| l.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     let docs = include_str!("../../../../docs/operations.md");
     let words = docs.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let listed: BTreeSet<&str> = words.filter(|word| word.starts_with("cobox_") && *word != "cobox_broker").collect();
-    assert_eq!(shown, listed);
+    assert_eq!(displayed, listed);
 }
 
 #[tokio::test]

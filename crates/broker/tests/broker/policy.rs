@@ -181,8 +181,8 @@ async fn a_changed_policy_file_takes_effect_without_a_restart_and_a_broken_one_n
 
     let reload = async || broker.broker.as_ref().unwrap().reload_policy().await;
     write(&world, "[human]\ncapabilites = []\n");
-    let told = reload().await.unwrap_err().to_string();
-    assert!(told.contains("line 2") && told.contains("did you mean `capabilities`?"), "{told}");
+    let reported = reload().await.unwrap_err().to_string();
+    assert!(reported.contains("line 2") && reported.contains("did you mean `capabilities`?"), "{reported}");
     assert_eq!(granted(&ann.ensure("t").await), "fs_read");
     std::fs::remove_file(world.config.data_dir.join("policy.toml")).unwrap();
     assert!(reload().await.is_err());
@@ -208,7 +208,7 @@ async fn a_broker_does_not_start_with_a_broken_policy() {
         }
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let started = cobox_broker::Broker::start(world.whole_config().await, world.provider.clone(), listener).await;
-        let told = started.err().expect("it must not start").to_string();
-        assert!(told.contains("line "), "{told}");
+        let reported = started.err().expect("it must not start").to_string();
+        assert!(reported.contains("line "), "{reported}");
     }
 }

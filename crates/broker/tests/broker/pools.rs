@@ -60,8 +60,8 @@ async fn filled(broker: &TestBroker, pool: &Pool) -> Vec<SandboxId> {
     members(broker, pool).await.into_iter().map(|m| m.id).collect()
 }
 
-async fn list(who: &Client) -> usize {
-    who.get("/v1/sandboxes").await.ok(200)["items"].as_array().unwrap().len()
+async fn list(caller: &Client) -> usize {
+    caller.get("/v1/sandboxes").await.ok(200)["items"].as_array().unwrap().len()
 }
 
 #[tokio::test]
@@ -135,8 +135,8 @@ async fn the_pool_of_a_disabled_principal_has_no_members() {
         members(&broker, &pool).await.is_empty() && world.provider.running() == 0
     })
     .await;
-    let shown = root.get("/v2/sandboxes/pools/warm").await.ok(200);
-    assert!(shown["status_message"].as_str().unwrap().contains("no valid key"), "{shown}");
+    let displayed = root.get("/v2/sandboxes/pools/warm").await.ok(200);
+    assert!(displayed["status_message"].as_str().unwrap().contains("no valid key"), "{displayed}");
     root.delete("/v2/sandboxes/pools/warm").await.ok(204);
 }
 
@@ -188,16 +188,16 @@ async fn failing_pool_starts_are_retried_with_backoff_and_report_the_reason() {
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     world.provider.failing_starts.store(u32::MAX, Ordering::SeqCst);
-    let wish = json!({ "name": "warm", "template_name": "python", "replicas": 50, "wait_for_ready": true, "timeout": 1 });
-    let refused = ann.post("/v2/sandboxes/pools", wish).await;
+    let params = json!({ "name": "warm", "template_name": "python", "replicas": 50, "wait_for_ready": true, "timeout": 1 });
+    let refused = ann.post("/v2/sandboxes/pools", params).await;
     assert!(refused.json()["detail"]["message"].as_str().unwrap().contains("told to fail"), "{:?}", refused.json());
     assert_eq!(refused.ok(504)["detail"]["error"], "Timeout");
     let starts = || world.provider.starts.load(Ordering::SeqCst);
     let first = starts();
     assert!((1..=4).contains(&first), "{first}");
     assert_eq!(ann.get("/v2/sandboxes/pools/warm").await.status, 404, "the SDK asks again by itself");
-    let wish = json!({ "name": "warm", "template_name": "python", "replicas": 50, "wait_for_ready": false });
-    ann.post("/v2/sandboxes/pools", wish).await.ok(201);
+    let params = json!({ "name": "warm", "template_name": "python", "replicas": 50, "wait_for_ready": false });
+    ann.post("/v2/sandboxes/pools", params).await.ok(201);
     // One attempt at a time, nothing in between, and growing delays.
     let now = async || broker.broker.as_ref().unwrap().store().pool("default", "warm").await.unwrap().unwrap();
     eventually("the first failure", || async { now().await.trouble.failures == 1 }).await;
@@ -209,8 +209,8 @@ async fn failing_pool_starts_are_retried_with_backoff_and_report_the_reason() {
         tries = starts() - first;
     }
     assert!((4..=12).contains(&tries), "{tries} tries in 20 minutes");
-    let shown = ann.get("/v2/sandboxes/pools/warm").await.ok(200);
-    assert!(shown["status_message"].as_str().unwrap().contains("told to fail"), "{shown}");
+    let displayed = ann.get("/v2/sandboxes/pools/warm").await.ok(200);
+    assert!(displayed["status_message"].as_str().unwrap().contains("told to fail"), "{displayed}");
     // Once the failure is fixed, the pool is filled at the next attempt, or immediately after a change.
     world.provider.failing_starts.store(0, Ordering::SeqCst);
     ann.call(http::Method::PATCH, "/v2/sandboxes/pools/warm", Some(json!({ "replicas": 2 })), &[]).await.ok(200);
@@ -230,11 +230,11 @@ async fn each_pool_member_is_taken_once_by_racing_requests_on_several_brokers() 
     let pool = pool(&worlds[0], &one, 4).await;
     let waiting = filled(&one, &pool).await;
     let (here, there) = (ann.at(&one), ann.at(&two));
-    let asked = (0..8).map(|n| {
-        let who = if n % 2 == 0 { here.clone() } else { there.clone() };
-        async move { who.post(SESSIONS, ensure(&format!("t{n}"))).await.ok(200)["sandbox"]["id"].as_str().unwrap().to_owned() }
+    let requested = (0..8).map(|n| {
+        let caller = if n % 2 == 0 { here.clone() } else { there.clone() };
+        async move { caller.post(SESSIONS, ensure(&format!("t{n}"))).await.ok(200)["sandbox"]["id"].as_str().unwrap().to_owned() }
     });
-    let mut got = futures_util::future::join_all(asked).await;
+    let mut got = futures_util::future::join_all(requested).await;
     let from_pool = got.iter().filter(|id| waiting.iter().any(|w| w.as_str() == id.as_str())).count();
     got.sort_unstable();
     got.dedup();

@@ -18,23 +18,23 @@ fn read(example: &str) -> Value {
 #[track_caller]
 fn has_all_of(answer: &Value, example: &Value, at: &str) {
     match (example, answer) {
-        (Value::Object(fields), Value::Object(given)) => {
+        (Value::Object(fields), Value::Object(provided)) => {
             for (name, field) in fields {
                 let at = format!("{at}.{name}");
-                has_all_of(given.get(name).unwrap_or_else(|| panic!("{at} is missing")), field, &at);
+                has_all_of(provided.get(name).unwrap_or_else(|| panic!("{at} is missing")), field, &at);
             }
         }
-        (Value::Array(items), Value::Array(given)) => {
-            assert!(!given.is_empty(), "{at} is empty");
-            given.iter().for_each(|g| has_all_of(g, &items[0], at));
+        (Value::Array(items), Value::Array(provided)) => {
+            assert!(!provided.is_empty(), "{at} is empty");
+            provided.iter().for_each(|g| has_all_of(g, &items[0], at));
         }
-        (Value::String(text), Value::String(given)) => {
-            assert!(!given.is_empty(), "{at} is empty");
+        (Value::String(text), Value::String(provided)) => {
+            assert!(!provided.is_empty(), "{at} is empty");
             if is_time(text) {
-                assert!(is_time(given), "{at} is no time: {given}");
+                assert!(is_time(provided), "{at} is no time: {provided}");
             }
             for (scheme, plain) in [("https://", "http://"), ("wss://", "ws://")] {
-                assert!(!text.starts_with(scheme) || given.starts_with(plain), "{at}: {given}");
+                assert!(!text.starts_with(scheme) || provided.starts_with(plain), "{at}: {provided}");
             }
         }
         (Value::Number(_), Value::Number(_)) | (Value::Bool(_), Value::Bool(_)) => {}
@@ -269,8 +269,8 @@ async fn a_front_end_gets_its_services_and_its_page_may_request_them() {
     let answer = ann.call(Method::GET, "/capabilities?thread_id=thr_1", None, &[("origin", PAGE)]).await;
     assert_eq!(answer.headers["access-control-allow-origin"], PAGE);
     has_all_of(&answer.ok(200), &response, "capabilities");
-    let asked = [("origin", PAGE), ("access-control-request-method", "PUT"), ("access-control-request-headers", "authorization")];
-    let preflight = ann.call(Method::OPTIONS, "/capabilities", None, &asked).await;
+    let requested_value = [("origin", PAGE), ("access-control-request-method", "PUT"), ("access-control-request-headers", "authorization")];
+    let preflight = ann.call(Method::OPTIONS, "/capabilities", None, &requested_value).await;
     assert_eq!(preflight.headers["access-control-allow-methods"], "GET, POST, PUT, DELETE, OPTIONS");
     assert_eq!(preflight.headers["access-control-allow-headers"], "Authorization, Content-Type");
 }

@@ -65,13 +65,13 @@ async fn requests_with_a_token_count_against_the_limit_of_its_principal() {
     let made = ann.ensure("t").await;
     let (holder, bobs) = (ann.with(&made["token"]), bob.with(&bob.ensure("t").await["token"]));
     let delegate = format!("{}/delegate", session_path(&made));
-    let wish = json!({ "capabilities": ["fs_read"], "token_format": "opaque" });
+    let params = json!({ "capabilities": ["fs_read"], "token_format": "opaque" });
     // One request is used up.
-    holder.post(&delegate, wish.clone()).await.ok(200);
+    holder.post(&delegate, params.clone()).await.ok(200);
     drop(holder.watch(&made, "", &[]).await);
     let of_sandbox = format!("/sandbox/{}/delegate", sandbox_id(&made));
     for path in [&delegate, &of_sandbox] {
-        let refused = holder.post(path, wish.clone()).await;
+        let refused = holder.post(path, params.clone()).await;
         assert_eq!(refused.headers["retry-after"], "1");
         assert_eq!(refused.error(429), "RATE_LIMITED");
     }
@@ -79,9 +79,9 @@ async fn requests_with_a_token_count_against_the_limit_of_its_principal() {
         assert_eq!(by.begin_watch(&made, "", &[]).await.status(), 429);
     }
     assert_eq!(ann.get("/v1/sandboxes").await.error(429), "RATE_LIMITED", "it is the same limit");
-    bobs.post(&delegate, wish.clone()).await.ok(200);
+    bobs.post(&delegate, params.clone()).await.ok(200);
     world.clock.advance(1);
-    holder.post(&of_sandbox, wish).await.ok(200);
+    holder.post(&of_sandbox, params).await.ok(200);
 }
 
 #[tokio::test]

@@ -123,11 +123,11 @@ async fn a_heartbeat_of_either_side_extends_the_lease_but_no_token() {
     let (ann, bot) = (broker.human("ann").await, broker.key("bot", PrincipalKind::Agent).await);
     let made = ann.ensure("t").await;
     let (id, heartbeat) = (sandbox_id(&made), format!("{}/heartbeat", session_path(&made)));
-    for who in [&ann, &bot] {
+    for caller in [&ann, &bot] {
         world.clock.advance(1000);
         broker.tick().await;
         assert_eq!(ann.state(&id).await, "idle");
-        let beat = who.post(&heartbeat, json!({})).await.ok(200);
+        let beat = caller.post(&heartbeat, json!({})).await.ok(200);
         assert_eq!(beat["state"], "active");
         assert_eq!(beat.as_object().unwrap().len(), 2);
         let looked = ann.get(&session_path(&made)).await.ok(200);

@@ -46,8 +46,8 @@ async fn a_human_may_act_as_an_agent_and_no_principal_as_a_higher_kind() {
 
     ann.post(SESSIONS, asking(json!({ "actor": "human" }))).await.ok(200);
     bot.post(SESSIONS, asking(json!({ "actor": { "type": "agent", "id": "bot" } }))).await.ok(200);
-    for (who, actor) in [(&bot, json!("human")), (&bot, json!({ "type": "operator" })), (&ann, json!("operator"))] {
-        refused(who.post(SESSIONS, asking(json!({ "actor": actor }))).await, 403, "FORBIDDEN", "can't act as");
+    for (caller, actor) in [(&bot, json!("human")), (&bot, json!({ "type": "operator" })), (&ann, json!("operator"))] {
+        refused(caller.post(SESSIONS, asking(json!({ "actor": actor }))).await, 403, "FORBIDDEN", "can't act as");
     }
     refused(ann.post(SESSIONS, asking(json!({ "actor": { "type": "human", "id": "bob" } }))).await, 403, "FORBIDDEN", "another human");
     refused(ann.post(SESSIONS, asking(json!({ "actor": "robot" }))).await, 400, "INVALID_REQUEST", "actor: `robot`");

@@ -95,12 +95,12 @@ async fn a_workspace_has_its_own_templates_besides_the_operators() {
     let world = with_template();
     let broker = world.start().await;
     let (ann, bob, eve) = (broker.human("ann").await, broker.human("bob").await, broker.stranger().await);
-    let wish = json!({ "name": "mine", "image": IMAGE, "resources": { "cpus": 2, "disk_bytes": 1 << 30 }, "env": { "A": "1" } });
-    let made = ann.post("/v1/templates", wish.clone()).await.ok(201);
+    let params = json!({ "name": "mine", "image": IMAGE, "resources": { "cpus": 2, "disk_bytes": 1 << 30 }, "env": { "A": "1" } });
+    let made = ann.post("/v1/templates", params.clone()).await.ok(201);
     assert_eq!((&made["owner"], &made["is_operators"]), (&json!("ann"), &json!(false)));
-    assert_eq!(ann.post("/v1/templates", wish).await.error(409), "NAME_TAKEN");
+    assert_eq!(ann.post("/v1/templates", params).await.error(409), "NAME_TAKEN");
     assert_eq!(ann.post("/v1/templates", json!({ "name": "python" })).await.error(409), "NAME_TAKEN", "the operator's");
-    for (wish, words) in [
+    for (params, words) in [
         (json!({ "name": "x", "image": "rust:1" }), "image: there is no `rust:1` here"),
         (json!({ "name": "x", "rootfs": "/" }), "rootfs"),
         (json!({ "name": "x", "provider": "docker" }), "provider: there is no `docker`"),
@@ -109,13 +109,13 @@ async fn a_workspace_has_its_own_templates_besides_the_operators() {
         (json!({ "name": "x", "mounts": [{ "volume": "v", "path": "/proc" }] }), "mounts[0].path"),
         (json!({ "name": "x", "mounts": [{ "volume": "v", "path": "/taken/x" }] }), "mounts[0].path: is taken"),
     ] {
-        let answer = ann.post("/v1/templates", wish).await;
+        let answer = ann.post("/v1/templates", params).await;
         let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
         assert!(message.contains(words), "{message}");
         assert_eq!(answer.error(400), "INVALID_REQUEST");
     }
-    let names = async |who: &Client| {
-        let list = who.get("/v1/templates").await.ok(200);
+    let names = async |client: &Client| {
+        let list = client.get("/v1/templates").await.ok(200);
         list["items"].as_array().unwrap().iter().map(|t| t["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!((names(&bob).await, names(&eve).await), (vec!["mine".to_owned(), "python".to_owned()], vec!["python".to_owned()]));
@@ -147,17 +147,17 @@ async fn callers_limited_to_listed_templates_get_nothing_else() {
     ann.post(&format!("/v1/sandboxes/{}/snapshots", id(&of_ann)), json!({ "name": "s" })).await.ok(202);
     bot.post("/v1/sandboxes", json!({ "template": "python" })).await.ok(201);
     bot.post("/v1/sandboxes", json!({})).await.ok(201);
-    for wish in [
+    for params in [
         json!({ "template": "rust" }),
         json!({ "template": "python", "resources": { "cpus": 8 } }),
         json!({ "resources": { "memory_bytes": 1 << 30 } }),
         json!({ "snapshot": "s" }),
     ] {
-        assert_eq!(bot.post("/v1/sandboxes", wish.clone()).await.error(403), "FORBIDDEN", "{wish}");
+        assert_eq!(bot.post("/v1/sandboxes", params.clone()).await.error(403), "FORBIDDEN", "{params}");
     }
     assert_eq!(bot.post("/v1/templates", json!({ "name": "another" })).await.error(403), "FORBIDDEN");
-    let shown = bot.get("/v1/templates").await.ok(200);
-    assert_eq!(shown["items"].as_array().unwrap().len(), 2);
+    let displayed = bot.get("/v1/templates").await.ok(200);
+    assert_eq!(displayed["items"].as_array().unwrap().len(), 2);
 }
 
 async fn taken(ann: &Client, sandbox: &SandboxId, name: &str) -> SnapshotId {
@@ -270,23 +270,23 @@ async fn a_snapshot_name_belongs_to_its_owner_and_resolves_to_a_usable_snapshot(
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
-    let of = async |who: &Client, access: &str| id(&who.post("/v1/sandboxes", json!({ "access": access })).await.ok(201));
+    let of = async |client: &Client, access: &str| id(&client.post("/v1/sandboxes", json!({ "access": access })).await.ok(201));
     let (anns, bobs, roots) = (of(&ann, "workspace").await, of(&bob, "owner").await, of(&root, "owner").await);
     let base = taken(&ann, &anns, "base").await;
     becomes(&ann, &base, "ready").await;
     // Neither the existing tag nor a new one.
-    for wish in [json!({ "name": "base" }), json!({ "name": "base", "tag": "v2" })] {
-        assert_eq!(bob.post(&format!("/v1/sandboxes/{bobs}/snapshots"), wish).await.error(409), "NAME_TAKEN");
+    for params in [json!({ "name": "base" }), json!({ "name": "base", "tag": "v2" })] {
+        assert_eq!(bob.post(&format!("/v1/sandboxes/{bobs}/snapshots"), params).await.error(409), "NAME_TAKEN");
     }
     let image = json!({ "name": "base", "docker_image": IMAGE });
     assert_eq!(bob.post("/v2/sandboxes/snapshots", image).await.ok(409)["detail"]["error"], "Conflict");
     // An operator moves the name to a snapshot that others may not use. For them it still refers to the earlier one.
     let helped = taken(&root, &roots, "base").await;
     becomes(&root, &helped, "ready").await;
-    let meant = async |who: &Client| who.get("/v1/snapshots/base").await.ok(200)["id"].as_str().unwrap().to_owned();
+    let meant = async |client: &Client| client.get("/v1/snapshots/base").await.ok(200)["id"].as_str().unwrap().to_owned();
     assert_eq!((meant(&bob).await, meant(&ann).await, meant(&root).await), (base.to_string(), base.to_string(), helped.to_string()));
-    let shown = bob.get("/v2/sandboxes/snapshots-by-name/base").await.ok(200);
-    assert_eq!(shown["tags"], json!([{ "tag": "latest", "snapshot_id": base }]));
+    let displayed = bob.get("/v2/sandboxes/snapshots-by-name/base").await.ok(200);
+    assert_eq!(displayed["tags"], json!([{ "tag": "latest", "snapshot_id": base }]));
     let newer = taken(&ann, &anns, "base").await;
     becomes(&ann, &newer, "ready").await;
     assert_eq!(meant(&bob).await, newer.to_string());

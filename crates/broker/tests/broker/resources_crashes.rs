@@ -15,8 +15,8 @@ async fn a_volume_exists_completely_or_not_at_all_after_a_crash() {
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     world.provider.may_make.send_replace(false);
-    let asked = ann.clone();
-    let asking = tokio::spawn(async move { asked.post("/v1/volumes", json!({ "name": "data", "size_bytes": 1 << 20 })).await });
+    let requested = ann.clone();
+    let asking = tokio::spawn(async move { requested.post("/v1/volumes", json!({ "name": "data", "size_bytes": 1 << 20 })).await });
     let mounts = json!({ "mounts": [{ "volume": "data", "path": "/data" }] });
     eventually("it is being made", || async { ann.get("/v1/volumes/data").await.status == 200 }).await;
     assert_eq!(ann.post("/v1/sandboxes", mounts.clone()).await.error(423), "SANDBOX_STARTING");

@@ -40,9 +40,9 @@ async fn a_running_sandbox_is_adopted_with_the_state_it_missed() {
 
     let second = world.start().await;
     let ann = at(&second, &ann);
-    let told = world.provider.boxd(&id).state.lock().unwrap().clone();
-    assert!(told.version > far_ahead);
-    assert_eq!(told.revoked, [Revocation::Grant(bot_id)], "told before any traffic");
+    let reported = world.provider.boxd(&id).state.lock().unwrap().clone();
+    assert!(reported.version > far_ahead);
+    assert_eq!(reported.revoked, [Revocation::Grant(bot_id)], "told before any traffic");
     ann.with(&made["token"]).get(&format!("/dp/{id}/v1/x")).await.ok(200);
     assert_eq!(ann.ensure("t").await["session_id"], made["session_id"]);
     assert_eq!(world.provider.starts.load(Ordering::SeqCst), 1);
@@ -147,7 +147,7 @@ async fn a_sandbox_without_files_becomes_failed() {
     let ann = first.human("ann").await;
     let made = ann.ensure("t").await;
     first.kill().await;
-    world.provider.lose(&sandbox_id(&made));
+    world.provider.lose_disk(&sandbox_id(&made));
 
     let second = world.start().await;
     let ann = at(&second, &ann);

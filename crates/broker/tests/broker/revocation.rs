@@ -44,8 +44,8 @@ async fn tokens_are_revoked_by_a_common_property_and_their_owners_get_new_ones()
         let state = world.provider.boxd(&id).state.lock().unwrap().clone();
         let keys = cobox_token::Keyset::new(&state.issuer, &id, &state.keys).unwrap();
         let now = Timestamp::from_unix(claims(made["token"].as_str().unwrap())["iat"].as_i64().unwrap());
-        let told = keys.verify(made["token"].as_str().unwrap(), now);
-        let is_refused = told.map_or(true, |claims| cobox_token::RevocationView::new(&state.revoked).covers(&claims));
+        let reported = keys.verify(made["token"].as_str().unwrap(), now);
+        let is_refused = reported.map_or(true, |claims| cobox_token::RevocationView::new(&state.revoked).covers(&claims));
         assert!(is_refused, "by {by}");
 
         let is_bob_hit = by == "session" || by == "sandbox";
@@ -93,8 +93,8 @@ async fn a_secret_sent_as_an_id_is_refused_and_stored_nowhere() {
     for body in [json!({ "jti": token }), json!({ "jti": key }), json!({ "grant": key }), json!({ "grant": token }), json!({ "jti": "a" })]
     {
         let refused = root.post(REVOKE, body).await;
-        let said = String::from_utf8_lossy(&refused.bytes).into_owned();
-        assert!(!said.contains(token) && !said.contains(key), "{said}");
+        let message = String::from_utf8_lossy(&refused.bytes).into_owned();
+        assert!(!message.contains(token) && !message.contains(key), "{message}");
         assert_eq!(refused.error(400), "INVALID_REQUEST");
     }
     assert_eq!(world.provider.boxd(&sandbox_id(&made)).state.lock().unwrap().revoked, []);
@@ -111,8 +111,8 @@ async fn a_revocation_applies_in_the_workspace_of_the_revoked_item() {
         let mut made = eve.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure", "access": "owner" })).await.ok(200);
         let body = match by {
             "share" => {
-                let wish = json!({ "name": "dora", "kind": "human", "workspace": "elsewhere" });
-                let dora = root.with(&root.post("/v1/keys", wish).await.ok(201)["api_key"]);
+                let params = json!({ "name": "dora", "kind": "human", "workspace": "elsewhere" });
+                let dora = root.with(&root.post("/v1/keys", params).await.ok(201)["api_key"]);
                 let shared = json!({ "principal": "dora", "capabilities": ["fs_read"] });
                 let shared = eve.post(&format!("{}/share", session_path(&made)), shared).await.ok(201);
                 made = dora.ensure("t").await;
@@ -134,11 +134,11 @@ async fn a_revocation_survives_a_restart() {
     let made = ann.ensure("t").await;
     let boxd = world.provider.boxd(&sandbox_id(&made));
     root.post(REVOKE, json!({ "principal": "ann" })).await.ok(200);
-    let told = boxd.state.lock().unwrap().revoked.clone();
+    let reported = boxd.state.lock().unwrap().revoked.clone();
     broker.kill().await;
     boxd.state.lock().unwrap().revoked.clear();
     let again = world.start().await;
-    assert_eq!(boxd.state.lock().unwrap().revoked, told, "it is told anew before anybody gets through");
+    assert_eq!(boxd.state.lock().unwrap().revoked, reported, "it is told anew before anybody gets through");
     let path = format!("/dp/{}/v1/x", sandbox_id(&made));
     assert_eq!(ann.at(&again).with(&made["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
 }
@@ -229,9 +229,9 @@ async fn above_the_revocation_limit_a_sandbox_refuses_rotation_and_the_next_revo
     for token in [&bobs["token"], &made["token"]] {
         assert_eq!(ann.with(token).get(&path).await.error(401), "TOKEN_REVOKED");
     }
-    let told = world.provider.boxd(&id).state.lock().unwrap().clone();
-    assert_eq!(told.keys.iter().map(|k| k.kid.as_str()).collect::<Vec<_>>(), [format!("{id}.2")]);
-    assert_eq!(told.revoked.len(), 1, "what the old key's end says needs no other words");
+    let reported = world.provider.boxd(&id).state.lock().unwrap().clone();
+    assert_eq!(reported.keys.iter().map(|k| k.kid.as_str()).collect::<Vec<_>>(), [format!("{id}.2")]);
+    assert_eq!(reported.revoked.len(), 1, "what the old key's end says needs no other words");
     let fresh = ann.ensure("t").await;
     ann.with(&fresh["token"]).get(&path).await.ok(200);
     ann.post(&refresh, rotate(&fresh["token"], true)).await.ok(200);
@@ -248,8 +248,8 @@ async fn above_its_revocation_limit_a_workspace_gets_new_keys() {
     let until = now.plus(std::time::Duration::from_secs(600));
     let revoke = async |jti: String| {
         let audit = AuditRecord::new(now, "default", "tokens.revoked");
-        let wish = RevokeParams { workspace: "default".into(), sandbox: None, tokens: RevokedTokens::Jti(jti), until, audit };
-        store.revoke(&wish).await.unwrap();
+        let params = RevokeParams { workspace: "default".into(), sandbox: None, tokens: RevokedTokens::Jti(jti), until, audit };
+        store.revoke(&params).await.unwrap();
     };
     let sandbox = store.sandbox(&id).await.unwrap().unwrap();
     let listed = async || store.revocations(&sandbox, now).await.unwrap().list.len();
@@ -268,9 +268,9 @@ async fn above_its_revocation_limit_a_workspace_gets_new_keys() {
     for token in [&made["token"], &bob["token"]] {
         assert_eq!(ann.with(token).get(&path).await.error(401), "TOKEN_REVOKED");
     }
-    let told = world.provider.boxd(&id).state.lock().unwrap().clone();
-    assert_eq!(told.keys.iter().map(|k| k.kid.as_str()).collect::<Vec<_>>(), [format!("{id}.2")]);
-    assert_eq!(told.revoked.len(), 1, "what the old keys' end says needs no other words");
+    let reported = world.provider.boxd(&id).state.lock().unwrap().clone();
+    assert_eq!(reported.keys.iter().map(|k| k.kid.as_str()).collect::<Vec<_>>(), [format!("{id}.2")]);
+    assert_eq!(reported.revoked.len(), 1, "what the old keys' end says needs no other words");
     ann.with(&ann.ensure("t").await["token"]).get(&path).await.ok(200);
     eve.with(&elsewhere["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&elsewhere))).await.ok(200);
     let recorded = store.audit("default", None, &NEWEST).await.unwrap();

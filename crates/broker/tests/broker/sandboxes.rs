@@ -74,7 +74,7 @@ async fn a_change_of_a_sandbox_by_its_owner_is_atomic() {
     let made = ann.post("/v1/sandboxes", json!({ "name": "dev", "tags": { "a": "1", "b": "2" } })).await.ok(201);
     ann.post("/v1/sandboxes", json!({ "name": "other" })).await.ok(201);
     let path = format!("/v1/sandboxes/{}", made["id"].as_str().unwrap());
-    let patch = async |who: &crate::harness::Client, body: Value| who.call(Method::PATCH, &path, Some(body), &[]).await;
+    let patch = async |caller: &crate::harness::Client, body: Value| caller.call(Method::PATCH, &path, Some(body), &[]).await;
 
     let changed = patch(&ann, json!({ "name": "box", "keep": true, "tags": { "a": null, "c": "3" } })).await.ok(200);
     assert_eq!((&changed["name"], &changed["keep"], &changed["state"]), (&json!("box"), &json!(true), &json!("active")));

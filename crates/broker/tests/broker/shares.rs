@@ -24,12 +24,12 @@ async fn a_share_admits_one_principal_with_at_most_its_capabilities() {
     let (ann, bob, carl, root) = people(&broker).await;
     let made = private(&ann).await;
     let (id, share) = (sandbox_id(&made), format!("{}/share", session_path(&made)));
-    let wish = json!({ "principal": "bob", "capabilities": ["fs_read", "shell:ro"] });
+    let params = json!({ "principal": "bob", "capabilities": ["fs_read", "shell:ro"] });
     for other in [&bob, &carl] {
-        assert_eq!(other.post(&share, wish.clone()).await.error(403), "FORBIDDEN");
+        assert_eq!(other.post(&share, params.clone()).await.error(403), "FORBIDDEN");
         assert_eq!(other.get(&share).await.error(403), "FORBIDDEN");
     }
-    let shared = ann.post(&share, wish.clone()).await.ok(201);
+    let shared = ann.post(&share, params.clone()).await.ok(201);
     assert_eq!((&shared["capabilities"], &shared["scopes"]), (&json!(["fs_read", "shell_observe"]), &json!(["fs:ro", "shell:ro"])));
     assert_eq!((&shared["shared_by"], &shared["is_limit"]), (&json!("ann"), &json!(true)));
     let listed = root.get(&share).await.ok(200);
@@ -62,7 +62,7 @@ async fn a_share_admits_one_principal_with_at_most_its_capabilities() {
     assert_eq!(bob.get(&format!("/v1/sandboxes/{id}")).await.error(403), "FORBIDDEN");
     assert_eq!(carl.get(SESSIONS).await.ok(200)["items"], json!([]));
     ann.delete(&session_path(&made)).await;
-    assert_eq!(ann.post(&share, wish).await.error(410), "SESSION_EXPIRED");
+    assert_eq!(ann.post(&share, params).await.error(410), "SESSION_EXPIRED");
 }
 
 #[tokio::test]
@@ -132,16 +132,16 @@ async fn a_share_expires_and_no_token_outlives_it() {
     let share = format!("{}/share", session_path(&made));
     let start: Timestamp = serde_json::from_value(made["expires_at"].clone()).unwrap();
     let at = |seconds: i64| json!(Timestamp::from_unix(start.unix() - 900 + seconds));
-    let wish = |expires_at: Value| json!({ "principal": "bob", "capabilities": ["fs_read"], "expires_at": expires_at });
-    assert_eq!(ann.post(&share, wish(at(0))).await.error(400), "INVALID_REQUEST");
-    ann.post(&share, wish(at(100))).await.ok(201);
+    let params = |expires_at: Value| json!({ "principal": "bob", "capabilities": ["fs_read"], "expires_at": expires_at });
+    assert_eq!(ann.post(&share, params(at(0))).await.error(400), "INVALID_REQUEST");
+    ann.post(&share, params(at(100))).await.ok(201);
     let bobs = bob.ensure("t").await;
     assert_eq!(bobs["expires_at"], at(100));
     world.clock.advance(100);
     assert_eq!(bob.post(SESSIONS, json!({ "thread_id": "t", "mode": "get" })).await.error(403), "FORBIDDEN");
     assert_eq!(bob.get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.error(403), "FORBIDDEN");
     assert_eq!(ann.get(&share).await.ok(200)["items"], json!([]));
-    ann.post(&share, wish(at(500))).await.ok(200);
+    ann.post(&share, params(at(500))).await.ok(200);
     bob.ensure("t").await;
 }
 
@@ -208,8 +208,8 @@ async fn a_share_of_a_private_session_limits_nothing_while_its_sandbox_is_open_t
     let broker = world.start().await;
     let (ann, bob, _, _) = people(&broker).await;
     ann.post("/v1/sandboxes", json!({ "name": "dev", "access": "workspace" })).await.ok(201);
-    let wish = json!({ "thread_id": "h2", "mode": "ensure", "sandbox_id": "dev", "access": "owner" });
-    let made = ann.post(SESSIONS, wish).await.ok(200);
+    let params = json!({ "thread_id": "h2", "mode": "ensure", "sandbox_id": "dev", "access": "owner" });
+    let made = ann.post(SESSIONS, params).await.ok(200);
     let share = format!("{}/share", session_path(&made));
     let shared = ann.post(&share, json!({ "principal": "bob", "capabilities": ["fs_read"] })).await.ok(201);
     assert_eq!(shared["is_limit"], false);
@@ -235,8 +235,8 @@ async fn access_paths_include_shares_of_other_sessions_and_operators() {
     let (ann, bob, carl, _) = people(&broker).await;
     ann.post("/v1/sandboxes", json!({ "name": "dev", "access": "owner" })).await.ok(201);
     let ensure = async |thread: &str| {
-        let wish = json!({ "thread_id": thread, "mode": "ensure", "sandbox_id": "dev", "access": "owner" });
-        ann.post(SESSIONS, wish).await.ok(200)
+        let params = json!({ "thread_id": thread, "mode": "ensure", "sandbox_id": "dev", "access": "owner" });
+        ann.post(SESSIONS, params).await.ok(200)
     };
     let (first, second) = (ensure("one").await, ensure("two").await);
     let share = |session: &Value| format!("{}/share", session_path(session));

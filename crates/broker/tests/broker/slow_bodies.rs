@@ -112,8 +112,8 @@ async fn keys_that_hold_connections_leave_health_and_other_keys_working() {
     let broker = world.start().await;
     let (ann, bob, eve) = (broker.human("ann").await, broker.human("bob").await, broker.human("eve").await);
     let is_well = async || {
-        let asked = Client { key: None, ..ann.clone() };
-        timeout(PATIENCE, asked.get("/healthz")).await.expect("the broker answers").ok(200);
+        let requested = Client { key: None, ..ann.clone() };
+        timeout(PATIENCE, requested.get("/healthz")).await.expect("the broker answers").ok(200);
     };
     // One principal gets at most half of the connections.
     let held = hold(&ann, 32, 8).await;

@@ -7,7 +7,7 @@ use cobox_protocol::{control::Revocation, key::PrincipalKind, session::State};
 use cobox_testkit::TestDatabase;
 use futures_util::future::join_all;
 
-use crate::store_suite::{WORKSPACE, api_key, at, audit, ending, quota, sandbox, wish};
+use crate::store_suite::{WORKSPACE, api_key, at, audit, ending, ensure_params, quota, sandbox};
 
 const RACERS: usize = 64;
 const ROUNDS: usize = 20;
@@ -45,8 +45,8 @@ fn of(stores: &[Store], n: usize) -> &Store {
 
 async fn ensures_of_one_scope_agree(stores: &[Store]) {
     for round in 0..ROUNDS {
-        let wishes: Vec<EnsureParams> = (0..RACERS).map(|_| wish(&format!("race {round}"))).collect();
-        let outcomes = join_all(wishes.iter().enumerate().map(|(n, w)| of(stores, n).ensure(w))).await;
+        let ensures: Vec<EnsureParams> = (0..RACERS).map(|_| ensure_params(&format!("race {round}"))).collect();
+        let outcomes = join_all(ensures.iter().enumerate().map(|(n, w)| of(stores, n).ensure(w))).await;
         let mut ids = HashSet::new();
         let mut created = 0;
         for outcome in outcomes {
@@ -67,22 +67,24 @@ async fn ensures_of_one_scope_agree(stores: &[Store]) {
 
 async fn one_of_many_ends_a_session(stores: &[Store]) {
     for round in 0..ROUNDS {
-        let wish = wish(&format!("end {round}"));
-        stores[0].ensure(&wish).await.unwrap();
+        let ensure_params = ensure_params(&format!("end {round}"));
+        stores[0].ensure(&ensure_params).await.unwrap();
         let ending = ending(1);
-        let ends = join_all((0..8).map(|n| of(stores, n).end_session(&wish.fresh.session.id, &ending))).await;
+        let ends = join_all((0..8).map(|n| of(stores, n).end_session(&ensure_params.fresh.session.id, &ending))).await;
         assert_eq!(ends.into_iter().filter(|e| e.as_ref().unwrap().is_some()).count(), 1);
     }
 }
 
 async fn an_end_wins_over_what_was_under_way(stores: &[Store]) {
     for round in 0..ROUNDS {
-        let wish = wish(&format!("started {round}"));
-        stores[0].ensure(&wish).await.unwrap();
-        let begun = &wish.fresh.sandbox;
+        let ensure_params = ensure_params(&format!("started {round}"));
+        stores[0].ensure(&ensure_params).await.unwrap();
+        let begun = &ensure_params.fresh.sandbox;
         let (started, ending) = (begun.started(at(1)), ending(2));
-        let (started, ended) =
-            tokio::join!(of(stores, 1).replace_sandbox(begun, &started, None), of(stores, 2).end_session(&wish.fresh.session.id, &ending));
+        let (started, ended) = tokio::join!(
+            of(stores, 1).replace_sandbox(begun, &started, None),
+            of(stores, 2).end_session(&ensure_params.fresh.session.id, &ending)
+        );
         started.unwrap();
         assert!(ended.unwrap().is_some());
         assert_eq!(stores[0].sandbox(&begun.id).await.unwrap().unwrap().state, State::Terminated);
@@ -129,8 +131,8 @@ async fn every_revocation_changes_the_sequence(stores: &[Store]) {
 async fn a_quota_is_never_passed(stores: &[Store]) {
     let living = stores[0].sandboxes_of_node(crate::store_suite::NODE).await.unwrap().into_iter().filter(|s| s.ended_at.is_none()).count();
     let most = u32::try_from(living).unwrap() + 5;
-    let wishes: Vec<_> = (0..RACERS).map(|n| EnsureParams { quota: quota(most), ..wish(&format!("quota {n}")) }).collect();
-    let outcomes = join_all(wishes.iter().enumerate().map(|(n, w)| of(stores, n).ensure(w))).await;
+    let ensures: Vec<_> = (0..RACERS).map(|n| EnsureParams { quota: quota(most), ..ensure_params(&format!("quota {n}")) }).collect();
+    let outcomes = join_all(ensures.iter().enumerate().map(|(n, w)| of(stores, n).ensure(w))).await;
     let count = |is: fn(&Ensured) -> bool| outcomes.iter().filter(|o| is(o.as_ref().unwrap())).count();
     assert_eq!(count(|o| matches!(o, Ensured::Created(_))), 5);
     assert_eq!(count(|o| matches!(o, Ensured::QuotaReached(_))), RACERS - 5);
@@ -138,16 +140,16 @@ async fn a_quota_is_never_passed(stores: &[Store]) {
 }
 
 async fn every_note_is_kept(stores: &[Store]) {
-    let wishes: Vec<_> = (0..8).map(|n| EnsureParams { quota: quota(10_000), ..wish(&format!("noted {n}")) }).collect();
-    for wish in &wishes {
-        stores[0].ensure(wish).await.unwrap();
+    let ensures: Vec<_> = (0..8).map(|n| EnsureParams { quota: quota(10_000), ..ensure_params(&format!("noted {n}")) }).collect();
+    for ensure_params in &ensures {
+        stores[0].ensure(ensure_params).await.unwrap();
     }
     let horizon = Horizon { now: at(0), idempotency_before: at(0), ended_before: at(0), audit_before: at(1_000_000) };
     stores[0].prune(&horizon).await.unwrap();
     let notes: Vec<_> = (0..500)
         .map(|n: usize| {
             // Each updates several sandboxes in a different order: no deadlock may result.
-            let mut sandboxes: Vec<_> = wishes.iter().map(|w| (w.fresh.sandbox.id.clone(), at(n as i64 % 7))).collect();
+            let mut sandboxes: Vec<_> = ensures.iter().map(|w| (w.fresh.sandbox.id.clone(), at(n as i64 % 7))).collect();
             sandboxes.rotate_left(n % 8);
             Note { sandboxes, audit: vec![audit("token.issued").detail(n.to_string())], ..Note::default() }
         })
@@ -157,8 +159,8 @@ async fn every_note_is_kept(stores: &[Store]) {
     let kept = stores[0].audit(WORKSPACE, None, &PageParams { before: None, limit: 1000 }).await.unwrap();
     let kept: HashSet<_> = kept.into_iter().map(|(_, record)| record.detail.unwrap()).collect();
     assert_eq!(kept.len(), 500);
-    for wish in &wishes {
-        assert_eq!(stores[0].sandbox(&wish.fresh.sandbox.id).await.unwrap().unwrap().last_active_at, at(6));
+    for ensure_params in &ensures {
+        assert_eq!(stores[0].sandbox(&ensure_params.fresh.sandbox.id).await.unwrap().unwrap().last_active_at, at(6));
     }
 }
 

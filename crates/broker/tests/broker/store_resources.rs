@@ -1,6 +1,6 @@
 //! Part of the store's test suite: resources, meaning names, uses and pools.
 
-use crate::store_suite::{NODE, WORKSPACE, api_key, at, audit, ending, quota, sandbox, wish};
+use crate::store_suite::{NODE, WORKSPACE, api_key, at, audit, ending, ensure_params, quota, sandbox};
 use cobox_broker::{
     domain::{
         model::Sandbox,
@@ -73,7 +73,7 @@ pub async fn names_of_snapshots(store: &Store) {
     assert_eq!(add(&snapshot("bob", "Base", Access::Workspace), &bob).await, AddedResource::Added);
 }
 
-pub async fn what_is_used(store: &Store) {
+pub async fn items_in_use_are_not_removed(store: &Store) {
     let volume = Volume {
         id: VolumeId::new(),
         workspace: WORKSPACE.into(),
@@ -169,8 +169,8 @@ pub async fn pools(store: &Store) {
     assert_eq!(store.pool_by_id(&pool.id).await.unwrap(), None);
 }
 
-pub async fn ending_what_nobody_uses(store: &Store) {
-    let made = wish("unbound");
+pub async fn unused_sandboxes_are_ended(store: &Store) {
+    let made = ensure_params("unbound");
     let Ensured::Created(bound) = store.ensure(&EnsureParams { quota: quota(1000), ..made }).await.unwrap() else { panic!("it is new") };
     assert_eq!(store.end_unbound_sandbox(&bound.sandbox.id, &ending(1)).await.unwrap(), None);
     let idle = sandbox(Some("once"));

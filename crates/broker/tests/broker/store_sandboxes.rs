@@ -16,7 +16,7 @@ use cobox_protocol::{
     tags::{TagFilter, Tags},
 };
 
-use crate::store_suite::{NODE, WORKSPACE, at, audit, ending, quota, sandbox, wish};
+use crate::store_suite::{NODE, WORKSPACE, at, audit, ending, ensure_params, quota, sandbox};
 
 pub async fn names_and_quotas(store: &Store) {
     assert!(store.has_sandboxes(Some(NODE)).await.unwrap());
@@ -54,10 +54,10 @@ pub async fn names_and_quotas(store: &Store) {
 
 /// The session of a scope on an existing sandbox.
 fn attach(thread: &str, to: &Sandbox) -> EnsureParams {
-    let mut wish = EnsureParams { is_attaching: true, ..wish(thread) };
-    wish.fresh.sandbox = to.clone();
-    wish.fresh.session.sandbox = to.id.clone();
-    wish
+    let mut ensure_params = EnsureParams { is_attaching: true, ..ensure_params(thread) };
+    ensure_params.fresh.sandbox = to.clone();
+    ensure_params.fresh.session.sandbox = to.id.clone();
+    ensure_params
 }
 
 pub async fn attaching(store: &Store) {
@@ -73,7 +73,7 @@ pub async fn attaching(store: &Store) {
         panic!("it is new")
     };
     assert_eq!(store.sessions_on(&shared.id).await.unwrap().len(), 2);
-    let mut taken = wish("attached 3");
+    let mut taken = ensure_params("attached 3");
     taken.fresh.sandbox.name = Some("shared".into());
     assert_eq!(store.ensure(&taken).await.unwrap(), Ensured::NameTaken(shared.id.clone()));
     assert_eq!(store.end_session(&first.session.id, &ending(50)).await.unwrap(), Some(SandboxAfterSession::InUse));
@@ -106,11 +106,11 @@ pub async fn attaching(store: &Store) {
 
     // A conflict isn't stored as an idempotent response.
     let keyed = Idempotency { principal: "ann".into(), key: "create".into(), request_hash: [1; 32], since: at(-100) };
-    let conflicting = EnsureParams { must_create: true, idempotency: Some(keyed.clone()), ..wish("race") };
+    let conflicting = EnsureParams { must_create: true, idempotency: Some(keyed.clone()), ..ensure_params("race") };
     for _ in 0..2 {
         assert!(matches!(store.ensure(&conflicting).await.unwrap(), Ensured::Existing(_)));
     }
-    let creating = EnsureParams { must_create: true, idempotency: Some(keyed.clone()), ..wish("create") };
+    let creating = EnsureParams { must_create: true, idempotency: Some(keyed.clone()), ..ensure_params("create") };
     assert!(matches!(store.ensure(&creating).await.unwrap(), Ensured::Created(_)));
     assert!(matches!(store.ensure(&creating).await.unwrap(), Ensured::Replayed(_)));
     let later = EnsureParams { idempotency: Some(Idempotency { request_hash: [2; 32], since: at(1), ..keyed }), ..creating };
@@ -123,10 +123,10 @@ fn tag(text: &str) -> TagFilter {
 
 pub async fn tags(store: &Store) {
     let tags = |pairs: &[(&str, &str)]| -> Tags { pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect() };
-    let one = EnsureParams { tags: tags(&[("team", "a"), ("run", "1")]), ..wish("tagged 1") };
-    let two = EnsureParams { tags: tags(&[("team", "a"), ("run", "2")]), ..wish("tagged 2") };
-    for wish in [&one, &two] {
-        store.ensure(wish).await.unwrap();
+    let one = EnsureParams { tags: tags(&[("team", "a"), ("run", "1")]), ..ensure_params("tagged 1") };
+    let two = EnsureParams { tags: tags(&[("team", "a"), ("run", "2")]), ..ensure_params("tagged 2") };
+    for ensure_params in [&one, &two] {
+        store.ensure(ensure_params).await.unwrap();
     }
     let viewer = Viewer { workspace: WORKSPACE.into(), principal: "bob".into(), sees_all: false };
     let page = PageParams { before: None, limit: 10 };

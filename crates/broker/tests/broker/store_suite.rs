@@ -111,7 +111,7 @@ fn bound(thread: &str) -> SessionWithSandbox {
     SessionWithSandbox { session, sandbox }
 }
 
-pub fn wish(thread: &str) -> EnsureParams {
+pub fn ensure_params(thread: &str) -> EnsureParams {
     EnsureParams {
         fresh: bound(thread),
         is_attaching: false,
@@ -158,9 +158,9 @@ pub async fn run(store: &Store) {
     store_sandboxes::changing_a_sandbox(store).await;
     store_sandboxes::own_lifetimes(store).await;
     store_resources::names_of_snapshots(store).await;
-    store_resources::what_is_used(store).await;
+    store_resources::items_in_use_are_not_removed(store).await;
     store_resources::pools(store).await;
-    store_resources::ending_what_nobody_uses(store).await;
+    store_resources::unused_sandboxes_are_ended(store).await;
     store_tokens::revocations(store).await;
     store_tokens::a_retired_token_counts_for_a_moment(store).await;
     store_tokens::shares(store).await;
@@ -186,8 +186,8 @@ async fn keys(store: &Store) {
 }
 
 async fn sessions_of_one_scope_are_one(store: &Store) {
-    let wishes: Vec<EnsureParams> = (0..20).map(|_| wish("race")).collect();
-    let outcomes = futures_util::future::join_all(wishes.iter().map(|w| store.ensure(w))).await;
+    let ensures: Vec<EnsureParams> = (0..20).map(|_| ensure_params("race")).collect();
+    let outcomes = futures_util::future::join_all(ensures.iter().map(|w| store.ensure(w))).await;
     let mut created = 0;
     let mut ids = std::collections::HashSet::new();
     for outcome in outcomes {
@@ -211,13 +211,13 @@ async fn sessions_of_one_scope_are_one(store: &Store) {
     let page = PageParams { before: None, limit: 10 };
     let filter = SessionFilter { scope_id: Some("race".into()), ..SessionFilter::default() };
     assert_eq!(store.sessions(&viewer("bob"), &filter, &page).await.unwrap().len(), 1);
-    let mut private = wish("private");
+    let mut private = ensure_params("private");
     private.fresh.session.access = Access::Owner;
     store.ensure(&private).await.unwrap();
     let filter = SessionFilter { scope_id: Some("private".into()), ..SessionFilter::default() };
     assert_eq!(store.sessions(&viewer("bob"), &filter, &page).await.unwrap().len(), 0);
     assert_eq!(store.sessions(&viewer("ann"), &filter, &page).await.unwrap().len(), 1);
-    let full = EnsureParams { quota: quota(1), ..wish("too many") };
+    let full = EnsureParams { quota: quota(1), ..ensure_params("too many") };
     assert_eq!(store.ensure(&full).await.unwrap(), Ensured::QuotaReached(QuotaReached { by: QuotaSubject::Workspace, deleted: 0 }));
 }
 
@@ -225,9 +225,9 @@ async fn sessions_of_one_scope_are_one(store: &Store) {
 async fn a_key_and_its_session(store: &Store) {
     let key = api_key("kim", PrincipalKind::Agent);
     assert!(matches!(store.add_key(&key, &audit("key.created")).await.unwrap(), AddedKey::Added));
-    let Ensured::Created(ended) = store.ensure(&wish("read together")).await.unwrap() else { panic!("it is new") };
+    let Ensured::Created(ended) = store.ensure(&ensure_params("read together")).await.unwrap() else { panic!("it is new") };
     store.end_session(&ended.session.id, &ending(10)).await.unwrap();
-    let Ensured::Created(living) = store.ensure(&wish("read together")).await.unwrap() else { panic!("it is new") };
+    let Ensured::Created(living) = store.ensure(&ensure_params("read together")).await.unwrap() else { panic!("it is new") };
     for session in [&ended.session.id, &living.session.id] {
         assert_eq!(together(store, &key, session).await, store.session(session).await.unwrap());
     }
@@ -245,7 +245,7 @@ async fn together(store: &Store, key: &ApiKey, session: &SessionId) -> Option<Se
 async fn idempotency(store: &Store) {
     let keyed = |hash: u8| EnsureParams {
         idempotency: Some(Idempotency { principal: "ann".into(), key: "k1".into(), request_hash: [hash; 32], since: at(-100) }),
-        ..wish("idem")
+        ..ensure_params("idem")
     };
     let Ensured::Created(first) = store.ensure(&keyed(1)).await.unwrap() else { panic!("it is new") };
     let Ensured::Replayed(again) = store.ensure(&keyed(1)).await.unwrap() else { panic!("it is a replay") };
@@ -256,7 +256,7 @@ async fn idempotency(store: &Store) {
 }
 
 async fn ending_a_session(store: &Store) {
-    store.ensure(&wish("end")).await.unwrap();
+    store.ensure(&ensure_params("end")).await.unwrap();
     let found = store.session_of(WORKSPACE, "thread", "end").await.unwrap().unwrap();
     assert_eq!(store.end_session(&found.session.id, &ending(10)).await.unwrap(), Some(SandboxAfterSession::Destroy));
     assert_eq!(store.end_session(&found.session.id, &ending(11)).await.unwrap(), None);
@@ -266,9 +266,9 @@ async fn ending_a_session(store: &Store) {
         (Some(at(10)), State::Terminated, Some(Intent::Destroy))
     );
     assert!(store.session_of(WORKSPACE, "thread", "end").await.unwrap().is_none());
-    assert!(matches!(store.ensure(&wish("end")).await.unwrap(), Ensured::Created(_)), "an ended scope is free again");
+    assert!(matches!(store.ensure(&ensure_params("end")).await.unwrap(), Ensured::Created(_)), "an ended scope is free again");
 
-    let mut named = wish("named");
+    let mut named = ensure_params("named");
     named.fresh.sandbox.name = Some("tool-box".into());
     named.fresh.sandbox.state = State::Active;
     named.fresh.sandbox.intent = None;
@@ -279,9 +279,9 @@ async fn ending_a_session(store: &Store) {
 }
 
 async fn ending_a_sandbox(store: &Store) {
-    let wish = wish("sandbox ends");
-    store.ensure(&wish).await.unwrap();
-    let id = &wish.fresh.sandbox.id;
+    let ensure_params = ensure_params("sandbox ends");
+    store.ensure(&ensure_params).await.unwrap();
+    let id = &ensure_params.fresh.sandbox.id;
     assert_eq!(store.sessions_on(id).await.unwrap().len(), 1);
     let ended = store.end_sandbox(id, State::Failed, &ending(20)).await.unwrap().unwrap();
     assert_eq!((ended.state, ended.reason.as_deref()), (State::Failed, Some("because")));
@@ -345,17 +345,17 @@ async fn notes_and_pruning(store: &Store) {
     record.jti = Some("tok".into());
     store.note(&Note { audit: vec![record.clone()], ..Note::default() }).await.unwrap();
     assert_eq!(records(store, 1).await, [record]);
-    let wish = wish("forgotten");
-    store.ensure(&wish).await.unwrap();
-    store.end_session(&wish.fresh.session.id, &ending(1)).await.unwrap();
+    let ensure_params = ensure_params("forgotten");
+    store.ensure(&ensure_params).await.unwrap();
+    store.end_session(&ensure_params.fresh.session.id, &ending(1)).await.unwrap();
     let horizon = |t| Horizon { now: at(t), idempotency_before: at(t), ended_before: at(t), audit_before: at(t) };
     store.prune(&horizon(1000)).await.unwrap();
-    assert!(store.sandbox(&wish.fresh.sandbox.id).await.unwrap().is_some(), "what is still to be destroyed is not forgotten");
-    let ended = store.sandbox(&wish.fresh.sandbox.id).await.unwrap().unwrap();
+    assert!(store.sandbox(&ensure_params.fresh.sandbox.id).await.unwrap().is_some(), "what is still to be destroyed is not forgotten");
+    let ended = store.sandbox(&ensure_params.fresh.sandbox.id).await.unwrap().unwrap();
     store.replace_sandbox(&ended, &Sandbox { intent: None, ..ended.clone() }, None).await.unwrap();
     store.prune(&horizon(1000)).await.unwrap();
-    assert!(store.sandbox(&wish.fresh.sandbox.id).await.unwrap().is_none());
-    assert!(store.session(&wish.fresh.session.id).await.unwrap().is_none());
+    assert!(store.sandbox(&ensure_params.fresh.sandbox.id).await.unwrap().is_none());
+    assert!(store.session(&ensure_params.fresh.session.id).await.unwrap().is_none());
     assert!(records(store, 10).await.is_empty());
     assert!(store.session_of(WORKSPACE, "thread", "race").await.unwrap().is_some(), "the living stay");
 }

@@ -11,7 +11,7 @@ use cobox_protocol::{
     tags::Tags,
 };
 
-use crate::store_suite::{WORKSPACE, at, audit, ending, quota, sandbox, wish};
+use crate::store_suite::{WORKSPACE, at, audit, ending, ensure_params, quota, sandbox};
 
 pub async fn a_retired_token_counts_for_a_moment(store: &Store) {
     let of = sandbox(None);
@@ -38,17 +38,17 @@ pub async fn a_retired_token_counts_for_a_moment(store: &Store) {
 }
 
 pub async fn revocations(store: &Store) {
-    let wish = wish("revoked");
-    store.ensure(&wish).await.unwrap();
-    let before = store.revocations(&wish.fresh.sandbox, at(10)).await.unwrap();
-    store.end_session(&wish.fresh.session.id, &ending(10)).await.unwrap();
-    let view = store.revocations(&wish.fresh.sandbox, at(11)).await.unwrap();
+    let ensure_params = ensure_params("revoked");
+    store.ensure(&ensure_params).await.unwrap();
+    let before = store.revocations(&ensure_params.fresh.sandbox, at(10)).await.unwrap();
+    store.end_session(&ensure_params.fresh.session.id, &ending(10)).await.unwrap();
+    let view = store.revocations(&ensure_params.fresh.sandbox, at(11)).await.unwrap();
     assert!(view.sequence > before.sequence);
-    assert!(view.list.contains(&Revocation::Session(wish.fresh.session.id.to_string())));
+    assert!(view.list.contains(&Revocation::Session(ensure_params.fresh.session.id.to_string())));
     assert!(view.list.iter().any(|r| matches!(r, Revocation::Grant(_))), "a revoked key counts in every sandbox of its workspace");
     let other = store.revocations(&sandbox(None), at(11)).await.unwrap();
-    assert!(!other.list.contains(&Revocation::Session(wish.fresh.session.id.to_string())), "a session only in its own");
-    assert!(store.revocations(&wish.fresh.sandbox, at(10_000)).await.unwrap().list.is_empty());
+    assert!(!other.list.contains(&Revocation::Session(ensure_params.fresh.session.id.to_string())), "a session only in its own");
+    assert!(store.revocations(&ensure_params.fresh.sandbox, at(10_000)).await.unwrap().list.is_empty());
 }
 
 fn share(session: &SessionId, principal: &str, words: &str, expires_at: Option<i64>) -> Share {
@@ -65,7 +65,7 @@ fn share(session: &SessionId, principal: &str, words: &str, expires_at: Option<i
 }
 
 pub async fn shares(store: &Store) {
-    let Ensured::Created(made) = store.ensure(&wish("shared")).await.unwrap() else { panic!("it is new") };
+    let Ensured::Created(made) = store.ensure(&ensure_params("shared")).await.unwrap() else { panic!("it is new") };
     let (session, sandbox) = (&made.session.id, &made.sandbox);
     let first = share(session, "bob", "fs_read exec", None);
     assert_eq!(store.share(&first, 2, &ending(0)).await.unwrap(), Shared::Added(first.clone()));
@@ -116,14 +116,14 @@ pub async fn what_was_issued_up_to_a_moment(store: &Store) {
     let earlier = |issued_by| IssuedBefore { of: IssuedTo::Principal, value: "ann".into(), issued_by };
     let mut last = 0;
     for issued_by in [5, 7] {
-        let wish = RevokeParams {
+        let ensure_params = RevokeParams {
             workspace: workspace.into(),
             sandbox: None,
             tokens: RevokedTokens::Earlier { of: IssuedTo::Principal, value: "ann".into(), issued_by },
             until: at(100),
             audit: audit("tokens.revoked"),
         };
-        let sequence = store.revoke(&wish).await.unwrap();
+        let sequence = store.revoke(&ensure_params).await.unwrap();
         assert!(sequence > last);
         last = sequence;
     }

@@ -25,16 +25,16 @@ const SESSIONS: &str = "/v1/sandbox/sessions";
 
 /// The owners of threads, by the credential they send.
 #[derive(Default)]
-struct Deployment {
+struct FakeAuthority {
     seen_by: Mutex<HashMap<String, String>>,
-    asked: AtomicUsize,
+    request_count: AtomicUsize,
     /// If not 0, the status of every response.
     failing: AtomicU16,
     headers: Mutex<HeaderMap>,
 }
 
-async fn thread(State(d): State<Arc<Deployment>>, Path(thread): Path<String>, headers: HeaderMap) -> Response {
-    d.asked.fetch_add(1, Ordering::SeqCst);
+async fn thread(State(d): State<Arc<FakeAuthority>>, Path(thread): Path<String>, headers: HeaderMap) -> Response {
+    d.request_count.fetch_add(1, Ordering::SeqCst);
     *d.headers.lock().unwrap() = headers.clone();
     if let Ok(status) = StatusCode::from_u16(d.failing.load(Ordering::SeqCst)) {
         return (status, Json(json!({ "thread_id": thread }))).into_response();
@@ -49,13 +49,13 @@ async fn thread(State(d): State<Arc<Deployment>>, Path(thread): Path<String>, he
     }
 }
 
-async fn start() -> (Arc<Deployment>, String) {
-    let deployment = Arc::new(Deployment::default());
-    let router = Router::new().route("/threads/{thread}", get(thread)).fallback(|| async { "welcome" }).with_state(deployment.clone());
+async fn start() -> (Arc<FakeAuthority>, String) {
+    let authority = Arc::new(FakeAuthority::default());
+    let router = Router::new().route("/threads/{thread}", get(thread)).fallback(|| async { "welcome" }).with_state(authority.clone());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-    (deployment, url)
+    (authority, url)
 }
 
 fn ruled(url: &str, more: &str) -> World {
@@ -64,15 +64,15 @@ fn ruled(url: &str, more: &str) -> World {
     world
 }
 
-async fn ask(who: &Client, thread: &str, mode: &str, credential: Option<&str>) -> Answer {
+async fn ask(principal: &Client, thread: &str, mode: &str, credential: Option<&str>) -> Answer {
     let headers: Vec<(&str, &str)> = credential.map(|c| ("x-thread-authorization", c)).into_iter().collect();
-    who.call(Method::POST, SESSIONS, Some(json!({ "thread_id": thread, "mode": mode })), &headers).await
+    principal.call(Method::POST, SESSIONS, Some(json!({ "thread_id": thread, "mode": mode })), &headers).await
 }
 
 #[tokio::test]
 async fn only_callers_who_may_see_a_thread_bind_a_sandbox_to_it() {
-    let (deployment, url) = start().await;
-    deployment.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
+    let (authority, url) = start().await;
+    authority.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
     let world = ruled(&url, "");
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
@@ -89,9 +89,9 @@ async fn only_callers_who_may_see_a_thread_bind_a_sandbox_to_it() {
     assert_eq!(world.provider.starts.load(Ordering::SeqCst), 0, "nothing was made for a no");
 
     let made = ask(&ann, "t", "ensure", Some("Bearer ann")).await.ok(200);
-    let asked = deployment.headers.lock().unwrap().clone();
-    assert_eq!(asked["authorization"], "Bearer ann");
-    assert!(!format!("{asked:?}").contains("cbx_"), "the broker's key is not passed on");
+    let request_count = authority.headers.lock().unwrap().clone();
+    assert_eq!(request_count["authorization"], "Bearer ann");
+    assert!(!format!("{request_count:?}").contains("cbx_"), "the broker's key is not passed on");
     for mode in ["get", "ensure", "create_only"] {
         assert_eq!(ask(&bob, "t", mode, Some("Bearer bob")).await.error(404), "SESSION_NOT_FOUND", "nor is one that exists joined: {mode}");
     }
@@ -118,25 +118,26 @@ async fn only_callers_who_may_see_a_thread_bind_a_sandbox_to_it() {
 
 #[tokio::test]
 async fn files_of_a_thread_are_visible_to_the_owner_and_to_callers_who_may_see_the_thread() {
-    let (deployment, url) = start().await;
-    deployment.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
-    deployment.seen_by.lock().unwrap().insert("b".into(), "Bearer bob".into());
+    let (authority, url) = start().await;
+    authority.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
+    authority.seen_by.lock().unwrap().insert("b".into(), "Bearer bob".into());
     let mut world = ruled(&url, "");
     let policy = world.config.data_dir.with_file_name("policy.toml");
     std::fs::write(&policy, "[human]\ncapabilities = [\"fs_read\", \"fs_write\", \"exec\", \"snapshot\"]\n").unwrap();
     world.config.policy_file = Some(policy);
     let broker = world.start().await;
     let (ann, bob, op) = (broker.human("ann").await, broker.human("bob").await, broker.key("op", PrincipalKind::Operator).await);
-    let with = |who: &'static str| [("x-thread-authorization", who)];
-    let wish = json!({ "thread_id": "t", "mode": "ensure", "name": "desk" });
-    let made = ann.call(Method::POST, SESSIONS, Some(wish), &with("Bearer ann")).await.ok(200);
+    let with = |principal: &'static str| [("x-thread-authorization", principal)];
+    let params = json!({ "thread_id": "t", "mode": "ensure", "name": "desk" });
+    let made = ann.call(Method::POST, SESSIONS, Some(params), &with("Bearer ann")).await.ok(200);
     let id = sandbox_id(&made);
     let (files, snapshots) = (format!("/dp/{id}/v1/x"), format!("/v1/sandboxes/{id}/snapshots"));
     let delegated = (format!("/sandbox/{id}/delegate"), json!({ "capabilities": ["exec"] }));
-    let delegate = async |who: &Client, with: &[(&str, &str)]| who.call(Method::POST, &delegated.0, Some(delegated.1.clone()), with).await;
-    let attach = async |who: &Client, scope: serde_json::Value, credential: &'static str| {
-        let wish = json!({ "scope": scope, "mode": "ensure", "sandbox_hint": "desk" });
-        who.call(Method::POST, SESSIONS, Some(wish), &with(credential)).await
+    let delegate =
+        async |principal: &Client, with: &[(&str, &str)]| principal.call(Method::POST, &delegated.0, Some(delegated.1.clone()), with).await;
+    let attach = async |principal: &Client, scope: serde_json::Value, credential: &'static str| {
+        let params = json!({ "scope": scope, "mode": "ensure", "sandbox_hint": "desk" });
+        principal.call(Method::POST, SESSIONS, Some(params), &with(credential)).await
     };
     let (own, assistant) = (json!({ "type": "thread", "id": "b" }), json!({ "type": "assistant", "id": "b" }));
     let refused_bob = async || {
@@ -145,7 +146,8 @@ async fn files_of_a_thread_are_visible_to_the_owner_and_to_callers_who_may_see_t
         assert_eq!(attach(&bob, own.clone(), "Bearer bob").await.error(404), "BINDING_NOT_FOUND");
         assert_eq!(attach(&bob, assistant.clone(), "Bearer bob").await.error(404), "BINDING_NOT_FOUND");
         assert_eq!(op.get(&files).await.error(403), "FORBIDDEN", "nor does an operator see a thread without the authority's leave");
-        let take = async |who: &Client| who.call(Method::POST, &snapshots, Some(json!({ "name": "s" })), &with("Bearer bob")).await;
+        let take =
+            async |principal: &Client| principal.call(Method::POST, &snapshots, Some(json!({ "name": "s" })), &with("Bearer bob")).await;
         assert_eq!(take(&bob).await.error(404), "SESSION_NOT_FOUND", "a snapshot is all of its files");
         assert_eq!(take(&op).await.error(404), "SESSION_NOT_FOUND");
     };
@@ -162,17 +164,17 @@ async fn files_of_a_thread_are_visible_to_the_owner_and_to_callers_who_may_see_t
         broker.tick().await;
     }
     refused_bob().await;
-    deployment.failing.store(500, Ordering::SeqCst);
+    authority.failing.store(500, Ordering::SeqCst);
     assert_eq!(delegate(&bob, &with("Bearer bob")).await.error(503), "PROVIDER_UNAVAILABLE");
-    deployment.failing.store(0, Ordering::SeqCst);
+    authority.failing.store(0, Ordering::SeqCst);
 
     // Callers that may see the thread are admitted, and so is the creator of the sandbox, because the thread may be
     // gone by now.
     delegate(&bob, &with("Bearer ann")).await.ok(200);
-    deployment.seen_by.lock().unwrap().remove("t");
+    authority.seen_by.lock().unwrap().remove("t");
     ann.get(&files).await.ok(200);
     delegate(&ann, &[]).await.ok(200);
-    deployment.seen_by.lock().unwrap().insert("a".into(), "Bearer ann".into());
+    authority.seen_by.lock().unwrap().insert("a".into(), "Bearer ann".into());
     attach(&ann, json!({ "type": "thread", "id": "a" }), "Bearer ann").await.ok(200);
     // Access to a sandbox that no thread ever used is decided by the broker alone.
     let plain = ann.post("/v1/sandboxes", json!({ "name": "plain" })).await.ok(201);
@@ -182,18 +184,18 @@ async fn files_of_a_thread_are_visible_to_the_owner_and_to_callers_who_may_see_t
 
 #[tokio::test]
 async fn without_a_response_of_the_authority_access_is_refused() {
-    let (deployment, url) = start().await;
-    deployment.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
+    let (authority, url) = start().await;
+    authority.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
     let world = ruled(&url, "");
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     for status in [500, 502, 429, 302, 204] {
-        deployment.failing.store(status, Ordering::SeqCst);
+        authority.failing.store(status, Ordering::SeqCst);
         let answer = ask(&ann, "t", "ensure", Some("Bearer ann")).await;
         assert_eq!(answer.json()["error"]["retryable"], true);
         assert_eq!(answer.error(503), "PROVIDER_UNAVAILABLE", "{status}");
     }
-    deployment.failing.store(422, Ordering::SeqCst);
+    authority.failing.store(422, Ordering::SeqCst);
     assert_eq!(ask(&ann, "t", "ensure", Some("Bearer ann")).await.error(404), "SESSION_NOT_FOUND", "what can't be a thread there");
     assert_eq!(world.provider.starts.load(Ordering::SeqCst), 0);
     for nobody in ["http://127.0.0.1:1".to_owned(), format!("{url}/wrong/base")] {
@@ -206,31 +208,31 @@ async fn without_a_response_of_the_authority_access_is_refused() {
 
 #[tokio::test]
 async fn a_positive_answer_is_cached_briefly_and_a_negative_one_never() {
-    let (deployment, url) = start().await;
+    let (authority, url) = start().await;
     let world = ruled(&url, "remember_seconds = 20\n");
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
-    let asked = || deployment.asked.load(Ordering::SeqCst);
+    let request_count = || authority.request_count.load(Ordering::SeqCst);
     assert_eq!(ask(&ann, "t", "ensure", Some("Bearer ann")).await.status, 404);
-    deployment.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
+    authority.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
     ask(&ann, "t", "ensure", Some("Bearer ann")).await.ok(200);
-    assert_eq!(asked(), 2, "a no was not remembered");
+    assert_eq!(request_count(), 2, "a no was not remembered");
     for _ in 0..5 {
         ask(&ann, "t", "ensure", Some("Bearer ann")).await.ok(200);
     }
-    assert_eq!(asked(), 2);
+    assert_eq!(request_count(), 2);
     ask(&bob, "t", "get", Some("Bearer ann")).await.ok(200);
-    assert_eq!(asked(), 3, "each caller is asked about");
+    assert_eq!(request_count(), 3, "each caller is asked about");
     assert_eq!(ask(&ann, "t", "get", Some("Bearer mallory")).await.status, 404, "and each credential");
-    deployment.seen_by.lock().unwrap().clear();
+    authority.seen_by.lock().unwrap().clear();
     world.clock.advance(20);
     assert_eq!(ask(&ann, "t", "ensure", Some("Bearer ann")).await.status, 404, "leave that was withdrawn");
 }
 
 #[tokio::test]
 async fn the_broker_can_ask_the_authority_with_its_own_key() {
-    let (deployment, url) = start().await;
-    deployment.seen_by.lock().unwrap().insert("t".into(), "ann".into());
+    let (authority, url) = start().await;
+    authority.seen_by.lock().unwrap().insert("t".into(), "ann".into());
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("key");
     std::fs::write(&file, "lsv2_service\n").unwrap();
@@ -238,9 +240,9 @@ async fn the_broker_can_ask_the_authority_with_its_own_key() {
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
     let made = ask(&ann, "t", "ensure", Some("Bearer ignored")).await.ok(200);
-    let asked = deployment.headers.lock().unwrap().clone();
-    assert_eq!((&asked["x-api-key"], &asked["x-user"]), (&"lsv2_service".parse().unwrap(), &"ann".parse().unwrap()));
-    assert!(!asked.contains_key("authorization"));
+    let request_count = authority.headers.lock().unwrap().clone();
+    assert_eq!((&request_count["x-api-key"], &request_count["x-user"]), (&"lsv2_service".parse().unwrap(), &"ann".parse().unwrap()));
+    assert!(!request_count.contains_key("authorization"));
     ann.get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
     assert_eq!(bob.get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.error(404), "SESSION_NOT_FOUND");
 }
@@ -298,14 +300,14 @@ impl LangGraph {
             .stderr(std::process::Stdio::null())
             .spawn()
             .unwrap();
-        let deployment = Self { program, url: format!("http://127.0.0.1:{port}"), _dir: dir };
+        let authority = Self { program, url: format!("http://127.0.0.1:{port}"), _dir: dir };
         let addr = format!("127.0.0.1:{port}");
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
         while tokio::net::TcpStream::connect(&addr).await.is_err() {
             assert!(std::time::Instant::now() < deadline, "langgraph did not start");
             tokio::task::yield_now().await;
         }
-        deployment
+        authority
     }
 
     async fn make_thread(&self, user: &str) -> String {
@@ -328,9 +330,9 @@ impl Drop for LangGraph {
 #[ignore = "takes a LangGraph deployment, which `make soak` installs"]
 async fn soak_a_real_deployment_decides() {
     let program = std::env::var("COBOX_TEST_LANGGRAPH").expect("names the program of langgraph-cli[inmem]");
-    let deployment = LangGraph::start(&program).await;
-    let thread = &deployment.make_thread("Bearer ann").await;
-    let world = ruled(&deployment.url, "");
+    let authority = LangGraph::start(&program).await;
+    let thread = &authority.make_thread("Bearer ann").await;
+    let world = ruled(&authority.url, "");
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
     ask(&ann, thread, "ensure", Some("Bearer ann")).await.ok(200);

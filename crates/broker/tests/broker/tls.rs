@@ -56,8 +56,8 @@ async fn curl_and_the_client_connect_over_tls_and_urls_are_https() {
     let url = format!("https://{}", broker.addr);
 
     let answer = curl(&authority, &["--http2", "-w", "%{http_version} %{http_code}", &format!("{url}/healthz")]).await;
-    let said = String::from_utf8(answer.stdout).unwrap();
-    assert!(said.ends_with("1.1 200"), "{said} {}", String::from_utf8_lossy(&answer.stderr));
+    let message = String::from_utf8(answer.stdout).unwrap();
+    assert!(message.ends_with("1.1 200"), "{message} {}", String::from_utf8_lossy(&answer.stderr));
     let plain = curl(&authority, &[&format!("http://{}/healthz", broker.addr)]).await;
     assert!(!plain.status.success(), "plain HTTP is not spoken on the same port");
 
@@ -122,10 +122,10 @@ async fn an_unfinished_handshake_delays_no_other_connection() {
     let silent = TcpStream::connect(broker.addr).await.unwrap();
     let mut rude = TcpStream::connect(broker.addr).await.unwrap();
     rude.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
-    let mut said = Vec::new();
+    let mut message = Vec::new();
     // The server sends at most an alert, then closes.
-    tokio::time::timeout(Duration::from_secs(20), rude.read_to_end(&mut said)).await.unwrap().unwrap();
-    assert!(!said.starts_with(b"HTTP"));
+    tokio::time::timeout(Duration::from_secs(20), rude.read_to_end(&mut message)).await.unwrap().unwrap();
+    assert!(!message.starts_with(b"HTTP"));
     let answer = curl(&authority, &["-o", "/dev/null", "-w", "%{http_code}", &format!("https://{}/healthz", broker.addr)]).await;
     assert_eq!(answer.stdout, b"200");
     drop(silent);

@@ -124,8 +124,8 @@ async fn an_opaque_token_in_a_frame_is_replaced_with_one_that_boxd_can_verify() 
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
-    let wish = json!({ "thread_id": "t", "mode": "ensure", "token_format": "opaque" });
-    let made = ann.post("/v1/sandbox/sessions", wish).await.ok(200);
+    let params = json!({ "thread_id": "t", "mode": "ensure", "token_format": "opaque" });
+    let made = ann.post("/v1/sandbox/sessions", params).await.ok(200);
     assert_ne!(made["token"].as_str().unwrap().split('.').count(), 3, "{made}");
     let mut socket = open(&broker, &sandbox_id(&made), None).await;
     for _ in 0..2 {
@@ -163,7 +163,7 @@ async fn a_connection_without_a_valid_first_token_is_closed_and_nothing_is_forwa
         assert_eq!(close, expected, "{code}: {first}");
     }
     ann.delete(&session_path(&made)).await.ok(204);
-    assert!(world.provider.said.lock().unwrap().is_empty());
+    assert!(world.provider.received_frames.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -225,10 +225,10 @@ async fn a_token_sent_later_is_checked_too() {
     let fresh = ann.post(&format!("{}/refresh", session_path(&made)), json!({})).await.ok(200);
     let bobs = bob.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "get" })).await.ok(200);
     // boxd judges tokens of its own sandbox. Tokens of other sandboxes and invalid ones never reach it.
-    for (shown, seen) in
+    for (displayed, seen) in
         [(&fresh["token"], &fresh["token"]), (&bobs["token"], &bobs["token"]), (&other["token"], &json!("")), (&json!("junk"), &json!(""))]
     {
-        socket.send(auth(shown)).await.unwrap();
+        socket.send(auth(displayed)).await.unwrap();
         assert_eq!(&echoed(&mut socket).await["token"], seen);
     }
     let details: Vec<_> = uses(&broker, 2).await.into_iter().map(|u| (u.jti.unwrap(), u.detail.unwrap())).collect();
@@ -246,7 +246,7 @@ async fn a_key_is_exchanged_in_any_spelling_and_fragmentation_of_its_frame() {
     let mut socket = open(&broker, &sandbox_id(&made), Some(&made["token"])).await;
     let piece = |text: &str, opcode, is_last| Message::Frame(Frame::message(text.to_owned(), OpCode::Data(opcode), is_last));
     let (one, two) = ("{\"type\":\"au", format!("th\",\"token\":\"{key}\"}}"));
-    let shown = [
+    let displayed = [
         vec![Message::text(format!("{{\"type\":\"\\u0061uth\",\"token\":\"{key}\"}}"))],
         vec![piece(one, Data::Text, false), piece(&two, Data::Continue, true)],
         vec![
@@ -256,7 +256,7 @@ async fn a_key_is_exchanged_in_any_spelling_and_fragmentation_of_its_frame() {
             piece("", Data::Continue, true),
         ],
     ];
-    for pieces in shown {
+    for pieces in displayed {
         for piece in pieces {
             socket.send(piece).await.unwrap();
         }
@@ -264,8 +264,8 @@ async fn a_key_is_exchanged_in_any_spelling_and_fragmentation_of_its_frame() {
     }
     let details: Vec<_> = uses(&broker, 4).await.into_iter().map(|u| u.detail.unwrap()).collect();
     assert_eq!(details[1..], ["AUTH /v1/ws 101"; 3]);
-    let said = world.provider.said.lock().unwrap();
-    assert!(!format!("{said:?}").contains(&key), "the key reached the sandbox");
+    let received_frames = world.provider.received_frames.lock().unwrap();
+    assert!(!format!("{received_frames:?}").contains(&key), "the key reached the sandbox");
 }
 
 #[tokio::test]
