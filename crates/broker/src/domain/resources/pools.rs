@@ -69,9 +69,10 @@ impl Pools {
         let (context, principal) = (&self.context, &request.caller.principal);
         sandboxes::check_name(&params.name)?;
         check_replicas(params.replicas)?;
-        context.policy().check_provider(&request.caller.subject(), context.provider.name())?;
+        let policy = context.policy();
+        policy.check_provider(&request.caller.subject(), context.provider.name())?;
         // Checks that its sandboxes can be created at all.
-        sandbox_spec::resolve(context, request.caller, &params_of_template(&params.template)).await?;
+        sandbox_spec::resolve(context, &policy, request.caller, &params_of_template(&params.template)).await?;
         let pool = Pool {
             id: PoolId::new(),
             workspace: principal.workspace.clone(),
@@ -306,8 +307,9 @@ impl Pools {
             let message = format!("{}, whose pool it is, has no valid key any more; an operator can delete the pool", pool.owner);
             return Err(ApiError::new(ErrorCode::Forbidden, message));
         }
-        context.policy().check_provider(&owner.subject(), context.provider.name())?;
-        sandbox_spec::resolve(context, owner, &params_of_template(&pool.template)).await.map(Some)
+        let policy = context.policy();
+        policy.check_provider(&owner.subject(), context.provider.name())?;
+        sandbox_spec::resolve(context, &policy, owner, &params_of_template(&pool.template)).await.map(Some)
     }
 
     async fn store_trouble(&self, pool: &Pool, trouble: PoolTrouble) -> Result<(), ApiError> {

@@ -22,6 +22,7 @@ use crate::{
         context::BrokerContext,
         model::{Caller, Intent, Sandbox},
     },
+    policy::Policy,
     store::PoolAssignment,
 };
 
@@ -103,8 +104,13 @@ pub fn new_sandbox(context: &BrokerContext, caller: &Caller, name: Option<String
 
 /// Looks up everything named, and asks the provider whether a sandbox can be created from it. Creates nothing yet:
 /// snapshots and volumes are checked again in the transaction that writes the sandbox's row.
-pub async fn resolve(context: &BrokerContext, caller: &Caller, params: &SandboxSpecParams) -> Result<ResolvedSpec, ApiError> {
-    let (policy, subject) = (context.policy(), caller.subject());
+pub async fn resolve(
+    context: &BrokerContext,
+    policy: &Policy,
+    caller: &Caller,
+    params: &SandboxSpecParams,
+) -> Result<ResolvedSpec, ApiError> {
+    let subject = caller.subject();
     if let Some(name) = &params.template {
         // Permission is checked first, so that a caller without it doesn't learn whether the template exists.
         policy.check_template(&subject, name)?;

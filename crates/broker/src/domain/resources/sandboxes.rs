@@ -53,7 +53,7 @@ impl Sandboxes {
         let (policy, subject) = (context.policy(), request.caller.subject());
         policy.check_provider(&subject, context.provider.name())?;
         let access = params.access.unwrap_or_else(|| policy.default_access(&subject));
-        let resolved = sandbox_spec::resolve(context, request.caller, &spec_params).await?;
+        let resolved = sandbox_spec::resolve(context, &policy, request.caller, &spec_params).await?;
         let sandbox = new_sandbox(context, request.caller, params.name, access);
         let own_lease = params.lease_seconds.map(|seconds| parse_lifetime("lease_seconds", seconds)).transpose()?;
         let own_keep = params.keep_suspended_seconds.map(|seconds| parse_lifetime("keep_suspended_seconds", seconds)).transpose()?;

@@ -176,7 +176,7 @@ impl Negotiator {
         loop {
             let bound = match params.mode {
                 Mode::Get => session_of_scope(&self.context, &caller, &params.scope).await?,
-                Mode::Ensure | Mode::CreateOnly => self.ensure(request, params, key).await?,
+                Mode::Ensure | Mode::CreateOnly => self.ensure(request, &policy, params, key).await?,
             };
             request.about(&bound.session.id, &bound.sandbox.id);
             let entry = enter(&self.context, &caller.principal, &bound.session, &bound.sandbox).await?;
@@ -215,7 +215,13 @@ impl Negotiator {
         }
     }
 
-    async fn ensure(&self, request: &RequestContext<'_>, params: &Negotiation, key: Option<&str>) -> Result<SessionWithSandbox, ApiError> {
+    async fn ensure(
+        &self,
+        request: &RequestContext<'_>,
+        policy: &Policy,
+        params: &Negotiation,
+        key: Option<&str>,
+    ) -> Result<SessionWithSandbox, ApiError> {
         let (context, principal) = (&self.context, &request.caller.principal);
         let must_create = params.mode == Mode::CreateOnly;
         // Usually the session exists already, and a read is much cheaper than a transaction that may write.
@@ -224,9 +230,9 @@ impl Negotiator {
         {
             return if must_create { Err(self.conflict(request.caller, &bound).await) } else { Ok(bound) };
         }
-        let quota = context.policy().quota(&request.caller.subject(), &context.config);
+        let quota = policy.quota(&request.caller.subject(), &context.config);
         for _ in 0..ATTEMPTS {
-            let (new_rows, is_attaching, taking) = self.new_rows(request.caller, params).await?;
+            let (new_rows, is_attaching, taking) = self.new_rows(request.caller, policy, params).await?;
             let audit = AuditRecord::new(context.now(), &principal.workspace, "session.created")
                 .by(request.caller, request.request_id)
                 .about(&new_rows);
@@ -278,6 +284,7 @@ impl Negotiator {
     async fn new_rows(
         &self,
         caller: &Caller,
+        policy: &Policy,
         params: &Negotiation,
     ) -> Result<(SessionWithSandbox, bool, Option<PoolAssignment>), ApiError> {
         let context = &self.context;
@@ -304,14 +311,13 @@ impl Negotiator {
         }
         // A hint to a missing sandbox is passed to the store, which first checks for an existing session and for the
         // request that this may replay.
-        let policy = context.policy();
         let is_attaching = existing.is_some() || params.sandbox.is_some();
         let access = params.access.unwrap_or(existing.as_ref().map_or(policy.default_access(&caller.subject()), |s| s.access));
         // A hint to a missing sandbox must not create one.
         let resolved = match &params.template {
             Some(template) if !is_attaching => {
                 let made_of = SandboxSpecParams { template: Some(template.clone()), ..SandboxSpecParams::default() };
-                Some(sandbox_spec::resolve(context, caller, &made_of).await.map_err(about_the_request)?)
+                Some(sandbox_spec::resolve(context, policy, caller, &made_of).await.map_err(about_the_request)?)
             }
             _ => None,
         };
