@@ -3,7 +3,6 @@
 use std::{cell::Cell, os::fd::OwnedFd, sync::Arc};
 
 use axum::extract::ws::{Message, Utf8Bytes};
-use bytes::Bytes;
 use cobox_protocol::{
     ApiError,
     frame::ClientFrame,
@@ -20,7 +19,6 @@ use crate::{
         archive::{
             Format,
             links::LinkPolicy,
-            pipe,
             unpack::{self, UnpackOptions},
         },
         path, read,
@@ -91,10 +89,6 @@ pub fn conditions(headers: &HeaderMap, etag: Option<&str>) -> Result<(bool, bool
 /// stays small.
 pub fn unpack(root: OwnedFd, directory: &str, archive: &[u8], is_zstd: bool, claims: &Claims, steps: u32) -> Result<u64, ApiError> {
     let path = SandboxPath::new(directory.as_bytes().to_vec())?;
-    let (sender, archive_reader) = pipe::request_pipe();
-    // Both fit into the pipe.
-    let _ = sender.try_send(Some(Bytes::copy_from_slice(archive)));
-    let _ = sender.try_send(None);
     let left = Cell::new(steps);
     let is_full = || {
         left.set(left.get().saturating_sub(1));
@@ -104,7 +98,7 @@ pub fn unpack(root: OwnedFd, directory: &str, archive: &[u8], is_zstd: bool, cla
     let format = if is_zstd { Format::TarZstd } else { Format::Tar };
     // Accepts all links: the test is that nothing is written through those that point outside.
     let options = UnpackOptions { links: LinkPolicy::Any, writes: &WriteLog::default(), recorder: &recorder, is_full: &is_full };
-    unpack::unpack(&Root::new(root), &path, format, archive_reader, options).map(|done| done.entries)
+    unpack::unpack(&Root::new(root), &path, format, archive, options).map(|done| done.entries)
 }
 
 pub fn list_page(root: OwnedFd, request: &ListRequest) -> Result<ListResponse, ApiError> {

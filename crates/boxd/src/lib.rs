@@ -18,6 +18,7 @@ mod http_listener;
 mod input_dedup;
 mod langsmith;
 pub mod log;
+mod pipe;
 mod principal_slots;
 pub mod processes;
 pub mod programs;

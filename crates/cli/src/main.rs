@@ -26,7 +26,6 @@ mod location;
 mod notices;
 mod output_filter;
 mod pack;
-mod pipe;
 mod printer;
 mod remote_exec;
 mod running_broker;

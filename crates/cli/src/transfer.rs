@@ -7,15 +7,19 @@ use std::{
 };
 
 use anyhow::Context as _;
+use bytes::Bytes;
 use cobox_client::{ArchiveFormat, ArchiveLinks, Dataplane, RemoteFile, Upload};
 use cobox_protocol::files::ArchiveUnpacked;
 use cobox_stream::SequenceKinds;
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use indicatif::ProgressBar;
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio_util::io::ReaderStream;
+use tokio_util::{
+    io::{ReaderStream, StreamReader, SyncIoBridge},
+    sync::CancellationToken,
+};
 
 use crate::{
     context::Context,
@@ -23,13 +27,14 @@ use crate::{
     failure::{Failure, INTERRUPTED},
     output_filter::OutputFilter,
     pack::{self, IgnoreMode, PackReport},
-    pipe,
     printer::visible,
     unpack::{UnpackReport, unpack},
 };
 
 /// Read size for local files, in bytes.
 const READ_CHUNK: usize = 64 * 1024;
+/// Bytes of an archive that wait to be sent: 1 MiB, so that packing and sending overlap.
+const UNSENT_BYTES: usize = 1024 * 1024;
 
 /// Totals of a transfer, as `--json` shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -113,12 +118,11 @@ pub async fn send_folder(
             let (root, bar, last_report) = (root.clone(), bar.clone(), last_report.clone());
             async move {
                 bar.set_position(0);
-                let (mut writer, chunks) = pipe::writer();
-                tokio::task::spawn_blocking(move || {
-                    let outcome = pack::pack(&root, ignore_mode, &mut writer, &|n| bar.inc(n));
-                    writer.finish(outcome.map(|report| *last_report.lock() = report));
-                });
-                Ok(chunks)
+                Ok(stream_of_writes(move |out| {
+                    let report = pack::pack(&root, ignore_mode, out, &|n| bar.inc(n))?;
+                    *last_report.lock() = report;
+                    Ok(())
+                }))
             }
         })
     };
@@ -138,6 +142,18 @@ pub async fn send_folder(
         bytes: report.bytes,
         left_out: report.notices.len() as u64 + report.notices_left_out,
     })
+}
+
+/// Streams what `write` writes on a blocking thread. The stream ends in an error if `write` fails, so that a partial archive is never
+/// taken for a complete one.
+fn stream_of_writes(
+    write: impl FnOnce(&mut dyn io::Write) -> io::Result<()> + Send + 'static,
+) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+    let (reader, writer) = tokio::io::duplex(UNSENT_BYTES);
+    let mut writer = SyncIoBridge::new(writer);
+    let writing = tokio::task::spawn_blocking(move || write(&mut writer));
+    let failure = stream::once(writing).filter_map(|outcome| async { outcome.map_err(io::Error::other).flatten().err().map(Err) });
+    ReaderStream::with_capacity(reader, READ_CHUNK).chain(failure)
 }
 
 /// Uploads standard input to a path in the sandbox.
@@ -251,13 +267,15 @@ impl From<DownloadError> for Failure {
 /// Downloads a folder of the sandbox into a local one.
 pub async fn receive_folder(context: &Context, archive: RemoteFile, to: &Path) -> Result<TransferTotals, Failure> {
     let bar = context.printer.progress(None, &to.display().to_string());
-    let chunks = count_progress(archive, bar.clone());
-    let (reader, feeding) = pipe::reader(chunks);
+    // If this future is dropped, the stream ends, and with it the blocking thread.
+    let dropped = CancellationToken::new();
+    let chunks = count_progress(archive, bar.clone()).map_err(io::Error::other).take_until(dropped.clone().cancelled_owned());
+    let _guard = dropped.drop_guard();
+    let reader = SyncIoBridge::new(StreamReader::new(Box::pin(chunks)));
     let into = to.to_owned();
-    let unpacking = tokio::task::spawn_blocking(move || unpack(reader, &into));
-    let (report, ()) = tokio::join!(unpacking, feeding);
+    let unpacking = tokio::task::spawn_blocking(move || unpack(reader, &into)).await;
     bar.finish_and_clear();
-    let report: io::Result<UnpackReport> = report.context("unpacking")?;
+    let report: io::Result<UnpackReport> = unpacking.context("unpacking")?;
     let report = report.with_context(|| format!("unpacking into {}", to.display()))?;
     let UnpackReport { files, links, bytes, left_out, unreadable, unreadable_count } = report;
     for name in &unreadable {
@@ -272,9 +290,23 @@ pub async fn receive_folder(context: &Context, archive: RemoteFile, to: &Path) -
     Ok(TransferTotals { files, links, bytes, left_out: left_out + unreadable_count })
 }
 
-fn count_progress(
-    archive: RemoteFile,
-    bar: ProgressBar,
-) -> impl futures_util::Stream<Item = Result<bytes::Bytes, cobox_client::ClientError>> + Send {
+fn count_progress(archive: RemoteFile, bar: ProgressBar) -> impl Stream<Item = Result<Bytes, cobox_client::ClientError>> + Send {
     archive.into_stream().inspect_ok(move |chunk| bar.inc(chunk.len() as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stream_of_writes_is_complete_or_ends_in_an_error() {
+        let streamed = |outcome: io::Result<()>| async move {
+            let chunks = stream_of_writes(move |out| out.write_all(&[7; 3 * READ_CHUNK + 1]).and(outcome));
+            let chunks: Vec<_> = chunks.collect().await;
+            let ends_in_error = chunks.last().is_some_and(Result::is_err);
+            (chunks.into_iter().flatten().map(|chunk| chunk.len()).sum::<usize>(), ends_in_error)
+        };
+        assert_eq!(streamed(Ok(())).await, (3 * READ_CHUNK + 1, false));
+        assert_eq!(streamed(Err(io::ErrorKind::Other.into())).await, (3 * READ_CHUNK + 1, true));
+    }
 }

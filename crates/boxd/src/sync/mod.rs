@@ -2,7 +2,6 @@
 //! accesses files as the workload's user, and the connection to the client.
 
 mod hooks;
-mod pipe;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -32,9 +31,8 @@ use tokio::{
 
 use self::hooks::SandboxFiles;
 use crate::{
-    files::{
-        ChangeRecorder, Root, SandboxPath, archive::pipe::request_pipe, create_directories, file_error, query_values, refuse_kernel_files,
-    },
+    files::{ChangeRecorder, Root, SandboxPath, create_directories, file_error, query_values, refuse_kernel_files},
+    pipe,
     request_layer::{ErrorResponse, RequestRecord},
     server::Server,
     socket::{self, CloseReason, FrameProtocol, Peer, ReceivedFrame, SocketHandler},
@@ -173,8 +171,8 @@ impl SocketHandler for SyncSocket {
             server.files.workers().run(move |root| open_folder(root, &path, is_read_only, &recorder)).await??
         };
         peer.record.record_once(&server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
-        let (out, mut chunks) = pipe::sync_pipe();
-        let (bytes, from_client) = request_pipe();
+        let (out, mut chunks) = pipe::to_client();
+        let (bytes, from_client) = pipe::from_client();
         let limits = Limits { watches: server.limits.watches as usize, ..Limits::default() };
         let hooks = files.clone();
         let work = move |_: &Root| {

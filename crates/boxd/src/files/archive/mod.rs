@@ -2,10 +2,9 @@
 
 pub(crate) mod links;
 mod pack;
-pub(crate) mod pipe;
 pub(crate) mod unpack;
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 use axum::{
     Extension, Json,
@@ -17,7 +16,7 @@ use cobox_protocol::{
     ApiError,
     files::{ArchiveUnpacked, TAR, TAR_ZSTD},
 };
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use http::{HeaderMap, Uri, header};
 
 use self::{links::LinkPolicy, unpack::UnpackOptions};
@@ -32,6 +31,7 @@ use crate::{
     auth::{Caller, FsRead, FsWrite},
     body,
     http_listener::Connection,
+    pipe,
     request_layer::ErrorResponse,
     server::Server,
 };
@@ -58,17 +58,17 @@ pub async fn get(
     let path_to_open = path.clone();
     let opened = server.files.workers.run(move |root| pack::open(root, &path_to_open)).await?.map_err(|e| file_error(e, &path))?;
     let source = opened.map_err(|kind| not_a_regular_file(kind, &path))?;
-    let (out, archive_chunks) = pipe::response_pipe();
-    let work = move |_: &Root| {
-        if let Err(error) = pack::pack(source, format, &out).and_then(|()| out.finish()) {
-            tracing::warn!(%error, "an archive ended early");
-        }
-    };
-    // The result is not needed: the end of the stream is the end of the job.
-    drop(server.files.workers.run_archive(slot, work).await?);
+    let (out, mut chunks) = pipe::to_client();
+    let result = server.files.workers.run_archive(slot, move |_: &Root| pack::pack(source, format, out)).await?;
+    // An error instead of the end of the stream: an archive that is incomplete must not look complete.
+    let end = stream::once(result).filter_map(|packed| async {
+        let error = packed.unwrap_or_else(|_| Err(io::ErrorKind::Interrupted.into())).err()?;
+        tracing::warn!(%error, "an archive ended early");
+        Some(Err(error))
+    });
     caller.stream.close_with_stream(&connection);
     let stream = caller.stream;
-    let body = archive_chunks.inspect(move |_| {
+    let body = stream::poll_fn(move |context| chunks.poll_recv(context)).map(Ok).chain(end).inspect(move |_| {
         // Held while the response is sent.
         let _ = &stream;
     });
@@ -92,7 +92,7 @@ pub async fn put(
     let links = LinkPolicy::from_query(&uri)?;
     let slot = server.files.workers.archive_slot()?;
     let work = async {
-        let (sender, archive_reader) = pipe::request_pipe();
+        let (sender, archive_reader) = pipe::from_client();
         let work = {
             let (path, writes, authority) = (path.clone(), server.files.writes.clone(), server.authority.clone());
             let recorder = server.files.recorder(&caller.claims);

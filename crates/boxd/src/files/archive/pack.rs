@@ -20,7 +20,7 @@ use rustix::{
 };
 use tar::{Builder, EntryType, Header};
 
-use super::{Format, pipe::ResponsePipe};
+use super::Format;
 use crate::files::{
     multipart::HEADER_ENCODE_SET,
     path::{SandboxPath, split_parent},
@@ -53,10 +53,10 @@ pub fn open(root: &Root, path: &SandboxPath) -> Result<Result<ArchiveSource, Fil
     Ok(root.open_regular(path.bytes())?.map(|(file, stat)| ArchiveSource::File { name: name.to_vec(), file, stat }))
 }
 
-pub fn pack(source: ArchiveSource, format: Format, out: &ResponsePipe) -> io::Result<()> {
+pub fn pack(source: ArchiveSource, format: Format, out: impl Write) -> io::Result<()> {
     match format {
-        Format::Tar => pack_into(source, out.writer())?.flush(),
-        Format::TarZstd => pack_into(source, zstd::Encoder::new(out.writer(), ZSTD_LEVEL)?)?.finish()?.flush(),
+        Format::Tar => pack_into(source, out)?.flush(),
+        Format::TarZstd => pack_into(source, zstd::Encoder::new(out, ZSTD_LEVEL)?)?.finish()?.flush(),
     }
 }
 

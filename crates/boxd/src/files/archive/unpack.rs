@@ -19,7 +19,6 @@ use tar::{Archive, Entry, EntryType};
 use super::{
     Format,
     links::{LinkPolicy, create_hard_link, create_symlink},
-    pipe::RequestReader,
 };
 use crate::{
     body::too_large,
@@ -72,7 +71,7 @@ pub fn unpack(
     root: &Root,
     path: &SandboxPath,
     format: Format,
-    source: RequestReader,
+    source: impl Read,
     options: UnpackOptions<'_>,
 ) -> Result<Unpacked, ApiError> {
     let base = create_directories(root, path.bytes(), true, options.recorder).map_err(|e| file_error(e, path))?;
