@@ -23,6 +23,7 @@ mod principal_slots;
 pub mod processes;
 pub mod programs;
 pub mod request_layer;
+pub mod routes;
 pub mod server;
 pub mod shell;
 pub mod socket;

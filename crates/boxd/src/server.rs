@@ -3,31 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
-use axum::{
-    Json, Router, middleware,
-    routing::{MethodRouter, delete, get, post, put},
-};
-use cobox_protocol::{
-    control::{BoxdConfig, DataplaneLimits},
-    langsmith::{DOWNLOAD, EXECUTE, EXECUTE_RESUME, EXECUTE_START, EXECUTE_WS, GLOB, GREP, TUNNEL, UPLOAD},
-};
+use axum::{Router, middleware};
+use cobox_protocol::control::{BoxdConfig, DataplaneLimits};
 use tokio::net::UnixListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    FileWorkers,
-    activity_log::ActivityLog,
-    audit::AuditTrail,
-    auth::Authority,
-    clock::Clock,
-    control, exec,
-    files::{self, FileStore},
-    fs,
-    http_listener::accept_loop,
-    langsmith, processes,
-    programs::Spawn,
-    request_layer, shell, socket, sync,
-    watch::{self, WatchService},
+    FileWorkers, activity_log::ActivityLog, audit::AuditTrail, auth::Authority, clock::Clock, control, exec, files::FileStore,
+    http_listener::accept_loop, processes, programs::Spawn, request_layer, routes, shell, socket, sync, watch::WatchService,
 };
 
 /// The broker, and a second one during a takeover.
@@ -111,88 +94,15 @@ pub async fn serve(
 }
 
 fn client_router(server: Arc<Server>) -> Router {
-    client_routes()
-        .router
+    routes::client_router()
         .fallback(request_layer::route_not_found)
         .method_not_allowed_fallback(request_layer::method_not_allowed)
         .layer(middleware::from_fn_with_state(server.clone(), request_layer::client_layer))
         .with_state(server)
 }
 
-/// A router that records its paths, because axum's `Router` doesn't expose them.
-#[derive(Default)]
-struct Routes {
-    router: Router<Arc<Server>>,
-    paths: Vec<&'static str>,
-}
-
-impl Routes {
-    fn route(mut self, path: &'static str, methods: MethodRouter<Arc<Server>>) -> Self {
-        self.paths.push(path);
-        Self { router: self.router.route(path, methods), ..self }
-    }
-}
-
-/// The paths of all client routes; a test compares the documentation with it.
-pub fn client_paths() -> Vec<&'static str> {
-    client_routes().paths
-}
-
-/// Served at the root and below the base URL that clients are given.
-async fn health() -> Json<serde_json::Value> {
-    Json(serde_json::json!({ "status": "ok" }))
-}
-
-fn client_routes() -> Routes {
-    let file = || get(files::get).head(files::get).put(files::put).delete(files::delete);
-    Routes::default()
-        .route("/healthz", get(health))
-        .route("/v1/healthz", get(health))
-        .route("/v1/exec", post(exec::run))
-        .route("/v1/exec/ws", get(exec::open))
-        .route("/v1/processes", get(processes::list))
-        .route("/v1/processes/{id}", delete(processes::cancel))
-        .route("/v1/processes/{id}/signal", post(processes::signal))
-        .route("/v1/files", file())
-        .route("/v1/files/", file())
-        .route("/v1/files/upload", file().post(files::multipart::upload))
-        .route("/v1/files/download", get(files::multipart::download).head(files::get).put(files::put).delete(files::delete))
-        .route("/v1/files/{*path}", file())
-        .route("/v1/watch", get(watch::watch))
-        .route("/v1/sync/ws", get(sync::open))
-        .route("/v1/fs/list", post(fs::list))
-        .route("/v1/fs/stat", post(fs::stat))
-        .route("/v1/fs/mkdir", post(fs::mkdir))
-        .route("/v1/fs/move", post(fs::move_))
-        .route("/v1/fs/copy", post(fs::copy))
-        .route("/v1/fs/remove", post(fs::remove))
-        .route("/v1/fs/edit", post(fs::edit))
-        .route("/v1/fs/glob", post(fs::glob))
-        .route("/v1/fs/grep", post(fs::grep))
-        .route("/v1/archive", get(files::archive::get).put(files::archive::put))
-        .route("/v1/shell/ws", get(shell::open))
-        .route("/v1/ws", get(shell::open))
-        .route("/v1/shells", get(shell::routes::list).post(shell::routes::create))
-        .route("/v1/shells/{shell}", get(shell::routes::inspect).delete(shell::routes::end))
-        .route("/v1/shells/{shell}/run", post(shell::routes::run))
-        .route(EXECUTE, post(langsmith::command::execute))
-        .route(EXECUTE_WS, get(langsmith::socket::open))
-        .route(EXECUTE_START, post(langsmith::events::start))
-        .route(EXECUTE_RESUME, post(langsmith::events::resume))
-        .route(UPLOAD, post(langsmith::upload))
-        .route(DOWNLOAD, get(langsmith::download).head(langsmith::download))
-        .route(GLOB, post(langsmith::glob))
-        .route(GREP, post(langsmith::grep))
-        .route(TUNNEL, get(langsmith::tunnel))
-}
-
 fn control_router(server: Arc<Server>) -> Router {
-    Router::new()
-        .route("/control/state", put(control::put_state))
-        .route("/control/status", get(control::get_status))
-        .route("/control/claims", get(control::get_claims))
-        .route("/control/happenings", get(control::get_activity))
-        .route("/control/shutdown", post(control::shutdown))
+    routes::control_router()
         .fallback(request_layer::route_not_found)
         .method_not_allowed_fallback(request_layer::method_not_allowed)
         .layer(middleware::from_fn(request_layer::control_layer))

@@ -64,7 +64,7 @@ fn every_reference_resolves_and_every_name_is_used_once() {
 /// The methods of each path according to the router: a request with an unknown method returns the allowed ones.
 async fn served(boxd: &TestBoxd) -> BTreeMap<&'static str, BTreeSet<String>> {
     let mut served = BTreeMap::new();
-    for path in boxd::server::client_paths() {
+    for path in boxd::routes::client_paths() {
         let answer = boxd.call(Method::from_bytes(b"BREW").unwrap(), &example(path)).without("authorization").send().await;
         assert_eq!(answer.status.as_u16(), 405, "{path}");
         let methods = answer.header("allow").split(',').map(|m| m.trim().to_ascii_lowercase()).collect();

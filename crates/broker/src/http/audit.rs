@@ -1,6 +1,6 @@
 //! `/v1/audit`: the audit records of a workspace and the hash chains that prove their integrity, for operators.
 
-use axum::{Json, extract::State, routing::get};
+use axum::{Json, extract::State};
 use cobox_protocol::{
     ApiError,
     audit::{AuditEntry, AuditHeads, AuditLink},
@@ -9,7 +9,7 @@ use cobox_protocol::{
 use serde::Deserialize;
 
 use super::{
-    Api, Routes,
+    Api,
     auth::Authenticated,
     error::Failure,
     paging::{PageQuery, Params, page},
@@ -19,12 +19,8 @@ use super::{
 /// MB.
 const MAX_LINKS: u32 = 1000;
 
-pub fn routes() -> Routes {
-    Routes::new().route("/v1/audit", get(list)).route("/v1/audit/heads", get(heads)).route("/v1/audit/links", get(links))
-}
-
 #[derive(Deserialize)]
-struct AuditQuery {
+pub struct AuditQuery {
     limit: Option<String>,
     cursor: Option<String>,
     /// Id of a sandbox, which may have ended.
@@ -34,7 +30,11 @@ struct AuditQuery {
     token: Option<String>,
 }
 
-async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params<AuditQuery>) -> Result<Json<Page<AuditEntry>>, Failure> {
+pub async fn list(
+    State(api): State<Api>,
+    auth: Authenticated,
+    Params(query): Params<AuditQuery>,
+) -> Result<Json<Page<AuditEntry>>, Failure> {
     let params = PageQuery { limit: query.limit, cursor: query.cursor }.page_params::<u64>()?;
     if query.sandbox.is_some() && query.token.is_some() {
         return Err(ApiError::invalid("token: send it or sandbox, not both").into());
@@ -43,19 +43,23 @@ async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params
     Ok(Json(page(items, &params, |e| e.sequence.to_string())))
 }
 
-async fn heads(State(api): State<Api>, auth: Authenticated) -> Result<Json<AuditHeads>, Failure> {
+pub async fn heads(State(api): State<Api>, auth: Authenticated) -> Result<Json<AuditHeads>, Failure> {
     Ok(Json(AuditHeads { items: api.services.audit_log.heads(&auth.caller, &auth.request_id).await? }))
 }
 
 #[derive(Deserialize)]
-struct LinksQuery {
+pub struct LinksQuery {
     writer: String,
     after: Option<String>,
     limit: Option<String>,
 }
 
 /// Returns the oldest first, unlike other lists: a chain is verified from its beginning.
-async fn links(State(api): State<Api>, auth: Authenticated, Params(query): Params<LinksQuery>) -> Result<Json<Page<AuditLink>>, Failure> {
+pub async fn links(
+    State(api): State<Api>,
+    auth: Authenticated,
+    Params(query): Params<LinksQuery>,
+) -> Result<Json<Page<AuditLink>>, Failure> {
     let number = |field: &str, value: Option<String>, default: u64, most: u64| match value.map_or(Ok(default), |v| v.parse()) {
         Ok(n) if n <= most => Ok(n),
         _ => Err(ApiError::invalid(format!("{field}: must be a whole number up to {most}"))),

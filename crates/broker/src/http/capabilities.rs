@@ -1,29 +1,29 @@
 //! `GET /capabilities?thread_id=`: the services that a front end can reach for a thread, with their credentials.
 
-use axum::{Json, extract::State, routing::get};
+use axum::{Json, extract::State};
 use cobox_protocol::{
     ErrorCode,
     thread::{Capabilities, Service},
 };
 use serde::Deserialize;
 
-use super::{Api, Routes, auth::Authenticated, error::Failure, paging::Params};
+use super::{Api, auth::Authenticated, error::Failure, paging::Params};
 
 /// Name of the only service so far.
 const SANDBOX: &str = "sandbox";
 const PROTOCOL: &str = "rest+ws";
 
-pub fn routes() -> Routes {
-    Routes::new().route("/capabilities", get(show))
-}
-
 #[derive(Deserialize)]
-struct Query {
+pub struct CapabilitiesQuery {
     thread_id: String,
 }
 
 /// Creates and starts nothing: a thread without a session has no services.
-async fn show(State(api): State<Api>, auth: Authenticated, Params(query): Params<Query>) -> Result<Json<Capabilities>, Failure> {
+pub async fn show(
+    State(api): State<Api>,
+    auth: Authenticated,
+    Params(query): Params<CapabilitiesQuery>,
+) -> Result<Json<Capabilities>, Failure> {
     let mut capabilities = Capabilities::default();
     let id = match api.services.threads.session_id_of(&auth.caller, &query.thread_id).await {
         Ok(id) => id,

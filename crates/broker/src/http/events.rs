@@ -6,7 +6,6 @@ use axum::{
     body::{Body, Bytes},
     extract::{Path, State},
     response::{IntoResponse, Response},
-    routing::get,
 };
 use cobox_gateway::Credential;
 use cobox_protocol::{
@@ -19,7 +18,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 
 use super::{
-    Api, Routes,
+    Api,
     body::UnwantedBody,
     error::{Failure, RequestRecord},
     paging::Params,
@@ -42,17 +41,13 @@ const CLIENT_READ_TIMEOUT: Duration = Duration::from_secs(30);
 const PREAMBLE: &[u8] = b"retry: 1000\n\n";
 const HEARTBEAT: &[u8] = b":\n\n";
 
-pub fn routes() -> Routes {
-    Routes::new().route("/v1/sandbox/sessions/{id}/events", get(events))
-}
-
 #[derive(Deserialize)]
-struct EventsQuery {
+pub struct EventsQuery {
     /// For clients that can't send `Last-Event-ID`, which takes precedence.
     after: Option<String>,
 }
 
-async fn events(
+pub async fn events(
     State(api): State<Api>,
     Path(id): Path<String>,
     Params(query): Params<EventsQuery>,

@@ -4,7 +4,6 @@ use axum::{
     Json,
     extract::{Path, Request, State},
     response::IntoResponse,
-    routing::{delete, get, post},
 };
 use cobox_protocol::{
     ApiError, Secret,
@@ -14,7 +13,7 @@ use cobox_protocol::{
 use http::{HeaderName, StatusCode, header};
 
 use super::{
-    Api, Routes,
+    Api,
     auth::Authenticated,
     body::{self, JsonBody, MaybeJsonBody},
     error::Failure,
@@ -26,17 +25,8 @@ const INTROSPECT_FIELDS: [&str; 2] = ["token", "token_type_hint"];
 /// Maximum length of an unknown field's name in an error, in characters.
 const MAX_SHOWN_CHARS: usize = 64;
 
-pub fn routes() -> Routes {
-    Routes::new()
-        .route("/internal/tokens/introspect", post(introspect))
-        .route("/internal/tokens/revoke", post(revoke))
-        .route("/internal/tokens/{token}", get(show))
-        .route("/internal/sandboxes/{id}", delete(end_sandbox))
-        .route("/internal/sandboxes/{id}/rotate-key", post(rotate_key))
-}
-
 /// RFC 7662 sends the token in a form.
-async fn introspect(State(api): State<Api>, auth: Authenticated, request: Request) -> Result<impl IntoResponse, Failure> {
+pub async fn introspect(State(api): State<Api>, auth: Authenticated, request: Request) -> Result<impl IntoResponse, Failure> {
     let bytes = body::read(request.into_body()).await?;
     if let Some((name, _)) = form_urlencoded::parse(&bytes).find(|(name, _)| !INTROSPECT_FIELDS.contains(&name.as_ref())) {
         let printable: String = redact(&name).chars().take(MAX_SHOWN_CHARS).collect();
@@ -48,7 +38,7 @@ async fn introspect(State(api): State<Api>, auth: Authenticated, request: Reques
     answer(&api, &auth, &token).await
 }
 
-async fn show(State(api): State<Api>, auth: Authenticated, Path(token): Path<String>) -> Result<impl IntoResponse, Failure> {
+pub async fn show(State(api): State<Api>, auth: Authenticated, Path(token): Path<String>) -> Result<impl IntoResponse, Failure> {
     answer(&api, &auth, &Secret::new(token)).await
 }
 
@@ -59,7 +49,7 @@ async fn answer(api: &Api, auth: &Authenticated, token: &Secret) -> Result<Uncac
     Ok(([(header::CACHE_CONTROL, "no-store")], Json(introspection)))
 }
 
-async fn revoke(
+pub async fn revoke(
     State(api): State<Api>,
     auth: Authenticated,
     JsonBody(params): JsonBody<RevokeRequest>,
@@ -67,7 +57,7 @@ async fn revoke(
     Ok(Json(api.services.revocations.revoke(&auth.caller, &params, &auth.request_id).await?))
 }
 
-async fn rotate_key(
+pub async fn rotate_key(
     State(api): State<Api>,
     auth: Authenticated,
     Path(id): Path<String>,
@@ -76,7 +66,7 @@ async fn rotate_key(
     Ok(Json(api.services.revocations.rotate(&auth.caller, &id, params.mode, &auth.request_id).await?))
 }
 
-async fn end_sandbox(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn end_sandbox(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
     api.services.revocations.end_sandbox(&auth.caller, &id, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

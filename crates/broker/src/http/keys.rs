@@ -3,7 +3,6 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::get,
 };
 use cobox_protocol::{
     ApiError, ErrorCode, KeyId,
@@ -13,18 +12,14 @@ use cobox_protocol::{
 use http::StatusCode;
 
 use super::{
-    Api, Routes,
+    Api,
     auth::Authenticated,
     body::JsonBody,
     error::Failure,
     paging::{PageQuery, Params, page},
 };
 
-pub fn routes() -> Routes {
-    Routes::new().route("/v1/keys", get(list).post(create)).route("/v1/keys/{id}", get(show).patch(expire).delete(revoke))
-}
-
-async fn create(
+pub async fn create(
     State(api): State<Api>,
     auth: Authenticated,
     JsonBody(params): JsonBody<CreateKey>,
@@ -32,22 +27,22 @@ async fn create(
     Ok((StatusCode::CREATED, Json(api.services.keys.create(&auth.caller, params, &auth.request_id).await?)))
 }
 
-async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params<PageQuery>) -> Result<Json<Page<KeyInfo>>, Failure> {
+pub async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params<PageQuery>) -> Result<Json<Page<KeyInfo>>, Failure> {
     let params = query.page_params::<KeyId>()?;
     let items = api.services.keys.list(&auth.caller, &params).await?;
     Ok(Json(page(items, &params, |k| k.id.to_string())))
 }
 
-async fn revoke(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn revoke(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
     api.services.keys.revoke(&auth.caller, &key_id(&id)?, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn show(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<Json<KeyInfo>, Failure> {
+pub async fn show(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<Json<KeyInfo>, Failure> {
     Ok(Json(api.services.keys.get(&auth.caller, &key_id(&id)?).await?))
 }
 
-async fn expire(
+pub async fn expire(
     State(api): State<Api>,
     auth: Authenticated,
     Path(id): Path<String>,

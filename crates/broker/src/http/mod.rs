@@ -36,10 +36,10 @@ use std::sync::Arc;
 
 use axum::middleware;
 use cobox_gateway::{ClientAddress, Domain, Gateway};
-use routes::Routes;
 
 pub use dispatcher::Dispatcher;
 pub use limits::Peer;
+pub use routes::paths;
 
 use crate::{
     domain::{
@@ -92,8 +92,7 @@ pub fn dispatchers(api: &Api, gateway: &Gateway) -> Dispatchers {
         serves_paths,
         router,
     };
-    let router = control_plane()
-        .into_router()
+    let router = routes::router()
         .layer(middleware::from_fn(query::refuse_unknown))
         .layer(middleware::map_response(error::wrap_in_envelope))
         .method_not_allowed_fallback(error::method_not_allowed)
@@ -102,33 +101,4 @@ pub fn dispatchers(api: &Api, gateway: &Gateway) -> Dispatchers {
         .layer(middleware::from_fn(error::record_route));
     let is_here = !config.has_own_origin() || config.dataplane_on_main_origin;
     Dispatchers { main: dispatcher(is_here, Some(router)), dataplane: dispatcher(true, None) }
-}
-
-/// Every route except the gateway's. A new route must also be described in `openapi/`.
-fn control_plane() -> Routes {
-    Routes::new()
-        .merge(sessions::routes())
-        .merge(tokens::routes())
-        .merge(shares::routes())
-        .merge(internal::routes())
-        .merge(events::routes())
-        .merge(threads::routes())
-        .merge(webhooks::routes())
-        .merge(capabilities::routes())
-        .merge(sandboxes::routes())
-        .merge(templates::routes())
-        .merge(snapshots::routes())
-        .merge(volumes::routes())
-        .merge(langsmith::routes())
-        .merge(keys::routes())
-        .merge(principals::routes())
-        .merge(audit::routes())
-        .merge(ops::routes())
-}
-
-/// The paths of all routes, including the gateway's. A test compares the documentation with them.
-pub fn paths() -> Vec<&'static str> {
-    let mut paths = control_plane().paths();
-    paths.extend(cobox_gateway::PATHS);
-    paths
 }

@@ -3,34 +3,26 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::{get, post},
 };
 use cobox_protocol::{key::PrincipalInfo, session::Page};
 use http::StatusCode;
 use serde::Deserialize;
 
 use super::{
-    Api, Routes,
+    Api,
     auth::Authenticated,
     body::{MaybeJsonBody, NoFields},
     error::Failure,
     paging::{PageQuery, Params, page},
 };
 
-pub fn routes() -> Routes {
-    Routes::new()
-        .route("/v1/principals", get(list))
-        .route("/v1/principals/{name}/disable", post(disable))
-        .route("/v1/principals/{name}/enable", post(enable))
-}
-
 /// Defaults to the caller's own workspace.
 #[derive(Deserialize)]
-struct WorkspaceQuery {
+pub struct WorkspaceQuery {
     workspace: Option<String>,
 }
 
-async fn list(
+pub async fn list(
     State(api): State<Api>,
     auth: Authenticated,
     Params(workspace): Params<WorkspaceQuery>,
@@ -41,7 +33,7 @@ async fn list(
     Ok(Json(page(items, &params, |p| p.name.clone())))
 }
 
-async fn disable(
+pub async fn disable(
     State(api): State<Api>,
     auth: Authenticated,
     Path(name): Path<String>,
@@ -52,7 +44,7 @@ async fn disable(
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn enable(
+pub async fn enable(
     State(api): State<Api>,
     auth: Authenticated,
     Path(name): Path<String>,

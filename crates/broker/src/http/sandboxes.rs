@@ -3,7 +3,6 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::{get, post},
 };
 use cobox_protocol::{
     ApiError, SandboxId,
@@ -14,7 +13,7 @@ use http::StatusCode;
 use serde::Deserialize;
 
 use super::{
-    Api, Routes,
+    Api,
     auth::Authenticated,
     body::{JsonBody, MaybeJsonBody},
     error::Failure,
@@ -22,24 +21,16 @@ use super::{
 };
 
 #[derive(Deserialize)]
-struct Deleted {
+pub struct DeletedQuery {
     deleted: Option<bool>,
 }
 
 #[derive(Deserialize)]
-struct Permanent {
+pub struct PermanentQuery {
     permanent: Option<bool>,
 }
 
-pub fn routes() -> Routes {
-    Routes::new()
-        .route("/v1/sandboxes", get(list).post(create))
-        .route("/v1/sandboxes/{id_or_name}", get(show).patch(change).delete(remove))
-        .route("/v1/sandboxes/{id_or_name}/restore", post(restore))
-        .route("/v1/sandboxes/{id_or_name}/usage", get(usage))
-}
-
-async fn create(
+pub async fn create(
     State(api): State<Api>,
     auth: Authenticated,
     MaybeJsonBody(params): MaybeJsonBody<CreateSandbox>,
@@ -47,11 +38,11 @@ async fn create(
     Ok((StatusCode::CREATED, Json(api.services.sandboxes.create(&auth.request_context(), params).await?)))
 }
 
-async fn list(
+pub async fn list(
     State(api): State<Api>,
     auth: Authenticated,
     Params(query): Params<PageQuery>,
-    Params(Deleted { deleted }): Params<Deleted>,
+    Params(DeletedQuery { deleted }): Params<DeletedQuery>,
     TagParams(tags): TagParams,
 ) -> Result<Json<Page<SandboxInfo>>, Failure> {
     let params = query.page_params::<SandboxId>()?;
@@ -63,11 +54,11 @@ async fn list(
     Ok(Json(page(items, &params, |s| s.id.to_string())))
 }
 
-async fn show(State(api): State<Api>, auth: Authenticated, Path(id_or_name): Path<String>) -> Result<Json<SandboxInfo>, Failure> {
+pub async fn show(State(api): State<Api>, auth: Authenticated, Path(id_or_name): Path<String>) -> Result<Json<SandboxInfo>, Failure> {
     Ok(Json(api.services.sandboxes.get(&auth.caller, &id_or_name).await?))
 }
 
-async fn change(
+pub async fn change(
     State(api): State<Api>,
     auth: Authenticated,
     Path(id_or_name): Path<String>,
@@ -76,17 +67,17 @@ async fn change(
     Ok(Json(api.services.sandboxes.patch(&auth.request_context(), &id_or_name, params).await?))
 }
 
-async fn remove(
+pub async fn remove(
     State(api): State<Api>,
     auth: Authenticated,
     Path(id_or_name): Path<String>,
-    Params(Permanent { permanent }): Params<Permanent>,
+    Params(PermanentQuery { permanent }): Params<PermanentQuery>,
 ) -> Result<StatusCode, Failure> {
     api.services.sandboxes.delete(&auth.caller, &id_or_name, permanent.unwrap_or_default(), &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn restore(
+pub async fn restore(
     State(api): State<Api>,
     auth: Authenticated,
     Path(id_or_name): Path<String>,
@@ -95,11 +86,11 @@ async fn restore(
     Ok(Json(api.services.deleted_sandboxes.restore(&auth.request_context(), &id_or_name, params).await?))
 }
 
-async fn usage(
+pub async fn usage(
     State(api): State<Api>,
     auth: Authenticated,
     Path(id_or_name): Path<String>,
-    Params(Deleted { deleted }): Params<Deleted>,
+    Params(DeletedQuery { deleted }): Params<DeletedQuery>,
 ) -> Result<Json<SandboxUsage>, Failure> {
     Ok(Json(api.services.deleted_sandboxes.usage(&auth.caller, &id_or_name, deleted.unwrap_or_default()).await?))
 }

@@ -3,7 +3,6 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::{get, post},
 };
 use cobox_protocol::{
     ApiError, ErrorCode, SessionId,
@@ -13,7 +12,7 @@ use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
 use super::{
-    Api, Routes,
+    Api,
     auth::Authenticated,
     body::{JsonBody, MaybeJsonBody, NoFields},
     error::Failure,
@@ -24,16 +23,7 @@ use crate::store::SessionFilter;
 
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
-pub fn routes() -> Routes {
-    Routes::new()
-        .route("/v1/sandbox/sessions", post(negotiate).get(list))
-        .route("/v1/sandbox/sessions/{id}", get(show).delete(release))
-        .route("/v1/sandbox/sessions/{id}/refresh", post(refresh))
-        .route("/v1/sandbox/sessions/{id}/refresh-token", post(refresh_token))
-        .route("/v1/sandbox/sessions/{id}/heartbeat", post(heartbeat))
-}
-
-async fn negotiate(
+pub async fn negotiate(
     State(api): State<Api>,
     auth: Authenticated,
     headers: HeaderMap,
@@ -56,7 +46,7 @@ fn full(e: ApiError) -> ApiError {
 }
 
 #[derive(Deserialize)]
-struct ListQuery {
+pub struct SessionsQuery {
     scope_type: Option<String>,
     scope_id: Option<String>,
     state: Option<String>,
@@ -64,10 +54,10 @@ struct ListQuery {
     cursor: Option<String>,
 }
 
-async fn list(
+pub async fn list(
     State(api): State<Api>,
     auth: Authenticated,
-    Params(query): Params<ListQuery>,
+    Params(query): Params<SessionsQuery>,
     TagParams(tags): TagParams,
 ) -> Result<Json<Page<SessionInfo>>, Failure> {
     let state = match &query.state {
@@ -84,13 +74,13 @@ async fn list(
     Ok(Json(page(items, &params, |s| s.session_id.to_string())))
 }
 
-async fn show(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<Json<NegotiateResponse>, Failure> {
+pub async fn show(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<Json<NegotiateResponse>, Failure> {
     let found = api.services.sessions.get(&auth.request_context(), &session_id(&id)?).await?;
     auth.about(&found.session_id, &found.sandbox.id);
     Ok(Json(found))
 }
 
-async fn refresh(
+pub async fn refresh(
     State(api): State<Api>,
     auth: Authenticated,
     Path(id): Path<String>,
@@ -99,7 +89,7 @@ async fn refresh(
     Ok(Json(api.services.renewal.refresh(&auth.request_context(), &session_id(&id)?, &params).await?))
 }
 
-async fn refresh_token(
+pub async fn refresh_token(
     State(api): State<Api>,
     auth: Authenticated,
     Path(id): Path<String>,
@@ -109,7 +99,7 @@ async fn refresh_token(
     Ok(Json(api.services.renewal.refresh(&auth.request_context(), &id, &params).await.map_err(full)?))
 }
 
-async fn heartbeat(
+pub async fn heartbeat(
     State(api): State<Api>,
     auth: Authenticated,
     Path(id): Path<String>,
@@ -119,7 +109,7 @@ async fn heartbeat(
     Ok(Json(api.services.renewal.heartbeat(&auth.request_context(), &id).await.map_err(full)?))
 }
 
-async fn release(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn release(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
     api.services.sessions.release(&auth.caller, &session_id(&id)?, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -3,7 +3,6 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::{get, post},
 };
 use cobox_protocol::{
     session::Page,
@@ -11,16 +10,10 @@ use cobox_protocol::{
 };
 use http::StatusCode;
 
-use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure, sessions::session_id, tokens::requested};
+use super::{Api, auth::Authenticated, body::JsonBody, error::Failure, sessions::session_id, tokens::requested};
 use crate::domain::sessions::shares::ShareParams;
 
-pub fn routes() -> Routes {
-    Routes::new()
-        .route("/v1/sandbox/sessions/{id}/share", post(share).get(list))
-        .route("/v1/sandbox/sessions/{id}/share/{principal}", get(principal_access).delete(unshare))
-}
-
-async fn share(
+pub async fn share(
     State(api): State<Api>,
     auth: Authenticated,
     Path(id): Path<String>,
@@ -33,12 +26,12 @@ async fn share(
 }
 
 /// Returns all of them, because there are few.
-async fn list(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<Json<Page<ShareInfo>>, Failure> {
+pub async fn list(State(api): State<Api>, auth: Authenticated, Path(id): Path<String>) -> Result<Json<Page<ShareInfo>>, Failure> {
     let items = api.services.shares.list(&auth.caller, &session_id(&id)?).await?;
     Ok(Json(Page { items, next_cursor: None }))
 }
 
-async fn principal_access(
+pub async fn principal_access(
     State(api): State<Api>,
     auth: Authenticated,
     Path((id, principal)): Path<(String, String)>,
@@ -46,7 +39,7 @@ async fn principal_access(
     Ok(Json(api.services.shares.principal_access(&auth.caller, &session_id(&id)?, &principal).await?))
 }
 
-async fn unshare(
+pub async fn unshare(
     State(api): State<Api>,
     auth: Authenticated,
     Path((id, principal)): Path<(String, String)>,

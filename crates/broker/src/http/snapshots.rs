@@ -3,7 +3,6 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::{get, post},
 };
 use cobox_protocol::{
     resources::{SnapshotInfo, TakeSnapshot},
@@ -12,7 +11,7 @@ use cobox_protocol::{
 use http::StatusCode;
 use serde::Deserialize;
 
-use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure, paging::Params};
+use super::{Api, auth::Authenticated, body::JsonBody, error::Failure, paging::Params};
 use crate::{
     domain::resources::{records::Snapshot, snapshots::SnapshotParams},
     store::SnapshotFilter,
@@ -21,19 +20,12 @@ use crate::{
 /// Maximum number of listed snapshots: as many as a workspace usually has.
 const MOST_SHOWN: u32 = 500;
 
-pub fn routes() -> Routes {
-    Routes::new()
-        .route("/v1/sandboxes/{id_or_name}/snapshots", post(take))
-        .route("/v1/snapshots", get(list))
-        .route("/v1/snapshots/{reference}", get(show).delete(remove))
-}
-
 #[derive(Deserialize)]
-struct Query {
+pub struct SnapshotsQuery {
     name: Option<String>,
 }
 
-async fn take(
+pub async fn take(
     State(api): State<Api>,
     auth: Authenticated,
     Path(id_or_name): Path<String>,
@@ -44,17 +36,21 @@ async fn take(
     Ok((StatusCode::ACCEPTED, Json(snapshot.info())))
 }
 
-async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params<Query>) -> Result<Json<Page<SnapshotInfo>>, Failure> {
+pub async fn list(
+    State(api): State<Api>,
+    auth: Authenticated,
+    Params(query): Params<SnapshotsQuery>,
+) -> Result<Json<Page<SnapshotInfo>>, Failure> {
     let filter = SnapshotFilter { name: query.name, limit: MOST_SHOWN, ..SnapshotFilter::default() };
     let items = api.services.snapshots.list(&auth.request_context(), &filter).await?.into_iter().map(Snapshot::info).collect();
     Ok(Json(Page { items, next_cursor: None }))
 }
 
-async fn show(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotInfo>, Failure> {
+pub async fn show(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotInfo>, Failure> {
     Ok(Json(api.services.snapshots.get(&auth.request_context(), &reference).await?.info()))
 }
 
-async fn remove(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn remove(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<StatusCode, Failure> {
     api.services.snapshots.delete(&auth.request_context(), &reference).await?;
     Ok(StatusCode::NO_CONTENT)
 }

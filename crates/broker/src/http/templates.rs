@@ -3,7 +3,6 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::get,
 };
 use cobox_protocol::{
     resources::{CreateTemplate, TemplateInfo},
@@ -11,14 +10,10 @@ use cobox_protocol::{
 };
 use http::StatusCode;
 
-use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure};
+use super::{Api, auth::Authenticated, body::JsonBody, error::Failure};
 use crate::domain::resources::templates::ResolvedTemplate;
 
-pub fn routes() -> Routes {
-    Routes::new().route("/v1/templates", get(list).post(create)).route("/v1/templates/{name}", get(show).delete(remove))
-}
-
-async fn create(
+pub async fn create(
     State(api): State<Api>,
     auth: Authenticated,
     JsonBody(params): JsonBody<CreateTemplate>,
@@ -27,16 +22,16 @@ async fn create(
 }
 
 /// Returns all of them, because there are few.
-async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<Page<TemplateInfo>>, Failure> {
+pub async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<Page<TemplateInfo>>, Failure> {
     let items = api.services.templates.list(&auth.request_context()).await?.into_iter().map(ResolvedTemplate::info).collect();
     Ok(Json(Page { items, next_cursor: None }))
 }
 
-async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateInfo>, Failure> {
+pub async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateInfo>, Failure> {
     Ok(Json(api.services.templates.get(&auth.request_context(), &name).await?.info()))
 }
 
-async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
     api.services.templates.delete(&auth.request_context(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }

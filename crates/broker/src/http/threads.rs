@@ -3,7 +3,6 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::{delete, post},
 };
 use cobox_protocol::{
     session::{HeartbeatResponse, RefreshRequest, RefreshResponse},
@@ -12,7 +11,7 @@ use cobox_protocol::{
 use http::{HeaderMap, StatusCode};
 
 use super::{
-    Api, Routes,
+    Api,
     auth::Authenticated,
     body::{MaybeJsonBody, NoFields},
     error::Failure,
@@ -20,15 +19,7 @@ use super::{
     sessions::idempotency_key,
 };
 
-pub fn routes() -> Routes {
-    Routes::new()
-        .route("/threads/{thread_id}", delete(end))
-        .route("/threads/{thread_id}/sandbox", post(negotiate).get(show).delete(release))
-        .route("/threads/{thread_id}/sandbox/refresh", post(refresh))
-        .route("/threads/{thread_id}/sandbox/heartbeat", post(heartbeat))
-}
-
-async fn negotiate(
+pub async fn negotiate(
     State(api): State<Api>,
     auth: Authenticated,
     Path(thread): Path<String>,
@@ -40,7 +31,7 @@ async fn negotiate(
     Ok(Json(found.into()))
 }
 
-async fn show(State(api): State<Api>, auth: Authenticated, Path(thread): Path<String>) -> Result<Json<ThreadSandbox>, Failure> {
+pub async fn show(State(api): State<Api>, auth: Authenticated, Path(thread): Path<String>) -> Result<Json<ThreadSandbox>, Failure> {
     let id = api.services.threads.session_id_of(&auth.caller, &thread).await?;
     let found = api.services.sessions.get(&auth.request_context(), &id).await?;
     auth.about(&found.session_id, &found.sandbox.id);
@@ -48,7 +39,7 @@ async fn show(State(api): State<Api>, auth: Authenticated, Path(thread): Path<St
 }
 
 /// On this route the presented token expires soon afterwards, unless the caller requests otherwise.
-async fn refresh(
+pub async fn refresh(
     State(api): State<Api>,
     auth: Authenticated,
     Path(thread): Path<String>,
@@ -59,7 +50,7 @@ async fn refresh(
     Ok(Json(api.services.renewal.refresh(&auth.request_context(), &id, &RefreshRequest { rotate, ..params }).await?))
 }
 
-async fn heartbeat(
+pub async fn heartbeat(
     State(api): State<Api>,
     auth: Authenticated,
     Path(thread): Path<String>,
@@ -69,13 +60,13 @@ async fn heartbeat(
     Ok(Json(api.services.renewal.heartbeat(&auth.request_context(), &id).await?))
 }
 
-async fn release(State(api): State<Api>, auth: Authenticated, Path(thread): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn release(State(api): State<Api>, auth: Authenticated, Path(thread): Path<String>) -> Result<StatusCode, Failure> {
     let id = api.services.threads.session_id_of(&auth.caller, &thread).await?;
     api.services.sessions.release(&auth.caller, &id, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn end(State(api): State<Api>, auth: Authenticated, Path(thread): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn end(State(api): State<Api>, auth: Authenticated, Path(thread): Path<String>) -> Result<StatusCode, Failure> {
     api.services.threads.end_of_thread(&auth.caller, &thread, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

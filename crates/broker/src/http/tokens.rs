@@ -3,7 +3,6 @@
 use axum::{
     Json,
     extract::{FromRequestParts, Path, State},
-    routing::post,
 };
 use cobox_gateway::Credential;
 use cobox_protocol::{
@@ -15,7 +14,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Api, Routes,
+    Api,
     auth::Authenticated,
     body::JsonBody,
     error::{Failure, RequestRecord},
@@ -34,13 +33,6 @@ use crate::domain::{
     },
 };
 
-pub fn routes() -> Routes {
-    Routes::new()
-        .route("/v1/sandbox/sessions/{id}/delegate", post(of_session))
-        .route("/sandbox/{id}/delegate", post(of_sandbox))
-        .route("/v1/sandbox/sessions/{id}/file-links", post(file_link))
-}
-
 const SESSIONS: &str = "/v1/sandbox/sessions/";
 
 fn unreadable_path() -> ApiError {
@@ -48,7 +40,7 @@ fn unreadable_path() -> ApiError {
 }
 
 /// A caller with a key, or a client that has only a token.
-enum Presenter {
+pub enum Presenter {
     Caller(Box<Authenticated>),
     Holder { token: Secret, request_id: RequestId, record: Option<RequestRecord> },
 }
@@ -133,7 +125,7 @@ pub fn requested<'a>(
     }
 }
 
-async fn of_session(
+pub async fn of_session(
     State(api): State<Api>,
     auth: Presenter,
     Path(id): Path<String>,
@@ -143,7 +135,7 @@ async fn of_session(
     Ok(Json(api.services.delegations.delegate(auth.delegator(&charge), DelegationTarget::Session(session_id(&id)?), body.read()?).await?))
 }
 
-async fn of_sandbox(
+pub async fn of_sandbox(
     State(api): State<Api>,
     auth: Presenter,
     Path(id): Path<String>,
@@ -153,7 +145,7 @@ async fn of_sandbox(
     Ok(Json(api.services.delegations.delegate(auth.delegator(&charge), DelegationTarget::Sandbox(&id), body.read()?).await?))
 }
 
-async fn file_link(
+pub async fn file_link(
     State(api): State<Api>,
     auth: Authenticated,
     Path(id): Path<String>,

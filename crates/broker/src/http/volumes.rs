@@ -3,7 +3,6 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::get,
 };
 use cobox_protocol::{
     resources::{CreateVolume, VolumeInfo},
@@ -11,13 +10,9 @@ use cobox_protocol::{
 };
 use http::StatusCode;
 
-use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure};
+use super::{Api, auth::Authenticated, body::JsonBody, error::Failure};
 
-pub fn routes() -> Routes {
-    Routes::new().route("/v1/volumes", get(list).post(create)).route("/v1/volumes/{name_or_id}", get(show).delete(remove))
-}
-
-async fn create(
+pub async fn create(
     State(api): State<Api>,
     auth: Authenticated,
     JsonBody(params): JsonBody<CreateVolume>,
@@ -26,15 +21,15 @@ async fn create(
 }
 
 /// Returns all of them, because there are few.
-async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<Page<VolumeInfo>>, Failure> {
+pub async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<Page<VolumeInfo>>, Failure> {
     Ok(Json(Page { items: api.services.volumes.list(&auth.request_context()).await?, next_cursor: None }))
 }
 
-async fn show(State(api): State<Api>, auth: Authenticated, Path(name_or_id): Path<String>) -> Result<Json<VolumeInfo>, Failure> {
+pub async fn show(State(api): State<Api>, auth: Authenticated, Path(name_or_id): Path<String>) -> Result<Json<VolumeInfo>, Failure> {
     Ok(Json(api.services.volumes.get(&auth.request_context(), &name_or_id).await?))
 }
 
-async fn remove(State(api): State<Api>, auth: Authenticated, Path(name_or_id): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn remove(State(api): State<Api>, auth: Authenticated, Path(name_or_id): Path<String>) -> Result<StatusCode, Failure> {
     api.services.volumes.delete(&auth.request_context(), &name_or_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -4,12 +4,11 @@ use axum::{
     Json,
     body::Bytes,
     extract::{Request, State},
-    routing::post,
 };
 use cobox_protocol::{ApiError, ErrorCode, RequestId, json::read_object, thread::ThreadNoticeResponse};
 use http::HeaderMap;
 
-use super::{Api, Routes, body, error::Failure};
+use super::{Api, body, error::Failure};
 
 const TIMESTAMP: &str = "x-cobox-timestamp";
 const SIGNATURE: &str = "x-cobox-signature";
@@ -17,11 +16,7 @@ const SIGNATURE: &str = "x-cobox-signature";
 /// A notice is smaller than 1 KiB. The limit bounds the memory that an unauthenticated sender can occupy.
 const MAX_NOTICE_BYTES: usize = 64 * 1024;
 
-pub fn routes() -> Routes {
-    Routes::new().route("/webhooks/threads", post(thread))
-}
-
-async fn thread(State(api): State<Api>, request: Request) -> Result<Json<ThreadNoticeResponse>, Failure> {
+pub async fn thread(State(api): State<Api>, request: Request) -> Result<Json<ThreadNoticeResponse>, Failure> {
     let Some(webhook) = &api.webhook else {
         return Err(ApiError::new(ErrorCode::RouteNotFound, "no webhook is set up here; see webhook_secret_file").into());
     };

@@ -80,18 +80,18 @@ async fn the_routes_of_the_router_and_of_the_document_are_the_same() {
     let mut real = BTreeMap::new();
     for path in cobox_broker::paths() {
         // An unknown method is answered with the list of allowed ones; the gateway accepts any.
-        let answer = anyone.call(Method::from_bytes(b"BREW").unwrap(), &example(path), None, &[]).await;
+        let answer = anyone.call(Method::from_bytes(b"BREW").unwrap(), &example(&path), None, &[]).await;
         let methods: BTreeSet<String> = match answer.headers.get("allow") {
             // HEAD is available with every GET and not documented separately.
             Some(allowed) => allowed.to_str().unwrap().split(',').map(|m| m.trim().to_ascii_lowercase()).filter(|m| m != "head").collect(),
             None => METHODS.map(str::to_owned).into(),
         };
-        real.insert(spelled(path), methods);
+        real.insert(spelled(&path), methods);
     }
     let documented: BTreeMap<String, BTreeSet<String>> =
         paths().map(|(path, operations)| (path.clone(), operations.as_object().unwrap().keys().cloned().collect())).collect();
     for (path, methods) in &real {
-        assert_eq!(documented.get(path), Some(methods), "{path}: tell of it in crates/broker/src/http/openapi, then `make openapi`");
+        assert_eq!(documented.get(path), Some(methods), "{path}: describe it in crates/broker/src/http/openapi, then `make openapi`");
     }
     let imagined: Vec<_> = documented.keys().filter(|path| !real.contains_key(*path)).collect();
     assert!(imagined.is_empty(), "no such route: {imagined:?}");

@@ -5,7 +5,6 @@ use std::time::Duration;
 use axum::{
     Json,
     extract::{Path, State},
-    routing::{get, post},
 };
 use cobox_protocol::{
     ApiError, ErrorCode, SandboxId,
@@ -21,7 +20,6 @@ use cobox_protocol::{
 use http::StatusCode;
 use serde::Deserialize;
 
-use super::{Api, Routes, both_prefixes};
 use crate::{
     domain::{
         access::request_context::RequestContext,
@@ -29,6 +27,7 @@ use crate::{
         tokens::file_links::{FileLinkParams, LinkMethod},
     },
     http::{
+        Api,
         auth::Authenticated,
         body::{JsonBody, MaybeJsonBody},
         error::Failure,
@@ -43,19 +42,7 @@ const MAX_WAIT: Duration = Duration::from_secs(300);
 /// Both durations of the SDKs are whole minutes.
 const MINUTE: u64 = 60;
 
-pub fn routes() -> Routes {
-    Routes::new()
-        .at(both_prefixes!("/boxes"), get(list).post(create))
-        .at(both_prefixes!("/boxes/{name}"), get(show).patch(change).delete(remove))
-        .at(both_prefixes!("/boxes/{name}/status"), get(status))
-        .at(both_prefixes!("/boxes/{name}/start"), post(start))
-        .at(both_prefixes!("/boxes/{name}/stop"), post(stop))
-        .at(both_prefixes!("/boxes/{name}/download-url"), post(download_url))
-        .at(both_prefixes!("/boxes/{name}/service-url"), post(no_service_urls))
-        .at(both_prefixes!("/boxes/{name}/service-urls"), get(no_service_urls).delete(no_service_urls))
-}
-
-async fn create(
+pub async fn create(
     State(api): State<Api>,
     auth: Authenticated,
     JsonBody(params): JsonBody<CreateBox>,
@@ -75,7 +62,7 @@ async fn create(
 }
 
 #[derive(Deserialize)]
-struct ListQuery {
+pub struct ListBoxesQuery {
     page_size: Option<String>,
     limit: Option<String>,
     cursor: Option<String>,
@@ -87,7 +74,7 @@ struct ListQuery {
     sort_order: Option<String>,
 }
 
-impl ListQuery {
+impl ListBoxesQuery {
     /// There is only one sort order, and labels are filtered as in the other lists.
     fn check(&self) -> Result<(), ApiError> {
         if self.label.is_some() {
@@ -103,10 +90,10 @@ impl ListQuery {
     }
 }
 
-async fn list(
+pub async fn list(
     State(api): State<Api>,
     auth: Authenticated,
-    Params(query): Params<ListQuery>,
+    Params(query): Params<ListBoxesQuery>,
     TagParams(tags): TagParams,
 ) -> Result<Json<BoxList>, Failure> {
     query.check()?;
@@ -122,16 +109,16 @@ async fn list(
     Ok(Json(BoxList { sandboxes: boxes.clone(), items: boxes, next_cursor: found.next_cursor, offset: 0 }))
 }
 
-async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<BoxInfo>, Failure> {
+pub async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<BoxInfo>, Failure> {
     Ok(Json(to_response(api.services.langsmith_sandboxes.get(&auth.request_context(), &name).await?)))
 }
 
-async fn status(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<BoxStatus>, Failure> {
+pub async fn status(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<BoxStatus>, Failure> {
     let BoxInfo { status, status_message, .. } = to_response(api.services.langsmith_sandboxes.get(&auth.request_context(), &name).await?);
     Ok(Json(BoxStatus { status, status_message }))
 }
 
-async fn change(
+pub async fn change(
     State(api): State<Api>,
     auth: Authenticated,
     Path(name): Path<String>,
@@ -157,16 +144,16 @@ async fn change(
     Ok(Json(to_response(api.services.sandboxes.patch(&auth.request_context(), &name, params).await?.into())))
 }
 
-async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
     api.services.sandboxes.delete(&auth.caller, &name, false, &auth.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Body of a start request, which has no options.
 #[derive(Deserialize)]
-struct NoOptions {}
+pub struct NoOptions {}
 
-async fn start(
+pub async fn start(
     State(api): State<Api>,
     auth: Authenticated,
     Path(name): Path<String>,
@@ -175,7 +162,7 @@ async fn start(
     Ok(Json(to_response(api.services.langsmith_sandboxes.start(&auth.request_context(), &name).await?)))
 }
 
-async fn stop(
+pub async fn stop(
     State(api): State<Api>,
     auth: Authenticated,
     Path(name): Path<String>,
@@ -184,7 +171,7 @@ async fn stop(
     Ok(Json(to_response(api.services.langsmith_sandboxes.stop(&auth.request_context(), &name).await?)))
 }
 
-async fn download_url(
+pub async fn download_url(
     State(api): State<Api>,
     auth: Authenticated,
     Path(name): Path<String>,
@@ -205,7 +192,7 @@ async fn download_url(
     Ok(Json(DownloadUrl { download_url: made.response.url, token: made.link, expires_at: made.response.expires_at }))
 }
 
-async fn no_service_urls(_: Authenticated) -> Failure {
+pub async fn no_service_urls(_: Authenticated) -> Failure {
     let message = "ports of a sandbox can't be reached from outside here, so it has no service URLs; download-url serves its files";
     ApiError::new(ErrorCode::Unsupported, message).into()
 }

@@ -1,7 +1,7 @@
 //! The LangSmith sandbox API under both of its prefixes: a thin layer that translates its shapes to the broker's own
 //! sandboxes.
 
-mod boxes;
+pub mod boxes;
 pub mod error;
 pub mod pools;
 mod quantity;
@@ -9,24 +9,9 @@ pub mod snapshots;
 pub mod templates;
 pub mod volumes;
 
-use axum::routing::MethodRouter;
 use cobox_protocol::ErrorCode;
 
-use super::{Api, Routes};
-
-/// A route under both prefixes.
-macro_rules! both_prefixes {
-    ($rest:literal) => {
-        [concat!("/v2/sandboxes", $rest), concat!("/api/v2/sandboxes", $rest)]
-    };
-}
-use both_prefixes;
-
-const PREFIXES: [&str; 2] = both_prefixes!("");
-
-pub fn routes() -> Routes {
-    boxes::routes().merge(snapshots::routes()).merge(templates::routes()).merge(volumes::routes()).merge(pools::routes())
-}
+pub const PREFIXES: [&str; 2] = ["/v2/sandboxes", "/api/v2/sandboxes"];
 
 /// True if the path belongs to this API.
 pub fn is_langsmith_path(path: &str) -> bool {
@@ -40,13 +25,6 @@ pub fn status(path: &str, code: ErrorCode) -> u16 {
     match rest.strip_prefix("/pools").is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
         true => error::status_of_pools(code),
         false => error::status(code),
-    }
-}
-
-impl Routes {
-    fn at(self, paths: [&'static str; 2], methods: MethodRouter<Api>) -> Self {
-        let [first, second] = paths;
-        self.route(first, methods.clone()).route(second, methods)
     }
 }
 

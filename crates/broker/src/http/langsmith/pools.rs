@@ -5,27 +5,19 @@ use std::time::Duration;
 use axum::{
     Json,
     extract::{Path, State},
-    routing::get,
 };
 use cobox_protocol::{PoolId, Timestamp};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::{Api, Routes, both_prefixes};
 use crate::{
     domain::resources::{pools::PoolParams, records::Pool},
-    http::{auth::Authenticated, body::JsonBody, error::Failure},
+    http::{Api, auth::Authenticated, body::JsonBody, error::Failure},
 };
 
 /// Default time to wait for the whole pool, as in the SDKs.
 const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 const MAX_WAIT: Duration = Duration::from_secs(300);
-
-pub fn routes() -> Routes {
-    Routes::new()
-        .at(both_prefixes!("/pools"), get(list).post(create))
-        .at(both_prefixes!("/pools/{name}"), get(show).patch(change).delete(remove))
-}
 
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -71,7 +63,7 @@ pub struct PoolList {
     pools: Vec<PoolResponse>,
 }
 
-async fn create(
+pub async fn create(
     State(api): State<Api>,
     auth: Authenticated,
     JsonBody(params): JsonBody<PoolRequest>,
@@ -89,7 +81,7 @@ async fn create(
     Ok((StatusCode::CREATED, Json(to_response(&api, pool).await?)))
 }
 
-async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<PoolList>, Failure> {
+pub async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<PoolList>, Failure> {
     let mut pools = Vec::new();
     for pool in api.services.pools.list(&auth.request_context()).await? {
         pools.push(to_response(&api, pool).await?);
@@ -97,11 +89,11 @@ async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<PoolLi
     Ok(Json(PoolList { pools }))
 }
 
-async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<PoolResponse>, Failure> {
+pub async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<PoolResponse>, Failure> {
     Ok(Json(to_response(&api, api.services.pools.get(&auth.request_context(), &name).await?).await?))
 }
 
-async fn change(
+pub async fn change(
     State(api): State<Api>,
     auth: Authenticated,
     Path(name): Path<String>,
@@ -110,7 +102,7 @@ async fn change(
     Ok(Json(to_response(&api, api.services.pools.change(&auth.request_context(), &name, params.name, params.replicas).await?).await?))
 }
 
-async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
     api.services.pools.delete(&auth.request_context(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -3,7 +3,6 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::{get, post},
 };
 use cobox_protocol::{
     ApiError, ErrorCode, SandboxId, SnapshotId, Timestamp,
@@ -13,26 +12,15 @@ use cobox_provider::SandboxRoot;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::{Api, Routes, both_prefixes};
 use crate::{
     domain::resources::{records::Snapshot, snapshots::SnapshotParams},
-    http::{auth::Authenticated, body::JsonBody, error::Failure, paging::Params},
+    http::{Api, auth::Authenticated, body::JsonBody, error::Failure, paging::Params},
     store::SnapshotFilter,
 };
 
 const DEFAULT_LIMIT: u32 = 50;
 /// Maximum number of items per page, as in the SDKs.
 const MAX_LIMIT: u32 = 500;
-
-pub fn routes() -> Routes {
-    Routes::new()
-        .at(both_prefixes!("/boxes/{name}/snapshot"), post(take))
-        .at(both_prefixes!("/snapshots"), get(list).post(create))
-        .at(both_prefixes!("/snapshots/{reference}"), get(show).delete(remove))
-        .at(both_prefixes!("/snapshots-by-name/{name}"), get(by_name))
-        .at(both_prefixes!("/registries"), get(no_registries).post(no_registries))
-        .at(both_prefixes!("/registries/{id}"), get(no_registries).patch(no_registries).delete(no_registries))
-}
 
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -64,7 +52,7 @@ pub struct SnapshotRequest {
 }
 
 #[derive(Debug, Deserialize)]
-struct ListQuery {
+pub struct ListSnapshotsQuery {
     name_contains: Option<String>,
     limit: Option<u32>,
     offset: Option<u32>,
@@ -114,7 +102,7 @@ pub struct SnapshotTags {
     tags: Vec<SnapshotTag>,
 }
 
-async fn take(
+pub async fn take(
     State(api): State<Api>,
     auth: Authenticated,
     Path(name): Path<String>,
@@ -127,7 +115,7 @@ async fn take(
     Ok((StatusCode::CREATED, Json(to_response(&api, &auth, snapshot).await?)))
 }
 
-async fn create(
+pub async fn create(
     State(api): State<Api>,
     auth: Authenticated,
     JsonBody(params): JsonBody<SnapshotRequest>,
@@ -138,7 +126,11 @@ async fn create(
     Ok((StatusCode::CREATED, Json(to_response(&api, &auth, named).await?)))
 }
 
-async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params<ListQuery>) -> Result<Json<SnapshotList>, Failure> {
+pub async fn list(
+    State(api): State<Api>,
+    auth: Authenticated,
+    Params(query): Params<ListSnapshotsQuery>,
+) -> Result<Json<SnapshotList>, Failure> {
     let limit = query.limit.unwrap_or(DEFAULT_LIMIT);
     if !(1..=MAX_LIMIT).contains(&limit) {
         return Err(ApiError::invalid(format!("limit: must be a whole number from 1 to {MAX_LIMIT}")).into());
@@ -153,16 +145,16 @@ async fn list(State(api): State<Api>, auth: Authenticated, Params(query): Params
     Ok(Json(SnapshotList { items: snapshots.clone(), snapshots, next_cursor: None, offset }))
 }
 
-async fn show(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotResponse>, Failure> {
+pub async fn show(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotResponse>, Failure> {
     Ok(Json(to_response(&api, &auth, api.services.snapshots.get(&auth.request_context(), &reference).await?).await?))
 }
 
-async fn remove(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn remove(State(api): State<Api>, auth: Authenticated, Path(reference): Path<String>) -> Result<StatusCode, Failure> {
     api.services.snapshots.delete(&auth.request_context(), &reference).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn by_name(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<SnapshotTags>, Failure> {
+pub async fn by_name(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<SnapshotTags>, Failure> {
     let filter = SnapshotFilter { name: Some(name.clone()), limit: MAX_LIMIT, ..SnapshotFilter::default() };
     let mut tags = Vec::new();
     for snapshot in api.services.snapshots.list(&auth.request_context(), &filter).await? {
@@ -180,7 +172,7 @@ async fn by_name(State(api): State<Api>, auth: Authenticated, Path(name): Path<S
     Ok(Json(SnapshotTags { name, tags }))
 }
 
-async fn no_registries(_: Authenticated) -> Failure {
+pub async fn no_registries(_: Authenticated) -> Failure {
     let message = "there is no container engine here, so there are no registries; an operator names root filesystems under [local.images]";
     ApiError::new(ErrorCode::Unsupported, message).into()
 }

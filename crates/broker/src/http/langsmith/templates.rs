@@ -3,7 +3,6 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::get,
 };
 use cobox_protocol::{
     ApiError, Timestamp,
@@ -12,20 +11,14 @@ use cobox_protocol::{
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::{Api, Routes, both_prefixes, quantity};
+use super::quantity;
 use crate::{
     domain::resources::templates::ResolvedTemplate,
-    http::{auth::Authenticated, body::JsonBody, error::Failure},
+    http::{Api, auth::Authenticated, body::JsonBody, error::Failure},
 };
 
 /// Image name of a template without an image: these clients require a string.
 const NO_IMAGE: &str = "default";
-
-pub fn routes() -> Routes {
-    Routes::new()
-        .at(both_prefixes!("/templates"), get(list).post(create))
-        .at(both_prefixes!("/templates/{name}"), get(show).patch(change).delete(remove))
-}
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -88,7 +81,7 @@ pub struct TemplateList {
     templates: Vec<TemplateResponse>,
 }
 
-async fn create(
+pub async fn create(
     State(api): State<Api>,
     auth: Authenticated,
     JsonBody(params): JsonBody<TemplateParams>,
@@ -96,16 +89,16 @@ async fn create(
     Ok((StatusCode::CREATED, Json(to_response(api.services.templates.create(&auth.request_context(), read(params)?).await?))))
 }
 
-async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<TemplateList>, Failure> {
+pub async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<TemplateList>, Failure> {
     let templates = api.services.templates.list(&auth.request_context()).await?.into_iter().map(to_response).collect();
     Ok(Json(TemplateList { templates }))
 }
 
-async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateResponse>, Failure> {
+pub async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateResponse>, Failure> {
     Ok(Json(to_response(api.services.templates.get(&auth.request_context(), &name).await?)))
 }
 
-async fn change(
+pub async fn change(
     State(api): State<Api>,
     auth: Authenticated,
     Path(name): Path<String>,
@@ -114,7 +107,7 @@ async fn change(
     Ok(Json(to_response(api.services.templates.rename(&auth.request_context(), &name, &params.name).await?)))
 }
 
-async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
     api.services.templates.delete(&auth.request_context(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }

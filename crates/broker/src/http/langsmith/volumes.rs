@@ -3,7 +3,6 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::get,
 };
 use cobox_protocol::{
     ApiError, Timestamp, VolumeId,
@@ -12,14 +11,8 @@ use cobox_protocol::{
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::{Api, Routes, both_prefixes, quantity};
-use crate::http::{auth::Authenticated, body::JsonBody, error::Failure};
-
-pub fn routes() -> Routes {
-    Routes::new()
-        .at(both_prefixes!("/volumes"), get(list).post(create))
-        .at(both_prefixes!("/volumes/{name}"), get(show).patch(change).delete(remove))
-}
+use super::quantity;
+use crate::http::{Api, auth::Authenticated, body::JsonBody, error::Failure};
 
 #[derive(Debug, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -59,7 +52,7 @@ pub struct VolumeList {
     volumes: Vec<VolumeResponse>,
 }
 
-async fn create(
+pub async fn create(
     State(api): State<Api>,
     auth: Authenticated,
     JsonBody(params): JsonBody<VolumeParams>,
@@ -68,15 +61,15 @@ async fn create(
     Ok((StatusCode::CREATED, Json(to_response(api.services.volumes.create(&auth.request_context(), params).await?))))
 }
 
-async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<VolumeList>, Failure> {
+pub async fn list(State(api): State<Api>, auth: Authenticated) -> Result<Json<VolumeList>, Failure> {
     Ok(Json(VolumeList { volumes: api.services.volumes.list(&auth.request_context()).await?.into_iter().map(to_response).collect() }))
 }
 
-async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<VolumeResponse>, Failure> {
+pub async fn show(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<Json<VolumeResponse>, Failure> {
     Ok(Json(to_response(api.services.volumes.get(&auth.request_context(), &name).await?)))
 }
 
-async fn change(
+pub async fn change(
     State(api): State<Api>,
     auth: Authenticated,
     Path(name): Path<String>,
@@ -95,7 +88,7 @@ async fn change(
     }
 }
 
-async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+pub async fn remove(State(api): State<Api>, auth: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
     api.services.volumes.delete(&auth.request_context(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
