@@ -437,7 +437,7 @@ async fn a_volume_is_mounted_in_several_sandboxes_and_kept_while_mounted() {
 }
 
 #[tokio::test]
-async fn a_text_with_the_id_of_an_item_does_not_keep_it_in_use() {
+async fn an_id_in_an_unrelated_field_does_not_keep_its_item_in_use() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);

@@ -328,7 +328,7 @@ impl Drop for LangGraph {
 
 #[tokio::test]
 #[ignore = "takes a LangGraph deployment, which `make soak` installs"]
-async fn soak_a_real_deployment_decides() {
+async fn soak_a_real_deployment_grants_and_refuses_access() {
     let program = std::env::var("COBOX_TEST_LANGGRAPH").expect("names the program of langgraph-cli[inmem]");
     let authority = LangGraph::start(&program).await;
     let thread = &authority.make_thread("Bearer ann").await;
