@@ -1,5 +1,5 @@
 //! A table of path attacks, each with its required response. Attacks that need a real sandbox's /proc, /sys and /dev
-//! are in `tests/e2e/paths.rs`.
+//! are in `tests/e2e/path_attacks.rs`.
 
 mod support;
 
