@@ -7,7 +7,7 @@ BIN = target/$(shell rustc --print host-tuple)/$(if $(filter release,$(PROFILE))
 CLIENTS = check-api check-python check-langgraph check-langsmith
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo test test-rust test-clients $(CLIENTS) loom lint lint-rust lint-python lint-prose deny openapi fuzz bench bench-dataplane bench-broker bench-gateway bench-agent bench-sync soak setup setup-clients
+.PHONY: help build run demo test test-rust compare-tests test-clients $(CLIENTS) loom lint lint-rust lint-python lint-prose deny openapi fuzz bench bench-dataplane bench-broker bench-gateway bench-agent bench-sync soak setup setup-clients
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -31,8 +31,8 @@ setup-clients: setup
 	scripts/setup langgraph
 	scripts/check-python --setup
 
-# These tests start brokers as root and as an ordinary user, which needs root.
-ROOT_ONLY = test(isolation) | test(ordinary_user) | test(full_disk)
+# These tests start brokers as root and as an ordinary user, or mount file systems, which needs root.
+ROOT_ONLY = test(isolation) | test(ordinary_user) | test(full_disk) | (package(cobox-e2e) & test(/^(host_disk|hostile_volumes|private_data|resources)::/))
 # Excludes tests that use both databases anyway, and tests of connections, documents and permissions; `make soak` runs all.
 # The command selects the whole workspace, so that no crate is compiled again with other features.
 ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster|failover|database_stalls|tls|cors|origin|openapi|adapter|websockets|gateway_limits|rate_limits|policy|oidc|thread_authority|protocol_examples|ops|gateway|file_links|request_validation|errors|access|database_outage)::/)
@@ -44,9 +44,14 @@ TEST_FEATURES = --features cobox-cli/otel
 test-rust:
 	cargo test --workspace $(TEST_FEATURES) --no-run
 	scripts/setup
+	scripts/compare-tests $(TEST_FEATURES)
 	@[ "$$(id -u)" = 0 ] || echo "not root: skipping the tests that change users ($(ROOT_ONLY)); run make test as root to run all"
-	cargo nextest run --workspace $(TEST_FEATURES) $$([ "$$(id -u)" = 0 ] || echo "-E 'not ($(ROOT_ONLY))'")
+	cargo nextest run --workspace $(TEST_FEATURES) -E "$$([ "$$(id -u)" = 0 ] && echo 'all()' || echo 'not ($(ROOT_ONLY))')"
 	COBOX_TEST_STORE=postgres cargo nextest run --workspace $(TEST_FEATURES) -E '$(ON_POSTGRES)'
+
+# Compiles the tests if they are not.
+compare-tests:
+	scripts/compare-tests $(TEST_FEATURES)
 
 # Each only uses the debug build, so they can run in parallel.
 test-clients: $(CLIENTS) loom

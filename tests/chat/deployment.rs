@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// Time limit for the server to start: it imports all of LangChain first.
-const START_WITHIN: Duration = Duration::from_secs(90);
+const START_TIMEOUT: Duration = Duration::from_secs(90);
 /// A credential of a user that the example knows.
 pub const ANN: &str = "ann-secret";
 
@@ -52,7 +52,7 @@ impl Example {
 
     async fn wait(&mut self) {
         let client = self.as_ann();
-        let deadline = tokio::time::Instant::now() + START_WITHIN;
+        let deadline = tokio::time::Instant::now() + START_TIMEOUT;
         while client.assistants().await.is_err() {
             let ended = self.child.try_wait().expect("it can be asked");
             assert!(ended.is_none() && tokio::time::Instant::now() < deadline, "langgraph dev did not come up: {}", self.log());
@@ -77,9 +77,9 @@ pub fn deployment(url: &str) -> Deployment {
 impl Drop for Example {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            #[allow(clippy::print_stderr, reason = "what a failed test shows")]
+            #[allow(clippy::print_stderr, reason = "shown for a failed test")]
             {
-                eprintln!("the deployment's last words:\n{}", self.log());
+                eprintln!("the deployment's last output:\n{}", self.log());
             }
         }
         // SIGINT, so that the server ends its own child processes. It may have ended already.

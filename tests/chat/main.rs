@@ -5,7 +5,7 @@
 //! `scripts/check-langgraph` runs them.
 
 mod deployment;
+mod langgraph_client;
 mod plain;
 mod screenshots;
-mod speaking;
 mod tui;

@@ -16,7 +16,7 @@ fn chat(broker: &TestBroker, example: &Example, flags: &[&str]) -> Command {
     command
 }
 
-async fn told(mut command: Command, input: &'static str) -> Output {
+async fn run_chat(mut command: Command, input: &'static str) -> Output {
     tokio::task::spawn_blocking(move || {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("cobox runs");
         child.stdin.take().expect("its input").write_all(input.as_bytes()).expect("it reads");
@@ -32,19 +32,19 @@ fn text(bytes: &[u8]) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a LangGraph server: scripts/check-langgraph"]
-async fn a_script_talks_with_an_agent_and_decides_what_it_may_do() {
+async fn a_script_talks_to_an_agent_and_answers_its_questions() {
     let broker = TestBroker::start().await;
     let example = Example::start(&broker).await;
 
     // The agent's text is on stdout, everything else on stderr.
-    let output = told(
+    let output = run_chat(
         chat(&broker, &example, &["chat", "--no-tui", "--sandbox"]),
         "write /workspace/a.txt hello-$((1+1))\nread /workspace/a.txt\n/sandbox list\n",
     )
     .await;
-    let (said, beside) = (text(&output.stdout), text(&output.stderr));
-    assert_eq!(output.status.code(), Some(0), "{said}{beside}");
-    assert!(said.contains("hello-$((1+1))") && !said.contains("write_file"), "{said}");
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stdout}{stderr}");
+    assert!(stdout.contains("hello-$((1+1))") && !stdout.contains("write_file"), "{stdout}");
     for line in [
         "agent at http://",
         "sandbox sb_",
@@ -53,13 +53,14 @@ async fn a_script_talks_with_an_agent_and_decides_what_it_may_do() {
         "tool: read_file /workspace/a.txt",
         "* -  active  sb_",
     ] {
-        assert!(beside.contains(line), "{line} in\n{beside}");
+        assert!(stderr.contains(line), "{line} in\n{stderr}");
     }
 
     // With --json, everything is one object per line; the next input line answers a question.
     let flags = &["--json", "chat", "--sandbox=shared"];
     let output =
-        told(chat(&broker, &example, flags), "write /workspace/b.txt x\ndelete /workspace/b.txt\nno keep it\nrun ls /workspace\n").await;
+        run_chat(chat(&broker, &example, flags), "write /workspace/b.txt x\ndelete /workspace/b.txt\nno keep it\nrun ls /workspace\n")
+            .await;
     let lines: Vec<Value> =
         text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -78,12 +79,12 @@ async fn a_script_talks_with_an_agent_and_decides_what_it_may_do() {
     // A user with a login at the deployment needs no broker of their own.
     let mut command = chat(&broker, &example, &["chat", "--no-tui", "--sandbox"]);
     command.env_remove("COBOX_URL").env_remove("COBOX_API_KEY").env("XDG_CONFIG_HOME", "/nonexistent");
-    let output = told(command, "run echo through-$((40+2))\n").await;
-    let (said, beside) = (text(&output.stdout), text(&output.stderr));
-    assert!(said.contains("through-42") && beside.contains("sandbox sb_"), "{said}{beside}");
+    let output = run_chat(command, "run echo through-$((40+2))\n").await;
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(stdout.contains("through-42") && stderr.contains("sandbox sb_"), "{stdout}{stderr}");
 
     // An unanswered question is a failure whose message explains how to continue.
-    let output = told(chat(&broker, &example, &["chat", "--no-tui"]), "delete /workspace/none\n").await;
+    let output = run_chat(chat(&broker, &example, &["chat", "--no-tui"]), "delete /workspace/none\n").await;
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("cobox chat --thread"), "{}", text(&output.stderr));
 }

@@ -9,7 +9,7 @@ use vt100::{Color, Screen};
 
 use crate::{
     deployment::Example,
-    tui::{alt, sit},
+    tui::{alt, start_chat},
 };
 
 /// Columns and rows.
@@ -26,13 +26,13 @@ const PALETTE: [&str; 16] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs a LangGraph server: scripts/check-langgraph; scripts/screenshots draws them anew"]
-async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
+#[ignore = "needs a LangGraph server: scripts/check-langgraph; scripts/screenshots redraws them"]
+async fn the_screenshots_in_the_documentation_are_up_to_date() {
     let is_drawing = std::env::var_os("COBOX_SCREENSHOTS").is_some();
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/images");
     let broker = TestBroker::start().await;
     let example = Example::start(&broker).await;
-    let mut ann = sit(&broker, &example, SIZE, &["--sandbox=demo"]);
+    let mut ann = start_chat(&broker, &example, SIZE, &["--sandbox=demo"]);
     let save = |name: &str, ann: &cobox_testkit::TestTerminal| {
         let picture = ann.look(svg);
         if is_drawing {
@@ -40,7 +40,7 @@ async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
             return;
         }
         let there = std::fs::read_to_string(folder.join(name)).unwrap_or_default();
-        assert_eq!(looks_of(&there), looks_of(&picture), "docs/images/{name} is not what it looks like any more: scripts/screenshots");
+        assert_eq!(comparable_parts(&there), comparable_parts(&picture), "docs/images/{name} is outdated: run scripts/screenshots");
     };
     ann.wait_for("user@").await;
     ann.press("mend the leap years\r");
@@ -74,7 +74,7 @@ async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
 
 /// The parts of an image that are the same in every run: the rows with borders and titles in order, and the halves of
 /// all other rows in any order, because simultaneous events may be reported in any order.
-fn looks_of(svg: &str) -> (Vec<String>, Vec<String>) {
+fn comparable_parts(svg: &str) -> (Vec<String>, Vec<String>) {
     static VARIES: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r"thread \S+ |\d\d:\d\d:\d\d|in \d+\.\d+s|\(\+\d+ lines\)").expect("a pattern"));
     let same = |text: &[char]| VARIES.replace_all(text.iter().collect::<String>().trim_end(), "…").into_owned();

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::deployment::{ANN, Example};
 
-pub fn sit(broker: &TestBroker, example: &Example, size: (u16, u16), flags: &[&str]) -> TestTerminal {
+pub fn start_chat(broker: &TestBroker, example: &Example, size: (u16, u16), flags: &[&str]) -> TestTerminal {
     let mut command = broker.cobox();
     command.env("COBOX_DEPLOYMENT_URL", &example.url).env("COBOX_DEPLOYMENT_KEY", ANN).arg("chat").args(flags);
     TestTerminal::start("ann", &command, size)
@@ -20,10 +20,10 @@ pub fn alt(key: char) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a LangGraph server: scripts/check-langgraph"]
-async fn a_person_and_an_agent_work_on_one_screen() {
+async fn a_user_and_an_agent_work_side_by_side() {
     let broker = TestBroker::start().await;
     let example = Example::start(&broker).await;
-    let mut ann = sit(&broker, &example, (140, 44), &["--sandbox=together"]);
+    let mut ann = start_chat(&broker, &example, (140, 44), &["--sandbox=together"]);
 
     // The sandbox exists before the first message.
     ann.wait_for("sb_").await;
@@ -51,7 +51,7 @@ async fn a_person_and_an_agent_work_on_one_screen() {
             .any(|line| line.chars().skip(70).collect::<String>().contains("hello-ann") && !line.contains("+ hello-ann"));
         async move { shown.then_some(()) }
     };
-    eventually("the file's words in the terminal", in_pane).await;
+    eventually("the file's content in the terminal", in_pane).await;
     ann.press("\x1d");
     ann.wait_for("Enter").await;
 
@@ -87,7 +87,7 @@ async fn a_person_and_an_agent_work_on_one_screen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_deployment_there_is_still_the_sandbox_to_look_into() {
+async fn without_a_deployment_the_sandbox_can_still_be_used() {
     let broker = TestBroker::start().await;
     let session = ensure(&broker.client(), "default").await;
     sh(session.dataplane(), "echo hello > /workspace/there.txt").await;
@@ -107,7 +107,7 @@ async fn without_a_deployment_there_is_still_the_sandbox_to_look_into() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_terminal_that_a_killed_one_left_behind_is_drawn_over_and_given_back() {
+async fn a_terminal_left_in_the_alternate_screen_is_redrawn_and_restored() {
     let broker = TestBroker::start().await;
     ensure(&broker.client(), "default").await;
     let cobox = broker.cobox();
@@ -126,7 +126,7 @@ async fn a_terminal_that_a_killed_one_left_behind_is_drawn_over_and_given_back()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crash_gives_the_terminal_back_and_its_words_can_be_read() {
+async fn a_crash_restores_the_terminal_and_its_message_is_readable() {
     let broker = TestBroker::start().await;
     ensure(&broker.client(), "default").await;
     let mut command = broker.cobox();
@@ -148,7 +148,7 @@ async fn a_crash_gives_the_terminal_back_and_its_words_can_be_read() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_sync_of_a_sandbox_is_seen_beside_it() {
+async fn the_sync_of_a_sandbox_is_shown() {
     let broker = TestBroker::start().await;
     ensure(&broker.client(), "default").await;
     let folder = tempfile::tempdir().unwrap();
@@ -169,7 +169,7 @@ async fn the_sync_of_a_sandbox_is_seen_beside_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_terminal_cobox_alone_is_help() {
+async fn cobox_without_arguments_and_terminal_prints_help() {
     let broker = TestBroker::start().await;
     let output = broker.cobox().output().expect("cobox runs");
     assert_eq!(output.status.code(), Some(2));

@@ -32,7 +32,7 @@ async fn a_principal_of_another_workspace_finds_nothing() {
 }
 
 #[tokio::test]
-async fn access_owner_keeps_colleagues_out_but_not_operators() {
+async fn a_private_session_excludes_colleagues_but_not_operators() {
     let broker = TestBroker::start().await;
     let ada = broker.client_of("ada", PrincipalKind::Human, None).await;
     let bob = broker.client_of("bob", PrincipalKind::Human, None).await;
@@ -51,7 +51,7 @@ async fn access_owner_keeps_colleagues_out_but_not_operators() {
 }
 
 #[tokio::test]
-async fn only_the_owner_and_operators_release() {
+async fn only_the_owner_and_operators_can_release_a_session() {
     let broker = TestBroker::start().await;
     let ada = broker.client_of("ada", PrincipalKind::Human, None).await;
     let bot = broker.client_of("bot", PrincipalKind::Agent, None).await;
@@ -84,7 +84,7 @@ async fn a_sandbox_without_a_session_is_used_by_name_and_key() {
 }
 
 #[tokio::test]
-async fn a_revoked_key_opens_nothing() {
+async fn a_revoked_key_is_refused() {
     let broker = TestBroker::start().await;
     let client = broker.client_of("ada", PrincipalKind::Human, None).await;
     assert!(client.list_sandboxes(None, None).await.is_ok());

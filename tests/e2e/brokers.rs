@@ -40,7 +40,7 @@ async fn races(rounds: usize, seed: u64) {
     }
     let key = brokers[0].key().clone();
     let at = |broker: &TestBroker| Client::new(broker.url(), key.clone()).expect("a client");
-    let mut dice = SeededRng::new(seed);
+    let mut rng = SeededRng::new(seed);
     let (mut made, mut given_up) = (0, 0);
     let mut survivor = None;
     for round in 0..rounds {
@@ -50,13 +50,13 @@ async fn races(rounds: usize, seed: u64) {
         let racing: Vec<_> = (0..CLIENTS).map(|n| tokio::spawn(ensure_somewhere(clients.clone(), n, thread.clone()))).collect();
         if is_deadly {
             // At a random time within the duration of an ensure, so that each round crashes at a different point.
-            tokio::time::sleep(Duration::from_micros(dice.below(60_000))).await;
+            tokio::time::sleep(Duration::from_micros(rng.below(60_000))).await;
             brokers[0].kill();
         }
         let answers: Vec<Option<Answer>> = join_all(racing).await.into_iter().map(|a| a.expect("no client panics")).collect();
         let agreed: HashSet<&Answer> = answers.iter().flatten().collect();
         assert!(agreed.len() == 1 || is_deadly && agreed.is_empty(), "round {round}, seed {seed}: {agreed:?}");
-        assert!(is_deadly || answers.iter().all(Option::is_some), "round {round}, seed {seed}: not everybody was answered");
+        assert!(is_deadly || answers.iter().all(Option::is_some), "round {round}, seed {seed}: some clients got no answer");
         let all: usize = database.sql("SELECT count(*) FROM sandboxes").parse().expect("a number");
         given_up += all - made - 1;
         made = all;
@@ -72,7 +72,7 @@ async fn races(rounds: usize, seed: u64) {
     if let Some((thread, answer)) = survivor {
         let clients = vec![at(&brokers[0]), at(&brokers[1])];
         let again = eventually("the session to be there again", || ensure_somewhere(clients.clone(), 0, thread.clone())).await;
-        assert_eq!(again, answer, "what was told holds");
+        assert_eq!(again, answer, "acknowledged state holds");
         let session = at(&brokers[2]).open(&negotiate(&thread, Mode::Ensure)).await.expect("any broker answers");
         assert_eq!(sh(session.dataplane(), "echo hello").await.stdout, "hello\n");
         at(&brokers[2]).release(&session.info().session_id).await.expect("it is released");
@@ -86,7 +86,7 @@ async fn races(rounds: usize, seed: u64) {
     for (n, broker) in brokers.iter().enumerate() {
         // A node that has removed no sandbox since its start still has the cgroup directory prepared for the next one,
         // so each removes one here.
-        let last = at(broker).negotiate(&negotiate(&format!("last-{n}"), Mode::Ensure)).await.expect("it makes one more");
+        let last = at(broker).negotiate(&negotiate(&format!("last-{n}"), Mode::Ensure)).await.expect("it creates one more");
         at(broker).release(&last.session_id).await.expect("it is released");
         assert!(!broker.log().contains(DATABASE_PASSWORD), "the password of the database is in a log");
         Leftovers::wait_for_none(broker).await;
@@ -94,13 +94,13 @@ async fn races(rounds: usize, seed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_of_three_brokers_agree_though_one_is_killed() {
+async fn racing_clients_of_three_brokers_get_one_session_although_one_broker_is_killed() {
     races(20, 0x5eed_0101).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "minutes; run by make soak"]
-async fn soak_clients_of_three_brokers_agree_two_hundred_times() {
+async fn soak_racing_clients_of_three_brokers_get_one_session_two_hundred_times() {
     races(200, 0x5eed_0102).await;
     crate::load::record(
         "64 clients racing 200 times over three brokers on one PostgreSQL, one killed in the middle: all who are answered have one session and one sandbox; a sandbox that died half made with its broker is given up",

@@ -11,7 +11,7 @@ use cobox_protocol::{
 use cobox_testkit::{CutPolicy, CuttingProxy, PATIENCE, TestBroker, ensure, negotiate, sh};
 
 async fn next(events: &mut EventStream) -> SandboxEvent {
-    tokio::time::timeout(PATIENCE, events.next()).await.expect("something happens").expect("no error").expect("it goes on")
+    tokio::time::timeout(PATIENCE, events.next()).await.expect("something happens").expect("no error").expect("the stream continues")
 }
 
 async fn next_where(events: &mut EventStream, is_it: impl Fn(&EventKind) -> bool) -> SandboxEvent {
@@ -24,7 +24,7 @@ async fn next_where(events: &mut EventStream, is_it: impl Fn(&EventKind) -> bool
 }
 
 #[tokio::test]
-async fn a_person_sees_what_the_agent_does() {
+async fn a_human_receives_the_events_of_an_agent() {
     let broker = TestBroker::start().await;
     let ann = broker.client_of("ann", PrincipalKind::Human, None).await;
     let bot = broker.client_of("bot", PrincipalKind::Agent, None).await;
@@ -68,7 +68,7 @@ async fn a_person_sees_what_the_agent_does() {
 }
 
 #[tokio::test]
-async fn every_event_comes_once_through_a_network_that_cuts() {
+async fn every_event_arrives_once_over_lost_connections() {
     const COMMANDS: usize = 40;
     let broker = TestBroker::start().await;
     let proxy =
@@ -94,30 +94,30 @@ async fn every_event_comes_once_through_a_network_that_cuts() {
 }
 
 /// The output lines of a running command.
-struct Watching {
+struct CommandOutput {
     child: std::process::Child,
     lines: tokio::sync::mpsc::Receiver<String>,
 }
 
-impl Watching {
+impl CommandOutput {
     fn start(mut command: std::process::Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let (told, lines) = tokio::sync::mpsc::channel(1000);
+        let (sender, lines) = tokio::sync::mpsc::channel(1000);
         for stream in [Box::new(child.stdout.take().unwrap()) as Box<dyn std::io::Read + Send>, Box::new(child.stderr.take().unwrap())] {
-            let told = told.clone();
+            let sender = sender.clone();
             std::thread::spawn(move || {
                 for line in std::io::BufReader::new(stream).lines().map_while(Result::ok) {
-                    let _ = told.blocking_send(line);
+                    let _ = sender.blocking_send(line);
                 }
             });
         }
         Self { child, lines }
     }
 
-    async fn says(&mut self, text: &str) -> String {
+    async fn wait_for(&mut self, text: &str) -> String {
         loop {
             let line = tokio::time::timeout(PATIENCE, self.lines.recv()).await.unwrap_or_else(|_| panic!("waited in vain for `{text}`"));
-            let line = line.unwrap_or_else(|| panic!("it ended without saying `{text}`"));
+            let line = line.unwrap_or_else(|| panic!("it ended without printing `{text}`"));
             if line.contains(text) {
                 return line;
             }
@@ -125,7 +125,7 @@ impl Watching {
     }
 }
 
-impl Drop for Watching {
+impl Drop for CommandOutput {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -133,38 +133,38 @@ impl Drop for Watching {
 }
 
 #[tokio::test]
-async fn somebody_who_watches_a_thread_sees_every_session_of_it_in_words() {
+async fn watch_describes_every_session_of_a_thread() {
     let broker = TestBroker::start().await;
     let mut command = broker.cobox();
     command.args(["watch", "t"]);
-    let mut watching = Watching::start(command);
-    watching.says("thread t has no session; waiting for one").await;
+    let mut watch = CommandOutput::start(command);
+    watch.wait_for("thread t has no session; waiting for one").await;
 
     let bot = broker.client_of("bot", PrincipalKind::Agent, None).await;
     let session = bot.open(&negotiate("t", Mode::Ensure)).await.unwrap();
-    watching.says("bot (agent) made the session").await;
+    watch.wait_for("bot (agent) made the session").await;
     sh(session.dataplane(), "exit 7").await;
-    watching.says("bot (agent) ran exit 7 → exit 7").await;
+    watch.wait_for("bot (agent) ran exit 7 → exit 7").await;
     session.dataplane().write_file(b"/workspace/\x1b[2Ja", None, cobox_client::Upload::from_bytes("12345678")).await.unwrap();
-    watching.says("bot (agent) wrote /workspace/\\u{1b}[2Ja (8 bytes)").await;
+    watch.wait_for("bot (agent) wrote /workspace/\\u{1b}[2Ja (8 bytes)").await;
     let first = session.info().session_id.clone();
     drop(session);
     bot.release(&first).await.unwrap();
-    watching.says("the session ended").await;
+    watch.wait_for("the session ended").await;
 
     let session = bot.open(&negotiate("t", Mode::Ensure)).await.unwrap();
-    watching.says("bot (agent) made the session").await;
+    watch.wait_for("bot (agent) made the session").await;
     drop(session);
-    drop(watching);
+    drop(watch);
 
     // A client that starts later gets new events, the whole history, or everything after a given event.
     let mut command = broker.cobox();
     command.args(["--json", "watch", "t", "--history"]);
-    let mut watching = Watching::start(command);
-    let made: serde_json::Value = serde_json::from_str(&watching.says("\"created\"").await).unwrap();
+    let mut watch = CommandOutput::start(command);
+    let made: serde_json::Value = serde_json::from_str(&watch.wait_for("\"created\"").await).unwrap();
     let mut command = broker.cobox();
     command.args(["--json", "watch", "t", "--after", made["id"].as_str().unwrap()]);
-    let mut after = Watching::start(command);
-    let next: serde_json::Value = serde_json::from_str(&after.says("\"type\"").await).unwrap();
+    let mut after = CommandOutput::start(command);
+    let next: serde_json::Value = serde_json::from_str(&after.wait_for("\"type\"").await).unwrap();
     assert_eq!(next["type"], "active");
 }

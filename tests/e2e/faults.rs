@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// State that was acknowledged to the user: a crash must not undo it.
 #[derive(Default)]
-struct Told {
+struct Acknowledged {
     /// Thread to session, for every `ensure` that was answered and not released since.
     sessions: BTreeMap<String, String>,
     /// Thread to the possible contents of its file: the last acknowledged write, then later writes whose answer was
@@ -17,7 +17,7 @@ struct Told {
     files: BTreeMap<String, Vec<String>>,
 }
 
-async fn work(client: Client, thread: String, round: u32, kind: u64) -> (String, Option<Change>) {
+async fn random_operation(client: Client, thread: String, round: u32, kind: u64) -> (String, Option<Change>) {
     let change = match kind {
         0 | 1 => client.negotiate(&negotiate(&thread, Mode::Ensure)).await.ok().map(|s| Change::Ensured(s.session_id.to_string())),
         2 => {
@@ -25,7 +25,7 @@ async fn work(client: Client, thread: String, round: u32, kind: u64) -> (String,
                 let session = client.open(&negotiate(&thread, Mode::Ensure)).await.ok()?;
                 let id = session.info().session_id.to_string();
                 let text = format!("round {round}");
-                let command = Some(format!("echo {text} > told; sync told"));
+                let command = Some(format!("echo {text} > acknowledged; sync acknowledged"));
                 let ran = session.dataplane().exec(&ExecRequest { command, ..Default::default() }).await;
                 Some(if ran.is_ok_and(|r| r.exit_code == 0) { Change::Wrote(id, text) } else { Change::MaybeWrote(id, text) })
             }
@@ -56,19 +56,19 @@ enum Change {
 
 async fn crashes(rounds: u32, seed: u64) {
     let mut broker = TestBroker::start().await;
-    let mut dice = SeededRng::new(seed);
-    let mut told = Told::default();
+    let mut rng = SeededRng::new(seed);
+    let mut acknowledged = Acknowledged::default();
     for round in 0..rounds {
         let client = broker.client();
         let tasks: Vec<_> = (0..3)
             .map(|i| {
-                let kind = dice.below(4);
-                tokio::spawn(work(client.clone(), format!("thread-{i}"), round, kind))
+                let kind = rng.below(4);
+                tokio::spawn(random_operation(client.clone(), format!("thread-{i}"), round, kind))
             })
             .collect();
         // At a random time within the duration of an ensure, so that each round crashes at a different point.
-        tokio::time::sleep(Duration::from_micros(dice.below(60_000))).await;
-        let kills_boxd = dice.below(3) == 0;
+        tokio::time::sleep(Duration::from_micros(rng.below(60_000))).await;
+        let kills_boxd = rng.below(3) == 0;
         if kills_boxd {
             for (_, pid) in broker.sandbox_pids() {
                 // It may have ended in the meantime.
@@ -81,21 +81,21 @@ async fn crashes(rounds: u32, seed: u64) {
             let (thread, change) = task.await.unwrap();
             match change {
                 Some(Change::Ensured(id)) => {
-                    told.sessions.insert(thread, id);
+                    acknowledged.sessions.insert(thread, id);
                 }
                 Some(Change::Wrote(id, text)) => {
-                    told.sessions.insert(thread.clone(), id);
-                    told.files.insert(thread, vec![text]);
+                    acknowledged.sessions.insert(thread.clone(), id);
+                    acknowledged.files.insert(thread, vec![text]);
                 }
                 Some(Change::MaybeWrote(id, text)) => {
-                    told.sessions.insert(thread.clone(), id);
-                    if let Some(possible) = told.files.get_mut(&thread) {
+                    acknowledged.sessions.insert(thread.clone(), id);
+                    if let Some(possible) = acknowledged.files.get_mut(&thread) {
                         possible.push(text);
                     }
                 }
                 Some(Change::Released | Change::MaybeReleased) => {
-                    told.sessions.remove(&thread);
-                    told.files.remove(&thread);
+                    acknowledged.sessions.remove(&thread);
+                    acknowledged.files.remove(&thread);
                 }
                 None => {}
             }
@@ -103,7 +103,7 @@ async fn crashes(rounds: u32, seed: u64) {
         if !kills_boxd {
             broker.launch().await;
         }
-        check(&broker, &told, round, seed).await;
+        check(&broker, &acknowledged, round, seed).await;
     }
     for i in 0..3 {
         let client = broker.client();
@@ -115,18 +115,18 @@ async fn crashes(rounds: u32, seed: u64) {
 }
 
 /// Checks that all acknowledged state still holds, and that no unknown sandbox is running.
-async fn check(broker: &TestBroker, told: &Told, round: u32, seed: u64) {
+async fn check(broker: &TestBroker, acknowledged: &Acknowledged, round: u32, seed: u64) {
     let client = broker.client();
-    for (thread, id) in &told.sessions {
+    for (thread, id) in &acknowledged.sessions {
         let info = client
             .negotiate(&negotiate(thread, Mode::Get))
             .await
             .unwrap_or_else(|e| panic!("round {round}, seed {seed}: {thread} lost its session: {e}"));
         assert_eq!(info.session_id.as_str(), id, "round {round}, seed {seed}: {thread} has another session");
     }
-    for (thread, possible) in &told.files {
+    for (thread, possible) in &acknowledged.files {
         let session = ensure(&client, thread).await;
-        let answer = sh(session.dataplane(), "cat told").await;
+        let answer = sh(session.dataplane(), "cat acknowledged").await;
         let holds = answer.stdout.trim();
         // `>` truncates before it writes, so an interrupted write leaves an empty file; only an unacknowledged write
         // may do that.
@@ -135,7 +135,7 @@ async fn check(broker: &TestBroker, told: &Told, round: u32, seed: u64) {
     }
     let known: Vec<String> = client.list_sandboxes(None, None).await.unwrap().items.into_iter().map(|s| s.id.to_string()).collect();
     for (id, _) in broker.sandbox_pids() {
-        assert!(known.contains(&id), "round {round}, seed {seed}: {id} runs and nobody knows it");
+        assert!(known.contains(&id), "round {round}, seed {seed}: {id} runs without a record");
     }
     let e = client.negotiate(&negotiate("never-made", Mode::Get)).await.unwrap_err();
     assert!(e.is(ErrorCode::SessionNotFound), "{e}");

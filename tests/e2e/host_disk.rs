@@ -75,7 +75,7 @@ async fn is_ready(broker: &TestBroker) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writers_are_stopped_before_the_hosts_disk_is_full_and_go_on_when_there_is_room() {
+async fn writers_are_stopped_before_the_hosts_disk_is_full_and_continue_when_there_is_space() {
     let broker = broker_on_small_disk(RESERVE_BYTES).await;
     let (client, data) = (broker.client(), broker.data_dir());
     let session = ensure(&client, "t").await;
@@ -100,7 +100,7 @@ async fn writers_are_stopped_before_the_hosts_disk_is_full_and_go_on_when_there_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_that_writes_as_fast_as_it_can_is_stopped_and_its_space_returns_when_it_deletes() {
+async fn a_fast_writer_is_stopped_and_deleting_its_files_frees_the_space() {
     let broker = broker_on_disk(FILLED_DISK_BYTES, FILLED_DISK_CONFIG).await;
     let (client, data) = (broker.client(), broker.data_dir());
     let session = ensure(&client, "t").await;
@@ -170,7 +170,7 @@ async fn on_a_full_disk_sandboxes_can_be_deleted_and_the_broker_starts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_filesystem_that_failed_is_noticed_checked_and_mounted_again() {
+async fn a_failed_filesystem_is_detected_repaired_and_mounted_again() {
     // No space is reserved, so that the disk really fills up.
     let broker = broker_on_small_disk(0).await;
     let (client, data) = (broker.client(), broker.data_dir());

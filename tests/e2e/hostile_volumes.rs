@@ -13,13 +13,13 @@ use cobox_protocol::{
 use cobox_testkit::{TestBroker, sh};
 use futures_util::TryStreamExt;
 
-use crate::kinds::{from, made, said as output, snapshot, ways};
+use crate::resources::{create, create_snapshot, from_snapshot, output_of, storage_configurations};
 
 /// Far longer than a listing takes: a request that waits for a fifo's writer would never end.
-const PROMPT: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Run as the hostile sandbox's user. Perl is in every Debian system.
-const PLANT: &str = r#"
+const CREATE_HOSTILE_FILES: &str = r#"
 set -e
 cd /data
 cp /usr/bin/id set_id && chmod 6755 set_id
@@ -36,30 +36,30 @@ mknod device c 1 3 2>/dev/null && echo "a device was made" || true
 "#;
 
 async fn read(session: &Session, path: &str) -> Result<Vec<u8>, ClientError> {
-    let file = tokio::time::timeout(PROMPT, session.dataplane().read_file(path.as_bytes())).await.expect("an answer comes")?;
+    let file = tokio::time::timeout(REQUEST_TIMEOUT, session.dataplane().read_file(path.as_bytes())).await.expect("an answer comes")?;
     let pieces: Vec<_> = file.into_stream().try_collect().await?;
     Ok(pieces.concat())
 }
 
 #[tokio::test]
-async fn a_hostile_sandbox_gains_nothing_of_another_by_a_shared_volume() {
-    for options in ways() {
+async fn a_shared_volume_gives_a_hostile_sandbox_no_access_to_another() {
+    for options in storage_configurations() {
         let is_hard = options.config.is_empty() && options.uid.is_none();
         let broker = TestBroker::start_with(options).await;
         let client = broker.client();
         client.create_volume(&CreateVolume { name: "data".into(), size_bytes: 64 << 20, access: None }).await.unwrap();
         let mount = MountParams { volume: "data".into(), path: "/data".into(), read_only: false };
-        let wish = CreateSandbox { mounts: vec![mount], ..CreateSandbox::default() };
-        let (_, hostile) = made(&client, wish.clone()).await;
-        let (victims_sandbox, victim) = made(&client, wish).await;
+        let request = CreateSandbox { mounts: vec![mount], ..CreateSandbox::default() };
+        let (_, hostile) = create(&client, request.clone()).await;
+        let (victims_sandbox, victim) = create(&client, request).await;
         let (hostile, victim) = (&hostile, &victim);
-        output(victim, "echo confidential > /workspace/secret").await;
-        assert_eq!(output(hostile, PLANT).await, "");
+        output_of(victim, "echo confidential > /workspace/secret").await;
+        assert_eq!(output_of(hostile, CREATE_HOSTILE_FILES).await, "");
 
         // A program with set-id bits runs as its caller, in both sandboxes.
-        let ids = output(victim, "id -u; id -g").await;
-        assert_eq!(output(victim, "/data/set_id -u; /data/set_id -g").await, ids);
-        assert_eq!(output(hostile, "/data/set_id -u; /data/set_id -g").await, output(hostile, "id -u; id -g").await);
+        let ids = output_of(victim, "id -u; id -g").await;
+        assert_eq!(output_of(victim, "/data/set_id -u; /data/set_id -g").await, ids);
+        assert_eq!(output_of(hostile, "/data/set_id -u; /data/set_id -g").await, output_of(hostile, "id -u; id -g").await);
 
         // Anything but a regular file is refused at once; a link is resolved within the sandbox that follows it.
         for path in ["/data/fifo", "/data/sock", "/data/loop", "/data/environ", "/data/shadow", "/data/proc_root/etc/shadow"] {
@@ -72,14 +72,17 @@ async fn a_hostile_sandbox_gains_nothing_of_another_by_a_shared_volume() {
 
         // Recursive requests end, regardless of the files there.
         let request = ListRequest { path: Some("/data".into()), recursive: true, ..ListRequest::default() };
-        let listed = tokio::time::timeout(PROMPT, victim.dataplane().list_files(&request)).await.expect("an answer comes").expect("a list");
+        let listed =
+            tokio::time::timeout(REQUEST_TIMEOUT, victim.dataplane().list_files(&request)).await.expect("an answer comes").expect("a list");
         assert_eq!(listed.stopped_by, Some(StoppedBy::Depth), "{} entries", listed.entries.len());
         let archive = victim.dataplane().get_archive(b"/data", ArchiveFormat::Tar).await.expect("an archive");
-        let bytes: u64 =
-            tokio::time::timeout(PROMPT, archive.into_stream().try_fold(0, |sum, piece| async move { Ok(sum + piece.len() as u64) }))
-                .await
-                .expect("the archive ends")
-                .expect("the archive is whole");
+        let bytes: u64 = tokio::time::timeout(
+            REQUEST_TIMEOUT,
+            archive.into_stream().try_fold(0, |sum, piece| async move { Ok(sum + piece.len() as u64) }),
+        )
+        .await
+        .expect("the archive ends")
+        .expect("the archive is whole");
         assert!(bytes > 0);
 
         // A full volume is full in both sandboxes; their own disks are not.
@@ -87,12 +90,12 @@ async fn a_hostile_sandbox_gains_nothing_of_another_by_a_shared_volume() {
             let full = sh(hostile.dataplane(), "dd if=/dev/zero of=/data/big bs=1M count=100 2>&1").await;
             assert!(full.stdout.contains("No space left"), "{full:?}");
             assert_ne!(sh(victim.dataplane(), "dd if=/dev/zero of=/data/more bs=1M count=2 2>/dev/null").await.exit_code, 0);
-            output(victim, "dd if=/dev/zero of=/workspace/own bs=1M count=2 2>/dev/null; rm /workspace/own").await;
+            output_of(victim, "dd if=/dev/zero of=/workspace/own bs=1M count=2 2>/dev/null; rm /workspace/own").await;
         }
 
         // A snapshot of the victim contains nothing of the volume.
-        let taken = snapshot(&client, &victims_sandbox, "copy").await;
-        let (_, copy) = made(&client, from(&taken)).await;
-        assert_eq!(output(&copy, "cat secret; ls -A /data 2>/dev/null | wc -l").await, "confidential\n0");
+        let taken = create_snapshot(&client, &victims_sandbox, "copy").await;
+        let (_, copy) = create(&client, from_snapshot(&taken)).await;
+        assert_eq!(output_of(&copy, "cat secret; ls -A /data 2>/dev/null | wc -l").await, "confidential\n0");
     }
 }

@@ -12,7 +12,7 @@ fn kill(pid: i32) {
 }
 
 #[tokio::test]
-async fn a_sandbox_runs_on_while_its_broker_is_dead_and_is_found_again() {
+async fn a_sandbox_keeps_running_while_its_broker_is_dead_and_is_adopted_again() {
     let mut broker = TestBroker::start().await;
     let before = ensure(&broker.client(), "t").await.info().clone();
     let session = ensure(&broker.client(), "t").await;
@@ -28,11 +28,12 @@ async fn a_sandbox_runs_on_while_its_broker_is_dead_and_is_found_again() {
     let was = sh(after.dataplane(), "cat f alive").await.stdout;
     assert!(was.starts_with("kept\n"), "{was}");
     let first = sh(after.dataplane(), "cat alive").await.stdout;
-    eventually("the background job to go on", || async { (sh(after.dataplane(), "cat alive").await.stdout != first).then_some(()) }).await;
+    eventually("the background job to continue", || async { (sh(after.dataplane(), "cat alive").await.stdout != first).then_some(()) })
+        .await;
 }
 
 #[tokio::test]
-async fn ctrl_c_suspends_and_the_next_ensure_brings_the_files_back() {
+async fn ctrl_c_suspends_sandboxes_and_the_next_ensure_restores_their_files() {
     let mut broker = TestBroker::start().await;
     let session = ensure(&broker.client(), "t").await;
     let before = session.info().clone();
@@ -50,7 +51,7 @@ async fn ctrl_c_suspends_and_the_next_ensure_brings_the_files_back() {
 }
 
 #[tokio::test]
-async fn after_a_reboot_a_sandbox_is_suspended_and_starts_again_over_its_files() {
+async fn after_a_reboot_a_sandbox_is_suspended_and_resumes_with_its_files() {
     let mut broker = TestBroker::start().await;
     let session = ensure(&broker.client(), "t").await;
     let before = session.info().clone();
@@ -76,7 +77,7 @@ async fn after_a_reboot_a_sandbox_is_suspended_and_starts_again_over_its_files()
 }
 
 #[tokio::test]
-async fn a_killed_boxd_is_a_suspension_and_traffic_resumes_it() {
+async fn a_sandbox_whose_boxd_was_killed_is_resumed_by_traffic() {
     let broker = TestBroker::start().await;
     let session = ensure(&broker.client(), "t").await;
     sh(session.dataplane(), "echo kept > f").await;
@@ -92,7 +93,7 @@ async fn a_killed_boxd_is_a_suspension_and_traffic_resumes_it() {
 }
 
 #[tokio::test]
-async fn an_unused_sandbox_goes_idle_then_suspended_and_comes_back_with_use() {
+async fn an_unused_sandbox_becomes_idle_then_suspended_and_is_resumed_by_use() {
     let config = "idle_timeout_seconds = 1\nlease_seconds = 2\nreaper_interval_ms = 100\n".to_owned();
     let broker = TestBroker::start_with(BrokerOptions { config, ..BrokerOptions::default() }).await;
     let client = broker.client();
@@ -131,12 +132,12 @@ async fn two_brokers_never_share_a_data_directory() {
     let broker = TestBroker::start().await;
     let output = broker.cobox().args(["up", "--listen", "127.0.0.1:0", "--data-dir"]).arg(broker.data_dir()).output().unwrap();
     assert!(!output.status.success());
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("another broker") || said.contains("in use"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("another broker") || stderr.contains("in use"), "{stderr}");
 }
 
 #[tokio::test]
-async fn a_lost_database_never_costs_the_files() {
+async fn a_lost_database_loses_no_files() {
     let mut broker = TestBroker::start().await;
     let session = ensure(&broker.client(), "t").await;
     sh(session.dataplane(), "echo kept > f").await;

@@ -7,9 +7,9 @@ use cobox_testkit::{BrokerOptions, Leftovers, TestBroker, negotiate, sh};
 use futures_util::{StreamExt, stream};
 
 /// Number of concurrent starts: more would only queue for two processors.
-const AT_ONCE: usize = 8;
+const CONCURRENT_STARTS: usize = 8;
 
-async fn many(count: usize) {
+async fn start_and_release(count: usize) {
     let broker = TestBroker::start().await;
     let client = broker.client();
     let begun = Instant::now();
@@ -22,7 +22,7 @@ async fn many(count: usize) {
                 session
             }
         })
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(CONCURRENT_STARTS)
         .collect()
         .await;
     let started = begun.elapsed();
@@ -31,7 +31,7 @@ async fn many(count: usize) {
     let memory: Vec<u64> = pids.iter().map(|(_, pid)| unique_memory_kib(*pid)).collect();
     let released = Instant::now();
     stream::iter(sessions)
-        .for_each_concurrent(AT_ONCE, |s| {
+        .for_each_concurrent(CONCURRENT_STARTS, |s| {
             let client = client.clone();
             async move { client.release(&s.info().session_id).await.unwrap() }
         })
@@ -79,14 +79,14 @@ pub fn record(line: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifty_sandboxes_at_once_start_answer_and_leave_nothing() {
-    many(50).await;
+async fn fifty_concurrent_sandboxes_start_respond_and_leave_nothing_behind() {
+    start_and_release(50).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "minutes; run by make soak"]
-async fn soak_five_hundred_sandboxes_at_once() {
-    many(500).await;
+async fn soak_five_hundred_concurrent_sandboxes() {
+    start_and_release(500).await;
 }
 
 /// Requests all sandboxes at the same moment.
@@ -102,7 +102,7 @@ async fn burst(count: usize) {
     assert_eq!(failures, Vec::<String>::new(), "{} of {count} failed", failures.len());
     assert_eq!(broker.sandbox_pids().len(), count);
     stream::iter(answers.into_iter().flatten())
-        .for_each_concurrent(AT_ONCE, |s| {
+        .for_each_concurrent(CONCURRENT_STARTS, |s| {
             let client = client.clone();
             async move { client.release(&s.session_id).await.unwrap() }
         })
@@ -111,18 +111,18 @@ async fn burst(count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_burst_of_ensures_all_succeed() {
+async fn all_ensures_of_a_burst_succeed() {
     burst(200).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a minute; run by make soak"]
-async fn soak_a_burst_of_four_hundred_ensures_all_succeed() {
+async fn soak_all_ensures_of_a_burst_of_four_hundred_succeed() {
     burst(400).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn starts_that_fail_leave_no_process_and_no_zombie() {
+async fn failed_starts_leave_no_process_and_no_zombie() {
     // With a user, even root, the broker runs helper programs, which the test can break.
     let options = BrokerOptions { uid: Some(rustix::process::geteuid().as_raw()), ..BrokerOptions::default() };
     let broker = TestBroker::start_with(options).await;

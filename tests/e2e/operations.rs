@@ -13,7 +13,7 @@ fn options(authority: &TestAuthority) -> BrokerOptions {
 }
 
 #[tokio::test]
-async fn over_tls_commands_streams_and_the_command_line_work_as_without() {
+async fn commands_streams_and_the_command_line_work_over_tls() {
     let authority = TestAuthority::new();
     let broker = TestBroker::start_with(options(&authority)).await;
     assert!(broker.url().starts_with("https://127.0.0.1:"), "{}", broker.url());
@@ -24,22 +24,22 @@ async fn over_tls_commands_streams_and_the_command_line_work_as_without() {
 
     // Exec uses a WebSocket.
     let exec = ["exec", "-t", "demo", "--", "sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"];
-    let trusting = said(broker.cobox().arg("--ca-file").arg(authority.certificate()).args(exec)).await;
+    let trusting = run(broker.cobox().arg("--ca-file").arg(authority.certificate()).args(exec)).await;
     assert!(trusting.0 && trusting.1.len() == 3_000_000, "{} bytes, {}", trusting.1.len(), trusting.2);
-    let by_environment = said(broker.cobox().env("COBOX_CA_FILE", authority.certificate()).args(["session", "list"])).await;
+    let by_environment = run(broker.cobox().env("COBOX_CA_FILE", authority.certificate()).args(["session", "list"])).await;
     assert!(by_environment.0 && by_environment.1.contains("demo"), "{}", by_environment.2);
-    let (worked, _, why) = said(broker.cobox().args(["session", "list"])).await;
+    let (worked, _, why) = run(broker.cobox().args(["session", "list"])).await;
     assert!(!worked && why.contains("--ca-file"), "{why}");
 }
 
-async fn said(command: &mut Command) -> (bool, String, String) {
+async fn run(command: &mut Command) -> (bool, String, String) {
     let mut command = std::mem::replace(command, Command::new("true"));
     let output = tokio::task::spawn_blocking(move || command.output().expect("cobox runs")).await.unwrap();
     (output.status.success(), String::from_utf8_lossy(&output.stdout).into(), String::from_utf8_lossy(&output.stderr).into())
 }
 
 #[tokio::test]
-async fn every_request_is_one_line_of_json_that_says_who_and_what_and_nothing_secret() {
+async fn every_request_is_logged_as_one_json_line_without_secrets() {
     let broker = TestBroker::start_with(BrokerOptions { is_serving: true, ..BrokerOptions::default() }).await;
     let client = broker.client();
     let session = ensure(&client, "a-thread").await;

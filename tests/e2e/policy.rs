@@ -5,15 +5,15 @@ use cobox_testkit::{BrokerOptions, TestBroker, TestDatabase, eventually, negotia
 use rustix::process::{Pid, Signal, kill_process};
 
 #[tokio::test]
-async fn a_hangup_makes_a_broker_read_its_policy_again() {
+async fn sighup_reloads_the_policy_unless_it_is_invalid() {
     let database = TestDatabase::new().await;
     let options = BrokerOptions { database: Some(database.secret_url()), ..BrokerOptions::default() };
     let broker = TestBroker::start_with(options).await;
     let file = broker.data_dir().join("policy.toml");
     let hang_up = || kill_process(Pid::from_raw(broker.pid() as i32).unwrap(), Signal::HUP).unwrap();
-    let logged = async |words: &str, times: usize| {
-        eventually(words, || {
-            let is_there = broker.log().matches(words).count() >= times;
+    let logged = async |text: &str, times: usize| {
+        eventually(text, || {
+            let is_there = broker.log().matches(text).count() >= times;
             async move { is_there.then_some(()) }
         })
         .await;
@@ -36,5 +36,5 @@ async fn a_hangup_makes_a_broker_read_its_policy_again() {
     write("[operator]\ncapabilites = []\n");
     hang_up();
     logged("did you mean `capabilities`?", 1).await;
-    assert_eq!(granted().await, "fs_read", "the old one goes on counting");
+    assert_eq!(granted().await, "fs_read", "the old policy still applies");
 }

@@ -45,7 +45,7 @@ fn reachable_by_another_user(paths: &[PathBuf]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-async fn is_closed_and_works(uid: Option<u32>) {
+async fn assert_closed_and_working(uid: Option<u32>) {
     assert!(rustix::process::geteuid().is_root(), "this test changes users and needs root");
     // The test kit creates the directory with mode 0755.
     let mut broker = TestBroker::start_with(BrokerOptions { uid, ..BrokerOptions::default() }).await;
@@ -70,17 +70,17 @@ async fn is_closed_and_works(uid: Option<u32>) {
 }
 
 #[tokio::test]
-async fn other_users_reach_nothing_of_a_broker_that_runs_as_root() {
-    is_closed_and_works(None).await;
+async fn other_users_cannot_access_the_data_of_a_broker_run_by_root() {
+    assert_closed_and_working(None).await;
 }
 
 #[tokio::test]
-async fn other_users_reach_nothing_of_a_broker_that_runs_as_an_ordinary_user() {
-    is_closed_and_works(Some(61_237)).await;
+async fn other_users_cannot_access_the_data_of_a_broker_run_by_an_ordinary_user() {
+    assert_closed_and_working(Some(61_237)).await;
 }
 
 #[tokio::test]
-async fn a_shared_directory_is_refused_as_data_directory_and_left_as_it_is() {
+async fn a_shared_directory_is_refused_as_data_directory_and_left_unchanged() {
     let broker = TestBroker::start().await;
     let dir = tempfile::tempdir().unwrap();
     set_mode(dir.path(), 0o1777);

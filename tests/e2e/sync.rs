@@ -1,8 +1,8 @@
 //! `cobox sync` with the real programs: a local folder and one in a sandbox stay identical, regardless of crashes.
 
-mod asked;
+mod command_line;
 mod large;
-mod undone;
+mod undo;
 
 use std::{
     fs,
@@ -24,24 +24,24 @@ const THREAD: &str = "t";
 /// The same sequence in each run, except for effects of timing.
 const SEED: u64 = 20;
 
-struct Desk {
+struct SyncTest {
     broker: TestBroker,
     session: Session,
     folder: tempfile::TempDir,
 }
 
-impl Desk {
+impl SyncTest {
     async fn new() -> Self {
         let broker = TestBroker::start().await;
         let session = ensure(&broker.client(), THREAD).await;
         Self { broker, session, folder: tempfile::tempdir().unwrap() }
     }
 
-    fn here(&self, path: &str) -> PathBuf {
+    fn local(&self, path: &str) -> PathBuf {
         self.folder.path().join(path)
     }
 
-    fn sandbox(&self) -> &Dataplane {
+    fn dataplane(&self) -> &Dataplane {
         self.session.dataplane()
     }
 
@@ -55,7 +55,7 @@ impl Desk {
         self.cobox(args).output().unwrap()
     }
 
-    fn said(&self, args: &[&str]) -> String {
+    fn stdout(&self, args: &[&str]) -> String {
         let output = self.run(args);
         assert!(
             output.status.success(),
@@ -67,11 +67,11 @@ impl Desk {
     }
 
     fn status(&self) -> Value {
-        serde_json::from_str(&self.said(&["--json", "sync", "status"])).unwrap()
+        serde_json::from_str(&self.stdout(&["--json", "sync", "status"])).unwrap()
     }
 
-    async fn there(&self, path: &str) -> Option<String> {
-        let file = self.sandbox().read_file(format!("/workspace/{path}").as_bytes()).await.ok()?;
+    async fn read_sandbox(&self, path: &str) -> Option<String> {
+        let file = self.dataplane().read_file(format!("/workspace/{path}").as_bytes()).await.ok()?;
         let bytes: Vec<u8> = file
             .into_stream()
             .try_fold(Vec::new(), async |mut all, piece| {
@@ -83,27 +83,27 @@ impl Desk {
         String::from_utf8(bytes).ok()
     }
 
-    async fn write_there(&self, path: &str, text: &str) {
-        self.sandbox().write_file(format!("/workspace/{path}").as_bytes(), None, Upload::from_bytes(text.to_owned())).await.unwrap();
+    async fn write_sandbox(&self, path: &str, text: &str) {
+        self.dataplane().write_file(format!("/workspace/{path}").as_bytes(), None, Upload::from_bytes(text.to_owned())).await.unwrap();
     }
 
     /// Starts a live sync; dropping it ends the sync.
-    fn live(&self, more: &[&str]) -> Live {
+    fn start(&self, more: &[&str]) -> RunningSync {
         let mut child = self.cobox(&["--json", "sync"]).args(more).args([".", "t:"]).stdout(Stdio::piped()).spawn().unwrap();
-        let (told, output) = mpsc::channel();
+        let (sender, output) = mpsc::channel();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         // Always read, even if the test ignores it: a sync blocks when its output is not read.
-        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| told.send(line)));
-        Live { child, output }
+        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        RunningSync { child, output }
     }
 }
 
-struct Live {
+struct RunningSync {
     child: Child,
     output: mpsc::Receiver<String>,
 }
 
-impl Live {
+impl RunningSync {
     /// Reads events until one matches.
     fn until(&mut self, is_it: impl Fn(&Value) -> bool) -> Value {
         loop {
@@ -125,7 +125,7 @@ impl Live {
     }
 }
 
-impl Drop for Live {
+impl Drop for RunningSync {
     fn drop(&mut self) {
         // It may have been killed already.
         let _ = kill_process(Pid::from_child(&self.child), Signal::INT);
@@ -134,85 +134,85 @@ impl Drop for Live {
 }
 
 #[tokio::test]
-async fn a_save_on_one_side_is_on_the_other_by_itself() {
-    let desk = Desk::new().await;
-    fs::write(desk.here("a.txt"), "from here").unwrap();
-    desk.write_there("b/c.txt", "from there").await;
-    let mut live = desk.live(&[]);
-    live.until_phase("watching");
-    assert_eq!(desk.there("a.txt").await.as_deref(), Some("from here"));
-    assert_eq!(fs::read_to_string(desk.here("b/c.txt")).unwrap(), "from there");
-    fs::write(desk.here("a.txt"), "saved").unwrap();
-    eventually("the save to be there", || async { (desk.there("a.txt").await.as_deref() == Some("saved")).then_some(()) }).await;
-    assert_eq!(sh(desk.sandbox(), "echo made > made.txt; rm b/c.txt").await.exit_code, 0);
-    let made = desk.here("made.txt");
+async fn a_saved_file_appears_on_the_other_side() {
+    let test = SyncTest::new().await;
+    fs::write(test.local("a.txt"), "from here").unwrap();
+    test.write_sandbox("b/c.txt", "from there").await;
+    let mut sync = test.start(&[]);
+    sync.until_phase("watching");
+    assert_eq!(test.read_sandbox("a.txt").await.as_deref(), Some("from here"));
+    assert_eq!(fs::read_to_string(test.local("b/c.txt")).unwrap(), "from there");
+    fs::write(test.local("a.txt"), "saved").unwrap();
+    eventually("the save to be there", || async { (test.read_sandbox("a.txt").await.as_deref() == Some("saved")).then_some(()) }).await;
+    assert_eq!(sh(test.dataplane(), "echo made > made.txt; rm b/c.txt").await.exit_code, 0);
+    let made = test.local("made.txt");
     eventually("what a program made to be here", || async { made.exists().then_some(()) }).await;
-    let gone = desk.here("b/c.txt");
+    let gone = test.local("b/c.txt");
     eventually("what a program deleted to be gone", || async { (!gone.exists()).then_some(()) }).await;
-    let owner = sh(desk.sandbox(), "stat -c %U a.txt; test -w a.txt && echo mine").await;
+    let owner = sh(test.dataplane(), "stat -c %U a.txt; test -w a.txt && echo mine").await;
     assert!(owner.stdout.contains("mine"), "{owner:?}");
-    assert_eq!(desk.status()["phase"], "watching");
+    assert_eq!(test.status()["phase"], "watching");
 }
 
 #[tokio::test]
-async fn exec_sees_what_was_saved_just_before_it() {
-    let desk = Desk::new().await;
-    let mut live = desk.live(&[]);
-    live.until_phase("watching");
+async fn exec_sees_files_saved_just_before_it() {
+    let test = SyncTest::new().await;
+    let mut sync = test.start(&[]);
+    sync.until_phase("watching");
     for number in 0..10 {
-        fs::write(desk.here("n"), number.to_string()).unwrap();
-        assert_eq!(desk.said(&["exec", "-t", THREAD, "--", "cat", "n"]), number.to_string());
+        fs::write(test.local("n"), number.to_string()).unwrap();
+        assert_eq!(test.stdout(&["exec", "-t", THREAD, "--", "cat", "n"]), number.to_string());
     }
 }
 
 #[tokio::test]
-async fn conflicts_are_listed_with_both_sides_shown_and_settled() {
-    let desk = Desk::new().await;
-    fs::write(desk.here("x"), "base\n").unwrap();
-    let mut live = desk.live(&[]);
-    live.until_phase("watching");
-    desk.said(&["sync", "pause"]);
-    fs::write(desk.here("x"), "mine\n").unwrap();
-    desk.write_there("x", "theirs\n").await;
-    desk.said(&["sync", "resume"]);
-    desk.said(&["sync", "flush", "--wait"]);
-    let words = desk.said(&["sync", "status"]);
-    assert!(words.contains("x  (here: 5 bytes, sandbox: 7 bytes)"), "{words}");
-    let diff = desk.run(&["sync", "diff", "x"]);
+async fn conflicts_are_listed_compared_and_resolved() {
+    let test = SyncTest::new().await;
+    fs::write(test.local("x"), "base\n").unwrap();
+    let mut sync = test.start(&[]);
+    sync.until_phase("watching");
+    test.stdout(&["sync", "pause"]);
+    fs::write(test.local("x"), "mine\n").unwrap();
+    test.write_sandbox("x", "theirs\n").await;
+    test.stdout(&["sync", "resume"]);
+    test.stdout(&["sync", "flush", "--wait"]);
+    let output = test.stdout(&["sync", "status"]);
+    assert!(output.contains("x  (here: 5 bytes, sandbox: 7 bytes)"), "{output}");
+    let diff = test.run(&["sync", "diff", "x"]);
     assert_eq!(diff.status.code(), Some(1));
     let diff = String::from_utf8(diff.stdout).unwrap();
     assert!(diff.contains("-mine") && diff.contains("+theirs"), "{diff}");
-    assert_eq!(desk.said(&["sync", "resolve", "--keep", "both", "x"]), "settled 1\n");
-    desk.said(&["sync", "flush", "--wait"]);
-    assert_eq!(fs::read_to_string(desk.here("x")).unwrap(), "theirs\n");
-    assert_eq!(desk.there("x.here").await.as_deref(), Some("mine\n"));
-    assert!(desk.said(&["sync", "list"]).contains("watching"));
-    drop(live);
-    assert!(desk.said(&["sync", "list"]).contains("stopped"));
-    assert!(desk.said(&["sync", "status"]).contains("not running"));
-    let refused = desk.run(&["sync", "pause"]);
+    assert_eq!(test.stdout(&["sync", "resolve", "--keep", "both", "x"]), "settled 1\n");
+    test.stdout(&["sync", "flush", "--wait"]);
+    assert_eq!(fs::read_to_string(test.local("x")).unwrap(), "theirs\n");
+    assert_eq!(test.read_sandbox("x.here").await.as_deref(), Some("mine\n"));
+    assert!(test.stdout(&["sync", "list"]).contains("watching"));
+    drop(sync);
+    assert!(test.stdout(&["sync", "list"]).contains("stopped"));
+    assert!(test.stdout(&["sync", "status"]).contains("not running"));
+    let refused = test.run(&["sync", "pause"]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("does not run"), "{refused:?}");
 }
 
 #[tokio::test]
-async fn an_emptied_folder_halts_and_deletes_nothing_until_it_is_confirmed() {
-    let desk = Desk::new().await;
+async fn an_emptied_folder_halts_the_sync_until_confirmed() {
+    let test = SyncTest::new().await;
     for number in 0..20 {
-        fs::write(desk.here(&format!("f{number}")), "x").unwrap();
+        fs::write(test.local(&format!("f{number}")), "x").unwrap();
     }
-    let mut live = desk.live(&[]);
-    live.until_phase("watching");
+    let mut sync = test.start(&[]);
+    sync.until_phase("watching");
     // In one step from the sync's point of view.
-    desk.said(&["sync", "pause"]);
-    assert_eq!(sh(desk.sandbox(), "rm -f /workspace/f*").await.exit_code, 0);
-    desk.said(&["sync", "resume"]);
-    let halted = live.until_phase("halted");
+    test.stdout(&["sync", "pause"]);
+    assert_eq!(sh(test.dataplane(), "rm -f /workspace/f*").await.exit_code, 0);
+    test.stdout(&["sync", "resume"]);
+    let halted = sync.until_phase("halted");
     assert_eq!(halted["why"], "the sandbox's folder has no files, and 20 would be deleted here");
-    assert!(desk.here("f0").exists());
-    assert!(!desk.run(&["sync", "resume"]).status.success());
-    desk.said(&["sync", "resume", "--confirm"]);
-    live.until_phase("watching");
-    assert!(!desk.here("f0").exists());
+    assert!(test.local("f0").exists());
+    assert!(!test.run(&["sync", "resume"]).status.success());
+    test.stdout(&["sync", "resume", "--confirm"]);
+    sync.until_phase("watching");
+    assert!(!test.local("f0").exists());
 }
 
 /// Whether the text is one complete version: a mixture means a partial write.
@@ -233,57 +233,57 @@ const TURN: usize = 10;
 
 /// A folder, a sandbox, and the last saved content of each file, which one side at a time writes.
 struct Crashes {
-    desk: Desk,
-    dice: SeededRng,
+    test: SyncTest,
+    rng: SeededRng,
     last: [Option<String>; LINES.len()],
 }
 
 impl Crashes {
     async fn new() -> Self {
-        let desk = Desk::new().await;
+        let test = SyncTest::new().await;
         // A file that never changes, because a suddenly empty folder is handled differently.
-        fs::write(desk.here("kept"), "").unwrap();
-        Self { desk, dice: SeededRng::new(SEED), last: Default::default() }
+        fs::write(test.local("kept"), "").unwrap();
+        Self { test, rng: SeededRng::new(SEED), last: Default::default() }
     }
 
     async fn save(&mut self, point: usize) {
         for (number, lines) in LINES.into_iter().enumerate() {
             let (path, is_here) = (format!("f{number}"), (number + point / TURN).is_multiple_of(2));
-            let text = match self.dice.below(8) {
+            let text = match self.rng.below(8) {
                 0 => None,
                 _ => Some(version(point, if is_here { "here" } else { "there" }, lines)),
             };
             match (&text, is_here) {
-                (None, true) => drop(fs::remove_file(self.desk.here(&path))),
-                (None, false) => assert_eq!(sh(self.desk.sandbox(), &format!("rm -f /workspace/{path}")).await.exit_code, 0),
+                (None, true) => drop(fs::remove_file(self.test.local(&path))),
+                (None, false) => assert_eq!(sh(self.test.dataplane(), &format!("rm -f /workspace/{path}")).await.exit_code, 0),
                 (Some(text), true) => {
                     // Like an editor, with a rename: a partial write in place would be the writer's own fault.
-                    fs::write(self.desk.here("beside.tmp"), text).unwrap();
-                    fs::rename(self.desk.here("beside.tmp"), self.desk.here(&path)).unwrap();
+                    fs::write(self.test.local("beside.tmp"), text).unwrap();
+                    fs::rename(self.test.local("beside.tmp"), self.test.local(&path)).unwrap();
                 }
-                (Some(text), false) => self.desk.write_there(&path, text).await,
+                (Some(text), false) => self.test.write_sandbox(&path, text).await,
             }
             self.last[number] = text;
         }
     }
 
     async fn kill_one(&mut self) {
-        let mut live = self.desk.live(&[]);
+        let mut sync = self.test.start(&[]);
         // Killed during its start, or while it scans and applies changes.
-        if self.dice.below(3) > 0 {
-            live.until_phase("scanning");
+        if self.rng.below(3) > 0 {
+            sync.until_phase("scanning");
         }
-        std::thread::sleep(Duration::from_millis(self.dice.below(60)));
-        if self.dice.below(3) == 0 {
-            for (_, pid) in self.desk.broker.sandbox_pids() {
+        std::thread::sleep(Duration::from_millis(self.rng.below(60)));
+        if self.rng.below(3) == 0 {
+            for (_, pid) in self.test.broker.sandbox_pids() {
                 // It may have ended already.
                 let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
             }
         }
-        live.kill();
+        sync.kill();
         for (number, _) in LINES.iter().enumerate() {
-            let here = fs::read_to_string(self.desk.here(&format!("f{number}"))).ok();
-            let there = self.desk.there(&format!("f{number}")).await;
+            let here = fs::read_to_string(self.test.local(&format!("f{number}"))).ok();
+            let there = self.test.read_sandbox(&format!("f{number}")).await;
             for (side, text) in [("here", here), ("in the sandbox", there)] {
                 assert!(text.as_deref().is_none_or(is_whole), "f{number} {side} is half of something");
             }
@@ -292,12 +292,12 @@ impl Crashes {
 
     /// Checks that an undisturbed run brings the last saved contents to both sides, without a conflict.
     async fn settle(&self) {
-        let done = self.desk.run(&["sync", "--until-synced", ".", "t:"]);
+        let done = self.test.run(&["sync", "--until-synced", ".", "t:"]);
         assert!(done.status.success(), "{done:?}");
         for (number, text) in self.last.iter().enumerate() {
             let path = format!("f{number}");
-            assert!(fs::read_to_string(self.desk.here(&path)).ok() == *text, "{path} here is not what was saved last");
-            assert!(self.desk.there(&path).await == *text, "{path} in the sandbox is not what was saved last");
+            assert!(fs::read_to_string(self.test.local(&path)).ok() == *text, "{path} here is not what was saved last");
+            assert!(self.test.read_sandbox(&path).await == *text, "{path} in the sandbox is not what was saved last");
         }
     }
 }
@@ -312,8 +312,8 @@ async fn killed_at(points: usize) {
         crashes.kill_one().await;
     }
     crashes.settle().await;
-    assert!(!crashes.desk.here(".cobox-sync").exists(), "what killed runs left is swept");
-    assert_eq!(sh(crashes.desk.sandbox(), "ls -a /workspace | grep -c cobox-sync").await.stdout.trim(), "0");
+    assert!(!crashes.test.local(".cobox-sync").exists(), "what killed runs left is swept");
+    assert_eq!(sh(crashes.test.dataplane(), "ls -a /workspace | grep -c cobox-sync").await.stdout.trim(), "0");
 }
 
 #[tokio::test]
@@ -346,22 +346,22 @@ enum Step {
 }
 
 impl Written {
-    fn next(&mut self, side: &str, round: usize, dice: &mut SeededRng) -> Step {
+    fn next(&mut self, side: &str, round: usize, rng: &mut SeededRng) -> Step {
         // Both sides share the directories; each has its own file names.
-        let name = format!("d{}/{side}-{}", dice.below(4), dice.below(12));
-        match dice.below(10) {
+        let name = format!("d{}/{side}-{}", rng.below(4), rng.below(12));
+        match rng.below(10) {
             0 => {
                 self.shared = format!("{side} {round}\n");
                 Step::Write("shared".to_owned(), self.shared.clone())
             }
             1 | 2 if self.own.remove(&name).is_some() => Step::Remove(name),
             3 if self.own.contains_key(&name) => {
-                let (text, new) = (self.own.remove(&name).unwrap(), format!("d{}/{side}-moved-{round}", dice.below(4)));
+                let (text, new) = (self.own.remove(&name).unwrap(), format!("d{}/{side}-moved-{round}", rng.below(4)));
                 self.own.insert(new.clone(), text);
                 Step::Rename(name, new)
             }
             _ => {
-                let text = format!("{side} {round}\n").repeat(if dice.below(10) == 0 { 9000 } else { 20 });
+                let text = format!("{side} {round}\n").repeat(if rng.below(10) == 0 { 9000 } else { 20 });
                 self.own.insert(name.clone(), text.clone());
                 Step::Write(name, text)
             }
@@ -372,17 +372,17 @@ impl Written {
 /// Both sides write at the same time: at the end each has the last version of every file, and the file that both wrote
 /// is either identical on both sides or a conflict in which each side keeps its own version.
 async fn writers_on_both_sides(rounds: usize) {
-    let desk = Desk::new().await;
+    let test = SyncTest::new().await;
     for number in 0..4 {
-        fs::create_dir(desk.here(&format!("d{number}"))).unwrap();
+        fs::create_dir(test.local(&format!("d{number}"))).unwrap();
     }
-    let mut live = desk.live(&[]);
-    live.until_phase("watching");
-    let folder = desk.folder.path().to_owned();
+    let mut sync = test.start(&[]);
+    sync.until_phase("watching");
+    let folder = test.folder.path().to_owned();
     let person = tokio::task::spawn_blocking(move || {
-        let (mut written, mut dice) = (Written::default(), SeededRng::new(SEED));
+        let (mut written, mut rng) = (Written::default(), SeededRng::new(SEED));
         for round in 0..rounds {
-            match written.next("here", round, &mut dice) {
+            match written.next("here", round, &mut rng) {
                 Step::Write(name, text) => fs::write(folder.join(name), text).unwrap(),
                 Step::Rename(old, new) => fs::rename(folder.join(old), folder.join(new)).unwrap(),
                 Step::Remove(name) => fs::remove_file(folder.join(name)).unwrap(),
@@ -390,20 +390,20 @@ async fn writers_on_both_sides(rounds: usize) {
         }
         written
     });
-    let (mut agent, mut dice) = (Written::default(), SeededRng::new(SEED + 1));
+    let (mut agent, mut rng) = (Written::default(), SeededRng::new(SEED + 1));
     for round in 0..rounds {
-        match agent.next("there", round, &mut dice) {
-            Step::Write(name, text) => desk.write_there(&name, &text).await,
+        match agent.next("there", round, &mut rng) {
+            Step::Write(name, text) => test.write_sandbox(&name, &text).await,
             Step::Rename(old, new) => {
-                assert_eq!(sh(desk.sandbox(), &format!("mv /workspace/{old} /workspace/{new}")).await.exit_code, 0);
+                assert_eq!(sh(test.dataplane(), &format!("mv /workspace/{old} /workspace/{new}")).await.exit_code, 0);
             }
-            Step::Remove(name) => assert_eq!(sh(desk.sandbox(), &format!("rm /workspace/{name}")).await.exit_code, 0),
+            Step::Remove(name) => assert_eq!(sh(test.dataplane(), &format!("rm /workspace/{name}")).await.exit_code, 0),
         }
     }
     let person = person.await.unwrap();
-    desk.said(&["sync", "flush", "--wait"]);
-    let status = desk.status();
-    let shared = (fs::read_to_string(desk.here("shared")).unwrap_or_default(), desk.there("shared").await.unwrap_or_default());
+    test.stdout(&["sync", "flush", "--wait"]);
+    let status = test.status();
+    let shared = (fs::read_to_string(test.local("shared")).unwrap_or_default(), test.read_sandbox("shared").await.unwrap_or_default());
     if shared.0 == shared.1 {
         assert!(shared.0 == person.shared || shared.0 == agent.shared, "{shared:?}");
         assert_eq!(status["conflicts"], serde_json::json!([]));
@@ -412,10 +412,10 @@ async fn writers_on_both_sides(rounds: usize) {
         assert_eq!((status["conflicts"].as_array().unwrap().len(), &status["conflicts"][0]["path"]), (1, &"shared".into()));
     }
     for (name, text) in person.own.iter().chain(&agent.own) {
-        assert!(fs::read_to_string(desk.here(name)).is_ok_and(|here| here == *text), "{name} here");
-        assert!(desk.there(name).await.as_ref() == Some(text), "{name} in the sandbox");
+        assert!(fs::read_to_string(test.local(name)).is_ok_and(|here| here == *text), "{name} here");
+        assert!(test.read_sandbox(name).await.as_ref() == Some(text), "{name} in the sandbox");
     }
-    let files = sh(desk.sandbox(), "cd /workspace; find d? -type f | wc -l").await.stdout;
+    let files = sh(test.dataplane(), "cd /workspace; find d? -type f | wc -l").await.stdout;
     assert_eq!(files.trim(), (person.own.len() + agent.own.len()).to_string(), "what was deleted stays deleted");
 }
 
@@ -432,24 +432,24 @@ async fn soak_sync_with_writers_on_both_sides() {
 }
 
 #[tokio::test]
-async fn a_sync_that_is_to_end_does_so_though_something_can_not_be_synced() {
-    let desk = Desk::new().await;
-    fs::write(desk.here("x"), "mine").unwrap();
-    desk.write_there("x", "theirs").await;
-    let done = desk.run(&["sync", "--until-synced", ".", "t:"]);
+async fn sync_until_synced_ends_even_if_a_file_cannot_be_synced() {
+    let test = SyncTest::new().await;
+    fs::write(test.local("x"), "mine").unwrap();
+    test.write_sandbox("x", "theirs").await;
+    let done = test.run(&["sync", "--until-synced", ".", "t:"]);
     assert_eq!(done.status.code(), Some(1), "{done:?}");
-    let words = String::from_utf8(done.stdout).unwrap();
-    assert!(words.contains("1 conflict") && words.contains("cobox sync resolve"), "{words}");
+    let output = String::from_utf8(done.stdout).unwrap();
+    assert!(output.contains("1 conflict") && output.contains("cobox sync resolve"), "{output}");
     // A directory in which the workload may not write.
-    fs::remove_file(desk.here("x")).unwrap();
-    assert_eq!(sh(desk.sandbox(), "rm x; mkdir closed; chmod 555 closed").await.exit_code, 0);
-    let done = desk.run(&["sync", "--until-synced", ".", "t:"]);
+    fs::remove_file(test.local("x")).unwrap();
+    assert_eq!(sh(test.dataplane(), "rm x; mkdir closed; chmod 555 closed").await.exit_code, 0);
+    let done = test.run(&["sync", "--until-synced", ".", "t:"]);
     assert!(done.status.success(), "{done:?}");
-    fs::write(desk.here("closed/y"), "mine").unwrap();
-    let done = desk.run(&["sync", "--until-synced", ".", "t:"]);
-    if sh(desk.sandbox(), "test -w closed").await.exit_code != 0 {
+    fs::write(test.local("closed/y"), "mine").unwrap();
+    let done = test.run(&["sync", "--until-synced", ".", "t:"]);
+    if sh(test.dataplane(), "test -w closed").await.exit_code != 0 {
         assert_eq!(done.status.code(), Some(1), "{done:?}");
-        let words = String::from_utf8(done.stdout).unwrap();
-        assert!(words.contains("1 problem") && words.contains("closed/y in the sandbox: it could not be written"), "{words}");
+        let output = String::from_utf8(done.stdout).unwrap();
+        assert!(output.contains("1 problem") && output.contains("closed/y in the sandbox: it could not be written"), "{output}");
     }
 }

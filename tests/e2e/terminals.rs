@@ -4,7 +4,7 @@ use cobox_protocol::key::PrincipalKind;
 use cobox_testkit::{TestBroker, TestTerminal, eventually};
 
 /// Attaches a new participant to the thread's shell.
-async fn sit(broker: &TestBroker, name: &'static str, size: (u16, u16), more: &[&str]) -> TestTerminal {
+async fn attach(broker: &TestBroker, name: &'static str, size: (u16, u16), more: &[&str]) -> TestTerminal {
     let key = broker.key_of(name, PrincipalKind::Human, None).await;
     let mut command = broker.cobox();
     command.env("COBOX_API_KEY", key.expose()).args(["shell", "demo"]).args(more);
@@ -14,10 +14,10 @@ async fn sit(broker: &TestBroker, name: &'static str, size: (u16, u16), more: &[
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_people_and_an_observer_share_one_shell() {
     let broker = TestBroker::start().await;
-    let mut ada = sit(&broker, "ada", (80, 24), &[]).await;
+    let mut ada = attach(&broker, "ada", (80, 24), &[]).await;
     ada.wait_for("$ ").await;
-    let mut bob = sit(&broker, "bob", (100, 30), &[]).await;
-    let mut eve = sit(&broker, "eve", (60, 20), &["--observe"]).await;
+    let mut bob = attach(&broker, "bob", (100, 30), &[]).await;
+    let mut eve = attach(&broker, "eve", (60, 20), &["--observe"]).await;
     for other in [&bob, &eve] {
         other.wait_for("$ ").await;
     }
@@ -85,13 +85,13 @@ async fn two_people_and_an_observer_share_one_shell() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_comes_late_to_a_full_screen_program_sees_what_the_others_see() {
+async fn a_late_observer_of_a_full_screen_program_sees_the_same_screen() {
     let broker = TestBroker::start().await;
-    let mut ada = sit(&broker, "ada", (80, 24), &[]).await;
+    let mut ada = attach(&broker, "ada", (80, 24), &[]).await;
     ada.wait_for("$ ").await;
     ada.press("echo before; printf '\\033[?1049h\\033[2J\\033[1;1H\\033[44mtitle bar\\033[K\\033[m\\033[5;10Hin the middle\\033[24;1H\\033[7m-- INSERT --\\033[m\\033[5;24H'; read line; printf '\\033[?1049l'; echo after-$line\r");
     ada.wait_for("-- INSERT --").await;
-    let bob = sit(&broker, "bob", (80, 24), &[]).await;
+    let bob = attach(&broker, "bob", (80, 24), &[]).await;
     let picture = |t: &TestTerminal| t.look(|s| (s.contents_formatted(), s.cursor_position(), s.alternate_screen()));
     eventually("the same picture", || async { (picture(&ada) == picture(&bob)).then_some(()) }).await;
     assert!(picture(&bob).2 && bob.screen_text().contains("in the middle"));
@@ -106,9 +106,9 @@ async fn who_comes_late_to_a_full_screen_program_sees_what_the_others_see() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shell_for_a_script_is_its_own_and_ends_with_it() {
+async fn a_shell_run_by_a_script_is_separate_and_ends_with_it() {
     let broker = TestBroker::start().await;
-    let mut ada = sit(&broker, "ada", (80, 24), &[]).await;
+    let mut ada = attach(&broker, "ada", (80, 24), &[]).await;
     ada.wait_for("$ ").await;
     let mut script = broker.cobox();
     script.args(["shell", "-t", "demo", "-c", "test -t 0 && echo in a terminal; exit 3"]);
@@ -129,7 +129,7 @@ async fn a_shell_for_a_script_is_its_own_and_ends_with_it() {
 const ACTS_ON_THE_MACHINE: &str = r"printf 'start\033]52;c;aGk=\007A\033]9;note\007B\033]777;notify;t;b\007C\033[5iD\033[4iE\033_Gt=f;L2V0Yw==\033\\F\033]0;title\007G\033[6nH\n'; printf 'ERR\033]52;c;aGk=\007OR\n' >&2";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn exec_on_a_terminal_leaves_out_what_would_act_on_this_machine() {
+async fn exec_on_a_terminal_removes_sequences_that_act_on_this_machine() {
     let broker = TestBroker::start().await;
     let exec = |name: &'static str, more: &[&str]| {
         let mut command = broker.cobox();
@@ -158,7 +158,7 @@ async fn exec_on_a_terminal_leaves_out_what_would_act_on_this_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_that_is_copied_to_a_terminal_is_filtered_as_a_commands_output() {
+async fn a_file_copied_to_a_terminal_is_filtered_like_command_output() {
     let broker = TestBroker::start().await;
     let hostile = r"printf 'start\033]52;c;aGk=\007A\033]9;note\007B\033[5iC\033P1000p%%begin\033\\D\033[6nE\033X' > f";
     assert!(broker.cobox().args(["exec", "-t", "demo", "-c", hostile]).status().unwrap().success());
@@ -188,7 +188,7 @@ async fn a_file_that_is_copied_to_a_terminal_is_filtered_as_a_commands_output() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn output_that_ends_within_a_string_sequence_swallows_nothing_that_comes_after_it() {
+async fn an_unterminated_string_sequence_does_not_swallow_later_output() {
     let broker = TestBroker::start().await;
     for (name, more, output) in [
         ("sos", [].as_slice(), r"printf 'a\033Xb'"),

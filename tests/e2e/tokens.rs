@@ -46,7 +46,7 @@ async fn exec(base: &str, token: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn every_kind_of_wrong_token_is_refused_with_its_own_code() {
+async fn every_kind_of_invalid_token_is_refused_with_its_own_code() {
     let broker = TestBroker::start().await;
     let client = broker.client();
     let mine = client.negotiate(&negotiate("mine", Mode::Ensure)).await.unwrap();
@@ -102,7 +102,7 @@ async fn every_kind_of_wrong_token_is_refused_with_its_own_code() {
 }
 
 #[tokio::test]
-async fn capabilities_are_granted_as_asked_and_no_wider() {
+async fn only_the_requested_capabilities_are_granted() {
     let broker = TestBroker::start().await;
     let client = broker.client();
     ensure(&client, "t").await;
@@ -127,7 +127,7 @@ async fn capabilities_are_granted_as_asked_and_no_wider() {
 }
 
 #[tokio::test]
-async fn a_released_session_leaves_its_tokens_worthless() {
+async fn tokens_of_a_released_session_are_refused() {
     let broker = TestBroker::start().await;
     let client = broker.client();
     let info = client.negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
@@ -138,7 +138,7 @@ async fn a_released_session_leaves_its_tokens_worthless() {
 }
 
 #[tokio::test]
-async fn hs256_works_behind_the_same_interface() {
+async fn hs256_tokens_work_like_eddsa_tokens() {
     let broker = TestBroker::start_with(BrokerOptions { config: "alg = \"HS256\"\n".into(), ..BrokerOptions::default() }).await;
     let info = broker.client().negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
     let header = URL_SAFE_NO_PAD.decode(info.token.expose().split('.').next().unwrap()).unwrap();

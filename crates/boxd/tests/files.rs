@@ -46,7 +46,7 @@ async fn an_empty_and_a_large_file_are_read_back_whole() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/empty", "").send().await.ok(201);
     assert_eq!(boxd.get("/v1/files/workspace/empty").send().await.ok(200).body, "");
-    let large = varied(5_000_003, 0);
+    let large = varied_bytes(5_000_003, 0);
     boxd.put("/v1/files/workspace/large", large.clone()).send().await.ok(201);
     assert!(boxd.get("/v1/files/workspace/large").send().await.ok(200).body == large);
     let part = boxd.get("/v1/files/workspace/large").header("range", "bytes=1000000-2999999").send().await.ok(206);
@@ -54,11 +54,11 @@ async fn an_empty_and_a_large_file_are_read_back_whole() {
 }
 
 /// Content in which no two parts are alike. Another seed gives other content.
-fn varied(bytes: u32, seed: u32) -> Vec<u8> {
+fn varied_bytes(bytes: u32, seed: u32) -> Vec<u8> {
     (0..bytes).map(|i| ((i ^ seed).wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
-async fn ask_for(boxd: &TestBoxd, paths: &[&str]) -> tokio::net::UnixStream {
+async fn request_files(boxd: &TestBoxd, paths: &[&str]) -> tokio::net::UnixStream {
     let (mut stream, token) = (boxd.dial("clients").await, boxd.token("fs_read"));
     let request = |path: &&str| format!("GET /v1/files{path} HTTP/1.1\r\nhost: b\r\nauthorization: Bearer {}\r\n\r\n", token.expose());
     stream.write_all(paths.iter().map(request).collect::<String>().as_bytes()).await.unwrap();
@@ -81,11 +81,12 @@ async fn body_of_next(stream: &mut tokio::net::UnixStream, expected: usize) -> V
 #[tokio::test]
 async fn files_requested_on_one_connection_arrive_in_order_and_whole() {
     let boxd = TestBoxd::start();
-    let files = [("/workspace/a", varied(3_000_001, 1)), ("/workspace/b", varied(17, 2)), ("/workspace/c", varied(2_500_000, 3))];
+    let files =
+        [("/workspace/a", varied_bytes(3_000_001, 1)), ("/workspace/b", varied_bytes(17, 2)), ("/workspace/c", varied_bytes(2_500_000, 3))];
     for (path, content) in &files {
         std::fs::write(boxd.host(path), content).unwrap();
     }
-    let mut stream = ask_for(&boxd, &files.each_ref().map(|(path, _)| *path)).await;
+    let mut stream = request_files(&boxd, &files.each_ref().map(|(path, _)| *path)).await;
     for (path, content) in &files {
         assert!(body_of_next(&mut stream, content.len()).await == *content, "{path}");
     }
@@ -94,9 +95,9 @@ async fn files_requested_on_one_connection_arrive_in_order_and_whole() {
 #[tokio::test]
 async fn a_file_truncated_while_it_is_sent_ends_with_an_error() {
     let boxd = TestBoxd::start();
-    let (content, left) = (varied(16_000_000, 4), 8_000_000);
+    let (content, left) = (varied_bytes(16_000_000, 4), 8_000_000);
     std::fs::write(boxd.host("/workspace/a"), &content).unwrap();
-    let mut stream = ask_for(&boxd, &["/workspace/a"]).await;
+    let mut stream = request_files(&boxd, &["/workspace/a"]).await;
     let first = body_of_next(&mut stream, 100_000).await;
     // Part of the file was not sent yet: at most a few pieces are buffered for a client that doesn't read.
     std::fs::File::options().write(true).open(boxd.host("/workspace/a")).unwrap().set_len(left).unwrap();

@@ -75,7 +75,7 @@ async fn still_answers(boxd: &TestBoxd) {
 }
 
 /// Sends a request whose response is not read.
-async fn unread(boxd: &TestBoxd, method: &str, path: &str, headers: &str, body: &str) -> UnixStream {
+async fn request_unread(boxd: &TestBoxd, method: &str, path: &str, headers: &str, body: &str) -> UnixStream {
     let token = boxd.token(EVERYTHING);
     let head = format!(
         "{method} {path} HTTP/1.1\r\nhost: boxd\r\nauthorization: Bearer {}\r\ncontent-length: {}\r\n{headers}\r\n",
@@ -155,10 +155,10 @@ async fn boxd_answers_while_a_hundred_clients_never_read() {
     let mut clients = Vec::new();
     for _ in 0..25 {
         let command = json!({ "command": "head -c 8000000 /dev/zero; exec sleep 1000" }).to_string();
-        clients.push(unread(&boxd, "POST", "/v1/exec", "accept: text/event-stream\r\n", &command).await);
-        clients.push(unread(&boxd, "GET", "/v1/files/workspace/large", "", "").await);
-        clients.push(unread(&boxd, "GET", "/v1/watch", "", "").await);
-        clients.push(unread(&boxd, "GET", "/v1/files/download?path=large&path=large", "", "").await);
+        clients.push(request_unread(&boxd, "POST", "/v1/exec", "accept: text/event-stream\r\n", &command).await);
+        clients.push(request_unread(&boxd, "GET", "/v1/files/workspace/large", "", "").await);
+        clients.push(request_unread(&boxd, "GET", "/v1/watch", "", "").await);
+        clients.push(request_unread(&boxd, "GET", "/v1/files/download?path=large&path=large", "", "").await);
     }
     // Events that the watchers don't read.
     for number in 0..500 {
@@ -185,7 +185,7 @@ async fn a_head_or_body_beyond_its_limit_is_refused() {
     // Only slightly above the limit: unread data at the close of the connection would reset it before the response is
     // read.
     let header = format!("x-large: {}\r\n", "x".repeat(33 * 1024));
-    let mut stream = unread(&boxd, "GET", "/v1/files/a", &header, "").await;
+    let mut stream = request_unread(&boxd, "GET", "/v1/files/a", &header, "").await;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
@@ -347,7 +347,7 @@ async fn unread_responses_take_no_more_memory_than_the_output() {
     let mut clients = Vec::new();
     for number in 0..6 {
         let body = json!({ "command": command, "max_output_bytes": 16 * MIB, "env": { "N": number.to_string() } }).to_string();
-        clients.push(unread(&boxd, "POST", "/v1/exec", "connection: close\r\n", &body).await);
+        clients.push(request_unread(&boxd, "POST", "/v1/exec", "connection: close\r\n", &body).await);
     }
     for number in 0..6 {
         support::wait_for(|| boxd.host(format!("/workspace/done{number}")).exists()).await;

@@ -1,5 +1,5 @@
 //! A table of path attacks, each with its required response. Attacks that need a real sandbox's /proc, /sys and /dev
-//! are in `tests/e2e/paths.rs`.
+//! are in `tests/e2e/path_attacks.rs`.
 
 mod support;
 
@@ -18,20 +18,20 @@ use support::{Answer, SOON, TestBoxd};
 
 /// The required response to an attack.
 #[derive(Clone, Copy, Debug)]
-enum Gets {
+enum Outcome {
     /// The content of the sandbox's own file of that path.
     Inside(&'static str),
     /// An error about the `..`, whether or not the path exists.
     NoStepUp,
     Status(u16, &'static str),
 }
-use Gets::{Inside, NoStepUp, Status};
+use Outcome::{Inside, NoStepUp, Status};
 
-const NOT_FOUND: Gets = Status(404, "FILE_NOT_FOUND");
-const INVALID: Gets = Status(400, "INVALID_REQUEST");
+const NOT_FOUND: Outcome = Status(404, "FILE_NOT_FOUND");
+const INVALID: Outcome = Status(400, "INVALID_REQUEST");
 
 /// A sandbox next to a secret, with links and special files as a hostile program would leave them.
-fn a_trap() -> TestBoxd {
+fn start_with_attack_files() -> TestBoxd {
     let boxd = TestBoxd::start();
     std::fs::write(boxd.outside().join("secret"), "OUTSIDE").unwrap();
     std::fs::create_dir(boxd.host("/etc")).unwrap();
@@ -67,7 +67,7 @@ fn a_trap() -> TestBoxd {
     boxd
 }
 
-const READS: &[(&str, Gets)] = &[
+const READS: &[(&str, Outcome)] = &[
     ("/v1/files/../secret", NoStepUp),
     ("/v1/files/../../secret", NoStepUp),
     ("/v1/files/workspace/../../secret", NoStepUp),
@@ -132,7 +132,7 @@ const READS: &[(&str, Gets)] = &[
     ("/v1/files/workspace/q%3fx%23y", Inside("inside")),
 ];
 
-fn check(what: &str, answer: &Answer, gets: Gets) {
+fn check(what: &str, answer: &Answer, gets: Outcome) {
     assert!(!String::from_utf8_lossy(&answer.body).contains("OUTSIDE"), "{what}: {answer:?}");
     match gets {
         Inside(text) => assert_eq!((answer.status.as_u16(), answer.body.as_ref()), (200, text.as_bytes()), "{what}"),
@@ -149,7 +149,7 @@ fn check(what: &str, answer: &Answer, gets: Gets) {
 
 #[tokio::test]
 async fn every_path_to_read_resolves_inside_the_root_or_fails() {
-    let boxd = a_trap();
+    let boxd = start_with_attack_files();
     for (path, gets) in READS {
         let answer = tokio::time::timeout(SOON, boxd.get(path).send()).await.unwrap_or_else(|_| panic!("{path} blocks"));
         check(path, &answer, *gets);
@@ -165,7 +165,7 @@ async fn every_path_to_read_resolves_inside_the_root_or_fails() {
 
 #[tokio::test]
 async fn paths_in_json_and_queries_get_the_same_answers() {
-    let boxd = a_trap();
+    let boxd = start_with_attack_files();
     for (path, gets) in READS {
         let name: Vec<u8> = percent_encoding::percent_decode_str(path.strip_prefix("/v1/files").unwrap()).collect();
         use base64::Engine;
@@ -211,7 +211,7 @@ async fn paths_in_json_and_queries_get_the_same_answers() {
 
 #[tokio::test]
 async fn no_write_move_or_removal_changes_files_outside_the_root() {
-    let boxd = a_trap();
+    let boxd = start_with_attack_files();
     let fs = async |verb: &str, body: Value| boxd.post(&format!("/v1/fs/{verb}"), body.to_string()).send().await;
     for path in [
         "../secret",
@@ -251,7 +251,7 @@ async fn no_write_move_or_removal_changes_files_outside_the_root() {
 
 #[tokio::test]
 async fn fifos_and_sockets_block_no_request_and_stay_unchanged() {
-    let boxd = a_trap();
+    let boxd = start_with_attack_files();
     let _socket = std::os::unix::net::UnixListener::bind(boxd.host("/workspace/socket")).unwrap();
     for name in ["pipe", "socket"] {
         let path = format!("/workspace/{name}");
@@ -280,7 +280,7 @@ async fn fifos_and_sockets_block_no_request_and_stay_unchanged() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_replaced_by_a_link_during_requests_never_leads_outside() {
-    let boxd = a_trap();
+    let boxd = start_with_attack_files();
     let inside = boxd.host("/workspace/swap");
     std::fs::create_dir(&inside).unwrap();
     std::fs::write(inside.join("secret"), "inside").unwrap();
@@ -329,7 +329,7 @@ async fn a_directory_replaced_by_a_link_during_requests_never_leads_outside() {
 
 #[tokio::test]
 async fn misleading_names_are_returned_unchanged() {
-    let boxd = a_trap();
+    let boxd = start_with_attack_files();
     let listed: Value = boxd.post("/v1/fs/list", "{}").send().await.ok(200).json();
     let names: Vec<&str> = listed["entries"].as_array().unwrap().iter().map(|e| e["name"].as_str().unwrap()).collect();
     for name in ["new\nline", "\u{1b}[2J", "back\\slash", " space ", "...", "%2e%2e"] {

@@ -15,7 +15,7 @@ fn paths(found: &Value, field: &str) -> Vec<String> {
     found[field].as_array().unwrap().iter().map(|m| m["path"].as_str().unwrap().strip_prefix("/workspace/").unwrap().to_owned()).collect()
 }
 
-async fn a_project() -> TestBoxd {
+async fn start_with_project() -> TestBoxd {
     let boxd = TestBoxd::start();
     for (path, text) in [
         ("src/main.rs", "fn main() {\n    hello();\n}\n"),
@@ -38,7 +38,7 @@ async fn a_project() -> TestBoxd {
 
 #[tokio::test]
 async fn globs_find_paths_and_cross_directories_only_with_double_stars() {
-    let boxd = a_project().await;
+    let boxd = start_with_project().await;
     let find = async |body: Value| -> Vec<String> { paths(&fs(&boxd, "glob", body).await.ok(200).json(), "matches") };
     assert_eq!(find(json!({ "pattern": "*.md" })).await, ["README.md"]);
     assert_eq!(find(json!({ "pattern": "**/*.rs" })).await, [".hidden/x.rs", "src/lib/hello.rs", "src/main.rs", "target/out.rs"]);
@@ -66,7 +66,7 @@ async fn globs_find_paths_and_cross_directories_only_with_double_stars() {
 
 #[tokio::test]
 async fn grep_finds_lines_with_their_context() {
-    let boxd = a_project().await;
+    let boxd = start_with_project().await;
     let grep = async |body: Value| -> Value { fs(&boxd, "grep", body).await.ok(200).json() };
     let found = grep(json!({ "pattern": "hello\\(", "path": "/workspace/src", "context": 1 })).await;
     let matches = found["matches"].as_array().unwrap();
@@ -217,7 +217,7 @@ async fn unreadable_files_are_counted_and_binary_files_do_not_use_up_the_limit()
 
 #[tokio::test]
 async fn many_concurrent_searches_are_all_answered() {
-    let boxd = a_project().await;
+    let boxd = start_with_project().await;
     for i in 0..200 {
         std::fs::create_dir(boxd.host(format!("/workspace/d{i}"))).unwrap();
         std::fs::write(boxd.host(format!("/workspace/d{i}/f")), "needle\n").unwrap();
@@ -231,7 +231,7 @@ async fn many_concurrent_searches_are_all_answered() {
 
 #[tokio::test]
 async fn the_langsmith_routes_search_in_the_sdks_format() {
-    let boxd = a_project().await;
+    let boxd = start_with_project().await;
     let found: Value = boxd.post("/glob", json!({ "pattern": "*.md", "path": "/workspace" }).to_string()).send().await.ok(200).json();
     assert_eq!(
         (found["matches"][0]["path"].as_str(), found["matches"][0]["is_dir"].as_bool()),

@@ -45,7 +45,7 @@ async fn run(boxd: &TestBoxd, command: &str) -> ShellRunResult {
     boxd.post("/v1/shells/main/run", serde_json::to_vec(&body).unwrap()).send().await.ok(200).json()
 }
 
-async fn busy(boxd: &TestBoxd) -> String {
+async fn busy_error(boxd: &TestBoxd) -> String {
     boxd.post("/v1/shells/main/run", r#"{"command": "echo no"}"#).send().await.refused(409, "SHELL_BUSY")
 }
 
@@ -141,7 +141,7 @@ async fn a_busy_shell_reports_why_it_is_busy() {
     let mut ada = at_a_prompt(&boxd).await;
     ada.type_in("echo half").await;
     ada.shows("echo half").await;
-    assert!(busy(&boxd).await.contains("half a line"));
+    assert!(busy_error(&boxd).await.contains("half a line"));
     ada.type_in("\x15").await;
     ada.send(ClientFrame::Ping { id: None }).await;
     ada.frame(|frame| matches!(frame, ServerFrame::Pong { .. }).then_some(())).await;
@@ -152,7 +152,7 @@ async fn a_busy_shell_reports_why_it_is_busy() {
     ada.shows("\nmeow").await;
     ada.type_in("into the cat\n").await;
     ada.shows("into the cat\ninto the cat").await;
-    assert!(busy(&boxd).await.contains("a program runs"));
+    assert!(busy_error(&boxd).await.contains("a program runs"));
     ada.type_in("\x04").await;
     until_at_prompt(&boxd).await;
 
@@ -160,7 +160,7 @@ async fn a_busy_shell_reports_why_it_is_busy() {
     while !ada.screen.screen().alternate_screen() {
         ada.step().await;
     }
-    assert!(busy(&boxd).await.contains("full-screen"));
+    assert!(busy_error(&boxd).await.contains("full-screen"));
     ada.type_in("q").await;
     until_at_prompt(&boxd).await;
     ada.type_in("printf '\\033[?1049l'\n").await;
@@ -171,7 +171,7 @@ async fn a_busy_shell_reports_why_it_is_busy() {
 
     let first = tokio::spawn(boxd.post("/v1/shells/main/run", r#"{"command": "echo re\"ady\"; read line; echo got $line"}"#).open_owned());
     ada.shows("\nready").await;
-    let why = busy(&boxd).await;
+    let why = busy_error(&boxd).await;
     assert!(why.contains("another command") || why.contains("a program runs"), "{why}");
     ada.type_in("word\n").await;
     assert_eq!(first.await.unwrap().json::<ShellRunResult>().output, "ready\nword\ngot word\n");

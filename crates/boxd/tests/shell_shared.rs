@@ -39,15 +39,15 @@ fn running(command: &str) -> ShellStart {
     ShellStart { command: Some(command.into()), ..Default::default() }
 }
 
-fn sized(cols: u16, rows: u16) -> ShellStart {
+fn start_with_size(cols: u16, rows: u16) -> ShellStart {
     ShellStart { cols: Some(cols), rows: Some(rows), ..Default::default() }
 }
 
 #[tokio::test]
 async fn two_terminals_and_an_observer_share_a_shell_and_control_passes_between_them() {
     let boxd = TestBoxd::start();
-    let mut ada = Viewer::attach(&boxd, &human(&boxd, "ada"), ShellStart { command: Some("cat".into()), ..sized(100, 30) }).await;
-    let mut bot = Viewer::attach(&boxd, &agent(&boxd), sized(60, 20)).await;
+    let mut ada = Viewer::attach(&boxd, &human(&boxd, "ada"), ShellStart { command: Some("cat".into()), ..start_with_size(100, 30) }).await;
+    let mut bot = Viewer::attach(&boxd, &agent(&boxd), start_with_size(60, 20)).await;
     let mut eve = Viewer::attach(&boxd, &watcher(&boxd), ShellStart::default()).await;
     assert_eq!(
         (ada.ready.shell_id.clone(), bot.ready.cols, eve.ready.rows),
@@ -70,7 +70,7 @@ async fn two_terminals_and_an_observer_share_a_shell_and_control_passes_between_
     bot.control(ControlAction::Request).await;
     assert_eq!(bot.error().await.0, "SHELL_BUSY", "a human has just typed");
 
-    let mut bob = Viewer::attach(&boxd, &human(&boxd, "bob"), sized(120, 40)).await;
+    let mut bob = Viewer::attach(&boxd, &human(&boxd, "bob"), start_with_size(120, 40)).await;
     bob.control(ControlAction::Take).await;
     for viewer in [&mut ada, &mut bot, &mut eve, &mut bob] {
         assert_eq!(viewer.controller().await.unwrap().principal, "bob");
@@ -124,8 +124,8 @@ async fn an_observer_can_only_watch() {
 async fn a_user_with_two_terminals_sees_which_one_has_control() {
     let boxd = TestBoxd::start();
     let ada = human(&boxd, "ada");
-    let mut desktop = Viewer::attach(&boxd, &ada, ShellStart { command: Some("cat".into()), ..sized(100, 30) }).await;
-    let mut laptop = Viewer::attach(&boxd, &ada, sized(60, 20)).await;
+    let mut desktop = Viewer::attach(&boxd, &ada, ShellStart { command: Some("cat".into()), ..start_with_size(100, 30) }).await;
+    let mut laptop = Viewer::attach(&boxd, &ada, start_with_size(60, 20)).await;
     assert_eq!((desktop.ready.yours, laptop.ready.yours), (Some(true), Some(false)));
     laptop.control(ControlAction::Take).await;
     let yours = |frame: &ServerFrame| match frame {

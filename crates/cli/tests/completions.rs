@@ -9,7 +9,7 @@ fn cobox(args: &[&str]) -> String {
 }
 
 /// The completions that bash would offer for this line.
-fn offered(script: &str, words: &[&str]) -> Vec<String> {
+fn bash_completions(script: &str, words: &[&str]) -> Vec<String> {
     let line = words.iter().map(|w| format!("'{w}'")).collect::<Vec<_>>().join(" ");
     let last = words.len() - 1;
     let (current, before) = (words[last], words[last - 1]);
@@ -25,10 +25,10 @@ fn offered(script: &str, words: &[&str]) -> Vec<String> {
 #[test]
 fn bash_completes_commands_subcommands_and_options() {
     let script = cobox(&["completions", "bash"]);
-    assert_eq!(offered(&script, &["cobox", "sess"]), ["session"]);
-    assert_eq!(offered(&script, &["cobox", "session", "ens"]), ["ensure"]);
-    assert_eq!(offered(&script, &["cobox", "watch", "--hist"]), ["--history"]);
-    assert_eq!(offered(&script, &["cobox", "completions", "z"]), ["zsh"]);
+    assert_eq!(bash_completions(&script, &["cobox", "sess"]), ["session"]);
+    assert_eq!(bash_completions(&script, &["cobox", "session", "ens"]), ["ensure"]);
+    assert_eq!(bash_completions(&script, &["cobox", "watch", "--hist"]), ["--history"]);
+    assert_eq!(bash_completions(&script, &["cobox", "completions", "z"]), ["zsh"]);
 }
 
 #[test]

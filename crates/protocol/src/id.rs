@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_sort_in_the_order_in_which_they_were_made() {
+    fn consecutive_ids_are_strictly_increasing() {
         let ids: Vec<String> = (0..10_000).map(|_| new_ulid()).collect();
         assert!(ids.is_sorted_by(|a, b| a < b) && ids.iter().all(|id| is_ulid(id)));
     }

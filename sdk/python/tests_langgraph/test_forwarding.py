@@ -177,7 +177,7 @@ def test_redirects_are_not_followed(url: str, upstream: RecordingUpstream) -> No
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[tuple[str, list[bytes]]]:
+def other_server() -> Iterator[tuple[str, list[bytes]]]:
     """A server that must not be contacted; records what it receives."""
     received: list[bytes] = []
     listener = socket.create_server(("127.0.0.1", 0))
@@ -198,12 +198,12 @@ def elsewhere() -> Iterator[tuple[str, list[bytes]]]:
 
 
 def test_a_websocket_redirect_is_not_followed_and_its_token_not_logged(
-    url: str, upstream: RecordingUpstream, elsewhere: tuple[str, list[bytes]], caplog: pytest.LogCaptureFixture
+    url: str, upstream: RecordingUpstream, other_server: tuple[str, list[bytes]], caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("", "websockets", "websockets.client", "cobox", "cobox.socket"):
         caplog.set_level(logging.DEBUG, logger=name)
-    there, received = elsewhere
-    upstream.answers["GET /dp/"] = answer("302 Found", {}, f"location: {there}")
+    address, received = other_server
+    upstream.answers["GET /dp/"] = answer("302 Found", {}, f"location: {address}")
     shown = token()
     call = b"GET /dp/%b/v1/shell/ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     try:
@@ -297,7 +297,7 @@ def test_the_number_of_relayed_websockets_is_limited(monkeypatch: pytest.MonkeyP
         for frame in connection:
             connection.send(frame)
 
-    def let_in(where: str, headers: dict[str, str]) -> ClientConnection:
+    def connect_when_free(where: str, headers: dict[str, str]) -> ClientConnection:
         """Retries until the deployment has noticed that its previous connection is closed."""
         deadline = time.monotonic() + 10
         while True:
@@ -312,7 +312,7 @@ def test_the_number_of_relayed_websockets_is_limited(monkeypatch: pytest.MonkeyP
         with served(Settings(f"http://127.0.0.1:{sandbox.socket.getsockname()[1]}", Secret(KEY))) as url:
             where, headers = f"ws{url.removeprefix('http')}/dp/{SANDBOX}/v1/shell/ws", {"authorization": f"Bearer {token()}"}
             for _ in range(2):
-                with let_in(where, headers) as first:
+                with connect_when_free(where, headers) as first:
                     first.send("a")
                     assert first.recv() == "a"
                     with pytest.raises(InvalidStatus) as refused, connect(where, additional_headers=headers, proxy=None):

@@ -5,7 +5,7 @@ use std::{fs, net::TcpListener, os::unix::net::UnixListener};
 use cobox_protocol::ErrorCode;
 use cobox_testkit::{ensure, eventually, sh};
 
-use super::{BrokerAs, Cell, InsideAs, in_every_cell};
+use super::{BrokerAs, InsideAs, TestSandbox, in_every_configuration};
 
 /// Raw system calls by number, for those that no common program makes.
 const SYSCALL: &str = r#"
@@ -40,16 +40,16 @@ for pid in range(2, 200):
 
 async fn python(broker: BrokerAs, inside: InsideAs, text: &str) {
     let program = format!("python3 - <<'EOF'\n{SYSCALL}\n{text}\nprint('TRIED')\nEOF\n");
-    Cell::new(broker, inside, "").await.attempt(&program).await;
+    TestSandbox::new(broker, inside, "").await.attempt(&program).await;
 }
 
-in_every_cell! {
-    host_files_outside_the_view => async |b, i| {
-        let cell = Cell::new(b, i, "").await;
+in_every_configuration! {
+    host_files_outside_the_sandbox => async |b, i| {
+        let test = TestSandbox::new(b, i, "").await;
         let secret = tempfile::NamedTempFile::new().unwrap();
         fs::write(&secret, "REACHED").unwrap();
         let elsewhere = secret.path().display();
-        cell.attempt(&format!(
+        test.attempt(&format!(
             "cat {elsewhere} /proc/self/root{elsewhere} /proc/1/root{elsewhere} /../..{elsewhere} 2>&1
              for f in /etc/shadow /etc/gshadow /etc/sudoers /root/.bashrc /root/.profile /root/.ssh /etc/hostname; do
                [ -r $f ] && [ \"$(stat -c %u $f)\" != \"$(id -u)\" ] && echo REACHED $f; done
@@ -59,25 +59,25 @@ in_every_cell! {
         )).await;
     };
     other_sandboxes_files_and_the_brokers_data => async |b, i| {
-        let cell = Cell::new(b, i, "").await;
-        let other = ensure(&cell.broker.client(), "victim").await;
+        let test = TestSandbox::new(b, i, "").await;
+        let other = ensure(&test.broker.client(), "victim").await;
         sh(other.dataplane(), "echo REACHED > secret").await;
-        let data = cell.broker.data_dir();
-        cell.attempt(&format!(
+        let data = test.broker.data_dir();
+        test.attempt(&format!(
             "cat /workspace/secret; ls -d {0} && echo REACHED; cat {0}/broker.db {0}/master.key {0}/api_key 2>&1 | grep -q . && [ -e {0} ] && echo REACHED
              find / -xdev -name secret -o -xdev -name broker.db -o -xdev -name master.key 2>/dev/null | grep . && echo REACHED
              echo TRIED", data.display()
         )).await;
     };
     the_brokers_sockets => async |b, i| {
-        let cell = Cell::new(b, i, "").await;
+        let test = TestSandbox::new(b, i, "").await;
         let host = tempfile::tempdir().unwrap();
         let _listener = UnixListener::bind(host.path().join("s")).unwrap();
         let sockets = fs::read_to_string("/proc/net/unix").unwrap();
         let mut paths: Vec<String> = sockets.lines().filter_map(|l| l.rsplit(' ').next()).filter(|p| p.starts_with('/') || p.starts_with('@')).map(str::to_owned).collect();
         paths.push(host.path().join("s").display().to_string());
         let list = serde_json::to_string(&paths).unwrap();
-        cell.attempt(&format!("python3 - <<'EOF'
+        test.attempt(&format!("python3 - <<'EOF'
 import socket
 for p in {list}:
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
@@ -91,23 +91,23 @@ print('TRIED')
 EOF")).await;
     };
     host_processes => async |b, i| {
-        let cell = Cell::new(b, i, "").await;
-        let (broker, test) = (cell.broker.pid(), std::process::id());
-        cell.attempt(&format!(
-            "for p in {broker} {test}; do grep -qE 'cobox|e2e' /proc/$p/cmdline 2>/dev/null && echo REACHED; kill -0 $p 2>/dev/null && ! [ -d /proc/$p ] && echo REACHED; done
+        let test = TestSandbox::new(b, i, "").await;
+        let (broker, runner) = (test.broker.pid(), std::process::id());
+        test.attempt(&format!(
+            "for p in {broker} {runner}; do grep -qE 'cobox|e2e' /proc/$p/cmdline 2>/dev/null && echo REACHED; kill -0 $p 2>/dev/null && ! [ -d /proc/$p ] && echo REACHED; done
              [ $(ls /proc | grep -cE '^[0-9]+$') -lt 12 ] || echo REACHED $(ls /proc)
              tr '\\0' ' ' < /proc/1/cmdline | grep -q cobox && echo REACHED; echo TRIED"
         )).await;
     };
     any_network_address => async |b, i| {
-        let cell = Cell::new(b, i, "").await;
+        let test = TestSandbox::new(b, i, "").await;
         let listener = TcpListener::bind("0.0.0.0:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let broker_port = cell.broker.url().rsplit(':').next().unwrap().to_owned();
+        let broker_port = test.broker.url().rsplit(':').next().unwrap().to_owned();
         // The machine's own addresses only: even from a broken sandbox, no packet leaves the machine.
         let own: Vec<String> = fs::read_to_string("/proc/net/fib_trie").unwrap().lines().filter_map(|l| l.trim().strip_prefix("|-- ")).filter(|a| !a.ends_with(".0") && !a.ends_with(".255")).map(str::to_owned).collect();
         let list = serde_json::to_string(&own).unwrap();
-        cell.attempt(&format!("python3 - <<'EOF'
+        test.attempt(&format!("python3 - <<'EOF'
 import socket, os
 for host in {list} + ['127.0.0.1', '::1', '::ffff:127.0.0.1']:
     for port in ({port}, {broker_port}, 22, 53):
@@ -120,7 +120,7 @@ if [i[1] for i in socket.if_nameindex()] != ['lo']: print('REACHED', socket.if_n
 print('TRIED')
 EOF")).await;
         // The sandbox's own loopback works.
-        let own = cell.run("python3 -c \"
+        let own = test.run("python3 -c \"
 import socket
 l = socket.create_server(('127.0.0.1', 8080)); c = socket.create_connection(('127.0.0.1', 8080)); print('loopback works')\"").await;
         assert!(own.contains("loopback works"), "{own}");
@@ -243,20 +243,20 @@ for s in (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV):
 for pid in os.listdir('/proc'):
     if pid.isdigit() and open(f'/proc/{pid}/cmdline', 'rb').read().startswith(b'boxd'): print('REACHED', pid)
 ").await;
-    processes_that_wait_to_become_programs => async |b, i| {
-        let cell = Cell::new(b, i, "").await;
+    standby_processes => async |b, i| {
+        let test = TestSandbox::new(b, i, "").await;
         let look = format!("python3 - <<'EOF'\n{SYSCALL}\n{WAITING}\nprint('TRIED')\nEOF\n");
-        cell.attempt(&look).await;
+        test.attempt(&look).await;
         // As many times as there are standby processes: programs still start after any of these is killed or stopped.
         for signal in ["KILL", "STOP", "TERM", "KILL", "STOP"] {
-            cell.run(&format!("kill -{signal} -1 2>/dev/null")).await;
+            test.run(&format!("kill -{signal} -1 2>/dev/null")).await;
             // A process with a pending signal may still be assigned the next program.
-            eventually("programs to begin", || async { (cell.run("echo begun").await == "begun\n").then_some(()) }).await;
+            eventually("programs to begin", || async { (test.run("echo begun").await == "begun\n").then_some(()) }).await;
         }
     };
     boxd_through_the_files_api => async |b, i| {
-        let cell = Cell::new(b, i, "").await;
-        let d = cell.session.dataplane();
+        let test = TestSandbox::new(b, i, "").await;
+        let d = test.session.dataplane();
         sh(d, "ln -s /proc/self/mem mem; ln -s /proc/1/environ env; ln -s /proc proc; mkfifo pipe; ln -s /dev/zero zero; ln -s ../../../../../../etc/shadow up").await;
         for path in [
             "/proc/self/mem", "/proc/self/environ", "/proc/1/mem", "/proc/1/maps", "/proc/thread-self/mem", "/proc/self/fd/3", "/proc/self/root/etc/passwd",
@@ -276,10 +276,10 @@ for pid in os.listdir('/proc'):
         }
         assert_eq!(sh(d, "echo still here").await.stdout, "still here\n");
     };
-    the_hosts_programs_stay_as_they_are => async |b, i| {
-        let cell = Cell::new(b, i, "").await;
+    changes_to_the_hosts_programs => async |b, i| {
+        let test = TestSandbox::new(b, i, "").await;
         let before = fs::metadata("/usr/bin/env").unwrap().modified().unwrap();
-        cell.attempt("for f in /usr/bin/env /bin/sh /usr/lib/os-release /etc/alternatives/awk /etc/ssl/certs; do
+        test.attempt("for f in /usr/bin/env /bin/sh /usr/lib/os-release /etc/alternatives/awk /etc/ssl/certs; do
             { echo x >> $f; chmod 777 $f; touch $f; rm -f $f; mv $f $f.x; ln -sf /tmp/x $f; } 2>/dev/null && [ $f != /etc/ssl/certs ] && echo REACHED $f; done
             touch /usr/x /usr/local/bin/x /lib/x 2>/dev/null && echo REACHED; echo TRIED").await;
         assert_eq!(fs::metadata("/usr/bin/env").unwrap().modified().unwrap(), before);
@@ -291,13 +291,13 @@ try:
     fcntl.ioctl(slave, termios.TIOCSTI, b'x'); print('REACHED TIOCSTI')
 except OSError: pass
 ").await;
-    life_after_release => async |b, i| {
-        let cell = Cell::new(b, i, "").await;
+    processes_after_a_release => async |b, i| {
+        let test = TestSandbox::new(b, i, "").await;
         let mark = format!("{}", 100_000 + std::process::id());
-        cell.run(&format!("for n in 1 2 3; do setsid nohup sh -c 'trap \"\" TERM HUP INT; (sleep {mark} &) ; exec sleep {mark}' >/dev/null 2>&1 & done; (setsid sleep {mark} >/dev/null 2>&1 &)")).await;
+        test.run(&format!("for n in 1 2 3; do setsid nohup sh -c 'trap \"\" TERM HUP INT; (sleep {mark} &) ; exec sleep {mark}' >/dev/null 2>&1 & done; (setsid sleep {mark} >/dev/null 2>&1 &)")).await;
         let alive = || fs::read_dir("/proc").unwrap().flatten().any(|e| fs::read(e.path().join("cmdline")).is_ok_and(|c| c == format!("sleep\0{mark}\0").into_bytes()));
         eventually("the attempt to be under way", || async { alive().then_some(()) }).await;
-        cell.broker.client().release(&cell.session.info().session_id).await.unwrap();
+        test.broker.client().release(&test.session.info().session_id).await.unwrap();
         assert!(!alive(), "it lives on");
     };
 }

@@ -27,12 +27,12 @@ pub enum InsideAs {
 }
 
 /// A broker with one sandbox, in one of the four configurations.
-pub struct Cell {
+pub struct TestSandbox {
     pub broker: TestBroker,
     pub session: Session,
 }
 
-impl Cell {
+impl TestSandbox {
     pub async fn new(broker_as: BrokerAs, inside_as: InsideAs, options: &str) -> Self {
         assert!(
             rustix::process::geteuid().is_root(),
@@ -54,22 +54,22 @@ impl Cell {
     }
 
     pub async fn attempt(&self, script: &str) {
-        let said = self.run(script).await;
-        assert!(!said.contains("REACHED"), "it got out:\n{said}");
-        assert!(said.contains("TRIED"), "the attempt itself broke, so it shows nothing:\n{said}");
+        let output = self.run(script).await;
+        assert!(!output.contains("REACHED"), "the attempt succeeded:\n{output}");
+        assert!(output.contains("TRIED"), "the attempt failed early, so it proves nothing:\n{output}");
     }
 }
 
 /// Generates a test for each attempt in each of the four configurations.
-macro_rules! in_every_cell {
+macro_rules! in_every_configuration {
     ($($name:ident => $body:expr;)*) => {
-        in_every_cell!(@cell as_root_from_user, Root, User, $($name => $body;)*);
-        in_every_cell!(@cell as_root_from_root_inside, Root, Root, $($name => $body;)*);
-        in_every_cell!(@cell as_ordinary_user_from_user, OrdinaryUser, User, $($name => $body;)*);
-        in_every_cell!(@cell as_ordinary_user_from_root_inside, OrdinaryUser, Root, $($name => $body;)*);
+        in_every_configuration!(@configuration as_root_from_user, Root, User, $($name => $body;)*);
+        in_every_configuration!(@configuration as_root_from_root_inside, Root, Root, $($name => $body;)*);
+        in_every_configuration!(@configuration as_ordinary_user_from_user, OrdinaryUser, User, $($name => $body;)*);
+        in_every_configuration!(@configuration as_ordinary_user_from_root_inside, OrdinaryUser, Root, $($name => $body;)*);
     };
-    (@cell $cell:ident, $broker:ident, $inside:ident, $($name:ident => $body:expr;)*) => {
-        mod $cell {
+    (@configuration $configuration:ident, $broker:ident, $inside:ident, $($name:ident => $body:expr;)*) => {
+        mod $configuration {
             use super::*;
             $(
                 #[tokio::test]
@@ -81,4 +81,4 @@ macro_rules! in_every_cell {
         }
     };
 }
-pub(crate) use in_every_cell;
+pub(crate) use in_every_configuration;

@@ -18,14 +18,14 @@ const LOST: &str = "no connection for";
 const BACK: &str = "connected again";
 
 /// A second client whose network is never cut: its screen is the reference for Ada's.
-struct Eve {
+struct ReferenceViewer {
     screen: Arc<Mutex<vt100::Parser>>,
     direct: Dataplane,
     _session: Session,
     _watching: AbortOnDropHandle<()>,
 }
 
-impl Eve {
+impl ReferenceViewer {
     async fn watch(broker: &TestBroker) -> Self {
         let session = ensure(&broker.client(), "demo").await;
         let direct = broker.client().sandbox(&session.info().sandbox.id);
@@ -58,7 +58,7 @@ impl Eve {
     }
 
     /// Once the notice about an outage has disappeared, the screens are identical.
-    async fn sees_the_same_as(&self, ada: &TestTerminal) {
+    async fn wait_for_same_screen(&self, ada: &TestTerminal) {
         let picture = |s: &vt100::Screen| (s.contents(), s.contents_formatted(), s.cursor_position());
         eventually("the same screen for both", || async {
             let hers = picture(self.screen.lock().unwrap().screen());
@@ -68,19 +68,19 @@ impl Eve {
     }
 }
 
-/// Ada behind the proxy, and Eve with a direct connection.
-async fn ada_and_eve(broker: &TestBroker, proxy: &CuttingProxy) -> (TestTerminal, Eve) {
-    let mut ada = sit_behind(broker, proxy, "ada", &[]).await;
+/// Ada behind the proxy, and a reference viewer with a direct connection.
+async fn ada_and_eve(broker: &TestBroker, proxy: &CuttingProxy) -> (TestTerminal, ReferenceViewer) {
+    let mut ada = attach_through(broker, proxy, "ada", &[]).await;
     ada.wait_for("$ ").await;
     ada.press("PS1='> '; clear\r");
     ada.wait_for("> ").await;
-    let eve = Eve::watch(broker).await;
+    let eve = ReferenceViewer::watch(broker).await;
     eve.wait_for("> ").await;
     (ada, eve)
 }
 
-async fn survives_a_cut_of(outage: Duration) {
-    let (broker, proxy) = behind_a_network("").await;
+async fn survives_an_outage_of(outage: Duration) {
+    let (broker, proxy) = broker_behind_proxy("").await;
     let (mut ada, eve) = ada_and_eve(&broker, &proxy).await;
     ada.press("until test -e go; do sleep 0.05; done; seq 1 60; echo fin''ished\r");
     eve.wait_for("seq 1 60").await;
@@ -99,25 +99,25 @@ async fn survives_a_cut_of(outage: Duration) {
     ada.wait_until_printed(BACK).await;
     assert!(!ada.has_printed(TOO_OLD));
     // After the notice has disappeared, no trace of it is left.
-    eve.sees_the_same_as(&ada).await;
+    eve.wait_for_same_screen(&ada).await;
     assert!(ada.screen_text().contains("finished"));
     ada.press("exit 4\r");
     assert_eq!(ada.ended().await.code(), Some(4));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cut_network_loses_nothing_of_what_is_printed_and_typed() {
-    survives_a_cut_of(Duration::from_secs(2)).await;
+async fn a_network_outage_loses_no_output_and_no_input() {
+    survives_an_outage_of(Duration::from_secs(2)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_network_cut_for_30_s_loses_nothing_of_what_is_printed_and_typed() {
-    survives_a_cut_of(Duration::from_secs(30)).await;
+async fn a_network_outage_of_30_s_loses_no_output_and_no_input() {
+    survives_an_outage_of(Duration::from_secs(30)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_pressed_without_a_network_for_too_long_are_dropped_and_that_is_said() {
-    let (broker, proxy) = behind_a_network("").await;
+async fn keystrokes_from_a_long_outage_are_dropped_with_a_notice() {
+    let (broker, proxy) = broker_behind_proxy("").await;
     let (mut ada, eve) = ada_and_eve(&broker, &proxy).await;
     proxy.set_down(true);
     ada.wait_until_printed(LOST).await;
@@ -129,13 +129,13 @@ async fn keys_pressed_without_a_network_for_too_long_are_dropped_and_that_is_sai
     ada.wait_for("wise-42").await;
     eve.wait_for("wise-42").await;
     assert!(!eve.screen_text().contains("rash") && !ada.screen_text().contains("rash"), "{}", ada.screen_text());
-    eve.sees_the_same_as(&ada).await;
+    eve.wait_for_same_screen(&ada).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broker_killed_and_started_again_is_hardly_noticed() {
-    let (mut broker, proxy) = behind_a_network("").await;
-    let mut ada = sit_behind(&broker, &proxy, "ada", &[]).await;
+async fn a_shell_survives_a_restart_of_the_broker() {
+    let (mut broker, proxy) = broker_behind_proxy("").await;
+    let mut ada = attach_through(&broker, &proxy, "ada", &[]).await;
     ada.wait_for("$ ").await;
     ada.press("vim -u NONE -i NONE -n -N notes.txt\r");
     ada.wait_for("[New]").await;
@@ -155,8 +155,8 @@ async fn a_broker_killed_and_started_again_is_hardly_noticed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_laptop_slept_its_dead_connection_is_found_at_once() {
-    let (broker, proxy) = behind_a_network("").await;
+async fn a_dead_connection_is_replaced_at_once_after_a_laptop_slept() {
+    let (broker, proxy) = broker_behind_proxy("").await;
     let (mut ada, eve) = ada_and_eve(&broker, &proxy).await;
     ada.press("echo before-$((6*7))\r");
     eve.wait_for("before-42").await;
@@ -170,16 +170,16 @@ async fn after_a_laptop_slept_its_dead_connection_is_found_at_once() {
     ada.wait_for("after-42").await;
     eve.wait_for("after-42").await;
     // Without sleep detection this would take 45 seconds, longer than any wait in this test.
-    eve.sees_the_same_as(&ada).await;
+    eve.wait_for_same_screen(&ada).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_token_that_runs_out_in_the_middle_is_renewed_and_nobody_notices() {
+async fn a_token_that_expires_during_a_shell_is_renewed_without_interruption() {
     // The shortest possible lifetime of a token; it is renewed after two thirds of that.
-    let (broker, proxy) = behind_a_network("token_ttl_seconds = 60\n").await;
-    let mut ada = sit_behind(&broker, &proxy, "ada", &[]).await;
+    let (broker, proxy) = broker_behind_proxy("token_ttl_seconds = 60\n").await;
+    let mut ada = attach_through(&broker, &proxy, "ada", &[]).await;
     // Bob's laptop sleeps during this time, and wakes up with an expired token.
-    let mut bob = sit_behind(&broker, &proxy, "bob", &["--name", "bobs"]).await;
+    let mut bob = attach_through(&broker, &proxy, "bob", &["--name", "bobs"]).await;
     let started = tokio::time::Instant::now();
     for person in [&mut ada, &mut bob] {
         person.wait_for("$ ").await;

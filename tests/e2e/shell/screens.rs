@@ -5,7 +5,7 @@ use cobox_testkit::{TestTerminal, ensure, eventually, sh};
 
 use super::*;
 
-const BARS: &str = include_str!("bars.py");
+const FULL_SCREEN_PROGRAM: &str = include_str!("full_screen_program.py");
 const VIM: &str = "vim -u NONE -i NONE -n -N text.txt";
 
 /// A program run locally and in the sandbox, with the same input.
@@ -25,8 +25,8 @@ impl Pair {
             let path = format!("/workspace/{name}");
             session.dataplane().write_file(path.as_bytes(), None, Upload::from_bytes((*text).to_owned())).await.unwrap();
         }
-        let here = locally("here", dir.path(), program);
-        let there = sit(broker, "there", &["-c", program]).await;
+        let here = run_locally("here", dir.path(), program);
+        let there = attach(broker, "there", &["-c", program]).await;
         Self { here, there, _dir: dir }
     }
 
@@ -59,14 +59,14 @@ impl Pair {
     }
 }
 
-fn text(lines: usize) -> String {
+fn numbered_lines(lines: usize) -> String {
     (1..=lines).map(|n| format!("line {n}\twith a tab, ünïcödé, 漢字 and {}\n", "x".repeat(n % 70))).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn vim_looks_the_same_with_and_without_a_sandbox() {
-    let broker = with_a_sandbox().await;
-    let mut vim = Pair::start(&broker, VIM, &[("text.txt", text(200).as_str())]).await;
+    let broker = broker_with_sandbox().await;
+    let mut vim = Pair::start(&broker, VIM, &[("text.txt", numbered_lines(200).as_str())]).await;
     vim.both_show("line 1").await;
     vim.press("ihéllo wörld 漢字 🙂", "héllo wörld 漢字").await;
     vim.press("\x1b", "héllo").await;
@@ -91,22 +91,22 @@ async fn vim_looks_the_same_with_and_without_a_sandbox() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_that_redraws_everything_looks_the_same_also_when_resized_in_the_middle() {
-    let broker = with_a_sandbox().await;
-    let mut bars = Pair::start(&broker, "python3 bars.py", &[("bars.py", BARS)]).await;
-    bars.both_show("step 0").await;
+async fn a_full_screen_program_looks_the_same_even_while_resized() {
+    let broker = broker_with_sandbox().await;
+    let mut pair = Pair::start(&broker, "python3 full_screen_program.py", &[("full_screen_program.py", FULL_SCREEN_PROGRAM)]).await;
+    pair.both_show("step 0").await;
     for step in 1..=12 {
-        bars.press("n", &format!("step {step} ")).await;
+        pair.press("n", &format!("step {step} ")).await;
     }
     for (step, (cols, rows)) in [(120, 40), (40, 12), (33, 20), (200, 60), (80, 24)].into_iter().enumerate() {
-        bars.resize(cols, rows, &format!(" {cols}x{rows} ")).await;
-        bars.press("nn", &format!("step {} ", 14 + 2 * step)).await;
+        pair.resize(cols, rows, &format!(" {cols}x{rows} ")).await;
+        pair.press("nn", &format!("step {} ", 14 + 2 * step)).await;
     }
-    bars.end("q").await;
+    pair.end("q").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_kind_of_sequence_reaches_the_one_in_control_unharmed() {
+async fn every_kind_of_sequence_reaches_the_controller_unchanged() {
     const SEQUENCES: &str = r#"printf '\033[1;3;4;7mall\033[0m \033[38;5;201m256\033[48;2;1;2;3;38;2;250;128;0mtrue\033[m\n'
 printf '\033(0lqqk\033(B \342\224\214\342\224\200\342\224\220 e\314\201 \346\274\242 \360\237\231\202 \360\237\221\250\342\200\215\360\237\221\251\n'
 printf 'tabs\ta\tb\033[5G\033[2Pdel\033[3@ins\n\033[5;8rregion\033[8;1H\n\n\033[r\033[10;10H\0337saved\0338\033[1Cback'
@@ -114,7 +114,7 @@ printf '\033[12;1H\033[?7lno wrap %080d\033[?7h\033[13;1H\033[4hins\033[4l'
 printf '\033[15;1H\033[?1049h\033[?25l\033[?1h\033=\033[?1002h\033[?1006h\033[?2004h\033[3;3Hother screen'
 stty raw -echo; head -c 1 >/dev/null
 printf '\033[?1049l\033[?25h\033[6n'; answer=$(head -c 7 | tail -c 6); stty sane; printf '\033[17;1Hasked: %s\n' "$answer"; head -n 1"#;
-    let broker = with_a_sandbox().await;
+    let broker = broker_with_sandbox().await;
     let mut pair = Pair::start(&broker, SEQUENCES, &[]).await;
     pair.both_show("other screen").await;
     let there = pair.there.screen_state();
@@ -131,7 +131,7 @@ printf '\033[?1049l\033[?25h\033[6n'; answer=$(head -c 7 | tail -c 6); stty sane
 }
 
 /// 100 kB of text with everything that could cause problems in a paste.
-fn much_text() -> String {
+fn paste_text() -> String {
     let mut text = String::new();
     let mut n = 0;
     while text.len() < 100_000 {
@@ -142,14 +142,14 @@ fn much_text() -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_paste_of_100_kb_arrives_byte_for_byte_and_nothing_in_it_is_taken_for_a_key_of_ours() {
-    let broker = with_a_sandbox().await;
+async fn a_paste_of_100_kb_arrives_unchanged_and_triggers_no_escape_command() {
+    let broker = broker_with_sandbox().await;
     let session = ensure(&broker.client(), "demo").await;
-    let pasted = much_text().replace('\n', "\r");
+    let pasted = paste_text().replace('\n', "\r");
     let bytes = pasted.len() + 12;
     let program =
         format!("stty raw -echo; printf '\\033[?2004hready'; head -c {bytes} > got; printf '\\033[?2004l'; stty sane; echo all of it");
-    let mut ada = sit(&broker, "ada", &["-c", &program]).await;
+    let mut ada = attach(&broker, "ada", &["-c", &program]).await;
     ada.wait_for("ready").await;
     ada.paste(&pasted);
     ada.wait_for("all of it").await;
@@ -160,10 +160,10 @@ async fn a_paste_of_100_kb_arrives_byte_for_byte_and_nothing_in_it_is_taken_for_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_paste_of_100_kb_into_vim_is_the_file_it_writes() {
-    let broker = with_a_sandbox().await;
+async fn a_paste_of_100_kb_into_vim_is_written_unchanged() {
+    let broker = broker_with_sandbox().await;
     let session = ensure(&broker.client(), "demo").await;
-    let pasted = much_text();
+    let pasted = paste_text();
     let mut vim = Pair::start(&broker, VIM, &[]).await;
     vim.both_show("[New]").await;
     vim.press("i", "-- INSERT --").await;
@@ -183,9 +183,9 @@ async fn a_paste_of_100_kb_into_vim_is_the_file_it_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ctrl_c_ends_what_runs_and_the_shell_goes_on() {
-    let broker = with_a_sandbox().await;
-    let mut ada = sit(&broker, "ada", &[]).await;
+async fn ctrl_c_ends_the_running_program_and_the_shell_continues() {
+    let broker = broker_with_sandbox().await;
+    let mut ada = attach(&broker, "ada", &[]).await;
     ada.wait_for("$ ").await;
     // Printed by the program itself: before it runs in the foreground, Ctrl-C would go to the shell.
     ada.press("sh -c 'echo started; exec sleep 1000'\r");
@@ -210,9 +210,9 @@ async fn ctrl_c_ends_what_runs_and_the_shell_goes_on() {
 
 /// Users who work in this terminal all day must be able to trust its status messages.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn words_of_ours_come_and_go_without_a_trace() {
-    let broker = with_a_sandbox().await;
-    let mut vim = Pair::start(&broker, VIM, &[("text.txt", text(50).as_str())]).await;
+async fn status_messages_disappear_without_a_trace() {
+    let broker = broker_with_sandbox().await;
+    let mut vim = Pair::start(&broker, VIM, &[("text.txt", numbered_lines(50).as_str())]).await;
     vim.both_show("line 1").await;
     vim.there.press("\r~s");
     vim.there.wait_for("demo · you have control · connected · 80×24").await;

@@ -14,10 +14,10 @@ async fn agent(broker: &TestBroker) -> (cobox_client::Session, Dataplane) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_people_and_an_agent_share_a_shell() {
-    let broker = with_a_sandbox().await;
-    let mut ada = sit(&broker, "ada", &[]).await;
+    let broker = broker_with_sandbox().await;
+    let mut ada = attach(&broker, "ada", &[]).await;
     ada.wait_for("$ ").await;
-    let mut bob = sit(&broker, "bob", &["--status"]).await;
+    let mut bob = attach(&broker, "bob", &["--status"]).await;
     bob.wait_for("ada (human) has control").await;
     let (_session, bot) = agent(&broker).await;
 
@@ -55,15 +55,15 @@ async fn two_people_and_an_agent_share_a_shell() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_watches_on_a_terminal_of_another_size_sees_the_screen_as_it_is() {
-    let broker = with_a_sandbox().await;
-    let mut ada = sit(&broker, "ada", &[]).await;
+async fn an_observer_with_another_terminal_size_sees_the_screen_unchanged() {
+    let broker = broker_with_sandbox().await;
+    let mut ada = attach(&broker, "ada", &[]).await;
     ada.wait_for("$ ").await;
     ada.press("vim -u NONE -i NONE -n -N --cmd 'set mouse=a' wide.txt\r");
     ada.wait_for("[New]").await;
     ada.press(&format!("i{} 漢字 end of it\r", "0123456789".repeat(5)));
     ada.press("second line\r\x1b");
-    let command = shell(&broker, "eve", &["--observe"]).await;
+    let command = shell_command(&broker, "eve", &["--observe"]).await;
     let small = TestTerminal::start("small", &command, (40, 10));
     let large = TestTerminal::start("large", &command, (120, 40));
     for (eve, cols) in [(&small, 40), (&large, 80)] {
@@ -83,11 +83,11 @@ async fn who_watches_on_a_terminal_of_another_size_sees_the_screen_as_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_only_looks_takes_part_with_one_key_and_an_agent_with_less_is_told_so() {
-    let broker = with_a_sandbox().await;
-    let ada = sit(&broker, "ada", &[]).await;
+async fn an_observer_takes_control_with_one_key_unless_its_capabilities_forbid_it() {
+    let broker = broker_with_sandbox().await;
+    let ada = attach(&broker, "ada", &[]).await;
     ada.wait_for("$ ").await;
-    let command = shell(&broker, "bob", &["--observe"]).await;
+    let command = shell_command(&broker, "bob", &["--observe"]).await;
     let mut bob = TestTerminal::start("bob", &command, (100, 30));
     bob.wait_for("$ ").await;
     bob.press("echo nothing\r");
@@ -114,9 +114,9 @@ async fn who_only_looks_takes_part_with_one_key_and_an_agent_with_less_is_told_s
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn at_two_terminals_one_knows_which_of_them_types() {
-    let broker = with_a_sandbox().await;
-    let command = shell(&broker, "ada", &["--status"]).await;
+async fn a_user_at_two_terminals_sees_which_one_has_control() {
+    let broker = broker_with_sandbox().await;
+    let command = shell_command(&broker, "ada", &["--status"]).await;
     let desk = TestTerminal::start("desk", &command, SIZE);
     desk.wait_for("you have control").await;
     let mut laptop = TestTerminal::start("laptop", &command, SIZE);

@@ -8,7 +8,7 @@ use std::{
 
 use cobox_testkit::sh;
 
-use super::Desk;
+use super::SyncTest;
 use crate::load::record;
 
 const GIB: u64 = 1 << 30;
@@ -17,8 +17,8 @@ const GIB: u64 = 1 << 30;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes and 10 GiB of disk; `make soak` runs it"]
 async fn soak_sync_of_a_file_of_5_gibibytes() {
-    let desk = Desk::new().await;
-    let file = File::create(desk.here("large")).unwrap();
+    let test = SyncTest::new().await;
+    let file = File::create(test.local("large")).unwrap();
     file.set_len(5 * GIB).unwrap();
     // Mostly holes; the data in between shows whether every part arrived in its place.
     for part in 0..5 * GIB / (16 << 20) {
@@ -26,10 +26,10 @@ async fn soak_sync_of_a_file_of_5_gibibytes() {
     }
     drop(file);
     let began = Instant::now();
-    desk.said(&["sync", "--until-synced", ".", "t:"]);
+    test.stdout(&["sync", "--until-synced", ".", "t:"]);
     let took = began.elapsed();
-    let here = std::process::Command::new("sha256sum").arg(desk.here("large")).output().unwrap().stdout;
-    let there = sh(desk.sandbox(), "sha256sum large").await.stdout;
+    let here = std::process::Command::new("sha256sum").arg(test.local("large")).output().unwrap().stdout;
+    let there = sh(test.dataplane(), "sha256sum large").await.stdout;
     assert_eq!(there.split(' ').next(), String::from_utf8(here).unwrap().split(' ').next());
     record(&format!("a sync of one file of 5 GiB, mostly holes: the same on both sides after {:.0} s", took.as_secs_f64()));
 }
@@ -42,33 +42,33 @@ async fn soak_sync_of_100_000_files() {
     const FILES: usize = 500;
     /// The number of files and a checksum of their contents.
     const ALL: &str = "find . -type f | wc -l; find d* -type f | LC_ALL=C sort | xargs cat | cksum";
-    let desk = Desk::new().await;
+    let test = SyncTest::new().await;
     for folder in 0..FOLDERS {
-        fs::create_dir(desk.here(&format!("d{folder}"))).unwrap();
+        fs::create_dir(test.local(&format!("d{folder}"))).unwrap();
         for number in 0..FILES {
-            fs::write(desk.here(&format!("d{folder}/f{number}")), format!("{folder} {number}\n")).unwrap();
+            fs::write(test.local(&format!("d{folder}/f{number}")), format!("{folder} {number}\n")).unwrap();
         }
     }
     let began = Instant::now();
-    desk.said(&["sync", "--until-synced", ".", "t:"]);
+    test.stdout(&["sync", "--until-synced", ".", "t:"]);
     let first = began.elapsed();
-    let count = sh(desk.sandbox(), ALL).await.stdout;
-    let here = std::process::Command::new("sh").args(["-c", ALL]).current_dir(desk.folder.path()).output();
+    let count = sh(test.dataplane(), ALL).await.stdout;
+    let here = std::process::Command::new("sh").args(["-c", ALL]).current_dir(test.folder.path()).output();
     assert_eq!(count, String::from_utf8(here.unwrap().stdout).unwrap());
-    let mut live = desk.live(&[]);
-    live.until_phase("watching");
+    let mut sync = test.start(&[]);
+    sync.until_phase("watching");
     let began = Instant::now();
-    fs::write(desk.here("d7/f7"), "saved").unwrap();
-    desk.said(&["sync", "flush", "--wait"]);
+    fs::write(test.local("d7/f7"), "saved").unwrap();
+    test.stdout(&["sync", "flush", "--wait"]);
     let one = began.elapsed();
-    assert_eq!(desk.there("d7/f7").await.as_deref(), Some("saved"));
+    assert_eq!(test.read_sandbox("d7/f7").await.as_deref(), Some("saved"));
     // A deletion of most files halts before many of them are deleted.
-    fs::remove_dir_all(desk.here("d0")).unwrap();
+    fs::remove_dir_all(test.local("d0")).unwrap();
     for folder in 1..FOLDERS {
-        fs::remove_dir_all(desk.here(&format!("d{folder}"))).unwrap();
+        fs::remove_dir_all(test.local(&format!("d{folder}"))).unwrap();
     }
-    live.until_phase("halted");
-    let left: usize = sh(desk.sandbox(), "find . -type f | wc -l").await.stdout.trim().parse().unwrap();
+    sync.until_phase("halted");
+    let left: usize = sh(test.dataplane(), "find . -type f | wc -l").await.stdout.trim().parse().unwrap();
     assert!(left >= FOLDERS * FILES * 8 / 10, "{left} are left");
     record(&format!(
         "a sync of 100,000 files: the same on both sides after {:.0} s, one save brought over by `flush --wait` in {:.1} s, all deleted here halts with {left} left there",

@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_filter_compiles_to_what_the_kernel_takes() {
+    fn every_filter_is_within_the_kernels_size_limit() {
         let arch = std::env::consts::ARCH.try_into().unwrap();
         for filter in [allow_filter(), deny_filter(arch).unwrap(), limits_filter(arch, LimitSecret([1, 2])).unwrap()] {
             assert!(filter.len() < 4096, "{} instructions", filter.len());

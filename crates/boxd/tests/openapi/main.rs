@@ -79,7 +79,7 @@ fn example(path: &str) -> String {
 }
 
 /// The document's spelling of a router's path; `None` if it is an alias of another.
-fn spelled(path: &str, method: &str) -> Option<String> {
+fn documented_path(path: &str, method: &str) -> Option<String> {
     // Files in the root, and the root itself, are described by `/v1/files/{path}`.
     let is_a_file = match path {
         "/v1/files" | "/v1/files/" => true,
@@ -96,10 +96,10 @@ async fn the_router_and_the_document_have_the_same_routes() {
     let mut real = BTreeSet::new();
     for (path, methods) in served(&boxd).await {
         for method in methods {
-            if let Some(spelled) = spelled(path, &method) {
+            if let Some(documented_path) = documented_path(path, &method) {
                 // Routers answer HEAD wherever there is a GET. The document only lists HEAD where it is useful.
                 if method != "head" || path.starts_with("/v1/files") || path == "/download" {
-                    real.insert((spelled, method));
+                    real.insert((documented_path, method));
                 }
             }
         }
@@ -113,14 +113,17 @@ async fn the_router_and_the_document_have_the_same_routes() {
 
 #[test]
 fn the_protocols_route_table_matches_the_document() {
-    let known: BTreeSet<_> =
-        ROUTES.iter().map(|r| (r.template.to_owned(), r.method.to_ascii_lowercase(), r.needs.to_vec())).map(plain).collect();
+    let known: BTreeSet<_> = ROUTES
+        .iter()
+        .map(|r| (r.template.to_owned(), r.method.to_ascii_lowercase(), r.needs.to_vec()))
+        .map(with_capability_names)
+        .collect();
     let documented: BTreeSet<_> =
-        routes::all().iter().map(|o| (o.path.to_owned(), o.method.to_owned(), o.needed().to_vec())).map(plain).collect();
+        routes::all().iter().map(|o| (o.path.to_owned(), o.method.to_owned(), o.needed().to_vec())).map(with_capability_names).collect();
     assert_eq!(known, documented, "crates/protocol/src/route.rs and tests/openapi/routes say the same");
 }
 
-fn plain((path, method, needs): (String, String, Vec<Capability>)) -> (String, String, Vec<&'static str>) {
+fn with_capability_names((path, method, needs): (String, String, Vec<Capability>)) -> (String, String, Vec<&'static str>) {
     (path, method, needs.into_iter().map(Capability::as_str).collect())
 }
 

@@ -199,7 +199,7 @@ mod tests {
     use crate::store::{Note, sqlite};
 
     #[tokio::test]
-    async fn those_who_wait_at_the_same_time_share_a_commit() {
+    async fn concurrent_writes_share_a_commit() {
         const CALLERS: usize = 100;
         let dir = tempfile::tempdir().unwrap();
         let store = std::sync::Arc::new(sqlite::open(&dir.path().join("db")).await.unwrap());

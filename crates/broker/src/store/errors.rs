@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lost_connection_a_full_disk_and_a_wrong_statement_are_told_apart() {
+    fn database_errors_are_classified_as_unreachable_unavailable_or_failed() {
         let postgres = |code| of_postgres(code, String::new());
         for code in ["57P01", "57P03", "57P04", "08006", "3D000", "28000", "28P01", "53300", "25006"] {
             assert!(matches!(postgres(code), StoreError::Unreachable(_)), "{code}");

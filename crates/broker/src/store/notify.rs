@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hint_is_heard_as_it_was_meant() {
+    fn notices_round_trip_and_an_invalid_one_means_any_change() {
         for notice in [
             ChangeNotice::Sandbox(SandboxId::new()),
             ChangeNotice::Workspace("a b".into()),

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_answer_is_good_until_the_next_change() {
+    async fn an_answer_is_cached_until_the_next_change() {
         let (changes, cache) = (ChangeCounter::default(), ReadCache::default());
         let ask = async |answer: u32| cache.get(&changes, "key", 0, async { Ok(answer) }).await.unwrap();
         assert_eq!((ask(1).await, ask(2).await), (1, 1));
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_each_question_only_the_last_moments_answer_is_kept() {
+    async fn only_the_latest_answer_to_a_query_is_cached() {
         let (changes, cache) = (ChangeCounter::default(), ReadCache::default());
         for moment in 0..100 {
             for _ in 0..2 {

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unsynced_change_leaves_the_next_ones_synced_even_when_it_is_given_up() {
+    async fn changes_after_an_abandoned_unsynced_one_are_synced() {
         const FULL: i64 = 2;
         const NORMAL: i64 = 1;
         let dir = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_that_is_a_change_by_itself_is_synced_after_one_that_was_not() {
+    async fn an_audit_record_is_synced_after_an_unsynced_change() {
         const FULL: i64 = 2;
         let dir = tempfile::tempdir().unwrap();
         let store = open(&dir.path().join("db")).await.unwrap();
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_connection_has_the_settings_and_any_path_is_the_file_it_names() {
+    async fn every_connection_has_the_settings_and_a_path_may_have_any_characters() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("what? 100% #ä");
         let store = open(&path).await.unwrap();

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_answered_is_used_again_and_one_given_up_is_not() {
+    async fn a_returned_connection_is_reused_and_an_abandoned_one_is_not() {
         let connections = connections(2);
         for _ in 0..3 {
             let mut taken = connections.take().await.unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_than_the_most_are_on_loan() {
+    async fn the_number_of_connections_is_limited() {
         let connections = connections(2);
         let (one, _two) = (connections.take().await.unwrap(), connections.take().await.unwrap());
         let mut third = Box::pin(connections.take());
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_finds_the_server_gone_takes_the_other_connections_with_it() {
+    async fn a_lost_server_discards_all_connections() {
         let connections = connections(3);
         let (one, two) = (connections.take().await.unwrap(), connections.take().await.unwrap());
         two.give_back(&Ok(()));

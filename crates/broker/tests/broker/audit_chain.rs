@@ -117,7 +117,7 @@ impl Tampering {
         }
     }
 
-    fn is_named_by(&self, fault: &Fault) -> bool {
+    fn matches_fault(&self, fault: &Fault) -> bool {
         match (self, fault) {
             (Tampering::Alter(n, _) | Tampering::AlterHash(n), Fault::Altered { number, .. }) => number == n,
             (Tampering::Remove(n), Fault::Missing { from, to, .. }) => from == n && to == n,
@@ -171,7 +171,7 @@ proptest! {
             again.seal_with(KEY);
             verify(&again, &kept).await
         });
-        prop_assert!(faults.iter().any(|f| tampering.is_named_by(f)), "{tampering:?}: {faults:?}");
+        prop_assert!(faults.iter().any(|f| tampering.matches_fault(f)), "{tampering:?}: {faults:?}");
     }
 }
 
@@ -193,7 +193,7 @@ async fn on_postgres_changes_are_detected_and_a_running_broker_notices_a_truncat
         assert_eq!(verify(&store, &kept).await, []);
         tampering.statements().iter().for_each(|s| drop(database.sql(s)));
         let faults = verify(&store, &kept).await;
-        assert!(faults.iter().any(|f| tampering.is_named_by(f)), "{tampering:?}: {faults:?}");
+        assert!(faults.iter().any(|f| tampering.matches_fault(f)), "{tampering:?}: {faults:?}");
         if matches!(tampering, Tampering::CutOff(_)) {
             assert!(verify(&store, &[]).await.iter().any(|f| matches!(f, Fault::Missing { from: 11, to: 12, .. })));
         }

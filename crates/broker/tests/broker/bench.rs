@@ -81,14 +81,14 @@ fn spread(mut times: Vec<Duration>) -> Spread {
 }
 
 /// Requests and commits of one client, interleaved so that other load on the machine affects all of them alike.
-struct Alone {
+struct SingleClientTimes {
     healthz: Spread,
     commit: Spread,
     ensure: Spread,
     refresh: Spread,
 }
 
-async fn alone(client: &Client, db: &mut AnyConnection, ensure: &Call, refresh: &Call) -> Alone {
+async fn measure_single_client(client: &Client, db: &mut AnyConnection, ensure: &Call, refresh: &Call) -> SingleClientTimes {
     let healthz = Call { method: Method::GET, path: "/healthz".into(), body: String::new() };
     let mut line = Line::open(client).await;
     let mut times: [Vec<Duration>; 4] = Default::default();
@@ -100,11 +100,11 @@ async fn alone(client: &Client, db: &mut AnyConnection, ensure: &Call, refresh: 
         }
     }
     let [healthz, commit, ensure, refresh] = times.map(spread);
-    Alone { healthz, commit, ensure, refresh }
+    SingleClientTimes { healthz, commit, ensure, refresh }
 }
 
 /// Requests per second over many connections, each with its own call.
-async fn together(client: &Client, calls: &[Call]) -> f64 {
+async fn measure_throughput(client: &Client, calls: &[Call]) -> f64 {
     let mut lines = join_all(calls.iter().map(|_| Line::open(client))).await;
     let start = Instant::now();
     join_all(lines.iter_mut().zip(calls).map(|(line, call)| async move {
@@ -171,7 +171,7 @@ fn median(mut rates: Vec<f64>) -> f64 {
 
 struct Measured {
     sessions: usize,
-    alone: Alone,
+    alone: SingleClientTimes,
     /// Requests per second with many connections.
     ensures: f64,
     refreshes: f64,
@@ -193,11 +193,11 @@ async fn measure(
         broker.tick().await;
         round = round.max(start.elapsed());
     }
-    let alone = alone(client, &mut db, &ensures[0], &refreshes[0]).await;
+    let alone = measure_single_client(client, &mut db, &ensures[0], &refreshes[0]).await;
     let mut rates: [Vec<f64>; 3] = Default::default();
     for turn in 0..TURNS {
-        rates[0].push(together(client, ensures).await);
-        rates[1].push(together(client, refreshes).await);
+        rates[0].push(measure_throughput(client, ensures).await);
+        rates[1].push(measure_throughput(client, refreshes).await);
         let bare;
         (db, bare) = bare_loop(db, sessions + turn * CONNECTIONS * EACH).await;
         rates[2].push(bare);
@@ -314,7 +314,7 @@ fn report(name: &str, results: &[Measured]) {
         writeln!(text, "| {what} | {number} | {measured}{} |", if is_kept { "" } else { ", **missed**" }).unwrap();
     };
     for (name, of, rate) in [
-        ("ensure", (|a| a.ensure.p50) as fn(&Alone) -> Duration, few.ensures / few.bare),
+        ("ensure", (|a| a.ensure.p50) as fn(&SingleClientTimes) -> Duration, few.ensures / few.bare),
         ("refresh", |a| a.refresh.p50, few.refreshes / few.bare),
     ] {
         let (took, allowed) = (of(&few.alone), few.alone.healthz.p50 + 2 * few.alone.commit.p50);

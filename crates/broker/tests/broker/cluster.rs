@@ -26,7 +26,7 @@ async fn silence(world: &World, looking: &TestBroker) {
     }
 }
 
-async fn two() -> (TestDatabase, Vec<World>, TestBroker, TestBroker) {
+async fn two_brokers() -> (TestDatabase, Vec<World>, TestBroker, TestBroker) {
     let database = TestDatabase::new().await;
     let worlds = World::cluster(&database, 2);
     let (a, b) = (worlds[0].start().await, worlds[1].start().await);
@@ -40,7 +40,7 @@ async fn ensure_without_waiting(client: &Client, thread: &str) -> crate::harness
 
 #[tokio::test]
 async fn files_of_a_remote_sandbox_are_not_counted_and_the_response_has_the_reason() {
-    let (_database, _worlds, a, b) = two().await;
+    let (_database, _worlds, a, b) = two_brokers().await;
     let ann = a.human("ann").await;
     let path = format!("/v1/sandboxes/{}/usage", sandbox_id(&ann.ensure("t").await));
     let here = ann.get(&path).await.ok(200);
@@ -51,7 +51,7 @@ async fn files_of_a_remote_sandbox_are_not_counted_and_the_response_has_the_reas
 
 #[tokio::test]
 async fn every_broker_answers_for_every_session_and_names_its_node() {
-    let (_database, worlds, a, b) = two().await;
+    let (_database, worlds, a, b) = two_brokers().await;
     let ann = a.human("ann").await;
     let made = ann.ensure("t").await;
     let there = ann.at(&b);
@@ -77,7 +77,7 @@ async fn every_broker_answers_for_every_session_and_names_its_node() {
 
 #[tokio::test]
 async fn a_suspended_sandbox_is_resumed_by_its_own_node() {
-    let (_database, worlds, a, b) = two().await;
+    let (_database, worlds, a, b) = two_brokers().await;
     let ann = a.human("ann").await;
     let made = ann.ensure("t").await;
     let there = ann.at(&b);
@@ -105,7 +105,7 @@ async fn a_suspended_sandbox_is_resumed_by_its_own_node() {
 
 #[tokio::test]
 async fn a_revocation_at_one_broker_reaches_the_sandboxes_of_another() {
-    let (_database, worlds, a, b) = two().await;
+    let (_database, worlds, a, b) = two_brokers().await;
     let (ann, root) = (a.human("ann").await, b.key("root", PrincipalKind::Operator).await);
     let made = ann.ensure("t").await;
     let bot = root.post("/v1/keys", json!({ "name": "bot", "kind": "agent" })).await.ok(201);
@@ -117,7 +117,7 @@ async fn a_revocation_at_one_broker_reaches_the_sandboxes_of_another() {
 
 #[tokio::test]
 async fn sandboxes_that_a_dead_node_was_creating_are_created_by_another() {
-    let (_database, worlds, a, b) = two().await;
+    let (_database, worlds, a, b) = two_brokers().await;
     let ann = a.human("ann").await;
     let there = ann.at(&b);
     worlds[0].provider.may_start.send_replace(false);
@@ -139,7 +139,7 @@ async fn sandboxes_that_a_dead_node_was_creating_are_created_by_another() {
 
 #[tokio::test]
 async fn a_dead_nodes_sandbox_is_unavailable_until_its_node_is_back() {
-    let (_database, worlds, a, b) = two().await;
+    let (_database, worlds, a, b) = two_brokers().await;
     let ann = a.human("ann").await;
     let made = ann.ensure("t").await;
     let there = ann.at(&b);
@@ -157,7 +157,7 @@ async fn a_dead_nodes_sandbox_is_unavailable_until_its_node_is_back() {
 
 #[tokio::test]
 async fn clients_are_not_sent_to_a_node_that_just_died_and_no_error_advises_a_release() {
-    let (_database, worlds, a, b) = two().await;
+    let (_database, worlds, a, b) = two_brokers().await;
     let ann = a.human("ann").await;
     let made = ann.ensure("t").await;
     let there = ann.at(&b);
@@ -245,7 +245,7 @@ async fn a_clock_skew_is_reported_and_tokens_are_still_accepted() {
 
 #[tokio::test]
 async fn a_node_that_was_stopped_for_a_month_keeps_its_unreleased_sandboxes() {
-    let (_database, worlds, a, b) = two().await;
+    let (_database, worlds, a, b) = two_brokers().await;
     let ann = a.human("ann").await;
     let (kept, released) = (ann.ensure("kept").await, ann.ensure("released").await);
     let there = ann.at(&b);
@@ -271,7 +271,7 @@ async fn a_node_that_was_stopped_for_a_month_keeps_its_unreleased_sandboxes() {
 
 #[tokio::test]
 async fn a_broker_with_another_master_key_or_database_kind_is_refused() {
-    let (database, worlds, _a, _b) = two().await;
+    let (database, worlds, _a, _b) = two_brokers().await;
     let start = async |world: &World| {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let error = Broker::start(world.config.clone(), world.provider.clone(), listener).await.err().unwrap();

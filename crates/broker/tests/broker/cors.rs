@@ -9,7 +9,7 @@ use crate::harness::{Answer, Client, World, sandbox_id};
 
 const PAGE: &str = "http://localhost:5173";
 
-fn allowing(origins: &[&str]) -> World {
+fn world_allowing(origins: &[&str]) -> World {
     let mut world = World::new();
     world.config.cors = Cors { allow_origins: origins.iter().map(|o| (*o).to_owned()).collect(), ..Cors::default() };
     world
@@ -27,7 +27,7 @@ fn header<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
 
 #[tokio::test]
 async fn a_preflight_of_an_allowed_origin_needs_no_credentials() {
-    let world = allowing(&["https://app.example.com", PAGE]);
+    let world = world_allowing(&["https://app.example.com", PAGE]);
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let id = sandbox_id(&ann.ensure("t").await);
@@ -53,7 +53,7 @@ async fn a_preflight_of_an_allowed_origin_needs_no_credentials() {
 
 #[tokio::test]
 async fn responses_and_errors_are_readable_by_pages_of_allowed_origins_only() {
-    let world = allowing(&[PAGE]);
+    let world = world_allowing(&[PAGE]);
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let id = sandbox_id(&ann.ensure("t").await);
@@ -81,7 +81,7 @@ async fn without_origins_no_cors_header_is_sent_and_a_wildcard_never_allows_cred
     let answer = ann.call(Method::GET, "/v1/sandboxes", None, &[("origin", PAGE)]).await;
     assert_eq!((header(&answer, "access-control-allow-origin"), header(&answer, "vary")), (None, None));
 
-    let world = allowing(&["*"]);
+    let world = world_allowing(&["*"]);
     let broker = world.start().await;
     let answer = preflight(&broker.human("ann").await, "/v1/sandboxes", PAGE).await;
     assert_eq!(header(&answer, "access-control-allow-origin"), Some("*"));

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 /// Short, to keep the tests fast. All uses of one connection run on the thread that owns it.
 const SHORT: DatabaseTimeouts = DatabaseTimeouts { turn: Duration::from_secs(1), commit: Duration::from_secs(2) };
 
-async fn silenced() -> (TestDatabase, StallingProxy, Arc<Store>) {
+async fn store_behind_proxy() -> (TestDatabase, StallingProxy, Arc<Store>) {
     let database = TestDatabase::new().await;
     let proxy = StallingProxy::in_front_of(&database.socket()).await;
     let store = postgres::open_with(&database.secret_url_at(proxy.address()), SHORT).await.unwrap();
@@ -50,7 +50,7 @@ async fn details(store: &Store) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_database_connection_is_given_up_and_replaced() {
-    let (_database, proxy, store) = silenced().await;
+    let (_database, proxy, store) = store_behind_proxy().await;
     let early = kept(&store).await;
     // Several connections, all of which fall silent.
     let keys = (0..8).map(|n| {
@@ -87,7 +87,7 @@ async fn a_silent_database_connection_is_given_up_and_replaced() {
 
 #[tokio::test]
 async fn a_commit_without_a_response_is_found_by_the_next_one() {
-    let (_database, proxy, store) = silenced().await;
+    let (_database, proxy, store) = store_behind_proxy().await;
     proxy.stall(Silence::Answers);
     let unknown = note(&store, "unknown").await;
     assert!(matches!(unknown, Err(StoreError::Unreachable(_))), "{unknown:?}");
@@ -100,7 +100,7 @@ async fn a_commit_without_a_response_is_found_by_the_next_one() {
 
 #[tokio::test]
 async fn a_late_commit_breaks_nothing() {
-    let (_database, proxy, store) = silenced().await;
+    let (_database, proxy, store) = store_behind_proxy().await;
     proxy.stall(Silence::Both);
     assert!(matches!(note(&store, "late").await, Err(StoreError::Unreachable(_))));
     eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
@@ -115,7 +115,7 @@ async fn a_late_commit_breaks_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn uses_during_a_database_outage_are_recorded_after_it() {
-    let (_database, proxy, store) = silenced().await;
+    let (_database, proxy, store) = store_behind_proxy().await;
     let dir = tempfile::tempdir().unwrap();
     let trail = AuditTrail::start(store.clone(), mark(&dir), PATIENCE);
     let used = |n: usize| AuditRecord { detail: Some(format!("use {n}")), ..audit("dataplane.used") };

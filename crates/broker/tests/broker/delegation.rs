@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{Client, NEWEST, World, claims, sandbox_id, session_path};
 
-fn says(answer: &Value) -> Value {
+fn claims_of(answer: &Value) -> Value {
     claims(answer["token"].as_str().unwrap())
 }
 
@@ -21,17 +21,17 @@ async fn a_delegated_token_is_narrower_than_the_grant_with_the_requested_lifetim
     let delegate = format!("{}/delegate", session_path(&made));
     let got = ann.post(&delegate, json!({ "capabilities": ["fs_read", "ports"], "ttl": 120 })).await.ok(200);
     assert_eq!((&got["granted_capabilities"], &got["scopes"]), (&json!(["fs_read"]), &json!(["fs:ro"])));
-    let token = says(&got);
+    let token = claims_of(&got);
     assert_eq!((&token["sub"], &token["sid"], &token["scope"]), (&json!("ann"), &made["session_id"], &json!("fs:ro")));
     assert_eq!(token["exp"].as_i64().unwrap() - token["iat"].as_i64().unwrap(), 120);
     assert_eq!((&token["jti"], token.get("parent")), (&got["jti"], None));
     ann.with(&got["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
     // Limited to the maximum lifetime of tokens.
     let long = ann.post(&delegate, json!({ "scopes": ["fs:rw"], "ttl": 86400 })).await.ok(200);
-    assert_eq!(says(&long)["exp"].as_i64().unwrap() - says(&long)["iat"].as_i64().unwrap(), 900);
+    assert_eq!(claims_of(&long)["exp"].as_i64().unwrap() - claims_of(&long)["iat"].as_i64().unwrap(), 900);
     // Delegation to a less privileged actor.
     let agents = ann.post(&delegate, json!({ "capabilities": ["exec", "shell"], "actor": "agent" })).await.ok(200);
-    assert_eq!((&agents["granted_capabilities"], &says(&agents)["act"]["type"]), (&json!(["exec", "shell_observe"]), &json!("agent")));
+    assert_eq!((&agents["granted_capabilities"], &claims_of(&agents)["act"]["type"]), (&json!(["exec", "shell_observe"]), &json!("agent")));
 
     for (body, code) in [
         (json!({}), "INVALID_REQUEST"),
@@ -57,7 +57,7 @@ async fn a_refreshed_delegated_token_stays_as_narrow() {
     let refresh = format!("{}/refresh", session_path(&made));
     world.clock.advance(1000);
     let renewed = ann.post(&refresh, json!({ "current_token": narrow["token"] })).await.ok(200);
-    assert_eq!(says(&renewed)["scope"], "fs:ro");
+    assert_eq!(claims_of(&renewed)["scope"], "fs:ro");
     assert_eq!(bob.post(&refresh, json!({ "current_token": narrow["token"] })).await.error(403), "FORBIDDEN");
     ann.delete(&session_path(&made)).await;
     let path = format!("/dp/{}/v1/x", sandbox_id(&made));
@@ -88,7 +88,7 @@ async fn a_token_of_a_parent_is_narrower_expires_no_later_and_is_not_refreshed()
     ] {
         assert_eq!(got["granted_capabilities"], json!(["fs_read"]));
         assert_eq!(got["expires_at"], made["expires_at"], "not longer than its parent");
-        let (token, parent) = (says(&got), claims(made["token"].as_str().unwrap()));
+        let (token, parent) = (claims_of(&got), claims(made["token"].as_str().unwrap()));
         assert_eq!((&token["parent"], &token["sub"], &token["grant"]), (&parent["jti"], &json!("ann"), &parent["grant"]));
         let refused = ann.post(&format!("{}/refresh", session_path(&made)), json!({ "current_token": got["token"] })).await;
         assert_eq!(refused.error(403), "FORBIDDEN");
@@ -130,7 +130,7 @@ async fn a_delegated_token_ends_with_each_of_its_ancestors() {
     assert_eq!(state.revoked, [Revocation::Jti(jti)]);
     let view = cobox_token::RevocationView::new(&state.revoked);
     for (answer, is_dead) in [(&made, true), (&child, true), (&grandchild, true), (&last, true), (&other, false)] {
-        assert_eq!(view.covers(&serde_json::from_value(says(answer)).unwrap()), is_dead);
+        assert_eq!(view.covers(&serde_json::from_value(claims_of(answer)).unwrap()), is_dead);
     }
 }
 
@@ -142,12 +142,12 @@ async fn a_delegated_token_has_the_issue_time_of_its_first_ancestor() {
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
     let delegate = format!("{}/delegate", session_path(&made));
-    let issued_by = says(&made)["iat"].as_i64().unwrap();
+    let issued_by = claims_of(&made)["iat"].as_i64().unwrap();
     let mut parent = made.clone();
     for _ in 0..2 {
         world.clock.advance(10);
         parent = ann.with(&parent["token"]).post(&delegate, json!({ "capabilities": ["fs_read"] })).await.ok(200);
-        let token = says(&parent);
+        let token = claims_of(&parent);
         assert_eq!((&token["iat"], token["nbf"].as_i64()), (&json!(issued_by), Some(cobox_broker::Clock::now(&*world.clock).unix())));
         let of_ann = IssuedBefore { of: IssuedTo::Principal, value: "ann".into(), issued_by };
         let view = cobox_token::RevocationView::new(&[Revocation::IssuedBefore(of_ann)]);
@@ -192,7 +192,7 @@ async fn a_client_delegates_its_sandbox_to_a_server_as_in_the_protocol_document(
         let server = ann.with(&got["token"]);
         let at = if sandbox == id.as_str() { &made["sandbox"]["id"] } else { &alone["id"] };
         server.get(&format!("/dp/{}/v1/x", at.as_str().unwrap())).await.ok(200);
-        assert_eq!(says(&got)["sid"], if sandbox == id.as_str() { made["session_id"].clone() } else { Value::Null });
+        assert_eq!(claims_of(&got)["sid"], if sandbox == id.as_str() { made["session_id"].clone() } else { Value::Null });
         never_changes_a_life(&server, &made).await;
     }
     assert_eq!(ann.post("/sandbox/none/delegate", json!({ "scopes": ["fs:rw"] })).await.error(404), "SANDBOX_NOT_FOUND");

@@ -80,7 +80,7 @@ impl Writer {
         self.made.lock().unwrap().len()
     }
 
-    async fn has_made(&self, more: usize) {
+    async fn wait_until_made(&self, more: usize) {
         let enough = self.made() + more;
         eventually("sessions are made", || async { self.made() >= enough }).await;
     }
@@ -99,7 +99,7 @@ async fn a_failover_to_a_synchronous_standby_loses_no_acknowledged_change() {
     let (ann, root) = (a.human("ann").await, b.key("root", PrincipalKind::Operator).await);
     let writers = [Writer::start(ann.clone(), "at-a"), Writer::start(ann.at(b), "at-b")];
     for writer in &writers {
-        writer.has_made(5).await;
+        writer.wait_until_made(5).await;
     }
     cluster.primary.crash_server().await;
     for writer in &writers {
@@ -108,7 +108,7 @@ async fn a_failover_to_a_synchronous_standby_loses_no_acknowledged_change() {
     cluster.promote_standby();
     let mut made = Vec::new();
     for writer in writers {
-        writer.has_made(5).await;
+        writer.wait_until_made(5).await;
         made.extend(writer.stop().await);
     }
     for session in &made {

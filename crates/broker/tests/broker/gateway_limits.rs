@@ -41,7 +41,7 @@ async fn websocket(broker: &TestBroker, made: &Value) -> Result<WebSocketStream<
 }
 
 /// A long response of which only the head is read.
-async fn unread(client: &Client, path: &str) -> Incoming {
+async fn open_unread(client: &Client, path: &str) -> Incoming {
     // A small receive buffer on the client's side bounds the bytes in flight.
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(64 * 1024).unwrap();
@@ -109,7 +109,7 @@ async fn a_client_that_reads_late_makes_boxd_wait_and_receives_everything() {
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
     let boxd = world.provider.boxd(&sandbox_id(&made));
-    let mut body = unread(&ann.with(&made["token"]), &format!("/dp/{}/v1/long?{LONG}", sandbox_id(&made))).await;
+    let mut body = open_unread(&ann.with(&made["token"]), &format!("/dp/{}/v1/long?{LONG}", sandbox_id(&made))).await;
     // The gateway reads no more from boxd than the buffers in between hold: the count stops and stays there while other
     // requests are served.
     let mut stopped_at = 0;
@@ -139,7 +139,7 @@ async fn unread_bytes_are_counted_and_block_the_next_request_of_the_session() {
     let (made, other) = (ann.ensure("t").await, ann.ensure("other").await);
     let busy = ann.with(&made["token"]);
     let path = format!("/dp/{}/v1/x", sandbox_id(&made));
-    let mut body = unread(&busy, &format!("/dp/{}/v1/long?{LONG}", sandbox_id(&made))).await;
+    let mut body = open_unread(&busy, &format!("/dp/{}/v1/long?{LONG}", sandbox_id(&made))).await;
     // The client's own buffers may still absorb data, so this checks the first refusal.
     let answers = std::sync::Mutex::new(None);
     eventually("the buffers to be full", || async {

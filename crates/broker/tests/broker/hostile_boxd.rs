@@ -30,7 +30,7 @@ fn raw_response(first: impl Into<Vec<u8>>) -> RawResponse {
 }
 
 /// Everything that one request on its own connection receives, until the end or `enough` bytes.
-async fn raw(client: &Client, made: &Value, enough: usize) -> String {
+async fn receive_raw(client: &Client, made: &Value, enough: usize) -> String {
     let mut stream = TcpStream::connect(client.addr).await.unwrap();
     let head = format!(
         "GET /dp/{}/v1/x HTTP/1.1\r\nhost: broker\r\nconnection: close\r\nauthorization: Bearer {}\r\n\r\n",
@@ -68,7 +68,7 @@ async fn a_response_that_is_not_http_is_an_error_of_the_sandbox() {
         ("a line break in a header", raw_response("HTTP/1.1 200 OK\r\nx-a: b\nset-cookie: a=b\r\n\rx: y\r\n\r\n")),
     ] {
         *world.provider.raw_response.lock().unwrap() = Some(raw_response);
-        let got = raw(&ann, &made, 1 << 20).await;
+        let got = receive_raw(&ann, &made, 1 << 20).await;
         let status = got.get(9..12).unwrap_or_default();
         assert!(status == "503" || status == "200" && !got.contains("set-cookie") && what.contains("unknown"), "{what}: {got:.200}");
     }
@@ -84,12 +84,12 @@ async fn a_response_of_the_wrong_length_ends_its_connection_and_does_not_affect_
     let made = ann.ensure("t").await;
     // Shorter than announced: the client must notice.
     *world.provider.raw_response.lock().unwrap() = Some(raw_response("HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nshort"));
-    let got = raw(&ann, &made, 1 << 20).await;
+    let got = receive_raw(&ann, &made, 1 << 20).await;
     assert!(got.starts_with("HTTP/1.1 200 ") && got.contains("content-length: 100") && got.ends_with("short"), "{got}");
     // Truncated chunks are not terminated as if they were complete.
     *world.provider.raw_response.lock().unwrap() =
         Some(raw_response("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nshort\r\n"));
-    let got = raw(&ann, &made, 1 << 20).await;
+    let got = receive_raw(&ann, &made, 1 << 20).await;
     assert!(got.starts_with("HTTP/1.1 200 ") && !got.ends_with("0\r\n\r\n"), "{got}");
     // Longer than announced, or with both kinds of lengths: the bytes that follow are no response to any request.
     for first in [
@@ -124,7 +124,7 @@ async fn an_endless_response_is_forwarded_as_it_is_read_and_ends_with_its_client
     let endless = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
     let chunk = [b"10000\r\n".as_slice(), &[b'x'; 0x10000], b"\r\n"].concat();
     *world.provider.raw_response.lock().unwrap() = Some(RawResponse { then: Some(chunk), ..raw_response(endless) });
-    let got = raw(&ann, &made, 8 << 20).await;
+    let got = receive_raw(&ann, &made, 8 << 20).await;
     assert!(got.len() >= 8 << 20 && got.starts_with("HTTP/1.1 200 "));
     *world.provider.raw_response.lock().unwrap() = None;
     ann.with(&made["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);

@@ -34,13 +34,13 @@ pub fn router() -> Router {
         .route("/v1/exec", post(exec))
         .route("/v1/exec/ws", any(exec_stream))
         .route("/v1/fs/list", post(|| async { Json(json!({ "entries": "all of them" })) }))
-        .route("/v1/files/{*path}", get(|| async { broken_off() }))
+        .route("/v1/files/{*path}", get(|| async { truncated_body() }))
         .route("/v1/sync/ws", any(sync))
         .with_state(LyingServer::default())
 }
 
 /// Ends prematurely.
-fn broken_off() -> Body {
+fn truncated_body() -> Body {
     let pieces = [Ok(Bytes::from_static(b"half")), Err(std::io::Error::other("it was a lie"))];
     Body::from_stream(futures_util::stream::iter(pieces))
 }
@@ -48,7 +48,7 @@ fn broken_off() -> Body {
 async fn exec(State(liar): State<LyingServer>) -> Response {
     match liar.execs.fetch_add(1, Ordering::SeqCst) % LIES {
         0 => Json(json!({ "stdout": 5, "exit_code": "fine" })).into_response(),
-        1 => broken_off().into_response(),
+        1 => truncated_body().into_response(),
         _ => (StatusCode::IM_A_TEAPOT, "<script>").into_response(),
     }
 }
@@ -75,18 +75,18 @@ async fn exec_stream(upgrade: WebSocketUpgrade) -> Response {
 
 async fn sync(State(liar): State<LyingServer>, upgrade: WebSocketUpgrade) -> Response {
     let lie = liar.syncs.fetch_add(1, Ordering::SeqCst) % LIES;
-    upgrade.on_upgrade(move |socket| speak(socket, lie))
+    upgrade.on_upgrade(move |socket| answer_messages(socket, lie))
 }
 
-async fn speak(mut socket: WebSocket, lie: usize) {
-    let mut heard = Vec::new();
+async fn answer_messages(mut socket: WebSocket, lie: usize) {
+    let mut received = Vec::new();
     while let Some(Ok(frame)) = socket.recv().await {
-        heard.extend_from_slice(&frame.into_data());
+        received.extend_from_slice(&frame.into_data());
         // An incomplete message is read again together with the rest.
         loop {
-            let mut rest = heard.as_slice();
+            let mut rest = received.as_slice();
             let Ok(message) = Message::read(&mut rest) else { break };
-            heard = rest.to_vec();
+            received = rest.to_vec();
             let reply = answer(&message, lie);
             if !reply.is_empty() && socket.send(Frame::binary(reply)).await.is_err() {
                 return;

@@ -20,7 +20,7 @@ fn paths() -> impl Iterator<Item = (&'static String, &'static Value)> {
 }
 
 /// Whether a path matches a template. The gateway's last parameter matches the rest of the path.
-fn fits(template: &str, path: &str) -> bool {
+fn matches_template(template: &str, path: &str) -> bool {
     let (mut template, mut path) = (template.split('/'), path.split('/'));
     loop {
         match (template.next(), path.next()) {
@@ -35,7 +35,7 @@ fn fits(template: &str, path: &str) -> bool {
 /// Called with every response in any test, so that all responses are documented.
 #[track_caller]
 pub fn must_be_documented(method: &Method, path: &str, status: StatusCode) {
-    let Some((template, operations)) = paths().find(|(template, _)| fits(template, path)) else { return };
+    let Some((template, operations)) = paths().find(|(template, _)| matches_template(template, path)) else { return };
     let Some(operation) = operations.get(method.as_str().to_ascii_lowercase()) else { return };
     let answers = &operation["responses"];
     assert!(

@@ -10,7 +10,7 @@ use crate::harness::{NEWEST, World, claims, eventually, sandbox_id, session_path
 const SESSIONS: &str = "/v1/sandbox/sessions";
 
 /// A world that starts with this policy.
-fn ruled(policy: &str) -> World {
+fn world_with_policy(policy: &str) -> World {
     let world = World::new();
     write(&world, policy);
     world
@@ -28,7 +28,7 @@ fn granted(session: &Value) -> String {
 
 #[tokio::test]
 async fn a_grant_is_the_request_within_the_policy_on_every_route() {
-    let world = ruled(
+    let world = world_with_policy(
         "[human]\ncapabilities = [\"fs:rw\", \"exec\", \"shell\", \"ports\"]\n[[rule]]\nprincipal = \"bob\"\ncapabilities = [\"fs_read\"]\n",
     );
     let broker = world.start().await;
@@ -63,7 +63,7 @@ async fn a_grant_is_the_request_within_the_policy_on_every_route() {
 
 #[tokio::test]
 async fn the_policy_limits_lifetimes_and_the_response_shows_them() {
-    let world = ruled(
+    let world = world_with_policy(
         "[human]\ntoken_ttl_seconds = 3600\n[[rule]]\nkind = \"agent\"\ntoken_ttl_seconds = 120\nidle_timeout_seconds = 60\nlease_seconds = 100\nhard_ttl_seconds = 500\n",
     );
     let broker = world.start().await;
@@ -107,7 +107,7 @@ async fn the_policy_limits_lifetimes_and_the_response_shows_them() {
 
 #[tokio::test]
 async fn a_policy_can_delete_sandboxes_at_their_hard_end() {
-    let mut world = ruled("[[rule]]\nkind = \"agent\"\nhard_end = \"delete\"\n");
+    let mut world = world_with_policy("[[rule]]\nkind = \"agent\"\nhard_end = \"delete\"\n");
     world.config.hard_ttl_seconds = 60;
     let broker = world.start().await;
     let (ann, bot) = (broker.human("ann").await, broker.key("bot", PrincipalKind::Agent).await);
@@ -120,8 +120,9 @@ async fn a_policy_can_delete_sandboxes_at_their_hard_end() {
 
 #[tokio::test]
 async fn sandboxes_are_counted_by_owner_and_by_workspace() {
-    let world =
-        ruled("[[rule]]\nkind = \"agent\"\nmax_sandboxes = 1\n[[rule]]\nworkspace = \"default\"\nmax_sandboxes_per_workspace = 3\n");
+    let world = world_with_policy(
+        "[[rule]]\nkind = \"agent\"\nmax_sandboxes = 1\n[[rule]]\nworkspace = \"default\"\nmax_sandboxes_per_workspace = 3\n",
+    );
     let broker = world.start().await;
     let (ann, bot) = (broker.human("ann").await, broker.key("bot", PrincipalKind::Agent).await);
     let first = bot.ensure("1").await;
@@ -139,7 +140,7 @@ async fn sandboxes_are_counted_by_owner_and_by_workspace() {
 
 #[tokio::test]
 async fn providers_templates_and_access_follow_the_policy() {
-    let world = ruled(
+    let world = world_with_policy(
         "[[rule]]\nkind = \"agent\"\nproviders = [\"other\"]\ntemplates = [\"python\"]\n[[rule]]\nkind = \"human\"\ndefault_access = \"owner\"\n",
     );
     let broker = world.start().await;

@@ -50,7 +50,7 @@ async fn members(broker: &TestBroker, pool: &Pool) -> Vec<Sandbox> {
     broker.broker.as_ref().unwrap().store().pool_members(&pool.id).await.unwrap()
 }
 
-async fn filled(broker: &TestBroker, pool: &Pool) -> Vec<SandboxId> {
+async fn wait_until_full(broker: &TestBroker, pool: &Pool) -> Vec<SandboxId> {
     eventually("the pool is full", || async {
         broker.tick().await;
         let members = members(broker, pool).await;
@@ -70,7 +70,7 @@ async fn a_request_for_the_template_gets_a_sandbox_of_the_pool() {
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
     let pool = pool(&world, &broker, 2).await;
-    let waiting = filled(&broker, &pool).await;
+    let waiting = wait_until_full(&broker, &pool).await;
     // Not assigned yet: not even the owner of the pool can access it.
     assert_eq!(list(&ann).await, 0);
     assert_eq!(ann.get(&format!("/v1/sandboxes/{}", waiting[0])).await.error(404), "SANDBOX_NOT_FOUND");
@@ -87,7 +87,7 @@ async fn a_request_for_the_template_gets_a_sandbox_of_the_pool() {
     assert_eq!(world.provider.made_of.lock().unwrap().len(), starts, "none was made");
     let third = bob.post("/v1/sandboxes", json!({ "template": "python" })).await.ok(201);
     assert!(!waiting.contains(&third["id"].as_str().unwrap().parse().unwrap()), "with none left one is made");
-    assert_eq!(filled(&broker, &pool).await.iter().filter(|m| waiting.contains(m)).count(), 0, "and others wait again");
+    assert_eq!(wait_until_full(&broker, &pool).await.iter().filter(|m| waiting.contains(m)).count(), 0, "and others wait again");
     assert_eq!(list(&bob).await, 3);
 }
 
@@ -99,20 +99,20 @@ async fn pool_members_outlive_their_lease_and_are_replaced_when_they_die_or_the_
     let broker = world.start().await;
     let _ann = broker.human("ann").await;
     let pool = pool(&world, &broker, 1).await;
-    let waiting = filled(&broker, &pool).await;
+    let waiting = wait_until_full(&broker, &pool).await;
     for _ in 0..20 {
         world.clock.advance(300);
         broker.tick().await;
     }
-    assert_eq!(filled(&broker, &pool).await, waiting, "longer than any lease");
+    assert_eq!(wait_until_full(&broker, &pool).await, waiting, "longer than any lease");
     world.clock.advance(60);
-    let next = filled_anew(&broker, &pool, &waiting).await;
+    let next = wait_until_refilled(&broker, &pool, &waiting).await;
     world.provider.kill(&next[0]);
-    let next = filled_anew(&broker, &pool, &next).await;
+    let next = wait_until_refilled(&broker, &pool, &next).await;
     broker.kill().await;
     world.config.templates.insert("python".to_owned(), TemplateSpec::default());
     let broker = world.start().await;
-    let last = filled_anew(&broker, &pool, &next).await;
+    let last = wait_until_refilled(&broker, &pool, &next).await;
     broker.broker.as_ref().unwrap().store().remove_pool(&pool, &audit("pool.deleted")).await.unwrap();
     eventually("nothing is left", || async {
         broker.tick().await;
@@ -128,7 +128,7 @@ async fn the_pool_of_a_disabled_principal_has_no_members() {
     let broker = world.start().await;
     let (_ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
     let pool = pool(&world, &broker, 2).await;
-    filled(&broker, &pool).await;
+    wait_until_full(&broker, &pool).await;
     root.post("/v1/principals/ann/disable", json!({})).await;
     eventually("nothing waits any more", || async {
         broker.tick().await;
@@ -150,7 +150,7 @@ async fn pool_members_of_a_dead_node_are_replaced() {
     let one = worlds[0].start().await;
     let ann = one.human("ann").await;
     let pool = pool(&worlds[0], &one, 2).await;
-    let waiting = filled(&one, &pool).await;
+    let waiting = wait_until_full(&one, &pool).await;
     // Started only now, because it would have helped to fill the pool.
     let two = worlds[1].start().await;
     one.kill().await;
@@ -172,7 +172,7 @@ async fn pool_members_of_a_dead_node_are_replaced() {
     .await;
 }
 
-async fn filled_anew(broker: &TestBroker, pool: &Pool, before: &[SandboxId]) -> Vec<SandboxId> {
+async fn wait_until_refilled(broker: &TestBroker, pool: &Pool, before: &[SandboxId]) -> Vec<SandboxId> {
     eventually("another waits", || async {
         broker.tick().await;
         let members = members(broker, pool).await;
@@ -214,7 +214,7 @@ async fn failing_pool_starts_are_retried_with_backoff_and_report_the_reason() {
     // Once the failure is fixed, the pool is filled at the next attempt, or immediately after a change.
     world.provider.failing_starts.store(0, Ordering::SeqCst);
     ann.call(http::Method::PATCH, "/v2/sandboxes/pools/warm", Some(json!({ "replicas": 2 })), &[]).await.ok(200);
-    assert_eq!(filled(&broker, &Pool { replicas: 2, ..pool }).await.len(), 2);
+    assert_eq!(wait_until_full(&broker, &Pool { replicas: 2, ..pool }).await.len(), 2);
     eventually("it is well", || async { ann.get("/v2/sandboxes/pools/warm").await.ok(200)["status_message"] == Value::Null }).await;
 }
 
@@ -228,7 +228,7 @@ async fn each_pool_member_is_taken_once_by_racing_requests_on_several_brokers() 
     let (one, two) = (worlds[0].start().await, worlds[1].start().await);
     let ann = one.human("ann").await;
     let pool = pool(&worlds[0], &one, 4).await;
-    let waiting = filled(&one, &pool).await;
+    let waiting = wait_until_full(&one, &pool).await;
     let (here, there) = (ann.at(&one), ann.at(&two));
     let requested = (0..8).map(|n| {
         let caller = if n % 2 == 0 { here.clone() } else { there.clone() };

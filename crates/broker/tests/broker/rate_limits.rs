@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::harness::{Client, World, sandbox_id, session_path};
 
 /// A burst of a few requests, then one a second.
-fn tight() -> World {
+fn world_with_low_limits() -> World {
     let mut world = World::new();
     world.config.rate_limits = RateLimits {
         requests_per_second: 1,
@@ -24,7 +24,7 @@ fn tight() -> World {
 
 #[tokio::test]
 async fn a_principal_over_its_limit_gets_a_retry_time_and_others_are_not_limited() {
-    let world = tight();
+    let world = world_with_low_limits();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
     for _ in 0..3 {
@@ -47,7 +47,7 @@ async fn a_principal_over_its_limit_gets_a_retry_time_and_others_are_not_limited
 
 #[tokio::test]
 async fn a_principal_over_its_limit_can_still_keep_and_end_its_sessions() {
-    let world = tight();
+    let world = world_with_low_limits();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let session = session_path(&ann.ensure("t").await);
@@ -59,7 +59,7 @@ async fn a_principal_over_its_limit_can_still_keep_and_end_its_sessions() {
 
 #[tokio::test]
 async fn requests_with_a_token_count_against_the_limit_of_its_principal() {
-    let world = tight();
+    let world = world_with_low_limits();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
     let made = ann.ensure("t").await;
@@ -86,7 +86,7 @@ async fn requests_with_a_token_count_against_the_limit_of_its_principal() {
 
 #[tokio::test]
 async fn an_address_that_guesses_keys_is_limited_and_a_valid_key_from_it_is_not() {
-    let world = tight();
+    let world = world_with_low_limits();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let guessing = Client { key: Some(Secret::new(format!("cbx_{}_{}", "0".repeat(26), "x".repeat(43)))), ..ann.clone() };
@@ -108,7 +108,7 @@ async fn an_address_that_guesses_keys_is_limited_and_a_valid_key_from_it_is_not(
 
 #[tokio::test]
 async fn a_limited_address_can_still_check_health_and_send_notices() {
-    let mut world = tight();
+    let mut world = world_with_low_limits();
     world.config.metrics.public = true;
     let broker = world.start().await;
     let nobody = Client { key: None, ..broker.human("ann").await };
@@ -123,7 +123,7 @@ async fn a_limited_address_can_still_check_health_and_send_notices() {
 
 #[tokio::test]
 async fn a_valid_credential_is_never_locked_out_by_invalid_ones_from_its_address() {
-    let world = tight();
+    let world = world_with_low_limits();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
@@ -144,7 +144,7 @@ async fn a_valid_credential_is_never_locked_out_by_invalid_ones_from_its_address
 
 #[tokio::test]
 async fn a_refusal_by_the_sandbox_does_not_count_against_the_address() {
-    let world = tight();
+    let world = world_with_low_limits();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
@@ -161,7 +161,7 @@ async fn a_refusal_by_the_sandbox_does_not_count_against_the_address() {
 
 #[tokio::test]
 async fn a_limit_of_zero_means_unlimited() {
-    let mut world = tight();
+    let mut world = world_with_low_limits();
     let off = RateLimits { requests_per_second: 0, upkeep_per_second: 0, failures_per_minute: Some(0), ..world.config.rate_limits.clone() };
     world.config.rate_limits = off;
     let broker = world.start().await;

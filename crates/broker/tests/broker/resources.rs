@@ -76,8 +76,8 @@ async fn a_sandbox_keeps_the_image_version_it_was_created_from() {
     let base_of = |id: &SandboxId| world.provider.made_of.lock().unwrap()[id].last().unwrap().base.clone();
     stands_for("one");
     let first = id(&ann.post("/v1/sandboxes", json!({ "template": "python" })).await.ok(201));
-    let snapshot = taken(&ann, &first, "s").await;
-    becomes(&ann, &snapshot, "ready").await;
+    let snapshot = take_snapshot(&ann, &first, "s").await;
+    wait_for_state(&ann, &snapshot, "ready").await;
     stands_for("two");
     let second = id(&ann.post("/v1/sandboxes", json!({ "template": "python" })).await.ok(201));
     let from = id(&ann.post("/v1/sandboxes", json!({ "snapshot": "s" })).await.ok(201));
@@ -160,18 +160,18 @@ async fn callers_limited_to_listed_templates_get_nothing_else() {
     assert_eq!(displayed["items"].as_array().unwrap().len(), 2);
 }
 
-async fn taken(ann: &Client, sandbox: &SandboxId, name: &str) -> SnapshotId {
+async fn take_snapshot(ann: &Client, sandbox: &SandboxId, name: &str) -> SnapshotId {
     let taken = ann.post(&format!("/v1/sandboxes/{sandbox}/snapshots"), json!({ "name": name })).await.ok(202);
     taken["id"].as_str().unwrap().parse().unwrap()
 }
 
-async fn becomes(ann: &Client, snapshot: &SnapshotId, state: &str) -> Value {
+async fn wait_for_state(ann: &Client, snapshot: &SnapshotId, state: &str) -> Value {
     let path = format!("/v1/snapshots/{snapshot}");
     eventually(state, || async { ann.get(&path).await.json()["state"] == state }).await;
     ann.get(&path).await.ok(200)
 }
 
-async fn is_forgotten(broker: &TestBroker, ann: &Client, snapshot: &SnapshotId) -> bool {
+async fn is_removed(broker: &TestBroker, ann: &Client, snapshot: &SnapshotId) -> bool {
     broker.tick().await;
     ann.get(&format!("/v1/snapshots/{snapshot}")).await.status == 404
 }
@@ -182,12 +182,12 @@ async fn a_snapshot_starts_sandboxes_and_is_removed_when_nothing_is_based_on_it(
     let broker = world.start().await;
     let (ann, eve) = (broker.human("ann").await, broker.stranger().await);
     let first = id(&ann.post("/v1/sandboxes", json!({ "resources": { "disk_bytes": 1 << 30 } })).await.ok(201));
-    let below = taken(&ann, &first, "base").await;
-    assert_eq!(becomes(&ann, &below, "ready").await["size_bytes"], 4096);
+    let below = take_snapshot(&ann, &first, "base").await;
+    assert_eq!(wait_for_state(&ann, &below, "ready").await["size_bytes"], 4096);
     let second = ann.post("/v1/sandboxes", json!({ "snapshot": "base" })).await.ok(201);
     assert_eq!((&second["snapshot_id"], &second["resources"]["disk_bytes"]), (&json!(below), &json!(1 << 30)));
-    let above = taken(&ann, &id(&second), "more").await;
-    becomes(&ann, &above, "ready").await;
+    let above = take_snapshot(&ann, &id(&second), "more").await;
+    wait_for_state(&ann, &above, "ready").await;
     let third = ann.post("/v1/sandboxes", json!({ "snapshot": above })).await.ok(201);
     assert_eq!(world.provider.made_of.lock().unwrap()[&id(&third)][0].layers, [above.clone(), below.clone()]);
     for path in [format!("/v1/snapshots/{below}"), "/v1/snapshots/base".to_owned()] {
@@ -198,13 +198,13 @@ async fn a_snapshot_starts_sandboxes_and_is_removed_when_nothing_is_based_on_it(
     // New sandboxes can't use it any more; its files are removed only when no sandbox uses them.
     assert_eq!(ann.delete("/v1/snapshots/base").await.status, 204);
     assert_eq!(ann.post("/v1/sandboxes", json!({ "snapshot": below })).await.error(404), "SNAPSHOT_NOT_FOUND");
-    assert!(!is_forgotten(&broker, &ann, &below).await);
+    assert!(!is_removed(&broker, &ann, &below).await);
     ann.delete(&format!("/v1/sandboxes/{}", id(&second))).await;
-    assert!(!is_forgotten(&broker, &ann, &below).await, "another snapshot stands on it");
+    assert!(!is_removed(&broker, &ann, &below).await, "another snapshot stands on it");
     ann.delete(&format!("/v1/snapshots/{above}")).await;
-    assert!(!is_forgotten(&broker, &ann, &above).await, "a sandbox stands on it");
+    assert!(!is_removed(&broker, &ann, &above).await, "a sandbox stands on it");
     ann.delete(&format!("/v1/sandboxes/{}", id(&third))).await;
-    eventually("both are gone", || async { is_forgotten(&broker, &ann, &above).await && is_forgotten(&broker, &ann, &below).await }).await;
+    eventually("both are gone", || async { is_removed(&broker, &ann, &above).await && is_removed(&broker, &ann, &below).await }).await;
     assert!(world.provider.snapshots.lock().unwrap().is_empty());
 }
 
@@ -215,20 +215,20 @@ async fn a_snapshot_is_as_private_as_its_sandbox_and_a_failed_one_has_a_reason()
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
     let private = id(&ann.post("/v1/sandboxes", json!({ "access": "owner" })).await.ok(201));
     let open = id(&ann.post("/v1/sandboxes", json!({})).await.ok(201));
-    let kept = taken(&ann, &private, "private").await;
-    becomes(&ann, &kept, "ready").await;
+    let kept = take_snapshot(&ann, &private, "private").await;
+    wait_for_state(&ann, &kept, "ready").await;
     assert_eq!(bob.get(&format!("/v1/snapshots/{kept}")).await.error(403), "FORBIDDEN");
     assert_eq!(bob.get("/v1/snapshots").await.ok(200)["items"], json!([]));
     let answer = bob.post(&format!("/v1/sandboxes/{open}/snapshots"), json!({ "name": "x" })).await;
     assert_eq!(answer.error(403), "FORBIDDEN", "only who owns it, unless the policy says otherwise");
     world.provider.failing_snapshots.store(1, Ordering::SeqCst);
-    let failed = taken(&ann, &open, "open").await;
-    let failed = becomes(&ann, &failed, "failed").await;
+    let failed = take_snapshot(&ann, &open, "open").await;
+    let failed = wait_for_state(&ann, &failed, "failed").await;
     assert!(failed["reason"].as_str().unwrap().contains("told to fail"));
     assert_eq!(ann.post("/v1/sandboxes", json!({ "snapshot": failed["id"] })).await.error(400), "INVALID_REQUEST");
     // A name refers to the newest snapshot that is ready.
-    let good = taken(&ann, &open, "open").await;
-    becomes(&ann, &good, "ready").await;
+    let good = take_snapshot(&ann, &open, "open").await;
+    wait_for_state(&ann, &good, "ready").await;
     assert_eq!(ann.get("/v1/snapshots/open").await.ok(200)["id"], json!(good));
     assert_eq!(ann.get("/v1/snapshots/open:latest").await.ok(200)["id"], json!(good));
     assert_eq!(ann.get("/v1/snapshots/open:other").await.error(404), "SNAPSHOT_NOT_FOUND");
@@ -240,18 +240,18 @@ async fn a_snapshot_of_a_private_session_is_private() {
     let broker = world.start().await;
     let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
     let open = id(&ann.post("/v1/sandboxes", json!({ "name": "open" })).await.ok(201));
-    let before = taken(&ann, &open, "before").await;
-    becomes(&ann, &before, "ready").await;
+    let before = take_snapshot(&ann, &open, "before").await;
+    wait_for_state(&ann, &before, "ready").await;
     let path = format!("/v1/sandboxes/{open}/snapshots");
     world.provider.may_copy.send_replace(false);
-    let meanwhile = taken(&ann, &open, "meanwhile").await;
+    let meanwhile = take_snapshot(&ann, &open, "meanwhile").await;
     let session =
         ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "ensure", "sandbox_hint": "open", "access": "owner" })).await.ok(200);
     world.provider.may_copy.send_replace(true);
     assert_eq!(bob.get(&format!("/dp/{open}/v1/x")).await.error(403), "FORBIDDEN");
-    assert_eq!(becomes(&ann, &meanwhile, "ready").await["access"], "owner", "it may have been copied after that");
-    let private = taken(&ann, &open, "private").await;
-    assert_eq!(becomes(&ann, &private, "ready").await["access"], "owner");
+    assert_eq!(wait_for_state(&ann, &meanwhile, "ready").await["access"], "owner", "it may have been copied after that");
+    let private = take_snapshot(&ann, &open, "private").await;
+    assert_eq!(wait_for_state(&ann, &private, "ready").await["access"], "owner");
     for snapshot in [&meanwhile, &private] {
         assert_eq!(bob.post("/v1/sandboxes", json!({ "snapshot": snapshot })).await.error(403), "FORBIDDEN");
     }
@@ -272,8 +272,8 @@ async fn a_snapshot_name_belongs_to_its_owner_and_resolves_to_a_usable_snapshot(
     let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
     let of = async |client: &Client, access: &str| id(&client.post("/v1/sandboxes", json!({ "access": access })).await.ok(201));
     let (anns, bobs, roots) = (of(&ann, "workspace").await, of(&bob, "owner").await, of(&root, "owner").await);
-    let base = taken(&ann, &anns, "base").await;
-    becomes(&ann, &base, "ready").await;
+    let base = take_snapshot(&ann, &anns, "base").await;
+    wait_for_state(&ann, &base, "ready").await;
     // Neither the existing tag nor a new one.
     for params in [json!({ "name": "base" }), json!({ "name": "base", "tag": "v2" })] {
         assert_eq!(bob.post(&format!("/v1/sandboxes/{bobs}/snapshots"), params).await.error(409), "NAME_TAKEN");
@@ -281,22 +281,22 @@ async fn a_snapshot_name_belongs_to_its_owner_and_resolves_to_a_usable_snapshot(
     let image = json!({ "name": "base", "docker_image": IMAGE });
     assert_eq!(bob.post("/v2/sandboxes/snapshots", image).await.ok(409)["detail"]["error"], "Conflict");
     // An operator moves the name to a snapshot that others may not use. For them it still refers to the earlier one.
-    let helped = taken(&root, &roots, "base").await;
-    becomes(&root, &helped, "ready").await;
+    let helped = take_snapshot(&root, &roots, "base").await;
+    wait_for_state(&root, &helped, "ready").await;
     let meant = async |client: &Client| client.get("/v1/snapshots/base").await.ok(200)["id"].as_str().unwrap().to_owned();
     assert_eq!((meant(&bob).await, meant(&ann).await, meant(&root).await), (base.to_string(), base.to_string(), helped.to_string()));
     let displayed = bob.get("/v2/sandboxes/snapshots-by-name/base").await.ok(200);
     assert_eq!(displayed["tags"], json!([{ "tag": "latest", "snapshot_id": base }]));
-    let newer = taken(&ann, &anns, "base").await;
-    becomes(&ann, &newer, "ready").await;
+    let newer = take_snapshot(&ann, &anns, "base").await;
+    wait_for_state(&ann, &newer, "ready").await;
     assert_eq!(meant(&bob).await, newer.to_string());
     // The name of a private snapshot is reserved, but not visible to others.
-    let private = taken(&bob, &bobs, "his").await;
-    becomes(&bob, &private, "ready").await;
+    let private = take_snapshot(&bob, &bobs, "his").await;
+    wait_for_state(&bob, &private, "ready").await;
     assert_eq!(ann.get("/v1/snapshots/his").await.error(404), "SNAPSHOT_NOT_FOUND");
     assert_eq!(ann.post(&format!("/v1/sandboxes/{anns}/snapshots"), json!({ "name": "his" })).await.error(409), "NAME_TAKEN");
     bob.delete("/v1/snapshots/his").await.ok(204);
-    taken(&ann, &anns, "his").await;
+    take_snapshot(&ann, &anns, "his").await;
 }
 
 #[tokio::test]
@@ -343,20 +343,20 @@ async fn an_interrupted_snapshot_is_finished() {
     let ann = broker.human("ann").await;
     let sandbox = id(&ann.post("/v1/sandboxes", json!({ "keep": true })).await.ok(201));
     world.provider.may_copy.send_replace(false);
-    let snapshot = taken(&ann, &sandbox, "s").await;
+    let snapshot = take_snapshot(&ann, &sandbox, "s").await;
     assert_eq!(ann.post("/v1/sandboxes", json!({ "snapshot": "s" })).await.error(423), "SANDBOX_STARTING");
     broker.kill().await;
     let broker = world.start().await;
     let ann = ann.at(&broker);
     world.provider.may_copy.send_replace(true);
     broker.tick().await;
-    becomes(&ann, &snapshot, "ready").await;
+    wait_for_state(&ann, &snapshot, "ready").await;
     // A snapshot fails if its sandbox has ended in the meantime.
     world.provider.may_copy.send_replace(false);
-    let lost = taken(&ann, &sandbox, "lost").await;
+    let lost = take_snapshot(&ann, &sandbox, "lost").await;
     ann.delete(&format!("/v1/sandboxes/{sandbox}")).await;
     world.provider.may_copy.send_replace(true);
-    becomes(&ann, &lost, "failed").await;
+    wait_for_state(&ann, &lost, "failed").await;
     assert_eq!(world.provider.snapshots.lock().unwrap().len(), 1);
 }
 
@@ -437,14 +437,14 @@ async fn a_volume_is_mounted_in_several_sandboxes_and_kept_while_mounted() {
 }
 
 #[tokio::test]
-async fn a_text_with_the_id_of_an_item_does_not_keep_it_in_use() {
+async fn an_id_in_an_unrelated_field_does_not_keep_its_item_in_use() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
     let volume = ann.post("/v1/volumes", json!({ "name": "data", "size_bytes": 64 << 20 })).await.ok(201);
     let first = id(&ann.post("/v1/sandboxes", json!({})).await.ok(201));
-    let snapshot = taken(&ann, &first, "base").await;
-    becomes(&ann, &snapshot, "ready").await;
+    let snapshot = take_snapshot(&ann, &first, "base").await;
+    wait_for_state(&ann, &snapshot, "ready").await;
     let env = json!({ "A": volume["id"], "B": snapshot, "C": format!("{{\"volume\":\"{}\"}}", volume["id"].as_str().unwrap()) });
     let says = bob.post("/v1/sandboxes", json!({ "env": env })).await.ok(201);
     let named = json!({ "name": "says", "docker_image": IMAGE, "run_config": { "env_vars": env } });
@@ -462,7 +462,7 @@ async fn a_text_with_the_id_of_an_item_does_not_keep_it_in_use() {
     bob.delete(&format!("/v1/sandboxes/{private}")).await.ok(204);
     assert_eq!(ann.delete("/v1/volumes/data").await.status, 204);
     ann.delete("/v1/snapshots/base").await.ok(204);
-    eventually("its files are gone", || async { is_forgotten(&broker, &ann, &snapshot).await }).await;
+    eventually("its files are gone", || async { is_removed(&broker, &ann, &snapshot).await }).await;
     bob.get(&format!("/v1/sandboxes/{}", id(&says))).await.ok(200);
 }
 

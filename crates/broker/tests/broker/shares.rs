@@ -12,7 +12,7 @@ async fn private(ann: &Client) -> Value {
     ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "ensure", "access": "owner" })).await.ok(200)
 }
 
-async fn people(broker: &TestBroker) -> (Client, Client, Client, Client) {
+async fn principals(broker: &TestBroker) -> (Client, Client, Client, Client) {
     let root = broker.key("root", PrincipalKind::Operator).await;
     (broker.human("ann").await, broker.human("bob").await, broker.human("carl").await, root)
 }
@@ -21,7 +21,7 @@ async fn people(broker: &TestBroker) -> (Client, Client, Client, Client) {
 async fn a_share_admits_one_principal_with_at_most_its_capabilities() {
     let world = World::new();
     let broker = world.start().await;
-    let (ann, bob, carl, root) = people(&broker).await;
+    let (ann, bob, carl, root) = principals(&broker).await;
     let made = private(&ann).await;
     let (id, share) = (sandbox_id(&made), format!("{}/share", session_path(&made)));
     let params = json!({ "principal": "bob", "capabilities": ["fs_read", "shell:ro"] });
@@ -69,7 +69,7 @@ async fn a_share_admits_one_principal_with_at_most_its_capabilities() {
 async fn revoking_a_share_ends_exactly_its_tokens_at_once() {
     let world = World::new();
     let broker = world.start().await;
-    let (ann, bob, carl, _) = people(&broker).await;
+    let (ann, bob, carl, _) = principals(&broker).await;
     let made = private(&ann).await;
     let (id, share) = (sandbox_id(&made), format!("{}/share", session_path(&made)));
     let path = format!("/dp/{id}/v1/x");
@@ -106,7 +106,7 @@ async fn revoking_a_share_ends_exactly_its_tokens_at_once() {
 async fn widening_a_share_keeps_its_tokens_and_narrowing_it_ends_them() {
     let world = World::new();
     let broker = world.start().await;
-    let (ann, bob, _, _) = people(&broker).await;
+    let (ann, bob, _, _) = principals(&broker).await;
     let made = private(&ann).await;
     let (path, share) = (format!("/dp/{}/v1/x", sandbox_id(&made)), format!("{}/share", session_path(&made)));
     ann.post(&share, json!({ "principal": "bob", "capabilities": ["fs_read"] })).await.ok(201);
@@ -127,7 +127,7 @@ async fn widening_a_share_keeps_its_tokens_and_narrowing_it_ends_them() {
 async fn a_share_expires_and_no_token_outlives_it() {
     let world = World::new();
     let broker = world.start().await;
-    let (ann, bob, _, _) = people(&broker).await;
+    let (ann, bob, _, _) = principals(&broker).await;
     let made = private(&ann).await;
     let share = format!("{}/share", session_path(&made));
     let start: Timestamp = serde_json::from_value(made["expires_at"].clone()).unwrap();
@@ -149,7 +149,7 @@ async fn a_share_expires_and_no_token_outlives_it() {
 async fn only_principals_of_the_workspace_can_receive_a_share() {
     let world = World::new();
     let broker = world.start().await;
-    let (ann, bob, _, _) = people(&broker).await;
+    let (ann, bob, _, _) = principals(&broker).await;
     let eve = broker.stranger().await;
     let made = private(&ann).await;
     let share = format!("{}/share", session_path(&made));
@@ -175,7 +175,7 @@ async fn only_principals_of_the_workspace_can_receive_a_share() {
 async fn a_share_limits_access_only_once_the_sandbox_is_private() {
     let world = World::new();
     let broker = world.start().await;
-    let (ann, bob, carl, _) = people(&broker).await;
+    let (ann, bob, carl, _) = principals(&broker).await;
     let made = ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "ensure", "name": "dev" })).await.ok(200);
     let share = format!("{}/share", session_path(&made));
     let shared = ann.post(&share, json!({ "principal": "bob", "capabilities": ["fs_read"] })).await.ok(201);
@@ -206,7 +206,7 @@ async fn a_share_limits_access_only_once_the_sandbox_is_private() {
 async fn a_share_of_a_private_session_limits_nothing_while_its_sandbox_is_open_to_the_workspace() {
     let world = World::new();
     let broker = world.start().await;
-    let (ann, bob, _, _) = people(&broker).await;
+    let (ann, bob, _, _) = principals(&broker).await;
     ann.post("/v1/sandboxes", json!({ "name": "dev", "access": "workspace" })).await.ok(201);
     let params = json!({ "thread_id": "h2", "mode": "ensure", "sandbox_id": "dev", "access": "owner" });
     let made = ann.post(SESSIONS, params).await.ok(200);
@@ -232,7 +232,7 @@ async fn a_share_of_a_private_session_limits_nothing_while_its_sandbox_is_open_t
 async fn access_paths_include_shares_of_other_sessions_and_operators() {
     let world = World::new();
     let broker = world.start().await;
-    let (ann, bob, carl, _) = people(&broker).await;
+    let (ann, bob, carl, _) = principals(&broker).await;
     ann.post("/v1/sandboxes", json!({ "name": "dev", "access": "owner" })).await.ok(201);
     let ensure = async |thread: &str| {
         let params = json!({ "thread_id": thread, "mode": "ensure", "sandbox_id": "dev", "access": "owner" });

@@ -116,10 +116,10 @@ async fn keys_that_hold_connections_leave_health_and_other_keys_working() {
         timeout(PATIENCE, requested.get("/healthz")).await.expect("the broker answers").ok(200);
     };
     // One principal gets at most half of the connections.
-    let held = hold(&ann, 32, 8).await;
+    let held = hold_connections(&ann, 32, 8).await;
     is_well().await;
     timeout(PATIENCE, bob.ensure("t")).await.expect("another key gets in");
-    let _others = hold(&eve, 20, 0).await;
+    let _others = hold_connections(&eve, 20, 0).await;
     is_well().await;
     // Connections that never authenticate are closed when no slot is left.
     let mut silent = Vec::new();
@@ -132,7 +132,7 @@ async fn keys_that_hold_connections_leave_health_and_other_keys_working() {
 }
 
 /// Opens connections whose request waits for its body, and expects the given numbers to be accepted and refused.
-async fn hold(client: &Client, taken: usize, refused: usize) -> Vec<TcpStream> {
+async fn hold_connections(client: &Client, taken: usize, refused: usize) -> Vec<TcpStream> {
     // The broker requests a body once its sender is authenticated.
     let head = head(SESSIONS, client.key.as_ref().map(Secret::expose), 1000).replace("\r\n\r\n", "\r\nexpect: 100-continue\r\n\r\n");
     let mut held = Vec::new();

@@ -39,14 +39,14 @@ async fn run(stores: &[Store]) {
 }
 
 /// The store of the nth racer.
-fn of(stores: &[Store], n: usize) -> &Store {
+fn store_of(stores: &[Store], n: usize) -> &Store {
     &stores[n % stores.len()]
 }
 
 async fn ensures_of_one_scope_agree(stores: &[Store]) {
     for round in 0..ROUNDS {
         let ensures: Vec<EnsureParams> = (0..RACERS).map(|_| ensure_params(&format!("race {round}"))).collect();
-        let outcomes = join_all(ensures.iter().enumerate().map(|(n, w)| of(stores, n).ensure(w))).await;
+        let outcomes = join_all(ensures.iter().enumerate().map(|(n, w)| store_of(stores, n).ensure(w))).await;
         let mut ids = HashSet::new();
         let mut created = 0;
         for outcome in outcomes {
@@ -70,7 +70,7 @@ async fn one_of_many_ends_a_session(stores: &[Store]) {
         let ensure_params = ensure_params(&format!("end {round}"));
         stores[0].ensure(&ensure_params).await.unwrap();
         let ending = ending(1);
-        let ends = join_all((0..8).map(|n| of(stores, n).end_session(&ensure_params.fresh.session.id, &ending))).await;
+        let ends = join_all((0..8).map(|n| store_of(stores, n).end_session(&ensure_params.fresh.session.id, &ending))).await;
         assert_eq!(ends.into_iter().filter(|e| e.as_ref().unwrap().is_some()).count(), 1);
     }
 }
@@ -82,8 +82,8 @@ async fn an_end_wins_over_what_was_under_way(stores: &[Store]) {
         let begun = &ensure_params.fresh.sandbox;
         let (started, ending) = (begun.started(at(1)), ending(2));
         let (started, ended) = tokio::join!(
-            of(stores, 1).replace_sandbox(begun, &started, None),
-            of(stores, 2).end_session(&ensure_params.fresh.session.id, &ending)
+            store_of(stores, 1).replace_sandbox(begun, &started, None),
+            store_of(stores, 2).end_session(&ensure_params.fresh.session.id, &ending)
         );
         started.unwrap();
         assert!(ended.unwrap().is_some());
@@ -96,7 +96,7 @@ async fn a_name_is_given_once(stores: &[Store]) {
     let audit = audit("sandbox.created");
     let none = cobox_protocol::tags::Tags::new();
     let many = quota(10_000);
-    let added = join_all(sandboxes.iter().enumerate().map(|(n, s)| of(stores, n).add_sandbox(s, &none, &many, &audit))).await;
+    let added = join_all(sandboxes.iter().enumerate().map(|(n, s)| store_of(stores, n).add_sandbox(s, &none, &many, &audit))).await;
     assert_eq!(added.into_iter().filter(|a| *a.as_ref().unwrap() == AddedSandbox::Added).count(), 1);
 }
 
@@ -111,7 +111,7 @@ async fn every_revocation_changes_the_sequence(stores: &[Store]) {
     let looking = async {
         let mut seen: (u64, Vec<Revocation>) = Default::default();
         while !is_done.load(std::sync::atomic::Ordering::SeqCst) {
-            let view = of(stores, 1).revocations(&looker, at(3)).await.unwrap();
+            let view = store_of(stores, 1).revocations(&looker, at(3)).await.unwrap();
             assert!(view.list == seen.1 || view.sequence > seen.0, "there is more at the same sequence {}", seen.0);
             seen = (view.sequence, view.list.clone());
             // Cached reads return immediately, and the other tasks need a turn.
@@ -120,7 +120,7 @@ async fn every_revocation_changes_the_sequence(stores: &[Store]) {
     };
     let ending = ending(2);
     let revoking = async {
-        let revoked = join_all(keys.iter().enumerate().map(|(n, key)| of(stores, n).revoke_key(&key.id, &ending))).await;
+        let revoked = join_all(keys.iter().enumerate().map(|(n, key)| store_of(stores, n).revoke_key(&key.id, &ending))).await;
         assert!(revoked.into_iter().all(|r| matches!(r.unwrap(), RevokedKey::Revoked(_))));
         is_done.store(true, std::sync::atomic::Ordering::SeqCst);
     };
@@ -132,7 +132,7 @@ async fn a_quota_is_never_passed(stores: &[Store]) {
     let living = stores[0].sandboxes_of_node(crate::store_suite::NODE).await.unwrap().into_iter().filter(|s| s.ended_at.is_none()).count();
     let most = u32::try_from(living).unwrap() + 5;
     let ensures: Vec<_> = (0..RACERS).map(|n| EnsureParams { quota: quota(most), ..ensure_params(&format!("quota {n}")) }).collect();
-    let outcomes = join_all(ensures.iter().enumerate().map(|(n, w)| of(stores, n).ensure(w))).await;
+    let outcomes = join_all(ensures.iter().enumerate().map(|(n, w)| store_of(stores, n).ensure(w))).await;
     let count = |is: fn(&Ensured) -> bool| outcomes.iter().filter(|o| is(o.as_ref().unwrap())).count();
     assert_eq!(count(|o| matches!(o, Ensured::Created(_))), 5);
     assert_eq!(count(|o| matches!(o, Ensured::QuotaReached(_))), RACERS - 5);
@@ -154,7 +154,7 @@ async fn every_note_is_kept(stores: &[Store]) {
             Note { sandboxes, audit: vec![audit("token.issued").detail(n.to_string())], ..Note::default() }
         })
         .collect();
-    let written = join_all(notes.iter().enumerate().map(|(n, note)| of(stores, n).note(note))).await;
+    let written = join_all(notes.iter().enumerate().map(|(n, note)| store_of(stores, n).note(note))).await;
     assert!(written.iter().all(Result::is_ok), "{written:?}");
     let kept = stores[0].audit(WORKSPACE, None, &PageParams { before: None, limit: 1000 }).await.unwrap();
     let kept: HashSet<_> = kept.into_iter().map(|(_, record)| record.detail.unwrap()).collect();

@@ -129,17 +129,17 @@ async fn sqlite_passes_the_store_suite() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("broker.db");
     run(&sqlite::open(&path).await.unwrap()).await;
-    remembers(&sqlite::open(&path).await.unwrap()).await;
+    assert_remembered(&sqlite::open(&path).await.unwrap()).await;
 }
 
 #[tokio::test]
 async fn postgres_passes_the_store_suite() {
     let database = TestDatabase::new().await;
     run(&postgres::open(&database.secret_url()).await.unwrap()).await;
-    remembers(&postgres::open(&database.secret_url()).await.unwrap()).await;
+    assert_remembered(&postgres::open(&database.secret_url()).await.unwrap()).await;
 }
 
-async fn remembers(again: &Store) {
+async fn assert_remembered(again: &Store) {
     assert!(again.session_of(WORKSPACE, "thread", "race").await.unwrap().is_some());
 }
 
@@ -229,13 +229,13 @@ async fn a_key_and_its_session(store: &Store) {
     store.end_session(&ended.session.id, &ending(10)).await.unwrap();
     let Ensured::Created(living) = store.ensure(&ensure_params("read together")).await.unwrap() else { panic!("it is new") };
     for session in [&ended.session.id, &living.session.id] {
-        assert_eq!(together(store, &key, session).await, store.session(session).await.unwrap());
+        assert_eq!(key_and_session(store, &key, session).await, store.session(session).await.unwrap());
     }
-    assert_eq!(together(store, &key, &SessionId::new()).await, None);
+    assert_eq!(key_and_session(store, &key, &SessionId::new()).await, None);
     assert!(store.key_and_session(&KeyId::new(), &living.session.id).await.unwrap().is_none());
 }
 
-async fn together(store: &Store, key: &ApiKey, session: &SessionId) -> Option<SessionWithSandbox> {
+async fn key_and_session(store: &Store, key: &ApiKey, session: &SessionId) -> Option<SessionWithSandbox> {
     let (read, bound) = store.key_and_session(&key.id, session).await.unwrap().unwrap();
     assert_eq!(format!("{read:?}"), format!("{:?}", store.key(&key.id).await.unwrap().unwrap()));
     assert_eq!((read.principal, read.hash), (key.principal.clone(), key.hash));

@@ -58,7 +58,7 @@ async fn start() -> (Arc<FakeAuthority>, String) {
     (authority, url)
 }
 
-fn ruled(url: &str, more: &str) -> World {
+fn world_with_authority(url: &str, more: &str) -> World {
     let mut world = World::new();
     world.config.thread_authority = Some(toml::from_str(&format!("url = {url:?}\n{more}")).unwrap());
     world
@@ -73,7 +73,7 @@ async fn ask(principal: &Client, thread: &str, mode: &str, credential: Option<&s
 async fn only_callers_who_may_see_a_thread_bind_a_sandbox_to_it() {
     let (authority, url) = start().await;
     authority.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
-    let world = ruled(&url, "");
+    let world = world_with_authority(&url, "");
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
 
@@ -121,7 +121,7 @@ async fn files_of_a_thread_are_visible_to_the_owner_and_to_callers_who_may_see_t
     let (authority, url) = start().await;
     authority.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
     authority.seen_by.lock().unwrap().insert("b".into(), "Bearer bob".into());
-    let mut world = ruled(&url, "");
+    let mut world = world_with_authority(&url, "");
     let policy = world.config.data_dir.with_file_name("policy.toml");
     std::fs::write(&policy, "[human]\ncapabilities = [\"fs_read\", \"fs_write\", \"exec\", \"snapshot\"]\n").unwrap();
     world.config.policy_file = Some(policy);
@@ -186,7 +186,7 @@ async fn files_of_a_thread_are_visible_to_the_owner_and_to_callers_who_may_see_t
 async fn without_a_response_of_the_authority_access_is_refused() {
     let (authority, url) = start().await;
     authority.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
-    let world = ruled(&url, "");
+    let world = world_with_authority(&url, "");
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     for status in [500, 502, 429, 302, 204] {
@@ -199,7 +199,7 @@ async fn without_a_response_of_the_authority_access_is_refused() {
     assert_eq!(ask(&ann, "t", "ensure", Some("Bearer ann")).await.error(404), "SESSION_NOT_FOUND", "what can't be a thread there");
     assert_eq!(world.provider.starts.load(Ordering::SeqCst), 0);
     for nobody in ["http://127.0.0.1:1".to_owned(), format!("{url}/wrong/base")] {
-        let world = ruled(&nobody, "");
+        let world = world_with_authority(&nobody, "");
         let broker = world.start().await;
         let ann = broker.human("ann").await;
         assert_eq!(ask(&ann, "t", "ensure", Some("Bearer ann")).await.error(503), "PROVIDER_UNAVAILABLE", "{nobody}");
@@ -209,7 +209,7 @@ async fn without_a_response_of_the_authority_access_is_refused() {
 #[tokio::test]
 async fn a_positive_answer_is_cached_briefly_and_a_negative_one_never() {
     let (authority, url) = start().await;
-    let world = ruled(&url, "remember_seconds = 20\n");
+    let world = world_with_authority(&url, "remember_seconds = 20\n");
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
     let request_count = || authority.request_count.load(Ordering::SeqCst);
@@ -236,7 +236,7 @@ async fn the_broker_can_ask_the_authority_with_its_own_key() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("key");
     std::fs::write(&file, "lsv2_service\n").unwrap();
-    let world = ruled(&url, &format!("service_key_file = {file:?}\nuser_header = \"x-user\"\n"));
+    let world = world_with_authority(&url, &format!("service_key_file = {file:?}\nuser_header = \"x-user\"\n"));
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
     let made = ask(&ann, "t", "ensure", Some("Bearer ignored")).await.ok(200);
@@ -328,11 +328,11 @@ impl Drop for LangGraph {
 
 #[tokio::test]
 #[ignore = "takes a LangGraph deployment, which `make soak` installs"]
-async fn soak_a_real_deployment_decides() {
+async fn soak_a_real_deployment_grants_and_refuses_access() {
     let program = std::env::var("COBOX_TEST_LANGGRAPH").expect("names the program of langgraph-cli[inmem]");
     let authority = LangGraph::start(&program).await;
     let thread = &authority.make_thread("Bearer ann").await;
-    let world = ruled(&authority.url, "");
+    let world = world_with_authority(&authority.url, "");
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
     ask(&ann, thread, "ensure", Some("Bearer ann")).await.ok(200);

@@ -67,24 +67,24 @@ impl SyncFixture {
         fs::write(path, text).unwrap();
     }
 
-    fn quietly(&self, command: &mut Command) -> Vec<u8> {
+    fn stdout_of(&self, command: &mut Command) -> Vec<u8> {
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         output.stdout
     }
 
     fn in_sandbox(&self, script: &str) -> String {
-        let output = self.quietly(self.broker.cobox().args(["exec", "--no-flush", "-t", "demo", "-c", script]));
+        let output = self.stdout_of(self.broker.cobox().args(["exec", "--no-flush", "-t", "demo", "-c", script]));
         String::from_utf8(output).unwrap()
     }
 
     fn sync(&self, stderr: &[&str]) {
-        self.quietly(self.broker.cobox().arg("sync").args(stderr).args(["--sync", self.path()]));
+        self.stdout_of(self.broker.cobox().arg("sync").args(stderr).args(["--sync", self.path()]));
     }
 
     /// Compares with a snapshot after replacing this run's folder and id.
     fn assert_snapshot(&self, transcript: Transcript, name: &str) {
-        let listed = self.quietly(self.broker.cobox().args(["--json", "sync", "list"]));
+        let listed = self.stdout_of(self.broker.cobox().args(["--json", "sync", "list"]));
         let listed: Value = serde_json::from_slice(&listed).unwrap();
         transcript.redacting(listed["items"][0]["id"].as_str().unwrap(), "SYNC_ID").redacting(self.path(), "FOLDER").assert_snapshot(name);
     }
@@ -183,7 +183,7 @@ async fn deleted_and_replaced_files_can_be_restored() {
     }
     let sync = ["sync", "--until-synced", fixture.path(), "demo:"];
     let at = ["--sync", fixture.path()];
-    fixture.quietly(fixture.broker.cobox().args(sync));
+    fixture.stdout_of(fixture.broker.cobox().args(sync));
     fixture.in_sandbox("rm -r src && echo theirs > notes.md");
     let mut transcript = Transcript::at(&fixture.broker);
     transcript.run(&sync);
@@ -206,7 +206,7 @@ async fn deleted_and_replaced_files_can_be_restored() {
     assert_eq!(fixture.in_sandbox("cat notes.md notes.restored.md src/a.rs src/b.rs"), "changed since\nmine\na\nb\n");
 
     fixture.in_sandbox("echo again > kept");
-    fixture.quietly(fixture.broker.cobox().args(sync));
+    fixture.stdout_of(fixture.broker.cobox().args(sync));
     let mut transcript = Transcript::at(&fixture.broker);
     transcript.run_text_and_json(&[&["sync", "trash", "empty"], &at[..]].concat());
     transcript.run(&[&["sync", "trash", "empty", "--older-than", "1h", "--yes"], &at[..]].concat());

@@ -3,15 +3,15 @@
 use cobox_protocol::exec::{ExecRequest, ExecResponse};
 use cobox_testkit::{BrokerOptions, TestBroker, ensure, eventually, sh};
 
-struct Cell {
+struct TestSandbox {
     _broker: TestBroker,
     session: cobox_client::Session,
 }
 
-impl Cell {
+impl TestSandbox {
     async fn start() -> Self {
         let broker = TestBroker::start().await;
-        let session = ensure(&broker.client(), "unruly").await;
+        let session = ensure(&broker.client(), "t").await;
         Self { _broker: broker, session }
     }
 
@@ -29,38 +29,38 @@ fn argv(words: &[&str]) -> ExecRequest {
 }
 
 /// A PATH with so many directories that the search for the program is still running when the time limit expires.
-fn long_way_to_a_program() -> String {
+fn long_search_path() -> String {
     "/n:".repeat(40_000) + "/usr/bin:/bin"
 }
 
 #[tokio::test]
-async fn a_command_whose_time_is_over_before_it_runs_never_runs() {
-    let cell = Cell::start().await;
-    let env = [("PATH".to_owned(), long_way_to_a_program())];
+async fn a_command_that_times_out_before_its_start_never_runs() {
+    let test = TestSandbox::start().await;
+    let env = [("PATH".to_owned(), long_search_path())];
     let late = ExecRequest { env: Some(env.into()), timeout_seconds: Some(0.005), ..argv(&["sh", "-c", "touch ran; exec sleep 1001"]) };
     for _ in 0..3 {
-        assert!(cell.exec(late.clone()).await.timed_out);
+        assert!(test.exec(late.clone()).await.timed_out);
     }
     for _ in 0..50 {
-        cell.exec(ExecRequest { timeout_seconds: Some(0.0001), ..argv(&["sleep", "1001"]) }).await;
+        test.exec(ExecRequest { timeout_seconds: Some(0.0001), ..argv(&["sleep", "1001"]) }).await;
     }
-    let left = cell.sh("ls; cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o '[s]leep 1001'").await;
+    let left = test.sh("ls; cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o '[s]leep 1001'").await;
     assert_eq!(left, "");
 }
 
 #[tokio::test]
-async fn a_program_that_may_be_run_but_not_read_is_ended_like_any_other() {
-    let cell = Cell::start().await;
-    cell.sh("cp $(readlink -f $(command -v sleep)) closed; cp $(readlink -f $(command -v bash)) shell; chmod 111 closed shell").await;
+async fn an_unreadable_program_is_ended_like_any_other() {
+    let test = TestSandbox::start().await;
+    test.sh("cp $(readlink -f $(command -v sleep)) closed; cp $(readlink -f $(command -v bash)) shell; chmod 111 closed shell").await;
     // It can't be identified in /proc, so it is detected by its effect.
     let command = "./shell -c 'while :; do echo > beat; ./closed 0.05; done' & wait".to_owned();
-    let done = cell.exec(ExecRequest { command: Some(command), timeout_seconds: Some(1.0), ..Default::default() }).await;
+    let done = test.exec(ExecRequest { command: Some(command), timeout_seconds: Some(1.0), ..Default::default() }).await;
     assert!(done.timed_out, "{done:?}");
-    assert_eq!(cell.sh("rm beat; sleep 0.5; ls").await, "closed\nshell\n");
+    assert_eq!(test.sh("rm beat; sleep 0.5; ls").await, "closed\nshell\n");
 }
 
 /// The first thread ends, and the others continue.
-const HEADLESS: &str = "
+const WITHOUT_MAIN_THREAD: &str = "
 import ctypes, threading, time
 def go():
     while True:
@@ -69,30 +69,30 @@ threading.Thread(target=go).start()
 ctypes.CDLL(None).syscall(60, 0)";
 
 #[tokio::test]
-async fn a_program_without_its_first_thread_is_ended_like_any_other() {
-    let cell = Cell::start().await;
-    let done = cell.exec(ExecRequest { timeout_seconds: Some(1.0), ..argv(&["python3", "-c", HEADLESS]) }).await;
+async fn a_program_whose_main_thread_ended_is_ended_like_any_other() {
+    let test = TestSandbox::start().await;
+    let done = test.exec(ExecRequest { timeout_seconds: Some(1.0), ..argv(&["python3", "-c", WITHOUT_MAIN_THREAD]) }).await;
     assert!(done.timed_out, "{done:?}");
-    assert_eq!(cell.sh("rm beat; sleep 0.5; ls").await, "");
+    assert_eq!(test.sh("rm beat; sleep 0.5; ls").await, "");
 }
 
 #[tokio::test]
-async fn a_long_name_in_many_places_costs_no_more_than_looking() {
-    let cell = Cell::start().await;
+async fn searching_a_long_path_for_a_long_name_fails_without_harm() {
+    let test = TestSandbox::start().await;
     let path = |directory: &str| Some([("PATH".to_owned(), directory.repeat(100_000 / directory.len()))].into());
-    let done = cell.exec(ExecRequest { env: path("a:"), ..argv(&[&"x".repeat(100_000)]) }).await;
+    let done = test.exec(ExecRequest { env: path("a:"), ..argv(&[&"x".repeat(100_000)]) }).await;
     assert_eq!((done.exit_code, done.stderr.contains("not the name of a program")), (126, true), "{done:?}");
-    let done = cell.exec(ExecRequest { env: path("a:"), ..argv(&[&"x".repeat(255)]) }).await;
+    let done = test.exec(ExecRequest { env: path("a:"), ..argv(&[&"x".repeat(255)]) }).await;
     assert_eq!(done.exit_code, 127, "{done:?}");
     let directory = format!("{}:", "d/".repeat(2000));
-    let done = cell.exec(ExecRequest { env: path(&directory), ..argv(&[&"x".repeat(255)]) }).await;
+    let done = test.exec(ExecRequest { env: path(&directory), ..argv(&[&"x".repeat(255)]) }).await;
     assert_eq!(done.exit_code, 127, "{done:?}");
-    assert_eq!(cell.sh("echo still here").await, "still here\n");
+    assert_eq!(test.sh("echo still here").await, "still here\n");
 }
 
 #[tokio::test]
-async fn what_is_stopped_before_it_runs_is_ended_and_told() {
-    let cell = Cell::start().await;
+async fn a_program_stopped_before_its_start_is_ended_and_reported() {
+    let test = TestSandbox::start().await;
     // Stops every process that starts in the meantime, at any point of its start.
     let stopper = "import os, time
 end = time.time() + 20
@@ -102,10 +102,10 @@ while time.time() < end:
     let stopping = ExecRequest { timeout_seconds: Some(15.0), ..argv(&["python3", "-c", stopper]) };
     let start = async |n: u32| {
         let request = ExecRequest { command_id: Some(n.to_string()), timeout_seconds: Some(1.0), ..argv(&["true"]) };
-        cell.session.dataplane().exec(&request).await
+        test.session.dataplane().exec(&request).await
     };
     let starts = async { futures_util::future::join_all((0..30).map(start)).await };
-    let (stopped, answers) = tokio::join!(cell.exec(stopping), starts);
+    let (stopped, answers) = tokio::join!(test.exec(stopping), starts);
     assert!(stopped.timed_out);
     // Each program was stopped and timed out, or was stopped before it ran, which the error reports.
     for answer in answers {
@@ -114,11 +114,11 @@ while time.time() < end:
             Err(error) => assert!(error.to_string().contains("didn't begin"), "{error}"),
         }
     }
-    assert_eq!(cell.sh("echo still here").await, "still here\n");
+    assert_eq!(test.sh("echo still here").await, "still here\n");
 }
 
 /// Each child is reparented to the process that started this program.
-const GIVEN_AWAY: &str = "
+const REPARENTED_CHILDREN: &str = "
 import ctypes, os
 libc = ctypes.CDLL(None)
 CLONE_PARENT, SIGCHLD, SYS_clone = 0x8000, 17, 56
@@ -129,29 +129,29 @@ for n in range(150):
 print('given')";
 
 #[tokio::test]
-async fn children_that_a_program_gives_away_are_waited_for_and_ended_with_it() {
-    let cell = Cell::start().await;
-    let given = ExecRequest { timeout_seconds: Some(30.0), ..argv(&["python3", "-c", GIVEN_AWAY]) };
-    assert_eq!(cell.exec(given.clone()).await.stdout, "given\n");
+async fn reparented_children_are_reaped_and_ended_with_their_program() {
+    let test = TestSandbox::start().await;
+    let given = ExecRequest { timeout_seconds: Some(30.0), ..argv(&["python3", "-c", REPARENTED_CHILDREN]) };
+    assert_eq!(test.exec(given.clone()).await.stdout, "given\n");
     let ended = "grep -l ') Z ' /proc/[0-9]*/stat | wc -l";
-    eventually("the ended ones to be waited for", || async { (cell.sh(ended).await == "0\n").then_some(()) }).await;
-    let begun = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o '[s]leep 1002' | wc -l";
-    assert_eq!(cell.sh(begun).await, "1\n", "what is left in the background goes on");
-    let late = ExecRequest { timeout_seconds: Some(1.0), ..argv(&["python3", "-c", &format!("{GIVEN_AWAY}\nwhile True: pass")]) };
-    assert!(cell.exec(late).await.timed_out);
-    assert_eq!(cell.sh(begun).await, "1\n", "and what it started when its time was over doesn't");
+    eventually("ended children to be reaped", || async { (test.sh(ended).await == "0\n").then_some(()) }).await;
+    let running = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o '[s]leep 1002' | wc -l";
+    assert_eq!(test.sh(running).await, "1\n", "background processes keep running");
+    let late = ExecRequest { timeout_seconds: Some(1.0), ..argv(&["python3", "-c", &format!("{REPARENTED_CHILDREN}\nwhile True: pass")]) };
+    assert!(test.exec(late).await.timed_out);
+    assert_eq!(test.sh(running).await, "1\n", "those of a command that timed out do not");
 }
 
 #[tokio::test]
-async fn programs_start_with_every_signal_as_it_is_by_default() {
-    let cell = Cell::start().await;
-    let ignored = cell.sh("grep SigIgn /proc/self/status | cut -f 2; grep SigBlk /proc/self/status | cut -f 2").await;
+async fn programs_start_with_default_signal_handling() {
+    let test = TestSandbox::start().await;
+    let ignored = test.sh("grep SigIgn /proc/self/status | cut -f 2; grep SigBlk /proc/self/status | cut -f 2").await;
     // Except SIGXFSZ, which is ignored.
     assert_eq!(ignored, "0000000001000000\n0000000000000000\n");
 }
 
 #[tokio::test]
-async fn a_write_past_what_is_allowed_fails_and_ends_nobody() {
+async fn a_write_beyond_the_disk_limit_fails_without_killing_the_program() {
     let config = "reaper_interval_ms = 100\n[local]\ndisk = \"soft\"\ndisk_bytes = 67108864\n".to_owned();
     let broker = TestBroker::start_with(BrokerOptions { config, ..Default::default() }).await;
     let session = ensure(&broker.client(), "full").await;

@@ -15,27 +15,27 @@ use cobox_protocol::{
 use cobox_testkit::{TestBroker, negotiate, sh};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Desk, THREAD};
+use super::{SyncTest, THREAD};
 
 /// Large enough that its transfer takes a while, in bytes.
 const LARGE: u32 = 96 * 1024 * 1024;
 
 #[tokio::test]
-async fn a_sync_that_is_to_end_and_is_interrupted_does_not_say_that_all_is_in_sync() {
-    let desk = Desk::new().await;
+async fn an_interrupted_sync_until_synced_does_not_report_success() {
+    let test = SyncTest::new().await;
     let noise: Vec<u8> = (0..LARGE / 4).flat_map(|i| i.wrapping_mul(2_654_435_761).to_be_bytes()).collect();
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
-        fs::write(desk.here(&format!("large{code}")), &noise).unwrap();
-        let mut command = desk.cobox(&["--json", "sync", "--until-synced", ".", "t:"]);
+        fs::write(test.local(&format!("large{code}")), &noise).unwrap();
+        let mut command = test.cobox(&["--json", "sync", "--until-synced", ".", "t:"]);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut said = BufReader::new(child.stdout.take().unwrap());
+        let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         while !line.contains(r#""phase":"syncing""#) {
             line.clear();
-            assert!(said.read_line(&mut line).unwrap() > 0, "it ended");
+            assert!(output.read_line(&mut line).unwrap() > 0, "it ended");
         }
         kill_process(Pid::from_child(&child), signal).unwrap();
-        let rest: Vec<String> = said.lines().map(Result::unwrap).collect();
+        let rest: Vec<String> = output.lines().map(Result::unwrap).collect();
         let ended = child.wait_with_output().unwrap();
         assert_eq!(ended.status.code(), Some(code), "{rest:?} {ended:?}");
         assert!(!rest.iter().any(|line| line.contains(r#""event":"end""#)), "{rest:?}");
@@ -44,77 +44,77 @@ async fn a_sync_that_is_to_end_and_is_interrupted_does_not_say_that_all_is_in_sy
 }
 
 #[tokio::test]
-async fn a_flush_fails_where_something_could_not_be_brought_over() {
-    let desk = Desk::new().await;
-    assert_eq!(sh(desk.sandbox(), "mkdir closed; chmod 555 closed").await.exit_code, 0);
-    let mut live = desk.live(&[]);
-    live.until_phase("watching");
-    assert_eq!(desk.said(&["sync", "flush", "--wait"]), "in sync\n");
-    fs::write(desk.here("closed/y"), "mine").unwrap();
-    let flushed = desk.run(&["sync", "flush", "--wait"]);
-    if sh(desk.sandbox(), "test -w closed").await.exit_code != 0 {
+async fn a_flush_fails_if_a_file_could_not_be_synced() {
+    let test = SyncTest::new().await;
+    assert_eq!(sh(test.dataplane(), "mkdir closed; chmod 555 closed").await.exit_code, 0);
+    let mut sync = test.start(&[]);
+    sync.until_phase("watching");
+    assert_eq!(test.stdout(&["sync", "flush", "--wait"]), "in sync\n");
+    fs::write(test.local("closed/y"), "mine").unwrap();
+    let flushed = test.run(&["sync", "flush", "--wait"]);
+    if sh(test.dataplane(), "test -w closed").await.exit_code != 0 {
         assert_eq!(flushed.status.code(), Some(1), "{flushed:?}");
-        let words = String::from_utf8(flushed.stdout).unwrap();
-        assert!(words.contains("but for 1 problem") && words.contains("closed/y in the sandbox"), "{words}");
+        let output = String::from_utf8(flushed.stdout).unwrap();
+        assert!(output.contains("but for 1 problem") && output.contains("closed/y in the sandbox"), "{output}");
     }
 }
 
 #[tokio::test]
-async fn a_home_directory_is_synced_only_when_told_so_and_never_what_cobox_keeps_in_it() {
-    let desk = Desk::new().await;
-    fs::write(desk.here("notes"), "mine").unwrap();
+async fn a_home_directory_is_synced_only_on_request_and_without_coboxs_own_files() {
+    let test = SyncTest::new().await;
+    fs::write(test.local("notes"), "mine").unwrap();
     for place in [".config/cobox", ".local/share/cobox", ".cache/other"] {
-        fs::create_dir_all(desk.here(place)).unwrap();
-        fs::write(desk.here(place).join("key"), "secret").unwrap();
+        fs::create_dir_all(test.local(place)).unwrap();
+        fs::write(test.local(place).join("key"), "secret").unwrap();
     }
-    let at_home = |args: &[&str]| desk.cobox(args).env("HOME", desk.folder.path()).output().unwrap();
+    let at_home = |args: &[&str]| test.cobox(args).env("HOME", test.folder.path()).output().unwrap();
     for (folder, why) in [(".", "home directory"), ("/", "whole machine")] {
         let refused = at_home(&["sync", "--until-synced", folder, "t:"]);
-        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(!refused.status.success() && said.contains(why) && said.contains("--any-folder"), "{said}");
+        let output = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && output.contains(why) && output.contains("--any-folder"), "{output}");
     }
     let within = at_home(&["sync", "--until-synced", ".config/cobox", "t:"]);
     assert!(String::from_utf8_lossy(&within.stderr).contains("its own keys"), "{within:?}");
     let done = at_home(&["sync", "--until-synced", "--any-folder", ".", "t:"]);
     assert!(done.status.success(), "{done:?}");
-    let there = sh(desk.sandbox(), "find . -type f | sort").await.stdout;
+    let there = sh(test.dataplane(), "find . -type f | sort").await.stdout;
     assert_eq!(there, "./.cache/other/key\n./notes\n");
     let status = at_home(&["sync", "status"]);
-    let said = String::from_utf8_lossy(&status.stdout).into_owned();
-    assert!(said.contains(".local/state/cobox here") && said.contains(".config/cobox here"), "{said}");
+    let output = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(output.contains(".local/state/cobox here") && output.contains(".config/cobox here"), "{output}");
 }
 
 #[tokio::test]
-async fn a_command_sees_what_was_saved_whatever_its_sandbox_is_called() {
-    let desk = Desk::new().await;
-    let mut live = desk.live(&[]);
-    live.until_phase("watching");
-    let sandbox = desk.session.info().sandbox.id.to_string();
-    let session = desk.session.info().session_id.to_string();
+async fn exec_by_sandbox_or_session_id_sees_saved_files() {
+    let test = SyncTest::new().await;
+    let mut sync = test.start(&[]);
+    sync.until_phase("watching");
+    let sandbox = test.session.info().sandbox.id.to_string();
+    let session = test.session.info().session_id.to_string();
     for number in 0..5 {
-        fs::write(desk.here("n"), format!("{number} by sandbox")).unwrap();
-        assert_eq!(desk.said(&["sandbox", "exec", &sandbox, "--", "cat", "n"]), format!("{number} by sandbox"));
-        fs::write(desk.here("n"), format!("{number} by session")).unwrap();
-        assert_eq!(desk.said(&["session", "exec", &session, "--", "cat", "n"]), format!("{number} by session"));
+        fs::write(test.local("n"), format!("{number} by sandbox")).unwrap();
+        assert_eq!(test.stdout(&["sandbox", "exec", &sandbox, "--", "cat", "n"]), format!("{number} by sandbox"));
+        fs::write(test.local("n"), format!("{number} by session")).unwrap();
+        assert_eq!(test.stdout(&["session", "exec", &session, "--", "cat", "n"]), format!("{number} by session"));
     }
 }
 
 #[tokio::test]
-async fn a_conflict_whose_name_is_no_text_is_settled_by_the_name_that_is_shown() {
-    let desk = Desk::new().await;
-    let name = desk.folder.path().join(OsStr::from_bytes(b"caf\xe9"));
+async fn a_conflict_with_a_name_that_is_not_utf8_is_resolved_by_its_escaped_name() {
+    let test = SyncTest::new().await;
+    let name = test.folder.path().join(OsStr::from_bytes(b"caf\xe9"));
     fs::write(&name, "mine").unwrap();
-    assert_eq!(sh(desk.sandbox(), r#"printf theirs > "$(printf 'caf\351')""#).await.exit_code, 0);
-    let mut live = desk.live(&[]);
-    live.until_phase("watching");
-    assert!(desk.said(&["sync", "status"]).contains(r"caf\xe9  (here: 4 bytes"));
-    assert_eq!(desk.said(&["sync", "resolve", "--keep", "sandbox", r"caf\xe9"]), "settled 1\n");
-    desk.said(&["sync", "flush", "--wait"]);
+    assert_eq!(sh(test.dataplane(), r#"printf theirs > "$(printf 'caf\351')""#).await.exit_code, 0);
+    let mut sync = test.start(&[]);
+    sync.until_phase("watching");
+    assert!(test.stdout(&["sync", "status"]).contains(r"caf\xe9  (here: 4 bytes"));
+    assert_eq!(test.stdout(&["sync", "resolve", "--keep", "sandbox", r"caf\xe9"]), "settled 1\n");
+    test.stdout(&["sync", "flush", "--wait"]);
     assert_eq!(fs::read_to_string(name).unwrap(), "theirs");
 }
 
 #[tokio::test]
-async fn whoever_may_only_read_can_pull_and_nothing_else() {
+async fn a_user_with_read_access_can_only_pull() {
     let broker = TestBroker::start().await;
     let mut private = negotiate(THREAD, Mode::Ensure);
     private.access = Some(Access::Owner);

@@ -20,7 +20,7 @@ use tokio_tungstenite::{
 
 const REVOKED: u16 = 4410;
 
-struct Cell {
+struct TestSandbox {
     broker: TestBroker,
     operator: Client,
     ada: Client,
@@ -28,7 +28,7 @@ struct Cell {
     info: NegotiateResponse,
 }
 
-impl Cell {
+impl TestSandbox {
     async fn start(config: &str) -> Self {
         let broker = TestBroker::start_with(BrokerOptions { config: config.to_owned(), ..BrokerOptions::default() }).await;
         let key = broker.key_of("ada", PrincipalKind::Human, None).await;
@@ -69,8 +69,8 @@ impl Cell {
         vec![
             ("an open shell", tokio::spawn(until_closed(shell))),
             ("a command's socket", tokio::spawn(until_closed(command))),
-            ("a watch (SSE)", tokio::spawn(until_over(watch))),
-            ("a command's events (SSE)", tokio::spawn(until_over(exec))),
+            ("a watch (SSE)", tokio::spawn(until_ended(watch))),
+            ("a command's events (SSE)", tokio::spawn(until_ended(exec))),
             ("a gateway connection by API key", tokio::spawn(until_closed(gateway))),
         ]
     }
@@ -86,100 +86,102 @@ async fn until_closed(mut socket: WebSocketStream<TcpStream>) -> Instant {
     Instant::now()
 }
 
-async fn until_over(response: reqwest::Response) -> Instant {
+async fn until_ended(response: reqwest::Response) -> Instant {
     let mut body = response.bytes_stream();
     while let Some(Ok(_)) = body.next().await {}
     Instant::now()
 }
 
 /// The time from the request to revoke until each connection ended.
-async fn ended(open: Vec<(&'static str, JoinHandle<Instant>)>, asked: Instant) -> Vec<(&'static str, Duration)> {
+async fn times_until_end(open: Vec<(&'static str, JoinHandle<Instant>)>, asked: Instant) -> Vec<(&'static str, Duration)> {
     let each = open.into_iter().map(|(name, task)| async move {
-        let at = tokio::time::timeout(PATIENCE, task).await.unwrap_or_else(|_| panic!("{name} goes on")).unwrap();
+        let at = tokio::time::timeout(PATIENCE, task).await.unwrap_or_else(|_| panic!("{name} does not end")).unwrap();
         (name, at.saturating_duration_since(asked))
     });
     join_all(each).await
 }
 
-fn by(change: impl FnOnce(&mut RevokeRequest)) -> RevokeRequest {
+fn revoke_request(change: impl FnOnce(&mut RevokeRequest)) -> RevokeRequest {
     let mut request = RevokeRequest::default();
     change(&mut request);
     request
 }
 
-async fn status(cell: &Cell, token: &str) -> (u16, String) {
-    let url = format!("{}/exec", cell.info.sandbox.http_base_url);
+async fn status(test: &TestSandbox, token: &str) -> (u16, String) {
+    let url = format!("{}/exec", test.info.sandbox.http_base_url);
     let answer = reqwest::Client::new().post(url).bearer_auth(token).json(&json!({ "command": "true" })).send().await.unwrap();
     let status = answer.status().as_u16();
     (status, answer.json::<Value>().await.unwrap()["error"]["code"].as_str().unwrap_or_default().to_owned())
 }
 
 #[tokio::test]
-async fn revoking_cuts_shells_commands_event_streams_and_gateway_connections() {
+async fn a_revocation_ends_shells_commands_event_streams_and_gateway_connections() {
     for config in ["", "alg = \"HS256\"\n"] {
-        let cell = Cell::start(config).await;
-        let sandbox = cell.info.sandbox.id.clone();
-        let grant = cell.operator.list_keys(None, None).await.unwrap().items.into_iter().find(|k| k.name == "ada").unwrap().id;
+        let test = TestSandbox::start(config).await;
+        let sandbox = test.info.sandbox.id.clone();
+        let grant = test.operator.list_keys(None, None).await.unwrap().items.into_iter().find(|k| k.name == "ada").unwrap().id;
         let all = [
-            by(|r| r.principal = Some("ada".into())),
-            by(|r| r.grant = Some(grant.to_string())),
-            by(|r| r.session = Some(cell.info.session_id.to_string())),
-            by(|r| r.sandbox = Some(sandbox.to_string())),
+            revoke_request(|r| r.principal = Some("ada".into())),
+            revoke_request(|r| r.grant = Some(grant.to_string())),
+            revoke_request(|r| r.session = Some(test.info.session_id.to_string())),
+            revoke_request(|r| r.sandbox = Some(sandbox.to_string())),
         ];
         for request in all {
             // Issued in a later second: a revocation also covers tokens issued in its own second.
-            let token = cobox_testkit::eventually("a token that counts", || async {
-                let token = cell.ada.negotiate(&negotiate("t", Mode::Get)).await.unwrap().token;
-                (status(&cell, token.expose()).await.0 == 200).then_some(token)
+            let token = cobox_testkit::eventually("a token that is accepted", || async {
+                let token = test.ada.negotiate(&negotiate("t", Mode::Get)).await.unwrap().token;
+                (status(&test, token.expose()).await.0 == 200).then_some(token)
             })
             .await;
-            let open = cell.open(token.expose()).await;
+            let open = test.open(token.expose()).await;
             let asked = Instant::now();
-            cell.operator.revoke_tokens(&request).await.unwrap();
-            ended(open, asked).await;
-            assert_eq!(status(&cell, token.expose()).await, (401, "TOKEN_REVOKED".into()));
+            test.operator.revoke_tokens(&request).await.unwrap();
+            times_until_end(open, asked).await;
+            assert_eq!(status(&test, token.expose()).await, (401, "TOKEN_REVOKED".into()));
         }
     }
 }
 
 #[tokio::test]
-async fn a_graceful_rotation_cuts_nobody_and_a_taken_back_share_only_who_came_by_it() {
-    let cell = Cell::start("").await;
-    let open = cell.open(cell.info.token.expose()).await;
-    cell.operator.rotate_key(&cell.info.sandbox.id, &RotateKeyRequest { mode: RotationMode::Graceful }).await.unwrap();
-    let fresh = cell.ada.negotiate(&negotiate("t", Mode::Get)).await.unwrap().token;
-    for token in [&cell.info.token, &fresh] {
-        assert_eq!(status(&cell, token.expose()).await.0, 200);
+async fn a_graceful_rotation_disconnects_no_client_and_a_revoked_share_only_its_own() {
+    let test = TestSandbox::start("").await;
+    let open = test.open(test.info.token.expose()).await;
+    test.operator.rotate_key(&test.info.sandbox.id, &RotateKeyRequest { mode: RotationMode::Graceful }).await.unwrap();
+    let fresh = test.ada.negotiate(&negotiate("t", Mode::Get)).await.unwrap().token;
+    for token in [&test.info.token, &fresh] {
+        assert_eq!(status(&test, token.expose()).await.0, 200);
     }
 
     let mut private = negotiate("private", Mode::Ensure);
     private.access = Some(cobox_protocol::session::Access::Owner);
-    let mine = cell.ada.negotiate(&private).await.unwrap();
-    let bob_key = cell.broker.key_of("bob", PrincipalKind::Human, None).await;
-    let bob = Client::new(cell.broker.url(), bob_key.clone()).unwrap();
+    let mine = test.ada.negotiate(&private).await.unwrap();
+    let bob_key = test.broker.key_of("bob", PrincipalKind::Human, None).await;
+    let bob = Client::new(test.broker.url(), bob_key.clone()).unwrap();
     let share = ShareRequest {
         principal: "bob".into(),
         capabilities: Some(vec!["fs_read".into(), "exec".into(), "shell".into()]),
         scopes: None,
         expires_at: None,
     };
-    cell.ada.share(&mine.session_id, &share).await.unwrap();
+    test.ada.share(&mine.session_id, &share).await.unwrap();
     let bobs = bob.negotiate(&negotiate("private", Mode::Get)).await.unwrap();
     let put = reqwest::Client::new().put(format!("{}/files/workspace/x", bobs.sandbox.http_base_url));
     assert_eq!(put.bearer_auth(bobs.token.expose()).body("x").send().await.unwrap().status(), 403, "it was not shared");
-    let there = Cell { info: bobs.clone(), key: bob_key, ada: cell.ada.clone(), operator: cell.operator.clone(), broker: cell.broker };
-    let bobs_open = there.open(bobs.token.expose()).await;
-    let mut hers =
-        there.socket("/exec/ws", mine.token.expose(), json!({ "type": "start", "command": "read x; echo got $x", "stdin": true })).await;
+    let bobs_view =
+        TestSandbox { info: bobs.clone(), key: bob_key, ada: test.ada.clone(), operator: test.operator.clone(), broker: test.broker };
+    let bobs_open = bobs_view.open(bobs.token.expose()).await;
+    let mut owners = bobs_view
+        .socket("/exec/ws", mine.token.expose(), json!({ "type": "start", "command": "read x; echo got $x", "stdin": true }))
+        .await;
     let asked = Instant::now();
-    there.ada.unshare(&mine.session_id, "bob").await.unwrap();
-    ended(bobs_open, asked).await;
-    hers.send(Message::text(json!({ "type": "stdin", "data": "on\n" }).to_string())).await.unwrap();
-    let mut said = String::new();
-    while !said.contains("got on") {
-        said += hers.next().await.unwrap().unwrap().to_text().unwrap();
+    bobs_view.ada.unshare(&mine.session_id, "bob").await.unwrap();
+    times_until_end(bobs_open, asked).await;
+    owners.send(Message::text(json!({ "type": "stdin", "data": "on\n" }).to_string())).await.unwrap();
+    let mut received = String::new();
+    while !received.contains("got on") {
+        received += owners.next().await.unwrap().unwrap().to_text().unwrap();
     }
-    assert!(open.iter().all(|(_, task)| !task.is_finished()), "nobody else noticed");
+    assert!(open.iter().all(|(_, task)| !task.is_finished()), "no other connection ended");
 }
 
 /// Only reported, never asserted, because machines differ.
@@ -187,18 +189,18 @@ async fn a_graceful_rotation_cuts_nobody_and_a_taken_back_share_only_who_came_by
 #[ignore = "run by make bench-broker"]
 async fn bench_revocation() {
     const ROUNDS: usize = 20;
-    let cell = Cell::start("").await;
+    let test = TestSandbox::start("").await;
     let mut times: Vec<(&'static str, Vec<Duration>)> = Vec::new();
     for _ in 0..ROUNDS {
-        let token = cobox_testkit::eventually("a token that counts", || async {
-            let token = cell.ada.negotiate(&negotiate("t", Mode::Get)).await.unwrap().token;
-            (status(&cell, token.expose()).await.0 == 200).then_some(token)
+        let token = cobox_testkit::eventually("a token that is accepted", || async {
+            let token = test.ada.negotiate(&negotiate("t", Mode::Get)).await.unwrap().token;
+            (status(&test, token.expose()).await.0 == 200).then_some(token)
         })
         .await;
-        let open = cell.open(token.expose()).await;
+        let open = test.open(token.expose()).await;
         let asked = Instant::now();
-        cell.operator.revoke_tokens(&by(|r| r.principal = Some("ada".into()))).await.unwrap();
-        for (name, took) in ended(open, asked).await {
+        test.operator.revoke_tokens(&revoke_request(|r| r.principal = Some("ada".into()))).await.unwrap();
+        for (name, took) in times_until_end(open, asked).await {
             match times.iter_mut().find(|(known, _)| *known == name) {
                 Some((_, all)) => all.push(took),
                 None => times.push((name, vec![took])),
@@ -206,7 +208,7 @@ async fn bench_revocation() {
         }
     }
     let mut text = format!(
-        "\n## Revocation\n\nFrom asking for it to the end of what is open, {ROUNDS} times; promised is 1 s.\n\n| what ends | p50 | slowest |\n|---|---|---|\n"
+        "\n## Revocation\n\nFrom the request until each open connection ended, {ROUNDS} times; the limit is 1 s.\n\n| connection | p50 | slowest |\n|---|---|---|\n"
     );
     for (name, mut all) in times {
         all.sort();
@@ -215,7 +217,7 @@ async fn bench_revocation() {
         let missed = if slowest > Duration::from_secs(1) { ", **missed**" } else { "" };
         text += &format!("| {name} | {:.1} ms | {:.1} ms{missed} |\n", ms(all[all.len() / 2]), ms(slowest));
     }
-    #[allow(clippy::print_stdout, reason = "what a benchmark is for")]
+    #[allow(clippy::print_stdout, reason = "a benchmark prints its results")]
     {
         println!("{text}");
     }

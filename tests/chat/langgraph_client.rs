@@ -8,23 +8,23 @@ use cobox_testkit::{CutPolicy, CuttingProxy, TestBroker};
 
 use crate::deployment::{Example, deployment};
 
-fn say(text: &str) -> RunRequest {
+fn message(text: &str) -> RunRequest {
     // The server replaces a message that has the same id.
     let id = format!("said-{}", cobox_protocol::ShellId::new());
     RunRequest { assistant: "agent".into(), input: RunInput::Message { id, text: text.into() }, sandbox: None }
 }
 
 /// Follows a run to its end. Returns its events and applies its messages to the transcript.
-async fn follow(deployment: &Deployment, thread: &str, request: &RunRequest, transcript: &mut Transcript) -> Vec<RunEvent> {
+async fn run_to_end(deployment: &Deployment, thread: &str, request: &RunRequest, transcript: &mut Transcript) -> Vec<RunEvent> {
     let mut run = deployment.run(thread, request).await.expect("a run");
-    let mut told = Vec::new();
+    let mut events = Vec::new();
     while let Some(event) = run.next().await.expect("its stream") {
         if let RunEvent::Message { message, is_nested } = &event {
             transcript.apply(message, *is_nested);
         }
-        told.push(event);
+        events.push(event);
     }
-    told
+    events
 }
 
 fn tools(transcript: &Transcript) -> Vec<(String, bool)> {
@@ -32,14 +32,14 @@ fn tools(transcript: &Transcript) -> Vec<(String, bool)> {
     transcript.entries().filter_map(|(_, entry)| tool(entry)).collect()
 }
 
-fn last_words(transcript: &Transcript) -> String {
+fn last_message(transcript: &Transcript) -> String {
     let text = |entry: &Entry| if let Entry::Message { text, .. } = entry { Some(text.clone()) } else { None };
     transcript.entries().rev().find_map(|(_, entry)| text(entry)).unwrap_or_default()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a LangGraph server: scripts/check-langgraph"]
-async fn a_conversation_is_had_kept_and_found_again() {
+async fn a_conversation_is_stored_and_asks_before_it_deletes() {
     let broker = TestBroker::start().await;
     let example = Example::start(&broker).await;
     let ann = example.as_ann();
@@ -49,18 +49,18 @@ async fn a_conversation_is_had_kept_and_found_again() {
 
     // Text that arrives in pieces and then as a whole results in one entry per call and per answer.
     let mut transcript = Transcript::default();
-    let request = say("write /workspace/hello.txt hi");
+    let request = message("write /workspace/hello.txt hi");
     let RunInput::Message { id, text } = &request.input else { unreachable!() };
     transcript.add_user_message(id, text);
-    let told = follow(&ann, &thread, &request, &mut transcript).await;
-    assert!(matches!(told[0], RunEvent::Started { .. }), "{told:?}");
+    let events = run_to_end(&ann, &thread, &request, &mut transcript).await;
+    assert!(matches!(events[0], RunEvent::Started { .. }), "{events:?}");
     assert_eq!(tools(&transcript), [("write_file".to_owned(), true)]);
     assert_eq!(transcript.entries().filter(|(_, e)| matches!(e, Entry::Message { .. })).count(), 2, "a question and an answer");
     let is_sandbox = |e: &&RunEvent| matches!(e, RunEvent::Custom(v) if v["type"] == "sandbox" && v["event"]["type"] == "file_written");
-    assert!(told.iter().any(|e| is_sandbox(&e)), "{told:?}");
+    assert!(events.iter().any(|e| is_sandbox(&e)), "{events:?}");
 
-    follow(&ann, &thread, &say("read /workspace/hello.txt"), &mut transcript).await;
-    assert!(last_words(&transcript).contains("hi"));
+    run_to_end(&ann, &thread, &message("read /workspace/hello.txt"), &mut transcript).await;
+    assert!(last_message(&transcript).contains("hi"));
     let state = ann.state(&thread).await.unwrap();
     assert_eq!(state.messages.len(), 8, "{:?}", state.messages);
     assert!(ann.history(&thread, 50).await.unwrap().len() > 4);
@@ -70,24 +70,26 @@ async fn a_conversation_is_had_kept_and_found_again() {
 
     // Before it deletes a file the agent asks, and the answer takes effect.
     for (decision, is_left) in [(Decision::Reject("keep it".into()), true), (Decision::Approve, false)] {
-        let told = follow(&ann, &thread, &say("delete /workspace/hello.txt"), &mut transcript).await;
-        let asked =
-            told.iter().find_map(|e| if let RunEvent::Interrupted(asked) = e { Some(asked.clone()) } else { None }).expect("a question");
-        assert_eq!(ann.state(&thread).await.unwrap().interrupts.len(), 1, "who comes later is asked too");
-        let mut review = Review::of(asked).unwrap();
+        let events = run_to_end(&ann, &thread, &message("delete /workspace/hello.txt"), &mut transcript).await;
+        let question = events
+            .iter()
+            .find_map(|e| if let RunEvent::Interrupted(question) = e { Some(question.clone()) } else { None })
+            .expect("a question");
+        assert_eq!(ann.state(&thread).await.unwrap().interrupts.len(), 1, "a client that connects later gets the question too");
+        let mut review = Review::of(question).unwrap();
         assert!(matches!(review.next(), Some(Question::Action(action)) if action.name == "delete"));
         review.decide(decision).unwrap();
         let answer = RunRequest { assistant: "agent".into(), input: RunInput::Resume(review.answer().unwrap()), sandbox: None };
-        follow(&ann, &thread, &answer, &mut transcript).await;
-        let listed = say("run ls /workspace");
-        follow(&ann, &thread, &listed, &mut transcript).await;
-        assert_eq!(last_words(&transcript).contains("hello.txt"), is_left, "{}", last_words(&transcript));
+        run_to_end(&ann, &thread, &answer, &mut transcript).await;
+        let listed = message("run ls /workspace");
+        run_to_end(&ann, &thread, &listed, &mut transcript).await;
+        assert_eq!(last_message(&transcript).contains("hello.txt"), is_left, "{}", last_message(&transcript));
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a LangGraph server: scripts/check-langgraph"]
-async fn a_run_outlives_a_lost_connection_and_ends_when_told() {
+async fn a_run_survives_a_lost_connection_and_can_be_cancelled() {
     let broker = TestBroker::start().await;
     let example = Example::start(&broker).await;
     let never = CutPolicy { count: 0, within_bytes: u64::MAX, within: Duration::from_secs(3600) };
@@ -95,7 +97,7 @@ async fn a_run_outlives_a_lost_connection_and_ends_when_told() {
     let ann = deployment(&network.url());
     let thread = ann.create_thread().await.unwrap().id;
 
-    let mut run = ann.run(&thread, &say("run sleep 1; echo it-went-on-$((6*7))")).await.unwrap();
+    let mut run = ann.run(&thread, &message("run sleep 1; echo it-went-on-$((6*7))")).await.unwrap();
     let mut transcript = Transcript::default();
     let mut has_reconnected = false;
     while let Some(event) = run.next().await.expect("its stream") {
@@ -113,9 +115,9 @@ async fn a_run_outlives_a_lost_connection_and_ends_when_told() {
     }
     assert!(has_reconnected, "the connection was cut");
     assert_eq!(tools(&transcript), [("execute".to_owned(), true)]);
-    assert!(last_words(&transcript).contains("it-went-on-42"), "{}", last_words(&transcript));
+    assert!(last_message(&transcript).contains("it-went-on-42"), "{}", last_message(&transcript));
 
-    let mut run = ann.run(&thread, &say("run sleep 600")).await.unwrap();
+    let mut run = ann.run(&thread, &message("run sleep 600")).await.unwrap();
     while let Some(event) = run.next().await.expect("its stream") {
         if let RunEvent::Started { run_id } = event {
             ann.cancel(&thread, &run_id).await.unwrap();
@@ -126,14 +128,14 @@ async fn a_run_outlives_a_lost_connection_and_ends_when_told() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a LangGraph server: scripts/check-langgraph"]
-async fn a_stranger_is_told_what_to_check() {
+async fn a_refused_user_gets_advice() {
     let broker = TestBroker::start().await;
     let example = Example::start(&broker).await;
-    let stranger = Deployment::new(&example.url, None, None).unwrap();
-    let refused = stranger.assistants().await.unwrap_err();
+    let unknown_user = Deployment::new(&example.url, None, None).unwrap();
+    let refused = unknown_user.assistants().await.unwrap_err();
     assert_eq!(refused.status(), Some(401));
     assert!(refused.advice().unwrap().contains("COBOX_DEPLOYMENT_KEY"));
     let ann = example.as_ann();
     assert_eq!(ann.state("00000000-0000-0000-0000-000000000000").await.unwrap_err().status(), Some(404));
-    assert!(ann.run("../assistants", &say("x")).await.is_err());
+    assert!(ann.run("../assistants", &message("x")).await.is_err());
 }

@@ -28,9 +28,9 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Secrets that must not be found, each under a name for failure messages.
 #[derive(Clone, Default)]
-struct Needles(Vec<(String, Vec<u8>)>);
+struct Secrets(Vec<(String, Vec<u8>)>);
 
-impl Needles {
+impl Secrets {
     /// Adds the secret as it is, in hexadecimal, and in base64 at each of the three alignments within a group.
     fn add(&mut self, name: &str, secret: &[u8]) {
         let hex: String = secret.iter().map(|b| format!("{b:02x}")).collect();
@@ -68,14 +68,14 @@ impl Needles {
     }
 
     #[track_caller]
-    fn must_not_be_in(&self, place: &str, text: &[u8]) {
+    fn assert_absent_from(&self, place: &str, text: &[u8]) {
         if let Some(name) = self.found_in(text) {
             panic!("{place} has {name}");
         }
     }
 
     /// Searches every file below a directory, except those.
-    fn must_not_be_beneath(&self, directory: &Path, except: &[PathBuf]) -> usize {
+    fn assert_absent_below(&self, directory: &Path, except: &[PathBuf]) -> usize {
         let mut count = 0;
         let mut left = vec![directory.to_owned()];
         while let Some(directory) = left.pop() {
@@ -84,7 +84,7 @@ impl Needles {
                 if kind.is_dir() {
                     left.push(path);
                 } else if kind.is_file() && !except.contains(&path) && entry.metadata().is_ok_and(|m| m.len() <= MAX_FILE_BYTES) {
-                    self.must_not_be_in(&path.display().to_string(), &fs::read(&path).unwrap_or_default());
+                    self.assert_absent_from(&path.display().to_string(), &fs::read(&path).unwrap_or_default());
                     count += 1;
                 }
             }
@@ -112,9 +112,9 @@ fn memory_of(pid: i32) -> Vec<u8> {
 
 #[test]
 fn a_planted_secret_is_found_in_every_form() {
-    let mut needles = Needles::default();
+    let mut secrets = Secrets::default();
     let secret = b"0123456789abcdef0123456789ABCDEF";
-    needles.add("planted", secret);
+    secrets.add("planted", secret);
     let in_base64 = |before: &str| STANDARD_NO_PAD.encode([before.as_bytes(), secret, b"after"].concat());
     let hex: String = secret.iter().map(|b| format!("{b:02x}")).collect();
     for text in [
@@ -126,17 +126,17 @@ fn a_planted_secret_is_found_in_every_form() {
         in_base64("ab"),
         in_base64("abc"),
     ] {
-        assert_eq!(needles.found_in(text.as_bytes()), Some("planted"), "{text}");
+        assert_eq!(secrets.found_in(text.as_bytes()), Some("planted"), "{text}");
     }
-    assert_eq!(needles.found_in(b"0123456789abcdef0123456789ABCDEE and nothing else"), None);
-    let mut key = Needles::default();
+    assert_eq!(secrets.found_in(b"0123456789abcdef0123456789ABCDEE and nothing else"), None);
+    let mut key = Secrets::default();
     key.add_key("key", &Secret::new(format!("cbx_01j8xq6x0ye8rf2zt9n5b3c7dm_{}", URL_SAFE_NO_PAD.encode(secret))));
     assert!(key.found_in(secret).is_some() && key.found_in(&memory_of(std::process::id().cast_signed())).is_some());
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("below")).unwrap();
     fs::write(dir.path().join("below/file"), hex).unwrap();
-    let looked = std::panic::catch_unwind(|| needles.must_not_be_beneath(dir.path(), &[]));
-    assert!(looked.is_err());
+    let searched = std::panic::catch_unwind(|| secrets.assert_absent_below(dir.path(), &[]));
+    assert!(searched.is_err());
 }
 
 /// Sends requests as any client could, and keeps the responses to search them.
@@ -258,13 +258,13 @@ async fn sockets(info: &NegotiateResponse, token: &Secret) {
     }
 }
 
-async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&TestDatabase>) {
+async fn assert_no_leaks_in_a_full_run(options: BrokerOptions, database: Option<&TestDatabase>) {
     let broker = TestBroker::start_with(options).await;
     let url = broker.url().to_owned();
     // First, because it chooses the process's TLS provider.
     let operator = broker.client();
     let mut prober = Prober { http: reqwest::Client::builder().no_proxy().build().unwrap(), answers: Vec::new() };
-    let mut keys = Needles::default();
+    let mut keys = Secrets::default();
     let master = fs::read(broker.data_dir().join("master.key")).unwrap();
     keys.add("the master key", &master);
     keys.add_key("the operator's key", broker.key());
@@ -289,8 +289,8 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
     ann.heartbeat(&mine.session_id).await.unwrap();
     for (method, path) in [(http::Method::POST, "/threads/t/sandbox"), (http::Method::GET, "/capabilities?thread_id=t")] {
         let answer = prober.http.request(method, format!("{url}{path}")).bearer_auth(ann_key.api_key.expose()).send().await.unwrap();
-        let told: Value = answer.error_for_status().unwrap().json().await.unwrap();
-        let token = told.get("token").or(told.pointer("/services/sandbox/token")).and_then(Value::as_str);
+        let response: Value = answer.error_for_status().unwrap().json().await.unwrap();
+        let token = response.get("token").or(response.pointer("/services/sandbox/token")).and_then(Value::as_str);
         tokens.push(Secret::new(token.expect("a token")));
     }
     // Delegated tokens, opaque ones, and links.
@@ -299,12 +299,12 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
         let asked = prober.http.post(format!("{url}{path}")).bearer_auth(ann_key.api_key.expose()).body(body.to_string());
         asked.send().await.unwrap().error_for_status().unwrap().json().await.unwrap()
     };
-    let word = |answer: &Value| Secret::new(answer["token"].as_str().expect("a token"));
-    tokens.push(word(&ask(&format!("{own}/delegate"), json!({ "capabilities": ["fs_read"] })).await));
-    tokens.push(word(&ask(&format!("{own}/delegate"), json!({ "capabilities": ["exec"], "parent_token": tokens[1] })).await));
+    let token_of = |answer: &Value| Secret::new(answer["token"].as_str().expect("a token"));
+    tokens.push(token_of(&ask(&format!("{own}/delegate"), json!({ "capabilities": ["fs_read"] })).await));
+    tokens.push(token_of(&ask(&format!("{own}/delegate"), json!({ "capabilities": ["exec"], "parent_token": tokens[1] })).await));
     ask(&format!("{own}/share"), json!({ "principal": "bot", "capabilities": ["fs_read"] })).await;
     let opaque = json!({ "thread_id": "t", "mode": "get", "token_format": "opaque" });
-    let opaque = word(&ask("/v1/sandbox/sessions", opaque).await);
+    let opaque = token_of(&ask("/v1/sandbox/sessions", opaque).await);
     all.add("an opaque token", &opaque.expose().as_bytes()[opaque.expose().len() - 32..]);
     let link = ask(&format!("{own}/file-links"), json!({ "path": "/workspace/a.txt", "method": "GET" })).await;
     let link = link["url"].as_str().expect("a link").to_owned();
@@ -364,8 +364,8 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
                 find / -xdev -type f -size -1024k -exec cat {} + 2>/dev/null; cat /workspace/a.txt; true";
     let seen = sh(session.dataplane(), look).await;
     assert!(seen.stdout.contains("hello") && !seen.truncated);
-    all.must_not_be_in("what a program sees", seen.stdout.as_bytes());
-    all.must_not_be_in(
+    all.assert_absent_from("what a program sees", seen.stdout.as_bytes());
+    all.assert_absent_from(
         "what a program sees",
         &STANDARD_NO_PAD.decode(seen.stdout_b64.unwrap_or_default().trim_end_matches('=')).unwrap_or_default(),
     );
@@ -373,10 +373,10 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
     // boxd must know tokens to verify them, but never a key.
     let (_, pid) = broker.sandbox_pids().into_iter().find(|(id, _)| *id == mine.sandbox.id.as_str()).expect("it runs");
     let memory = memory_of(pid);
-    let mut known = Needles::default();
+    let mut known = Secrets::default();
     known.add("its own id", mine.sandbox.id.as_str().as_bytes());
     assert!(known.found_in(&memory).is_some(), "boxd's memory was not read");
-    keys.must_not_be_in("boxd's memory", &memory);
+    keys.assert_absent_from("boxd's memory", &memory);
 
     // All recorded output.
     let mut events = Vec::new();
@@ -386,42 +386,42 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
         events.extend(serde_json::to_vec(&event).unwrap());
     }
     assert!(String::from_utf8_lossy(&events).contains("echo hello"));
-    all.must_not_be_in("the events", &events);
+    all.assert_absent_from("the events", &events);
     let audit = eventually("all uses to be in the audit", || {
         let exported = broker.cobox().args(["audit", "export"]).output().expect("cobox runs").stdout;
         async { String::from_utf8_lossy(&exported).contains("dataplane.used").then_some(exported) }
     })
     .await;
-    all.must_not_be_in("the audit", &audit);
-    all.must_not_be_in("an answer to a wrong request", &prober.answers);
-    assert!(prober.answers.windows(10).any(|w| w == b"[redacted]"), "nothing had to be taken out: the misuse tried nothing");
+    all.assert_absent_from("the audit", &audit);
+    all.assert_absent_from("an answer to a wrong request", &prober.answers);
+    assert!(prober.answers.windows(10).any(|w| w == b"[redacted]"), "nothing was redacted: the misuse had no effect");
     let log = broker.log();
     assert!(log.contains("request") && log.lines().count() > 200, "it should log everything");
-    all.must_not_be_in("the log", log.as_bytes());
+    all.assert_absent_from("the log", log.as_bytes());
     let data = broker.data_dir();
     // Files that contain a key on purpose; only the broker's user may read them.
     let own = ["master.key", "api_key"].map(|name| data.join(name));
     for file in &own {
         assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600, "{}", file.display());
     }
-    let looked_at = all.must_not_be_beneath(&data, &own);
-    assert!(looked_at >= 3, "{looked_at} files were looked at");
+    let searched = all.assert_absent_below(&data, &own);
+    assert!(searched >= 3, "only {searched} files were searched");
     if let Some(database) = database {
-        assert!(all.must_not_be_beneath(&database.server_dir(), &[]) > 100);
+        assert!(all.assert_absent_below(&database.server_dir(), &[]) > 100);
         let dump = database.sql("SELECT row_to_json(a) FROM audit a UNION ALL SELECT row_to_json(e) FROM events e UNION ALL SELECT row_to_json(k) FROM api_keys k");
         assert!(dump.contains("token.issued"));
-        all.must_not_be_in("a dump", dump.as_bytes());
+        all.assert_absent_from("a dump", dump.as_bytes());
     }
 }
 
 #[tokio::test]
-async fn after_a_full_run_no_credential_is_anywhere_it_must_not_be() {
-    a_full_run_leaves_nothing(BrokerOptions { is_verbose: true, ..BrokerOptions::default() }, None).await;
+async fn no_credential_leaks_in_a_full_run() {
+    assert_no_leaks_in_a_full_run(BrokerOptions { is_verbose: true, ..BrokerOptions::default() }, None).await;
 }
 
 #[tokio::test]
-async fn nor_with_postgres_and_json_logs() {
+async fn no_credential_leaks_with_postgres_and_json_logs() {
     let database = TestDatabase::new().await;
     let options = BrokerOptions { database: Some(database.secret_url()), is_verbose: true, ..BrokerOptions::default() };
-    a_full_run_leaves_nothing(options, Some(&database)).await;
+    assert_no_leaks_in_a_full_run(options, Some(&database)).await;
 }

@@ -20,7 +20,7 @@ async fn start(root: &Path, uid: Option<u32>) -> (TestBroker, Session) {
     (broker, session)
 }
 
-async fn check(session: &Session) {
+async fn check_root(session: &Session) {
     let request = ExecRequest { argv: Some(vec!["tool".into(), "--version".into()]), ..Default::default() };
     let answer = session.dataplane().exec(&request).await.unwrap();
     assert!(answer.stdout.starts_with("boxd "), "{answer:?}");
@@ -30,36 +30,36 @@ async fn check(session: &Session) {
 }
 
 #[tokio::test]
-async fn a_directory_with_one_program_is_enough() {
+async fn a_root_directory_with_one_program_is_enough() {
     let root = tempfile::tempdir().unwrap();
     bare_root(root.path());
     let (_broker, session) = start(root.path(), None).await;
-    check(&session).await;
+    check_root(&session).await;
     assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1, "the root itself stays as it was");
 }
 
 #[tokio::test]
-async fn a_tar_is_unpacked_once_and_shared() {
+async fn a_root_archive_is_unpacked_once_and_shared() {
     let (root, here) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     bare_root(root.path());
     let tar = here.path().join("root.tar");
     assert!(Command::new("tar").arg("-C").arg(root.path()).arg("-cf").arg(&tar).arg(".").status().unwrap().success());
     let (broker, session) = start(&tar, None).await;
-    check(&session).await;
-    check(&ensure(&broker.client(), "second").await).await;
+    check_root(&session).await;
+    check_root(&ensure(&broker.client(), "second").await).await;
 }
 
 #[tokio::test]
-async fn an_ordinary_user_may_bring_a_root_of_their_own() {
+async fn a_broker_run_by_an_ordinary_user_can_use_its_own_root() {
     assert!(rustix::process::geteuid().is_root(), "this test changes users and needs root");
     let root = tempfile::Builder::new().permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755)).tempdir().unwrap();
     bare_root(root.path());
     let (_broker, session) = start(root.path(), Some(61_235)).await;
-    check(&session).await;
+    check_root(&session).await;
 }
 
 #[tokio::test]
-async fn a_root_that_is_not_there_is_named_at_the_start() {
+async fn a_missing_root_is_reported_at_start() {
     let broker = TestBroker::start().await;
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("config.toml"), "[local]\nroot = { rootfs = \"/no/such/root\" }\n").unwrap();

@@ -17,15 +17,15 @@ async fn exec(base: &str, token: &str) -> u16 {
 }
 
 #[tokio::test]
-async fn a_delegated_token_does_what_it_says_and_no_more() {
+async fn a_delegated_token_grants_only_its_capabilities() {
     let broker = TestBroker::start().await;
     let client = broker.client();
     let info = client.negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
     let base = &info.sandbox.http_base_url;
-    let wish = DelegateRequest { capabilities: Some(vec!["exec".into()]), ..DelegateRequest::default() };
-    let own = client.delegate(&info.session_id, &wish).await.unwrap();
+    let request = DelegateRequest { capabilities: Some(vec!["exec".into()]), ..DelegateRequest::default() };
+    let own = client.delegate(&info.session_id, &request).await.unwrap();
     let child =
-        client.delegate(&info.session_id, &DelegateRequest { parent_token: Some(own.token.clone()), ..wish.clone() }).await.unwrap();
+        client.delegate(&info.session_id, &DelegateRequest { parent_token: Some(own.token.clone()), ..request.clone() }).await.unwrap();
     for token in [&own.token, &child.token] {
         assert_eq!(exec(base, token.expose()).await, 200);
         let read = reqwest::Client::new().get(format!("{base}/files/etc/hostname")).bearer_auth(token.expose()).send().await.unwrap();
@@ -39,12 +39,12 @@ async fn an_opaque_token_works_through_the_gateway_and_is_in_no_log() {
     let client = broker.client();
     let info = client.negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
     let base = &info.sandbox.http_base_url;
-    let wish = DelegateRequest {
+    let request = DelegateRequest {
         capabilities: Some(vec!["exec".into(), "fs_read".into()]),
         token_format: Some("opaque".into()),
         ..DelegateRequest::default()
     };
-    let token = client.delegate(&info.session_id, &wish).await.unwrap().token;
+    let token = client.delegate(&info.session_id, &request).await.unwrap().token;
     assert!(token.expose().starts_with("cbo_"));
     // Twice: the second time boxd has cached the gateway's token.
     for _ in 0..2 {
@@ -69,15 +69,15 @@ async fn an_opaque_token_works_through_the_gateway_and_is_in_no_log() {
 }
 
 #[tokio::test]
-async fn a_browser_fetches_and_puts_a_file_by_its_link_alone() {
+async fn a_browser_reads_and_writes_a_file_with_only_its_link() {
     let broker = TestBroker::start().await;
     let client = broker.client();
     let info = client.negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
     let browser = reqwest::Client::new();
     let path = "/workspace/a page & more?.html";
     let link = async |method: &str| {
-        let wish = FileLinkRequest { path: path.into(), method: Some(method.into()), ttl: None };
-        client.file_link(&info.session_id, &wish).await.unwrap().url.expose().to_owned()
+        let request = FileLinkRequest { path: path.into(), method: Some(method.into()), ttl: None };
+        client.file_link(&info.session_id, &request).await.unwrap().url.expose().to_owned()
     };
     let (put, get) = (link("PUT").await, link("GET").await);
     assert_eq!(browser.put(&put).body("<script>").send().await.unwrap().status(), 201);
@@ -115,32 +115,32 @@ async fn a_session_is_shared_from_the_command_line() {
         (output.status.success(), format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)))
     };
     assert!(bob.negotiate(&negotiate("demo", Mode::Get)).await.is_err());
-    let (is_done, said) = share(&["grant", "demo", "bob", "--capability", "fs_read", "--expires", "2h"]);
-    assert!(is_done && said.contains("fs_read"), "{said}");
-    let (is_done, said) = share(&["list", "demo"]);
-    assert!(is_done && said.contains("bob") && said.contains("PRINCIPAL"), "{said}");
+    let (is_done, output) = share(&["grant", "demo", "bob", "--capability", "fs_read", "--expires", "2h"]);
+    assert!(is_done && output.contains("fs_read"), "{output}");
+    let (is_done, output) = share(&["list", "demo"]);
+    assert!(is_done && output.contains("bob") && output.contains("PRINCIPAL"), "{output}");
     assert_eq!(bob.negotiate(&negotiate("demo", Mode::Get)).await.unwrap().scopes, ["fs:ro"]);
-    let (is_done, said) = share(&["grant", "demo", "nobody", "--capability", "exec"]);
-    assert!(!is_done && said.contains("nobody"), "{said}");
-    let (is_done, said) = share(&["revoke", "demo", "bob"]);
-    assert!(is_done, "{said}");
+    let (is_done, output) = share(&["grant", "demo", "nobody", "--capability", "exec"]);
+    assert!(!is_done && output.contains("nobody"), "{output}");
+    let (is_done, output) = share(&["revoke", "demo", "bob"]);
+    assert!(is_done, "{output}");
     assert!(bob.negotiate(&negotiate("demo", Mode::Get)).await.is_err());
     assert!(!share(&["list", "demo"]).1.contains("bob"));
 }
 
 #[tokio::test]
-async fn the_master_key_is_replaced_from_the_command_line_under_a_running_sandbox() {
+async fn the_master_key_is_replaced_from_the_command_line_while_a_sandbox_runs() {
     let mut broker = TestBroker::start().await;
     let info = broker.client().negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
     let rotate = |broker: &TestBroker, more: &[&str]| {
         let output = broker.cobox().args(["master-key", "rotate", "--data-dir"]).arg(broker.data_dir()).args(more).output().unwrap();
         (output.status.success(), format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)))
     };
-    let (is_done, said) = rotate(&broker, &[]);
-    assert!(!is_done && said.contains("in use"), "{said}");
+    let (is_done, output) = rotate(&broker, &[]);
+    assert!(!is_done && output.contains("in use"), "{output}");
     broker.kill();
-    let (is_done, said) = rotate(&broker, &[]);
-    assert!(is_done && said.contains("good until"), "{said}");
+    let (is_done, output) = rotate(&broker, &[]);
+    assert!(is_done && output.contains("good until"), "{output}");
     broker.launch().await;
     // The broker's address has changed.
     let base = |broker: &TestBroker| format!("{}/dp/{}/v1", broker.url(), info.sandbox.id);
@@ -148,8 +148,8 @@ async fn the_master_key_is_replaced_from_the_command_line_under_a_running_sandbo
     let fresh = broker.client().negotiate(&negotiate("t", Mode::Get)).await.unwrap();
     assert_eq!(exec(&base(&broker), fresh.token.expose()).await, 200);
     broker.kill();
-    let (is_done, said) = rotate(&broker, &["--immediate"]);
-    assert!(is_done && said.contains("ended"), "{said}");
+    let (is_done, output) = rotate(&broker, &["--immediate"]);
+    assert!(is_done && output.contains("ended"), "{output}");
     broker.launch().await;
     for token in [&info.token, &fresh.token] {
         assert_eq!(exec(&base(&broker), token.expose()).await, 401);

@@ -14,17 +14,17 @@ fn run(broker: &TestBroker, args: &[&str]) -> Output {
     broker.cobox().args(args).output().expect("cobox runs")
 }
 
-fn said(output: &Output) -> String {
+fn stdout(output: &Output) -> String {
     assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
 fn json(output: &Output) -> serde_json::Value {
-    serde_json::from_str(&said(output)).expect("JSON")
+    serde_json::from_str(&stdout(output)).expect("JSON")
 }
 
 /// Like [`run`], with input on stdin.
-fn run_with(mut command: Command, input: &str) -> Output {
+fn run_with_input(mut command: Command, input: &str) -> Output {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     child.wait_with_output().unwrap()
@@ -35,22 +35,22 @@ fn sandbox_of(broker: &TestBroker, thread: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_thread_whose_session_ended_comes_back_to_the_sandbox_that_was_kept() {
+async fn a_thread_returns_to_its_kept_sandbox_after_its_session_ended() {
     let broker = TestBroker::start().await;
-    said(&run(&broker, &["session", "ensure", "t", "--keep"]));
-    said(&run(&broker, &["exec", "-t", "t", "--", "sh", "-c", "echo mine > left"]));
+    stdout(&run(&broker, &["session", "ensure", "t", "--keep"]));
+    stdout(&run(&broker, &["exec", "-t", "t", "--", "sh", "-c", "echo mine > left"]));
     let before = sandbox_of(&broker, "t");
     // Released by another client: this command line's cache is outdated.
     let session = json(&run(&broker, &["--json", "session", "list"]))["items"][0]["session_id"].as_str().unwrap().to_owned();
     broker.client().release(&session.parse().unwrap()).await.unwrap();
-    assert_eq!(said(&run(&broker, &["exec", "-t", "t", "--", "cat", "left"])), "mine\n");
+    assert_eq!(stdout(&run(&broker, &["exec", "-t", "t", "--", "cat", "left"])), "mine\n");
     assert_eq!(sandbox_of(&broker, "t"), before);
 }
 
 #[tokio::test]
-async fn what_is_remembered_of_a_sandbox_that_is_gone_is_dropped_and_a_new_one_is_told_of() {
+async fn a_cached_sandbox_that_is_gone_is_replaced_with_a_notice() {
     let broker = TestBroker::start().await;
-    said(&run(&broker, &["exec", "-t", "t", "--", "true"]));
+    stdout(&run(&broker, &["exec", "-t", "t", "--", "true"]));
     let before = sandbox_of(&broker, "t");
     let cache = fs::read_to_string(broker.data_dir().parent().unwrap().join(".cache/cobox/threads.json")).unwrap();
     assert!(cache.contains(&before) && !cache.contains("eyJ") && !cache.contains(broker.key().expose()), "{cache}");
@@ -65,16 +65,16 @@ async fn what_is_remembered_of_a_sandbox_that_is_gone_is_dropped_and_a_new_one_i
 }
 
 #[tokio::test]
-async fn a_release_is_an_end_also_for_a_sandbox_that_is_kept() {
+async fn a_release_ends_a_kept_sandbox_too() {
     let broker = TestBroker::start().await;
-    said(&run(&broker, &["session", "ensure", "t", "--keep"]));
-    said(&run(&broker, &["exec", "-t", "t", "--", "touch", "left"]));
-    said(&run(&broker, &["session", "release", "t", "--yes"]));
-    assert_eq!(said(&run(&broker, &["exec", "-t", "t", "--", "ls"])), "");
+    stdout(&run(&broker, &["session", "ensure", "t", "--keep"]));
+    stdout(&run(&broker, &["exec", "-t", "t", "--", "touch", "left"]));
+    stdout(&run(&broker, &["session", "release", "t", "--yes"]));
+    assert_eq!(stdout(&run(&broker, &["exec", "-t", "t", "--", "ls"])), "");
 }
 
 #[tokio::test]
-async fn a_session_and_a_sandbox_can_be_worked_in_by_their_own_verbs() {
+async fn session_and_sandbox_subcommands_run_commands_shells_and_syncs() {
     let broker = TestBroker::start().await;
     let session = json(&run(&broker, &["--json", "session", "ensure", "t"]));
     let (id, sandbox) = (session["session_id"].as_str().unwrap(), session["sandbox"]["id"].as_str().unwrap());
@@ -85,14 +85,14 @@ async fn a_session_and_a_sandbox_can_be_worked_in_by_their_own_verbs() {
     for line in [["session", "connect", "t"], ["session", "connect", id], ["sandbox", "connect", sandbox]] {
         let mut command = broker.cobox();
         command.args(line);
-        let output = run_with(command, "echo sum $((20+22)); exit 5\n");
+        let output = run_with_input(command, "echo sum $((20+22)); exit 5\n");
         assert_eq!(output.status.code(), Some(5), "{line:?} {}", String::from_utf8_lossy(&output.stderr));
         assert!(String::from_utf8_lossy(&output.stdout).contains("sum 42"), "{line:?}");
     }
     let here = tempfile::tempdir().unwrap();
     fs::write(here.path().join("synced"), "").unwrap();
-    said(&run(&broker, &["sandbox", "sync", sandbox, "--once", here.path().to_str().unwrap(), ":/workspace/new"]));
-    assert_eq!(said(&run(&broker, &["exec", "-t", "t", "--", "ls", "new"])), "synced\n");
+    stdout(&run(&broker, &["sandbox", "sync", sandbox, "--once", here.path().to_str().unwrap(), ":/workspace/new"]));
+    assert_eq!(stdout(&run(&broker, &["exec", "-t", "t", "--", "ls", "new"])), "synced\n");
     let beat = json(&run(&broker, &["--json", "session", "heartbeat", "t"]));
     assert_eq!((&beat["session_id"], &beat["state"]), (&id.into(), &"active".into()));
 }
@@ -107,15 +107,15 @@ async fn several_brokers_are_used_by_name_each_with_its_own_key() {
         command.env("HOME", home.path()).env_remove("COBOX_URL").env_remove("COBOX_API_KEY").args(args);
         command
     };
-    said(&run_with(cobox(&["config", "add", "one", "--url", one.url()]), one.key().expose()));
-    said(&run_with(cobox(&["config", "add", "two", "--url", two.url()]), &format!("{}\n", ann.expose())));
-    said(&cobox(&["exec", "-t", "only-in-one", "--", "true"]).output().unwrap());
-    assert_eq!(said(&cobox(&["--context", "two", "session", "list"]).output().unwrap()), "");
-    said(&cobox(&["config", "use", "two"]).output().unwrap());
-    said(&cobox(&["exec", "-t", "only-in-two", "--", "true"]).output().unwrap());
-    let listed = said(&cobox(&["session", "list"]).output().unwrap());
+    stdout(&run_with_input(cobox(&["config", "add", "one", "--url", one.url()]), one.key().expose()));
+    stdout(&run_with_input(cobox(&["config", "add", "two", "--url", two.url()]), &format!("{}\n", ann.expose())));
+    stdout(&cobox(&["exec", "-t", "only-in-one", "--", "true"]).output().unwrap());
+    assert_eq!(stdout(&cobox(&["--context", "two", "session", "list"]).output().unwrap()), "");
+    stdout(&cobox(&["config", "use", "two"]).output().unwrap());
+    stdout(&cobox(&["exec", "-t", "only-in-two", "--", "true"]).output().unwrap());
+    let listed = stdout(&cobox(&["session", "list"]).output().unwrap());
     assert!(listed.contains("only-in-two") && listed.contains("ann") && !listed.contains("only-in-one"), "{listed}");
-    let by_name = said(&cobox(&["session", "list"]).env("COBOX_CONTEXT", "one").output().unwrap());
+    let by_name = stdout(&cobox(&["session", "list"]).env("COBOX_CONTEXT", "one").output().unwrap());
     assert!(by_name.contains("only-in-one"), "{by_name}");
     // The key of one broker is not sent to the other.
     let stranger = cobox(&["--url", one.url(), "session", "list"]).output().unwrap();
@@ -134,7 +134,7 @@ async fn several_brokers_are_used_by_name_each_with_its_own_key() {
 }
 
 #[tokio::test]
-async fn a_key_is_asked_for_without_being_shown() {
+async fn a_prompted_key_is_not_echoed() {
     let broker = TestBroker::start().await;
     let mut command = broker.cobox();
     command.args(["config", "add", "here", "--url", broker.url()]);
@@ -151,10 +151,10 @@ async fn a_key_is_asked_for_without_being_shown() {
 }
 
 #[tokio::test]
-async fn a_table_is_no_wider_than_the_terminal_and_colours_can_be_switched_off() {
+async fn a_table_fits_the_terminal_and_colours_can_be_disabled() {
     let broker = TestBroker::start().await;
     let thread = format!("a-thread-with-{}-name", "very-long-".repeat(12));
-    said(&run(&broker, &["session", "ensure", &thread]));
+    stdout(&run(&broker, &["session", "ensure", &thread]));
     let mut command = broker.cobox();
     command.args(["session", "list"]);
     let mut terminal = TestTerminal::start("ada", &command, (110, 24));
@@ -167,11 +167,11 @@ async fn a_table_is_no_wider_than_the_terminal_and_colours_can_be_switched_off()
     assert!(terminal.ended().await.success());
     terminal.wait_for("ago").await;
     assert!(!terminal.look(|screen| screen.cell(0, 0).unwrap().bold()));
-    assert!(said(&run(&broker, &["session", "list"])).contains(&thread), "whole where a program reads");
+    assert!(stdout(&run(&broker, &["session", "list"])).contains(&thread), "complete if a program reads it");
 }
 
 #[tokio::test]
-async fn a_reader_that_goes_away_is_no_error() {
+async fn a_closed_output_pipe_is_not_an_error() {
     let broker = TestBroker::start().await;
     let cobox = broker.cobox();
     let program = cobox.get_program().to_str().unwrap();

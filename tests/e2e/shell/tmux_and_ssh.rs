@@ -45,12 +45,12 @@ impl Tmux {
     }
 
     /// The window's text and colours.
-    fn shows(&self, name: &str) -> String {
+    fn screen(&self, name: &str) -> String {
         self.run(&["capture-pane", "-p", "-e", "-t", name])
     }
 
     async fn wait_for(&self, name: &str, text: &str) {
-        eventually(&format!("`{text}` in tmux's {name}"), || async { self.shows(name).contains(text).then_some(()) }).await;
+        eventually(&format!("`{text}` in tmux's {name}"), || async { self.screen(name).contains(text).then_some(()) }).await;
     }
 
     fn press(&self, name: &str, keys: &[&str]) {
@@ -66,14 +66,14 @@ impl Drop for Tmux {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inside_tmux_it_looks_as_the_program_does_without_it() {
-    let broker = with_a_sandbox().await;
+async fn a_program_looks_the_same_inside_tmux() {
+    let broker = broker_with_sandbox().await;
     let tmux = Tmux::start();
     let dir = tempfile::tempdir().unwrap();
     let mut vim = Command::new("/bin/sh");
     vim.args(["-c", "vim -u NONE -i NONE -n -N text.txt"]).env("PATH", "/usr/bin:/bin").env("HOME", dir.path());
     tmux.window("here", &vim, dir.path());
-    let cobox = shell(&broker, "ada", &["-c", "vim -u NONE -i NONE -n -N text.txt"]).await;
+    let cobox = shell_command(&broker, "ada", &["-c", "vim -u NONE -i NONE -n -N text.txt"]).await;
     // Prints the exit code as a shell sees it, because tmux sometimes misses a program's end.
     let mut there = Command::new("/bin/sh");
     there.args(["-c", "\"$0\" \"$@\"; echo code $?; read line"]).arg(cobox.get_program()).args(cobox.get_args());
@@ -89,12 +89,12 @@ async fn inside_tmux_it_looks_as_the_program_does_without_it() {
         tmux.press(name, &["Enter"]);
         tmux.wait_for(name, "text.txt [+]").await;
     }
-    eventually("the same in both", || async { (tmux.shows("here") == tmux.shows("there")).then_some(()) }).await;
+    eventually("the same in both", || async { (tmux.screen("here") == tmux.screen("there")).then_some(()) }).await;
     for name in ["here", "there"] {
         tmux.run(&["resize-window", "-t", name, "-x", "60", "-y", "18"]);
     }
     eventually("the same in both, resized", || async {
-        let (here, there) = (tmux.shows("here"), tmux.shows("there"));
+        let (here, there) = (tmux.screen("here"), tmux.screen("there"));
         (here == there && here.lines().count() == 18 && here.contains("text.txt [+]")).then_some(())
     })
     .await;
@@ -141,7 +141,7 @@ impl Sshd {
     }
 
     /// The program over ssh, in a terminal that ssh allocates.
-    fn running(&self, program: &Command) -> Command {
+    fn ssh_command(&self, program: &Command) -> Command {
         let env = program.get_envs().filter_map(|(n, v)| Some(format!("{}='{}'", n.to_str().unwrap(), v?.to_str().unwrap())));
         let words = [program.get_program()].into_iter().chain(program.get_args()).map(|w| format!("'{}'", w.to_str().unwrap()));
         let line = std::iter::once("exec env".to_owned()).chain(env).chain(words).collect::<Vec<_>>().join(" ");
@@ -163,13 +163,13 @@ impl Drop for Sshd {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn over_ssh_it_looks_as_the_program_does_without_it() {
-    let broker = with_a_sandbox().await;
+async fn a_program_looks_the_same_over_ssh() {
+    let broker = broker_with_sandbox().await;
     let sshd = Sshd::start().await;
     let dir = tempfile::tempdir().unwrap();
-    let mut here = locally("here", dir.path(), "vim -u NONE -i NONE -n -N text.txt");
-    let program = shell(&broker, "ada", &["-c", "vim -u NONE -i NONE -n -N text.txt"]).await;
-    let mut there = TestTerminal::start("there", &sshd.running(&program), SIZE);
+    let mut here = run_locally("here", dir.path(), "vim -u NONE -i NONE -n -N text.txt");
+    let program = shell_command(&broker, "ada", &["-c", "vim -u NONE -i NONE -n -N text.txt"]).await;
+    let mut there = TestTerminal::start("there", &sshd.ssh_command(&program), SIZE);
     for terminal in [&mut here, &mut there] {
         terminal.wait_for("[New]").await;
         terminal.press("ihéllo 漢字 over ssh");
@@ -186,7 +186,7 @@ async fn over_ssh_it_looks_as_the_program_does_without_it() {
         assert!(terminal.is_cooked());
     }
     // The exit code passes through both.
-    let program = shell(&broker, "ada", &["-c", "exit 7"]).await;
-    let mut there = TestTerminal::start("there", &sshd.running(&program), SIZE);
+    let program = shell_command(&broker, "ada", &["-c", "exit 7"]).await;
+    let mut there = TestTerminal::start("there", &sshd.ssh_command(&program), SIZE);
     assert_eq!(there.ended().await.code(), Some(7));
 }

@@ -15,7 +15,7 @@ async fn read(dataplane: &cobox_client::Dataplane, path: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn what_one_writes_the_other_reads_in_the_same_directory() {
+async fn human_and_agent_share_one_directory() {
     let broker = TestBroker::start().await;
     let human = broker.client_of("ada", PrincipalKind::Human, None).await;
     let agent = broker.client_of("bot", PrincipalKind::Agent, None).await;
@@ -38,7 +38,7 @@ async fn what_one_writes_the_other_reads_in_the_same_directory() {
 }
 
 #[tokio::test]
-async fn a_command_answers_with_exact_output_exit_code_and_limits() {
+async fn a_command_returns_its_exact_output_and_exit_code_within_its_limits() {
     let broker = TestBroker::start().await;
     let session = ensure(&broker.client(), "t").await;
     let d = session.dataplane();
@@ -82,7 +82,7 @@ async fn a_command_answers_with_exact_output_exit_code_and_limits() {
 }
 
 #[tokio::test]
-async fn files_and_folders_go_in_and_out_unchanged() {
+async fn files_and_folders_are_transferred_unchanged() {
     let broker = TestBroker::start().await;
     let session = ensure(&broker.client(), "t").await;
     let d = session.dataplane();
@@ -135,7 +135,7 @@ async fn a_shell_is_a_real_terminal() {
 }
 
 #[tokio::test]
-async fn get_finds_only_what_is_there_and_ensure_is_the_same_for_all() {
+async fn get_finds_only_existing_sessions_and_racing_ensures_share_one() {
     let broker = TestBroker::start().await;
     let client = broker.client();
     let e = client.negotiate(&negotiate("nobody-made-this", Mode::Get)).await.unwrap_err();

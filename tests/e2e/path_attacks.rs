@@ -54,11 +54,11 @@ const SETUP: &str = "mkdir links && cd links && ln -s /proc/self/mem mem && ln -
     && python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"socket\")'; echo plain > plain; ln plain hard; ls";
 
 #[tokio::test]
-async fn no_route_reads_writes_or_waits_for_what_is_the_kernels() {
+async fn no_route_reads_writes_or_waits_for_kernel_files() {
     let broker = TestBroker::start().await;
     let session = ensure(&broker.client(), "paths").await;
-    let said = sh(session.dataplane(), SETUP).await;
-    assert!(said.stdout.contains("socket") && said.stdout.contains("hard"), "{said:?}");
+    let planted = sh(session.dataplane(), SETUP).await;
+    assert!(planted.stdout.contains("socket") && planted.stdout.contains("hard"), "{planted:?}");
     let base = &session.info().sandbox.http_base_url;
     let http = reqwest::Client::new();
     let token = session.token();
@@ -89,9 +89,9 @@ async fn no_route_reads_writes_or_waits_for_what_is_the_kernels() {
             let body = if verb == "list" { json!({ "path": path }) } else { json!({ "path": path, "pattern": "*e" }) };
             let body = if verb == "grep" { json!({ "path": path, "pattern": "e" }) } else { body };
             let (status, text) = send(http.post(format!("{base}/fs/{verb}")).json(&body), format!("{verb} {path}")).await;
-            let told: Value = serde_json::from_slice(&text).unwrap_or_default();
-            let is_empty = ["matches", "entries"].iter().all(|f| told[f].as_array().is_none_or(Vec::is_empty));
-            assert!(status != 200 || is_empty, "{verb} {path}: {told}");
+            let response: Value = serde_json::from_slice(&text).unwrap_or_default();
+            let is_empty = ["matches", "entries"].iter().all(|f| response[f].as_array().is_none_or(Vec::is_empty));
+            assert!(status != 200 || is_empty, "{verb} {path}: {response}");
         }
         let (_, tar) = send(http.get(format!("{base}/archive?path={path}")), format!("archive {path}")).await;
         assert!(tar.len() < 4096, "archive {path} gave {} bytes", tar.len());

@@ -42,7 +42,7 @@ async fn a_release_counts_the_files_needs_yes_without_a_terminal_and_can_be_undo
 }
 
 #[tokio::test]
-async fn a_deletion_asks_on_a_terminal_and_does_nothing_without_a_yes() {
+async fn a_deletion_on_a_terminal_needs_confirmation() {
     let broker = broker_that_keeps_deleted().await;
     stdout(&run(&broker, &["sandbox", "create", "--name", "dev"]));
     stdout(&run(&broker, &["exec", "--sandbox", "dev", "-c", "echo kept > file"]));
@@ -63,7 +63,7 @@ async fn a_deletion_asks_on_a_terminal_and_does_nothing_without_a_yes() {
 }
 
 #[tokio::test]
-async fn release_and_delete_tell_programs_how_many_files_and_bytes_they_erased() {
+async fn json_output_of_release_and_delete_has_the_erased_files_and_bytes() {
     let broker = broker_that_keeps_deleted().await;
     let json = |args: &[&str]| -> serde_json::Value { serde_json::from_str(&stdout(&run(&broker, args))).unwrap() };
     stdout(&run(&broker, &["exec", "-t", "t", "-c", "echo four > a; echo four > b"]));
@@ -82,7 +82,7 @@ async fn release_and_delete_tell_programs_how_many_files_and_bytes_they_erased()
 }
 
 #[tokio::test]
-async fn a_permanent_deletion_of_a_deleted_sandbox_says_what_is_lost_and_one_of_nothing_does_not_ask() {
+async fn a_permanent_deletion_shows_what_is_lost_and_a_missing_sandbox_is_not_asked_about() {
     let broker = broker_that_keeps_deleted().await;
     stdout(&run(&broker, &["sandbox", "create", "--name", "dev"]));
     stdout(&run(&broker, &["exec", "--sandbox", "dev", "-c", "echo lost > file"]));

@@ -16,10 +16,10 @@ use tokio::time::timeout;
 const EXEC_BYTES: u64 = 64 << 20;
 const STDIN_BYTES: usize = 8 << 20;
 /// Longer than any pause between two events on a machine that is busy with other tests.
-const STALLED: Duration = Duration::from_secs(60);
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A thread's sandbox, reached through a proxy that cuts connections.
-async fn through(proxy: &CuttingProxy, broker: &TestBroker, thread: &str) -> (cobox_client::Session, Dataplane) {
+async fn connect_through(proxy: &CuttingProxy, broker: &TestBroker, thread: &str) -> (cobox_client::Session, Dataplane) {
     let session = ensure(&broker.client(), thread).await;
     let client = Client::new(&proxy.url(), broker.key().clone()).unwrap();
     // Shorter than the default for users, so that a thousand cuts take minutes.
@@ -37,7 +37,7 @@ async fn exec_through(cuts: u64, seed: u64) -> u64 {
     let broker = TestBroker::start().await;
     let plan = CutPolicy { count: cuts, within_bytes: EXEC_BYTES * 3 / 2 / cuts, within: Duration::from_secs(10) };
     let proxy = CuttingProxy::in_front_of(broker.url(), plan, seed).await;
-    let (session, cut) = through(&proxy, &broker, "t").await;
+    let (session, cut) = connect_through(&proxy, &broker, "t").await;
     // Further output is slow enough that it doesn't exceed boxd's buffer while the connection is down, which is most
     // of the time.
     let command = format!(
@@ -52,7 +52,7 @@ async fn exec_through(cuts: u64, seed: u64) -> u64 {
             is_enough = true;
             sh(session.dataplane(), "touch enough").await;
         }
-        match timeout(STALLED, exec.output.next()).await.expect("it goes on").expect("it has an exit").unwrap() {
+        match timeout(STALL_TIMEOUT, exec.output.next()).await.expect("the stream continues").expect("it has an exit").unwrap() {
             ExecEvent::Stdout(chunk) => {
                 hash.update(&chunk);
                 bytes += chunk.len() as u64;
@@ -75,7 +75,7 @@ async fn stdin_through(cuts: u64, seed: u64) -> u64 {
     let broker = TestBroker::start().await;
     let plan = CutPolicy { count: cuts, within_bytes: STDIN_BYTES as u64 * 4 / cuts, within: Duration::from_secs(10) };
     let proxy = CuttingProxy::in_front_of(broker.url(), plan, seed).await;
-    let (session, cut) = through(&proxy, &broker, "t").await;
+    let (session, cut) = connect_through(&proxy, &broker, "t").await;
     let start = ExecStart { command: Some("cat > in".into()), stdin: Some(StdinStart::Open(true)), ..Default::default() };
     let mut exec = cut.exec_stream(start).await.unwrap();
     let input = exec.input.clone();
@@ -92,7 +92,9 @@ async fn stdin_through(cuts: u64, seed: u64) -> u64 {
     };
     let ending = async {
         loop {
-            if let ExecEvent::Exit { exit_code, .. } = timeout(STALLED, exec.output.next()).await.expect("it goes on").unwrap().unwrap() {
+            if let ExecEvent::Exit { exit_code, .. } =
+                timeout(STALL_TIMEOUT, exec.output.next()).await.expect("the stream continues").unwrap().unwrap()
+            {
                 return exit_code;
             }
         }
@@ -108,24 +110,24 @@ async fn stdin_through(cuts: u64, seed: u64) -> u64 {
 async fn bytes_until(output: &mut ShellOutput, text: &str) -> Vec<u8> {
     let mut bytes: Vec<u8> = Vec::new();
     // The last other events, for the failure message.
-    let mut beside: VecDeque<String> = VecDeque::new();
+    let mut others: VecDeque<String> = VecDeque::new();
     loop {
         if let Some(at) = bytes.windows(text.len()).position(|w| w == text.as_bytes()) {
             // How much more output arrives in the same frame is random.
             bytes.truncate(at + text.len());
             return bytes;
         }
-        let Ok(event) = timeout(STALLED, output.next()).await else {
+        let Ok(event) = timeout(STALL_TIMEOUT, output.next()).await else {
             let tail = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(400)..]).into_owned();
-            panic!("nothing came for {STALLED:?}; the last was {tail:?}, and beside it {beside:#?}");
+            panic!("nothing came for {STALL_TIMEOUT:?}; the last was {tail:?}, and the other events were {others:#?}");
         };
-        match event.expect("it goes on").unwrap() {
+        match event.expect("the stream continues").unwrap() {
             ShellEvent::Output(chunk) => bytes.extend_from_slice(&chunk),
             ShellEvent::Keyframe { .. } | ShellEvent::Gap { .. } => panic!("the outages fit what the shell keeps"),
             ShellEvent::Exit { .. } => panic!("it ended: {}", String::from_utf8_lossy(&bytes)),
             other => {
-                beside.push_back(format!("{other:?}"));
-                beside.drain(..beside.len().saturating_sub(8));
+                others.push_back(format!("{other:?}"));
+                others.drain(..others.len().saturating_sub(8));
             }
         }
     }
@@ -135,7 +137,7 @@ async fn shell_through(cuts: u64, seed: u64) {
     let broker = TestBroker::start().await;
     let plan = CutPolicy { count: cuts, within_bytes: 16 << 10, within: Duration::from_millis(120) };
     let proxy = CuttingProxy::in_front_of(broker.url(), plan, seed).await;
-    let (session, cut) = through(&proxy, &broker, "t").await;
+    let (session, cut) = connect_through(&proxy, &broker, "t").await;
     let made = session.dataplane().create_shell(&ShellCreate { name: Some("cut".into()), ..Default::default() }).await.unwrap();
     // Both start at the first byte, so that even a client that is cut before the first answer can resume.
     let shell = || ShellStart { shell: Some("cut".into()), epoch: Some(made.id.to_string()), from: Some(0), ..Default::default() };
@@ -147,8 +149,8 @@ async fn shell_through(cuts: u64, seed: u64) {
         }
     };
     // The reference: a client whose connection is never cut.
-    let mut beside = session.dataplane().shell(ShellStart { observe: true, ..shell() }).await.unwrap();
-    let recording = tokio::spawn(async move { bytes_until(&mut beside.output, "all-42-lines\r\n").await });
+    let mut uninterrupted = session.dataplane().shell(ShellStart { observe: true, ..shell() }).await.unwrap();
+    let recording = tokio::spawn(async move { bytes_until(&mut uninterrupted.output, "all-42-lines\r\n").await });
     let input = through.input.clone();
     let proxied = async {
         let mut typed = 0;
@@ -163,20 +165,20 @@ async fn shell_through(cuts: u64, seed: u64) {
     };
     let (typed, seen) = tokio::join!(proxied, bytes_until(&mut through.output, "all-42-lines\r\n"));
     let recorded = recording.await.unwrap();
-    assert!(seen == recorded, "seed {seed}: {} bytes through the cuts, {} beside them", seen.len(), recorded.len());
+    assert!(seen == recorded, "seed {seed}: {} bytes through the cuts, {} without them", seen.len(), recorded.len());
     let lines: String = (1..=typed).map(|n| format!("{n}\n")).collect();
     assert_eq!(sh(session.dataplane(), "cat typed").await.stdout, lines, "seed {seed}: each line was typed once");
     assert!(proxy.cuts() >= cuts, "seed {seed}: only {} cuts", proxy.cuts());
 }
 
 /// A terminal emulator fed with a shell's events.
-struct Watching {
+struct ScreenReader {
     output: ShellOutput,
     parser: vt100::Parser,
     keyframes: u32,
 }
 
-impl Watching {
+impl ScreenReader {
     fn new(output: ShellOutput) -> Self {
         Self { output, parser: vt100::Parser::new(24, 80, 0), keyframes: 0 }
     }
@@ -188,7 +190,7 @@ impl Watching {
     }
 
     async fn next(&mut self) {
-        match timeout(STALLED, self.output.next()).await.expect("it goes on").expect("it goes on").unwrap() {
+        match timeout(STALL_TIMEOUT, self.output.next()).await.expect("the stream continues").expect("the stream continues").unwrap() {
             ShellEvent::Output(bytes) => self.parser.process(&bytes),
             ShellEvent::Keyframe { cols, rows, bytes } => {
                 self.parser = vt100::Parser::new(rows, cols, 0);
@@ -202,57 +204,58 @@ impl Watching {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_an_outage_longer_than_a_shell_remembers_the_screen_is_the_same() {
+async fn after_an_outage_longer_than_the_output_buffer_the_screen_is_the_same() {
     let broker = TestBroker::start().await;
     let never = CutPolicy { count: 0, within_bytes: 1, within: Duration::ZERO };
     let proxy = CuttingProxy::in_front_of(broker.url(), never, 1).await;
-    let (session, cut) = through(&proxy, &broker, "t").await;
+    let (session, cut) = connect_through(&proxy, &broker, "t").await;
     let start = ShellStart { cols: Some(80), rows: Some(24), ..Default::default() };
     let shell = cut.shell(start).await.unwrap();
     let input = shell.input.clone();
-    let mut away = Watching::new(shell.output);
+    let mut interrupted = ScreenReader::new(shell.output);
     input.stdin(b"until test -e go; do sleep 0.05; done; seq 100000 199999; echo fin\"\"ished\r").await.unwrap();
-    away.until("seq 100000").await;
-    let mut beside = Watching::new(session.dataplane().shell(ShellStart { observe: true, ..Default::default() }).await.unwrap().output);
-    beside.until("seq 100000").await;
+    interrupted.until("seq 100000").await;
+    let mut uninterrupted =
+        ScreenReader::new(session.dataplane().shell(ShellStart { observe: true, ..Default::default() }).await.unwrap().output);
+    uninterrupted.until("seq 100000").await;
 
     proxy.set_down(true);
-    while !matches!(timeout(STALLED, away.output.next()).await.unwrap().unwrap().unwrap(), ShellEvent::Reconnecting { .. }) {}
+    while !matches!(timeout(STALL_TIMEOUT, interrupted.output.next()).await.unwrap().unwrap().unwrap(), ShellEvent::Reconnecting { .. }) {}
     sh(session.dataplane(), "touch go").await;
-    beside.until("finished\n").await;
-    let before = away.keyframes;
+    uninterrupted.until("finished\n").await;
+    let before = interrupted.keyframes;
     proxy.set_down(false);
-    away.until("finished\n").await;
-    assert!(away.keyframes > before, "more was printed than is kept");
+    interrupted.until("finished\n").await;
+    assert!(interrupted.keyframes > before, "more was printed than is kept");
     // The prompt may not have reached both of them yet.
-    let picture = |w: &Watching| (w.parser.screen().contents_formatted(), w.parser.screen().cursor_position());
-    while picture(&away) != picture(&beside) {
+    let picture = |w: &ScreenReader| (w.parser.screen().contents_formatted(), w.parser.screen().cursor_position());
+    while picture(&interrupted) != picture(&uninterrupted) {
         tokio::select! {
-            () = away.next() => {}
-            () = beside.next() => {}
+            () = interrupted.next() => {}
+            () = uninterrupted.next() => {}
         }
     }
-    assert!(away.parser.screen().contents().contains("199999"));
+    assert!(interrupted.parser.screen().contents().contains("199999"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_s_64_mib_are_whole_over_a_hundred_cuts() {
+async fn output_of_64_mib_arrives_once_over_a_hundred_lost_connections() {
     exec_through(100, 0xc075).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_typed_into_a_command_is_whole_over_forty_cuts() {
+async fn input_of_a_command_arrives_once_over_forty_lost_connections() {
     stdin_through(40, 0x57d1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shell_s_bytes_are_the_same_over_a_hundred_cuts_as_without() {
+async fn shell_output_is_the_same_over_a_hundred_lost_connections_as_without() {
     shell_through(100, 0x5e11).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "minutes; run by make soak"]
-async fn soak_a_thousand_cuts_of_a_command_and_of_a_shell_lose_and_double_nothing() {
+async fn soak_a_thousand_lost_connections_of_a_command_and_a_shell_lose_and_repeat_nothing() {
     let exec = exec_through(1000, 0xc076).await >> 20;
     let stdin = stdin_through(200, 0x57d2).await >> 20;
     shell_through(1000, 0x5e12).await;

@@ -7,7 +7,7 @@ use super::*;
 
 /// Switches on every mode a program can leave on, and prints a text on the alternate screen, escaped so that the typed
 /// command doesn't match it.
-const SWITCH_ALL_ON: &str =
+const ENABLE_ALL_MODES: &str =
     r"printf '\033[?1049h\033[2J\033[H\033[?25l\033[?1h\033=\033[?1003h\033[?1006h\033[?1004h\033[?2004h\033[4h\033[31;44mall\040on'";
 
 fn is_plain(terminal: &TestTerminal) -> bool {
@@ -25,17 +25,17 @@ fn is_plain(terminal: &TestTerminal) -> bool {
 }
 
 /// The last output may not have been processed by the test terminal yet.
-async fn is_given_back(terminal: &TestTerminal) {
+async fn wait_until_restored(terminal: &TestTerminal) {
     eventually("a terminal as it was", || async { is_plain(terminal).then_some(()) }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_way_out_gives_the_terminal_back_as_it_was() {
-    let broker = with_a_sandbox().await;
+async fn every_way_to_leave_restores_the_terminal() {
+    let broker = broker_with_sandbox().await;
     for signal in [None, Some(Signal::TERM), Some(Signal::HUP), Some(Signal::INT), Some(Signal::QUIT)] {
-        let mut ada = sit(&broker, "ada", &["--name", "modes"]).await;
+        let mut ada = attach(&broker, "ada", &["--name", "modes"]).await;
         ada.wait_for("$ ").await;
-        ada.press(&format!("clear; {SWITCH_ALL_ON}; read line; reset; echo over-$((6*7))\r"));
+        ada.press(&format!("clear; {ENABLE_ALL_MODES}; read line; reset; echo over-$((6*7))\r"));
         ada.wait_for("all on").await;
         assert!(!is_plain(&ada));
         match signal {
@@ -44,9 +44,9 @@ async fn every_way_out_gives_the_terminal_back_as_it_was() {
         }
         assert_eq!(ada.ended().await.code(), Some(255), "{signal:?}");
         ada.wait_for("which lives on; come back with: cobox shell demo --name modes").await;
-        is_given_back(&ada).await;
+        wait_until_restored(&ada).await;
         // A client that returns finds the shell as it was left.
-        let mut again = sit(&broker, "ada", &["--name", "modes", "--take"]).await;
+        let mut again = attach(&broker, "ada", &["--name", "modes", "--take"]).await;
         if signal.is_some() {
             again.wait_for("all on").await;
             assert!(again.look(|s| s.alternate_screen() && s.bracketed_paste()));
@@ -60,61 +60,61 @@ async fn every_way_out_gives_the_terminal_back_as_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_that_dies_with_everything_switched_on_leaves_a_terminal_that_works() {
-    let broker = with_a_sandbox().await;
-    let mut ada = sit(&broker, "ada", &["-c", &format!("{SWITCH_ALL_ON}; kill -9 $$")]).await;
+async fn a_program_killed_with_all_modes_on_leaves_a_usable_terminal() {
+    let broker = broker_with_sandbox().await;
+    let mut ada = attach(&broker, "ada", &["-c", &format!("{ENABLE_ALL_MODES}; kill -9 $$")]).await;
     assert_eq!(ada.ended().await.code(), Some(137));
     assert!(ada.has_printed("all on"));
-    is_given_back(&ada).await;
+    wait_until_restored(&ada).await;
     // The same when the sandbox ends during the attachment.
-    let mut bob = sit(&broker, "bob", &["-c", &format!("{SWITCH_ALL_ON}; sleep 1000")]).await;
+    let mut bob = attach(&broker, "bob", &["-c", &format!("{ENABLE_ALL_MODES}; sleep 1000")]).await;
     bob.wait_for("all on").await;
     let released = broker.cobox().args(["session", "release", "demo", "--yes"]).output().unwrap();
     assert!(released.status.success(), "{released:?}");
     assert_eq!(bob.ended().await.code(), Some(255));
     bob.wait_for("error:").await;
-    is_given_back(&bob).await;
+    wait_until_restored(&bob).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crash_gives_the_terminal_back_as_it_was() {
-    let broker = with_a_sandbox().await;
+async fn a_crash_restores_the_terminal() {
+    let broker = broker_with_sandbox().await;
     // On the alternate screen and on the normal one, where a wrong cursor position would be visible.
-    for (switch_on, is_alternate) in [(SWITCH_ALL_ON, true), ("printf '\\033[?1003h\\033[?25lall\\040on'", false)] {
+    for (switch_on, is_alternate) in [(ENABLE_ALL_MODES, true), ("printf '\\033[?1003h\\033[?25lall\\040on'", false)] {
         let program = format!("{switch_on}; read line; printf 'break\\055here'; sleep 1000");
-        let mut command = shell(&broker, "ada", &["-c", &program]).await;
+        let mut command = shell_command(&broker, "ada", &["-c", &program]).await;
         command.env("COBOX_PANIC_AT", "break-here");
         let mut ada = TestTerminal::start("ada", &command, SIZE);
         ada.wait_for("all on").await;
         assert_eq!(ada.look(|s| s.alternate_screen()), is_alternate);
         ada.press("\r");
         assert!(!ada.ended().await.success());
-        is_given_back(&ada).await;
+        wait_until_restored(&ada).await;
         ada.wait_for("told to break at break-here").await;
         assert_eq!(ada.screen_text().contains("all on"), !is_alternate, "{}", ada.screen_text());
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shell_that_can_not_be_reached_costs_nothing() {
-    let broker = with_a_sandbox().await;
-    let mut command = shell(&broker, "ada", &[]).await;
+async fn an_unreachable_shell_leaves_the_terminal_unchanged() {
+    let broker = broker_with_sandbox().await;
+    let mut command = shell_command(&broker, "ada", &[]).await;
     command.env("COBOX_URL", "http://127.0.0.1:1");
     let mut ada = TestTerminal::start("ada", &command, SIZE);
     assert!(ada.ended().await.code().is_some_and(|code| code != 0));
     ada.wait_for("error:").await;
     assert!(ada.is_cooked());
     // There is no such shell to observe: refused after the terminal was already in raw mode.
-    let mut eve = sit(&broker, "eve", &["--observe", "--name", "nobodys"]).await;
+    let mut eve = attach(&broker, "eve", &["--observe", "--name", "nobodys"]).await;
     assert_eq!(eve.ended().await.code(), Some(255));
     eve.wait_for("error:").await;
     assert!(eve.is_cooked());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_reading_its_output_ends_it_and_the_terminal_is_as_it_was() {
-    let broker = with_a_sandbox().await;
-    let shell = shell(&broker, "ada", &[]).await;
+async fn closing_its_output_ends_the_client_and_restores_the_terminal() {
+    let broker = broker_with_sandbox().await;
+    let shell = shell_command(&broker, "ada", &[]).await;
     let words = [shell.get_program()].into_iter().chain(shell.get_args()).map(|w| w.to_str().unwrap()).collect::<Vec<_>>().join(" ");
     let mut piped = std::process::Command::new("/bin/sh");
     piped.args(["-c", &format!("{words} | head -c 1 >/dev/null; echo over")]);
@@ -131,14 +131,14 @@ async fn nobody_reading_its_output_ends_it_and_the_terminal_is_as_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_terminal_that_takes_nothing_any_more_can_not_hold_it() {
-    let broker = with_a_sandbox().await;
-    let mut ada = sit(&broker, "ada", &[]).await;
+async fn a_frozen_terminal_does_not_block_the_exit() {
+    let broker = broker_with_sandbox().await;
+    let mut ada = attach(&broker, "ada", &[]).await;
     ada.wait_for("$ ").await;
     ada.set_frozen(true);
     ada.press("yes\r");
     // All buffers are full by now: the terminal and the path to it hold a few kilobytes.
-    let bob = sit(&broker, "bob", &["--observe"]).await;
+    let bob = attach(&broker, "bob", &["--observe"]).await;
     bob.wait_for("y\ny\ny").await;
     ada.signal(Signal::TERM);
     assert_eq!(ada.ended().await.code(), Some(255));
@@ -146,9 +146,9 @@ async fn a_terminal_that_takes_nothing_any_more_can_not_hold_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn suspended_it_gives_the_terminal_to_the_shell_below_and_takes_it_again_when_it_goes_on() {
-    let broker = with_a_sandbox().await;
-    let cobox = shell(&broker, "ada", &[]).await;
+async fn suspending_returns_the_terminal_to_the_local_shell_and_resuming_takes_it_back() {
+    let broker = broker_with_sandbox().await;
+    let cobox = shell_command(&broker, "ada", &[]).await;
     let mut bash = std::process::Command::new("/bin/bash");
     bash.args(["--norc", "--noprofile", "-i"]).env("PS1", "local> ").envs(cobox.get_envs().filter_map(|(n, v)| Some((n, v?))));
     let mut ada = TestTerminal::start("ada", &bash, SIZE);
@@ -191,9 +191,9 @@ async fn suspended_it_gives_the_terminal_to_the_shell_below_and_takes_it_again_w
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_key_to_leave_by_can_be_chosen() {
-    let broker = with_a_sandbox().await;
-    let mut ada = sit(&broker, "ada", &["--escape", "^]", "--status"]).await;
+async fn the_escape_key_can_be_changed() {
+    let broker = broker_with_sandbox().await;
+    let mut ada = attach(&broker, "ada", &["--escape", "^]", "--status"]).await;
     ada.wait_for("$ ").await;
     ada.wait_for("demo · main · you have control · connected · 80×24").await;
     ada.press("\r~.\r");
@@ -201,6 +201,6 @@ async fn the_key_to_leave_by_can_be_chosen() {
     ada.press("echo in the middle\x1d.");
     assert_eq!(ada.ended().await.code(), Some(255));
     ada.wait_for("which lives on").await;
-    let refused = shell(&broker, "bob", &["--escape", "^C"]).await.output().unwrap();
+    let refused = shell_command(&broker, "bob", &["--escape", "^C"]).await.output().unwrap();
     assert!(String::from_utf8_lossy(&refused.stderr).contains("one sign such as ~"), "{refused:?}");
 }

@@ -10,7 +10,7 @@ use cobox_protocol::{
 use cobox_testkit::{TestBroker, ensure, eventually, sh};
 use serde_json::Value;
 
-use crate::kinds;
+use crate::resources;
 
 /// Replaces the database files in one directory by those of another.
 fn copy_database(from: &Path, to: &Path) {
@@ -48,7 +48,7 @@ async fn a_restored_database_keeps_newer_sandboxes_and_names_lost_keys() {
 }
 
 #[tokio::test]
-async fn a_restored_database_is_noticed_although_a_crash_came_before_the_mark_was_written() {
+async fn a_restored_database_is_detected_after_a_crash_before_the_mark_was_written() {
     restore_older_database(true).await;
 }
 
@@ -63,7 +63,7 @@ async fn a_backup_from_before_the_first_sandbox_keeps_that_sandbox_after_a_crash
 }
 
 #[tokio::test]
-async fn a_backup_of_a_moment_ago_is_noticed_after_a_stop() {
+async fn a_backup_that_is_seconds_old_is_detected_after_a_stop() {
     let mut broker = TestBroker::start().await;
     let (data, older) = (broker.data_dir(), tempfile::tempdir().unwrap());
     ensure(&broker.client(), "old").await;
@@ -147,9 +147,9 @@ async fn restore_older_database(is_mark_old: bool) {
     let client = broker.client();
     let volume = client.create_volume(&CreateVolume { name: "data".into(), size_bytes: 64 << 20, access: None }).await.unwrap();
     let mounts = vec![MountParams { volume: "data".into(), path: "/data".into(), read_only: false }];
-    let (user, on_volume) = kinds::made(&client, CreateSandbox { mounts, ..CreateSandbox::default() }).await;
-    kinds::said(&on_volume, "echo in volume > /data/f; echo in snapshot > g").await;
-    let snapshot = kinds::snapshot(&client, &user, "base").await;
+    let (user, on_volume) = resources::create(&client, CreateSandbox { mounts, ..CreateSandbox::default() }).await;
+    resources::output_of(&on_volume, "echo in volume > /data/f; echo in snapshot > g").await;
+    let snapshot = resources::create_snapshot(&client, &user, "base").await;
     let created = broker.cobox().args(["keys", "create", "bot", "--kind", "agent", "--json"]).output().unwrap();
     let key: Value = serde_json::from_slice(&created.stdout).unwrap();
     let heads = broker.cobox().args(["audit", "head"]).output().unwrap();
@@ -202,7 +202,7 @@ async fn restore_older_database(is_mark_old: bool) {
     assert_eq!(sh(session.dataplane(), "cat f").await.stdout, "kept\n");
     let client = broker.client();
     let on_volume = ensure(&client, &format!("of {}", user.id)).await;
-    assert_eq!(kinds::said(&on_volume, "cat /data/f").await, "in volume");
-    let (_, of_snapshot) = kinds::made(&client, kinds::from(&snapshot)).await;
-    assert_eq!(kinds::said(&of_snapshot, "cat g").await, "in snapshot");
+    assert_eq!(resources::output_of(&on_volume, "cat /data/f").await, "in volume");
+    let (_, of_snapshot) = resources::create(&client, resources::from_snapshot(&snapshot)).await;
+    assert_eq!(resources::output_of(&of_snapshot, "cat g").await, "in snapshot");
 }
