@@ -87,7 +87,7 @@ pub enum StoreError {
     /// overloaded.
     #[error("the database is unavailable: {0}")]
     Unavailable(String),
-    #[error("the database holds something unreadable: {0}")]
+    #[error("the database contains an unreadable value: {0}")]
     Corrupt(String),
 }
 

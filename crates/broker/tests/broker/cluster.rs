@@ -281,13 +281,13 @@ async fn a_broker_with_another_master_key_or_database_kind_is_refused() {
     };
     let mut stranger = World::cluster(&database, 1).pop().unwrap();
     std::fs::write(stranger.config.data_dir.join("master.key"), [1; 32]).unwrap();
-    assert!(start(&stranger).await.contains("not the master key of the other brokers"));
+    assert!(start(&stranger).await.contains("is not the master key of this database"));
 
     let mut alone = World::new();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     drop(Broker::start(alone.config.clone(), alone.provider.clone(), listener).await.unwrap());
     alone.config.database_url = worlds[0].config.database_url.clone();
-    assert!(start(&alone).await.contains("was used with a database of its own"));
+    assert!(start(&alone).await.contains("was used with its own SQLite database"));
     stranger.config.database_url = None;
     assert!(start(&stranger).await.contains("was used with a PostgreSQL database"));
 
@@ -364,7 +364,7 @@ async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_
     };
     // The original's next heartbeat has a later time than the one that the copy has read.
     let next_beat = async {
-        log.line("waiting until that one counts as dead").await;
+        log.line("waiting until that broker counts as dead").await;
         world.clock.advance(1);
         original.tick().await;
         std::future::pending::<()>().await;

@@ -206,7 +206,7 @@ async fn brokers_on_one_database_are_stopped_and_need_the_new_key_copied() {
     b.kill().await;
     rotate_master_key(&worlds[0].config, GRACEFUL).await.unwrap();
     let message = refusal(&worlds[1]).await;
-    assert!(message.contains("copy theirs here"), "{message}");
+    assert!(message.contains("copy the key of its other brokers here"), "{message}");
     for name in ["master.key", "master.previous.key"] {
         fs::copy(worlds[0].config.data_dir.join(name), worlds[1].config.data_dir.join(name)).unwrap();
     }

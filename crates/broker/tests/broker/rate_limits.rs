@@ -32,7 +32,7 @@ async fn a_principal_over_its_limit_gets_a_retry_time_and_others_are_not_limited
     }
     let refused = ann.get("/v1/sandboxes").await;
     assert_eq!(refused.headers["retry-after"], "1");
-    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("ann asks too often"));
+    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("too many requests from ann"));
     assert_eq!(refused.error(429), "RATE_LIMITED");
     bob.get("/v1/sandboxes").await.ok(200);
     world.clock.advance(1);

@@ -457,7 +457,7 @@ async fn a_text_with_the_id_of_an_item_does_not_keep_it_in_use() {
     assert_eq!(bob.get("/v1/volumes/data").await.ok(200)["sandboxes"], json!([private]));
     let refused = ann.delete("/v1/volumes/data").await;
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
-    assert!(!message.contains(private.as_str()) && message.contains("1 of other people"), "{message}");
+    assert!(!message.contains(private.as_str()) && message.contains("1 of other principals"), "{message}");
     assert_eq!(refused.error(409), "IN_USE");
     bob.delete(&format!("/v1/sandboxes/{private}")).await.ok(204);
     assert_eq!(ann.delete("/v1/volumes/data").await.status, 204);

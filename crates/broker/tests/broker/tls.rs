@@ -105,7 +105,7 @@ async fn a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_n
 
     std::fs::copy(&other.cert, &first.cert).unwrap();
     let mismatch = running.reload_tls().unwrap_err().to_string();
-    assert!(mismatch.contains("don't belong together"), "{mismatch}");
+    assert!(mismatch.contains("don't match"), "{mismatch}");
     assert!(subject(&broker).await.ends_with("CN = first"), "half a renewal changes nothing");
     std::fs::copy(&other.key, &first.key).unwrap();
     assert!(running.reload_tls().unwrap());
@@ -170,7 +170,7 @@ async fn unusable_certificate_files_are_named_with_the_reason() {
         (&good.cert, &junk, &junk, "no PEM private key"),
         (&good.cert, &good.cert, &good.cert, "no PEM private key"),
         (&good.cert, &large, &large, "larger than"),
-        (&good.cert, &other.key, &other.key, "don't belong together"),
+        (&good.cert, &other.key, &other.key, "don't match"),
     ] {
         let mut world = World::new();
         world.config.tls = Some(TlsFiles { cert: cert.clone(), key: key.clone() });
