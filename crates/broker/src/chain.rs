@@ -78,7 +78,7 @@ pub fn link(writer: &str, number: u64, before: &Hash, digest: &Hash) -> Hash {
 /// Computes the seal that proves that the broker itself removed a chain's records up to a number. It can't be created
 /// without the master key.
 pub fn seal(key: &[u8; 32], writer: &str, number: u64, hash: &Hash) -> Hash {
-    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC accepts keys of any length");
     mac.update(SEAL);
     mac.update(&link(writer, number, &NOTHING, hash));
     mac.finalize().into_bytes().into()

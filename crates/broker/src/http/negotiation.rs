@@ -98,7 +98,7 @@ impl NegotiationBody {
     fn about(self, scope: Scope, mode: Mode) -> Result<Negotiation, ApiError> {
         let sandbox = match (given(self.sandbox_id), given(self.sandbox_hint)) {
             (Some(id), Some(hint)) if id != hint => {
-                return Err(ApiError::invalid("sandbox_hint: is another name of sandbox_id; send one of them"));
+                return Err(ApiError::invalid("sandbox_hint: means the same as sandbox_id; send one of them"));
             }
             (id, hint) => id.or(hint),
         };

@@ -23,7 +23,7 @@ impl Outcome {
         match self {
             Outcome::Granted => "granted",
             Outcome::Dropped => "dropped",
-            Outcome::NotAsked => "not asked for",
+            Outcome::NotAsked => "not requested",
             Outcome::NotAllowed => "not allowed",
         }
     }

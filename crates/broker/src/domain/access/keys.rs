@@ -219,7 +219,7 @@ fn generate() -> (KeyId, Secret) {
     let id = KeyId::new();
     let mut random = [0u8; SECRET_BYTES];
     // A guessable key would be worse than a crash.
-    getrandom::fill(&mut random).expect("the kernel's random source answers");
+    getrandom::fill(&mut random).expect("the kernel's random source is available");
     let key = Secret::new(format!("{API_KEY_PREFIX}{}_{}", ulid(&id), URL_SAFE_NO_PAD.encode(random)));
     (id, key)
 }

@@ -236,7 +236,7 @@ pub async fn quarantine_unknown(
     for Quarantined { item, until, .. } in &added {
         tracing::error!(
             kind = item.kind(), id = item.id(), %until,
-            "the database does not know this {}: its files are kept until then; `cobox doctor` explains how to get it back", item.kind()
+            "quarantined a {} without a record in the database; `cobox doctor` explains how to restore it", item.kind()
         );
         let action = match item {
             QuarantinedItem::Sandbox(_) => "sandbox.quarantined",

@@ -345,5 +345,5 @@ fn not_found(name: &str) -> ApiError {
 }
 
 fn name_taken(name: &str) -> ApiError {
-    ApiError::new(ErrorCode::NameTaken, format!("name: there is a pool {name} already"))
+    ApiError::new(ErrorCode::NameTaken, format!("name: a pool {name} already exists"))
 }

@@ -213,7 +213,7 @@ fn not_ready(snapshot: &Snapshot) -> ApiError {
         }
         SnapshotState::Failed => {
             let why = snapshot.reason.as_deref().unwrap_or("it was interrupted");
-            ApiError::invalid(format!("snapshot: {name} ({id}) failed: {why}; take another"))
+            ApiError::invalid(format!("snapshot: {name} ({id}) failed: {why}; take a new snapshot"))
         }
         SnapshotState::Ready | SnapshotState::Deleting => {
             ApiError::new(ErrorCode::SnapshotNotFound, format!("snapshot {name} ({id}) is being deleted"))

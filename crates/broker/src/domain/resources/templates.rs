@@ -180,5 +180,5 @@ fn not_found(name: &str) -> ApiError {
 }
 
 fn name_taken(name: &str) -> ApiError {
-    ApiError::new(ErrorCode::NameTaken, format!("name: there is a template {name} already"))
+    ApiError::new(ErrorCode::NameTaken, format!("name: a template {name} already exists"))
 }

@@ -204,5 +204,5 @@ fn not_found(name: &str) -> ApiError {
 }
 
 fn name_taken(name: &str) -> ApiError {
-    ApiError::new(ErrorCode::NameTaken, format!("name: there is a volume {name} already"))
+    ApiError::new(ErrorCode::NameTaken, format!("name: a volume {name} already exists"))
 }

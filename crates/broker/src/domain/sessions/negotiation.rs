@@ -89,7 +89,7 @@ impl Negotiation {
 
     fn requested(&self) -> Result<Option<RequestedCapabilities<'_>>, ApiError> {
         match (&self.requested_capabilities, &self.scopes) {
-            (Some(_), Some(_)) => Err(ApiError::invalid("scopes: is another name of requested_capabilities; send one of them")),
+            (Some(_), Some(_)) => Err(ApiError::invalid("scopes: is a legacy name of requested_capabilities; send one of them")),
             (Some(words), None) => Ok(Some(RequestedCapabilities { field: "requested_capabilities", words })),
             (None, Some(words)) => Ok(Some(RequestedCapabilities { field: "scopes", words })),
             (None, None) => Ok(None),

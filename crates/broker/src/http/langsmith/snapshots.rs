@@ -175,7 +175,7 @@ async fn by_name(State(api): State<Api>, auth: Authenticated, Path(name): Path<S
         );
     }
     if tags.is_empty() {
-        return Err(ApiError::new(ErrorCode::SnapshotNotFound, "there is no snapshot of that name").into());
+        return Err(ApiError::new(ErrorCode::SnapshotNotFound, "there is no snapshot with this name").into());
     }
     Ok(Json(SnapshotTags { name, tags }))
 }
