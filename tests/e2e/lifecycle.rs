@@ -152,7 +152,7 @@ async fn a_lost_database_loses_no_files() {
         let _ = std::fs::remove_file(data.join(name));
     }
     broker.launch().await;
-    assert!(broker.log().contains("the database does not know this sandbox"), "{}", broker.log());
+    assert!(broker.log().contains("quarantined a sandbox without a record in the database"), "{}", broker.log());
     assert!(dir.exists());
     broker.interrupt();
     for name in names {

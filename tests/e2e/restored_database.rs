@@ -115,7 +115,7 @@ async fn restore_empty_database(is_stopped: bool) {
     assert_eq!(report["quarantine"][0]["sandbox_id"], id.as_str(), "{report}");
     assert!(report["restored"]["database_at"].is_string(), "{report}");
     assert!(broker.log().contains("a backup was restored"), "{}", broker.log());
-    assert!(broker.log().contains("the database does not know this sandbox"), "{}", broker.log());
+    assert!(broker.log().contains("quarantined a sandbox without a record in the database"), "{}", broker.log());
     let other = ensure(&broker.client(), "other").await.info().sandbox.id.clone();
     assert_ne!(other, id);
     broker.interrupt();

@@ -78,7 +78,7 @@ pub fn link(writer: &str, number: u64, before: &Hash, digest: &Hash) -> Hash {
 /// Computes the seal that proves that the broker itself removed a chain's records up to a number. It can't be created
 /// without the master key.
 pub fn seal(key: &[u8; 32], writer: &str, number: u64, hash: &Hash) -> Hash {
-    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC accepts keys of any length");
     mac.update(SEAL);
     mac.update(&link(writer, number, &NOTHING, hash));
     mac.finalize().into_bytes().into()
@@ -99,19 +99,19 @@ pub fn from_hex(text: &str) -> Option<Hash> {
 /// A fault in a chain and its location.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    #[error("record {number} of {writer} is not what was written: it was altered, moved, or linked by somebody else")]
+    #[error("record {number} of {writer} doesn't match its link: it was altered, moved, or linked by another writer")]
     Altered { writer: String, number: u64 },
     #[error("records {from} to {to} of {writer} are missing")]
     Missing { writer: String, from: u64, to: u64 },
-    #[error("record {number} of {writer} comes where {expected} should")]
+    #[error("record {number} of {writer} is in the place of record {expected}")]
     OutOfOrder { writer: String, number: u64, expected: u64 },
-    #[error("record {number} of {writer} has another hash than the head that was kept: the chain was written anew")]
+    #[error("record {number} of {writer} doesn't have the hash of the saved head: the chain was rewritten")]
     Rewritten { writer: String, number: u64 },
-    #[error("the head that was kept is record {number} of {writer}, but the chain ends at {end}: records were cut off")]
+    #[error("the saved head is record {number} of {writer}, but the chain ends at {end}: later records were removed")]
     CutOff { writer: String, number: u64, end: u64 },
-    #[error("records up to {number} of {writer} were removed, and not by a broker for being old")]
+    #[error("records up to {number} of {writer} were removed, but not by a broker because of their age")]
     Beheaded { writer: String, number: u64 },
-    #[error("there is no chain of {writer}, of which a head was kept")]
+    #[error("there is a saved head of {writer}, but no chain")]
     NoChain { writer: String },
 }
 

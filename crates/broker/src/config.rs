@@ -207,7 +207,7 @@ impl Cors {
         for origin in &self.allow_origins {
             let is_any = origin == Self::ANY;
             if is_any && self.allow_origins.len() > 1 {
-                return invalid("cors.allow_origins", origin, "stands for all; leave the others out");
+                return invalid("cors.allow_origins", origin, "allows every origin; remove the other entries");
             }
             if !is_any && !is_origin(origin) {
                 return invalid("cors.allow_origins", origin, "must be like https://app.example.com or http://localhost:5173");
@@ -220,7 +220,7 @@ impl Cors {
         }
         for header in &self.allow_headers {
             if http::HeaderName::try_from(header.as_str()).is_err() {
-                return invalid("cors.allow_headers", header, "must be a header's name");
+                return invalid("cors.allow_headers", header, "must be a header name");
             }
         }
         Ok(())
@@ -355,14 +355,17 @@ impl Config {
         }
         // The error doesn't quote the URL, because it contains a password.
         if self.database_url.as_ref().is_some_and(|u| !["postgres://", "postgresql://"].iter().any(|s| u.expose().starts_with(s))) {
-            return invalid("database_url", "must start with postgres://; without it the broker keeps a file in its data directory");
+            return invalid(
+                "database_url",
+                "must start with postgres://; without this setting the broker uses a SQLite file in its data directory",
+            );
         }
         origin::validate(self)?;
         self.oidc.as_ref().map_or(Ok(()), OidcConfig::validate)?;
         self.thread_authority.as_ref().map_or(Ok(()), ThreadAuthorityConfig::validate)?;
         for (name, spec) in &self.templates {
             if !is_sandbox_name(name) {
-                return invalid("templates", &format!("`{name}` can't be a name: 1 to 63 letters, digits, `-`, `_` or `.`"));
+                return invalid("templates", &format!("`{name}` is not a valid name; use 1 to 63 letters, digits, `-`, `_` or `.`"));
             }
             if let Err(e) = spec.check() {
                 return invalid("templates", &format!("{name}: {}", e.message));

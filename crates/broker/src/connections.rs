@@ -40,11 +40,12 @@ impl AuthenticatedConnections {
         let mut table = self.table();
         let own = table.by_principal.get(&principal_key).copied().unwrap_or_default();
         if own >= self.max_per_principal {
-            let message = format!("{} has {own} connections open to this broker, the most for one principal; close some", principal_key.1);
+            let message =
+                format!("{} has {own} open connections to this broker, the maximum for one principal; close some", principal_key.1);
             return Err(ApiError::new(ErrorCode::RateLimited, message));
         }
         if table.total >= self.max_total {
-            let message = format!("the broker has {} connections of authenticated clients, the most it takes; try again", table.total);
+            let message = format!("the broker has {} connections of authenticated clients, the maximum; try again", table.total);
             return Err(ApiError::new(ErrorCode::RateLimited, message));
         }
         table.total += 1;
@@ -144,7 +145,7 @@ mod tests {
             connection.authenticated("default", principal).map(|()| connection)
         };
         let mut held: Vec<_> = (0..8).map(|_| known("ann").unwrap()).collect();
-        assert!(known("ann").is_err_and(|e| e.message.starts_with("ann has 8 connections open")));
+        assert!(known("ann").is_err_and(|e| e.message.starts_with("ann has 8 open connections")));
         held[0].authenticated("default", "bob").unwrap();
         held.extend((0..6).map(|_| known("bob").unwrap()));
         assert!(known("carl").is_err_and(|e| e.message.starts_with("the broker has 14 connections")));

@@ -33,7 +33,8 @@ pub enum DataDirError {
     #[error("{0} is in use by another broker; stop that one, or choose another data directory")]
     InUse(PathBuf),
     #[error(
-        "{0} is missing, but the database has sandboxes: restore it from a backup, copy it from another broker on the same database, or, if it is lost for good, make another with `cobox master-key rotate --immediate --lost`, which ends every token"
+        "{0} is missing, but the database has sandboxes: restore it from a backup, copy it from another broker on the same database, or, \
+         if it is lost, create a new one with `cobox master-key rotate --immediate --lost`, which revokes every token"
     )]
     KeyMissing(PathBuf),
     #[error("{path} can be read by others (mode {mode:o}); run `chmod 600` on it")]
@@ -41,14 +42,18 @@ pub enum DataDirError {
     #[error("{0} belongs to another user; the broker must own it")]
     KeyForeign(PathBuf),
     #[error(
-        "{0} is not the master key of the other brokers on this database, or not the one it was used with; copy theirs here, put the right one back, or choose another database"
+        "{0} is not the master key of this database; copy the key of its other brokers here, restore the earlier key, or choose another \
+         database"
     )]
     KeyDiffers(PathBuf),
     #[error(
-        "the broker at {url} was heard of {seconds} s ago; stop every broker on this database first, and wait until they count as dead"
+        "the broker at {url} sent a heartbeat {seconds} s ago; stop every broker on this database first, and wait until they count as dead"
     )]
     BrokerAlive { url: String, seconds: u64 },
-    #[error("{path} was used with {used} and is now to be used with {wanted}; go on with the former, or choose another data directory")]
+    #[error(
+        "{path} was used with {used}, but the configuration selects {wanted}; restore the former setting, or choose another data \
+         directory"
+    )]
     DatabaseDiffers { path: PathBuf, used: &'static str, wanted: &'static str },
     #[error("{0} is not a master key: it must hold exactly 32 bytes")]
     KeyInvalid(PathBuf),
@@ -66,7 +71,7 @@ pub enum Database {
 impl Database {
     const fn name(self) -> &'static str {
         match self {
-            Database::Sqlite => "a database of its own (SQLite)",
+            Database::Sqlite => "its own SQLite database",
             Database::Postgres => "a PostgreSQL database",
         }
     }
@@ -95,8 +100,8 @@ impl DataDir {
     /// Fixes the kind of database: with the other kind, the broker would find none of its earlier records.
     pub fn use_database(&self, wanted: Database) -> Result<(), DataDirError> {
         let marker = self.path.join("postgres");
-        let is_marked = marker.try_exists().map_err(failed(&marker, "looking for"))?;
-        let has_file = self.path.join("broker.db").try_exists().map_err(failed(&self.path, "looking for broker.db"))?;
+        let is_marked = marker.try_exists().map_err(failed(&marker, "checking for"))?;
+        let has_file = self.path.join("broker.db").try_exists().map_err(failed(&self.path, "checking for broker.db"))?;
         let used = match (is_marked, has_file) {
             (true, _) => Database::Postgres,
             (false, true) => Database::Sqlite,
@@ -188,7 +193,7 @@ impl DataDir {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(failed(&path, "opening")(e)),
         };
-        let meta = file.metadata().map_err(failed(&path, "looking at"))?;
+        let meta = file.metadata().map_err(failed(&path, "reading the owner and mode"))?;
         if meta.uid() != rustix::process::geteuid().as_raw() {
             return Err(DataDirError::KeyForeign(path));
         }
@@ -238,7 +243,7 @@ impl DataDir {
     fn place(&self) -> Result<String, DataDirError> {
         let boot = fs::read_to_string(BOOT_ID).map_err(failed(Path::new(BOOT_ID), "reading"))?;
         let path = self.path.join("node.id");
-        let meta = fs::metadata(&path).map_err(failed(&path, "looking at"))?;
+        let meta = fs::metadata(&path).map_err(failed(&path, "reading the owner and mode"))?;
         // On a filesystem without creation times, only the inode number is available.
         let born = meta.created().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok()).unwrap_or_default();
         Ok(format!("{} {} {}\n", boot.trim(), meta.ino(), born.as_nanos()))

@@ -46,7 +46,7 @@ impl Directory for Dataplane {
                 }
                 // The same response for an unknown sandbox and a suspended one, so that an unauthenticated client
                 // learns nothing.
-                _ => Err(ApiError::new(ErrorCode::Unauthenticated, "no credential, and nothing runs here; negotiate first")),
+                _ => Err(ApiError::new(ErrorCode::Unauthenticated, "no credential, and no sandbox is running; ensure a session first")),
             },
             Some(Credential::ApiKey(key)) => {
                 let caller = self.keys.authenticate(&key).await?;

@@ -143,7 +143,7 @@ impl Health {
         let context = self.context.clone();
         let counting = self.context.background.spawn(async move {
             let counts = context.store.counts(context.now()).await;
-            counts.inspect_err(|error| tracing::warn!(%error, "the database could not be counted for the metrics")).ok()
+            counts.inspect_err(|error| tracing::warn!(%error, "counting database rows for the metrics failed")).ok()
         });
         // An error means that the broker is ending.
         async move { counting.await.ok().flatten() }.boxed().shared()
@@ -163,7 +163,7 @@ impl Health {
         let store = run_check(context.store.probe_write(context.now()));
         let provider = run_check(context.provider.ready());
         let (store, provider) = tokio::join!(store, provider);
-        let no_heartbeat = || (FailureCause::NoHeartbeat, "the other brokers got no heartbeat of this one for too long".to_owned());
+        let no_heartbeat = || (FailureCause::NoHeartbeat, "no heartbeat of this broker was written for too long".to_owned());
         let node = (!context.nodes.is_known(&context.store, context.now())).then(no_heartbeat);
         let failures = [("store", store), ("provider", provider), ("node", node)];
         for ((part, failure), before) in failures.iter().zip(before) {

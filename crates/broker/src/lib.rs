@@ -104,13 +104,14 @@ pub enum StartError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     #[error(
-        "{0} can be reached from other machines, where keys and tokens would be read on their way: name a certificate with --tls-cert and \
-         --tls-key (tls.cert and tls.key in the config), or, where a proxy in front does TLS, say --insecure-listen (insecure_listen = true)"
+        "{0} can be reached from other machines, and keys and tokens would be sent unencrypted: set a certificate with --tls-cert and \
+         --tls-key (tls.cert and tls.key in the config), or, behind a proxy that terminates TLS, set --insecure-listen (insecure_listen = \
+         true)"
     )]
     Exposed(SocketAddr),
     #[error(
-        "tokens of older keys are good until {0}, and another graceful replacement would put that off: replace the master key after that, or \
-         at once with --immediate, which ends every token"
+        "tokens of older keys are valid until {0}, and another graceful replacement would extend that: replace the master key after that, \
+         or now with --immediate, which revokes every token"
     )]
     TooSoon(Timestamp),
     #[error(
@@ -132,9 +133,7 @@ pub enum StartError {
     Listener(std::io::Error),
     #[error("gateway_listen: can't listen on {0}: {1}")]
     Gateway(std::net::SocketAddr, std::io::Error),
-    #[error(
-        "{0}: the disk is full, and the space that was set aside for this could not be released: {1}; remove files from it and try again"
-    )]
+    #[error("{0}: the disk is full, and releasing the reserved space failed: {1}; remove files from the disk and try again")]
     Ballast(PathBuf, std::io::Error),
     #[error("starting the threads that serve connections: {0}")]
     ConnectionRuntimes(std::io::Error),
@@ -436,7 +435,7 @@ fn check_templates(config: &Config, provider: &dyn Provider) -> Result<(), Start
     for (name, spec) in &config.templates {
         let refused = |why: String| StartError::Template(name.clone(), why);
         if let Some(other) = spec.provider.as_deref().filter(|p| *p != provider.name()) {
-            return Err(refused(format!("provider: there is no `{other}` here; there is `{}`", provider.name())));
+            return Err(refused(format!("provider: there is no `{other}` here; this broker has `{}`", provider.name())));
         }
         check_template(provider, spec).map_err(|e| refused(e.to_string()))?;
     }
@@ -481,11 +480,11 @@ async fn report_reloaded(context: &BrokerContext, outcome: Result<Reloaded, Poli
             tracing::info!(path, fingerprint, "the policy was read");
             let record = AuditRecord::new(context.now(), &context.config.workspace, "policy.read").detail(format!("{path} {fingerprint}"));
             if let Err(error) = context.store.note(&store::Note { audit: vec![record], ..store::Note::default() }).await {
-                tracing::error!(%error, "that the policy was read could not be recorded");
+                tracing::error!(%error, "recording that the policy was read failed");
             }
         }
         Err(error) => {
-            tracing::error!(%error, "the policy stays as it was");
+            tracing::error!(%error, "reading the policy failed; the previous policy stays in effect");
             return Err(error);
         }
     }
@@ -496,7 +495,7 @@ fn read_webhook(config: &Config) -> Result<Option<Arc<Webhook>>, StartError> {
     let Some(path) = &config.webhook_secret_file else { return Ok(None) };
     let secret = std::fs::read_to_string(path).map(zeroize::Zeroizing::new);
     let secret = secret.map_err(|e| StartError::Webhook(format!("{} can't be read: {e}", path.display())))?;
-    let too_short = || StartError::Webhook(format!("{} must hold a secret of {MIN_SECRET_BYTES} bytes or more", path.display()));
+    let too_short = || StartError::Webhook(format!("{} must contain a secret of at least {MIN_SECRET_BYTES} bytes", path.display()));
     Ok(Some(Arc::new(Webhook::new(&secret).ok_or_else(too_short)?)))
 }
 
@@ -509,7 +508,7 @@ fn read_scraper(config: &Config) -> Result<Option<Arc<Secret>>, StartError> {
     let token = token.map_err(|e| StartError::Metrics(format!("{} can't be read: {e}", path.display())))?;
     let token = token.trim();
     if token.len() < MIN_SCRAPER_CHARS || !token.bytes().all(|b| b.is_ascii_graphic()) {
-        let problem = format!("{} must hold a word of {MIN_SCRAPER_CHARS} characters or more", path.display());
+        let problem = format!("{} must contain a token of at least {MIN_SCRAPER_CHARS} printable characters", path.display());
         return Err(StartError::Metrics(problem));
     }
     Ok(Some(Arc::new(Secret::new(token))))

@@ -182,7 +182,7 @@ impl Metrics {
                 writeln!(out, "cobox_requests_total{{route=\"{route}\",method=\"{method}\",status=\"{status}\"}} {count}")?;
             }
         }
-        head(out, "cobox_request_duration_seconds", "histogram", "Until the head of the answer; streams go on after it.")?;
+        head(out, "cobox_request_duration_seconds", "histogram", "Time until the head of the response; streams continue after it.")?;
         for (route, entry) in &sorted {
             entry.took.write(out, "cobox_request_duration_seconds", &format!("route=\"{route}\""))?;
         }
@@ -190,48 +190,48 @@ impl Metrics {
         drop(routes);
         self.write_operations(out)?;
         for (name, about, value) in [
-            ("cobox_connections_total", "Connections of clients accepted.", &self.connections),
-            ("cobox_tls_handshakes_failed_total", "Connections that did not become TLS ones.", &self.handshakes_failed),
-            ("cobox_rate_limited_total", "Requests refused because of how many came before.", &self.rate_limited),
+            ("cobox_connections_total", "Client connections accepted.", &self.connections),
+            ("cobox_tls_handshakes_failed_total", "Connections whose TLS handshake failed.", &self.handshakes_failed),
+            ("cobox_rate_limited_total", "Requests refused by a rate limit.", &self.rate_limited),
         ] {
             head(out, name, "counter", about)?;
             writeln!(out, "{name} {}", value.load(Relaxed))?;
         }
-        head(out, "cobox_connections_open", "gauge", "Connections of clients, WebSockets among them.")?;
+        head(out, "cobox_connections_open", "gauge", "Open client connections, including WebSockets.")?;
         writeln!(out, "cobox_connections_open {}", self.connections_open.load(Relaxed))?;
-        head(out, "cobox_connection_bytes_total", "counter", "Bytes from and to clients, the gateway's traffic among them.")?;
+        head(out, "cobox_connection_bytes_total", "counter", "Bytes from and to clients, including the gateway's traffic.")?;
         for (direction, bytes) in [("in", &self.bytes_in), ("out", &self.bytes_out)] {
             writeln!(out, "cobox_connection_bytes_total{{direction=\"{direction}\"}} {}", bytes.load(Relaxed))?;
         }
-        head(out, "cobox_tokens_issued_total", "counter", "Tokens made by this broker.")?;
+        head(out, "cobox_tokens_issued_total", "counter", "Tokens issued by this broker.")?;
         writeln!(out, "cobox_tokens_issued_total {}", gauges.tokens_issued)?;
         if let Some(commits) = gauges.commits {
-            head(out, "cobox_store_commit_duration_seconds", "histogram", "Commits of the database.")?;
+            head(out, "cobox_store_commit_duration_seconds", "histogram", "Duration of database commits.")?;
             commits.write(out, "cobox_store_commit_duration_seconds", "")?;
         }
         let quarantined = gauges.quarantined;
         for (name, about, count) in [
-            ("cobox_quarantined_sandboxes", "Sandboxes of this broker that its database does not know.", quarantined.sandboxes),
-            ("cobox_quarantined_snapshots", "Snapshots of this broker that its database does not know.", quarantined.snapshots),
-            ("cobox_quarantined_volumes", "Volumes of this broker that its database does not know.", quarantined.volumes),
+            ("cobox_quarantined_sandboxes", "Sandboxes of this broker without a record in its database.", quarantined.sandboxes),
+            ("cobox_quarantined_snapshots", "Snapshots of this broker without a record in its database.", quarantined.snapshots),
+            ("cobox_quarantined_volumes", "Volumes of this broker without a record in its database.", quarantined.volumes),
         ] {
             head(out, name, "gauge", about)?;
             writeln!(out, "{name} {count}")?;
         }
         head(out, "cobox_audit_records_lost_total", "counter", "Audit records that could not be written.")?;
         writeln!(out, "cobox_audit_records_lost_total {}", gauges.audit_lost)?;
-        head(out, "cobox_store_up", "gauge", "Whether the database took a change just now.")?;
+        head(out, "cobox_store_up", "gauge", "Whether the database answers and accepts changes.")?;
         writeln!(out, "cobox_store_up {}", u8::from(gauges.is_store_up))?;
         if let Some(waits) = gauges.store_waits {
-            head(out, "cobox_store_wait_duration_seconds", "histogram", "Waiting for a connection to the database.")?;
+            head(out, "cobox_store_wait_duration_seconds", "histogram", "Time spent waiting for a database connection.")?;
             waits.write(out, "cobox_store_wait_duration_seconds", "")?;
         }
         self.write_node(out, gauges)?;
-        head(out, "cobox_peers", "gauge", "Other brokers on the same database, by whether they beat.")?;
+        head(out, "cobox_peers", "gauge", "Other brokers on the same database, by whether they send heartbeats.")?;
         for (state, count) in [("alive", gauges.peers.alive), ("dead", gauges.peers.dead)] {
             writeln!(out, "cobox_peers{{state=\"{state}\"}} {count}")?;
         }
-        head(out, "cobox_clock_skew_seconds", "gauge", "Largest difference between this broker's clock and another one's.")?;
+        head(out, "cobox_clock_skew_seconds", "gauge", "Largest difference between this broker's clock and another broker's.")?;
         writeln!(out, "cobox_clock_skew_seconds {}", gauges.clock_skew.as_secs_f64())?;
         if let Some(counts) = &gauges.counts {
             head(out, "cobox_sandboxes", "gauge", "Sandboxes of the deployment that have not ended, by state.")?;
@@ -240,7 +240,7 @@ impl Metrics {
             }
             head(out, "cobox_sessions", "gauge", "Sessions of the deployment that have not ended.")?;
             writeln!(out, "cobox_sessions {}", counts.sessions)?;
-            head(out, "cobox_revocations", "gauge", "Revocations that still count.")?;
+            head(out, "cobox_revocations", "gauge", "Revocations in effect.")?;
             writeln!(out, "cobox_revocations {}", counts.revocations)?;
             for (name, about, most) in [
                 ("cobox_workspace_sandboxes_max", "Sandboxes of the workspace that has the most.", counts.fullest.sandboxes),
@@ -253,7 +253,7 @@ impl Metrics {
                 head(out, name, "gauge", about)?;
                 writeln!(out, "{name} {most}")?;
             }
-            head(out, "cobox_database_size_bytes", "gauge", "What the database takes on its disk.")?;
+            head(out, "cobox_database_size_bytes", "gauge", "Size of the database on disk.")?;
             writeln!(out, "cobox_database_size_bytes {}", counts.database_bytes)?;
         }
         Ok(())
@@ -266,7 +266,7 @@ impl Metrics {
             writeln!(out, "cobox_errors_total{{code=\"{code}\"}} {count}")?;
         }
         let operations = self.operations.lock();
-        head(out, "cobox_dataplane_requests_total", "counter", "Requests passed on to sandboxes, by kind of operation.")?;
+        head(out, "cobox_dataplane_requests_total", "counter", "Requests forwarded to sandboxes, by kind of operation.")?;
         for (operation, entry) in operations.iter() {
             let mut by_status = BTreeMap::<u16, u64>::new();
             entry.counts.iter().for_each(|((_, status), count)| *by_status.entry(*status).or_default() += count);
@@ -275,7 +275,7 @@ impl Metrics {
             }
         }
         let name = "cobox_dataplane_request_duration_seconds";
-        head(out, name, "histogram", "Requests to sandboxes until the head of the answer, by kind of operation.")?;
+        head(out, name, "histogram", "Time until the head of the response to a forwarded request, by kind of operation.")?;
         for (operation, entry) in operations.iter() {
             entry.took.write(out, name, &format!("operation=\"{operation}\""))?;
         }
@@ -310,7 +310,7 @@ impl Metrics {
             writeln!(out, "{name} {limit}")?;
         }
         if let Some(disk) = gauges.disk {
-            head(out, "cobox_data_disk_bytes", "gauge", "The filesystem with the data directory.")?;
+            head(out, "cobox_data_disk_bytes", "gauge", "Size and free space of the filesystem with the data directory.")?;
             for (kind, bytes) in [("total", disk.total_bytes), ("available", disk.available_bytes)] {
                 writeln!(out, "cobox_data_disk_bytes{{kind=\"{kind}\"}} {bytes}")?;
             }

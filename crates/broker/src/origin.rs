@@ -71,22 +71,18 @@ pub fn validate(config: &Config) -> Result<(), ConfigError> {
         if config.public_url.as_deref().is_some_and(|url| domain.contains(parts(url).1)) {
             return invalid(
                 "dataplane_domain",
-                format!("public_url is in {name}, which is for sandboxes alone; give the broker another host"),
+                format!("{name} contains the host of public_url, but is reserved for sandboxes; use another host for the broker"),
             );
         }
     } else if config.gateway_url.is_some() && !has_own_listener {
-        let problem =
-            "needs gateway_listen or dataplane_domain; how clients reach this broker's sandboxes under its own address is node_url";
+        let problem = "requires gateway_listen or dataplane_domain; node_url sets the URL of sandboxes under the broker's own address";
         return invalid("gateway_url", problem.to_owned());
     }
     if config.gateway_listen.is_some_and(|a| a.port() != 0 && a == config.listen) {
-        return invalid("gateway_listen", "is the same address as listen; leave it out, or take another port".to_owned());
+        return invalid("gateway_listen", "is the same address as listen; leave it out, or use another port".to_owned());
     }
     if config.node_url.is_some() && (has_own_listener || config.gateway_url.is_some()) {
-        return invalid(
-            "node_url",
-            "the dataplane has an address of its own here; say it as gateway_url and leave node_url out".to_owned(),
-        );
+        return invalid("node_url", "conflicts with the dataplane's own address; set gateway_url and leave node_url out".to_owned());
     }
     for (field, value) in [
         ("gateway_limits.requests_per_sandbox", u64::from(config.gateway_limits.requests_per_sandbox)),

@@ -19,9 +19,9 @@ pub enum OutboundError {
     Unreachable,
     #[error("it took too long")]
     TooSlow,
-    #[error("its answer broke off")]
+    #[error("its response ended early")]
     Broken,
-    #[error("its answer is larger than allowed")]
+    #[error("its response is larger than allowed")]
     TooLarge,
 }
 

@@ -97,9 +97,9 @@ pub async fn serve(
                     match stream.and_then(TcpStream::from_std) {
                         Ok(stream) => tokio::select! {
                             () = start_connection(stream, Peer(peer.ip()), connection_context, stop, &client) => {}
-                            () = client.must_close() => tracing::debug!("an unauthenticated connection made room for a newer one"),
+                            () = client.must_close() => tracing::debug!("closed an unauthenticated connection to accept a newer one"),
                         },
-                        Err(error) => tracing::warn!(%error, "a connection was lost on its way to who serves it"),
+                        Err(error) => tracing::warn!(%error, "handing a connection to its runtime failed"),
                     }
                     client.ended();
                 }));
@@ -113,7 +113,7 @@ pub async fn serve(
     stop.cancel();
     connections.close();
     if tokio::time::timeout(DRAIN, connections.wait()).await.is_err() {
-        tracing::info!(open = connections.len(), "stopping with requests still under way");
+        tracing::info!(open = connections.len(), "stopping with requests still in progress");
     }
 }
 
@@ -125,7 +125,7 @@ async fn start_connection(
     connection: &Arc<ClientConnection>,
 ) {
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "a connection stays without TCP_NODELAY");
+        tracing::debug!(%error, "setting TCP_NODELAY failed");
     }
     let ConnectionContext { dispatcher, tls, metrics, body_limits } = connection_context;
     let stream = MeteredStream::new(stream, metrics.clone());
@@ -144,11 +144,11 @@ async fn start_connection(
         Ok(Ok(stream)) => serve_connection(stream, client, dispatcher, stop).await,
         Ok(Err(error)) => {
             metrics.handshakes_failed.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(%error, "a connection did not become a TLS one");
+            tracing::debug!(%error, "TLS handshake failed");
         }
         Err(_) => {
             metrics.handshakes_failed.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!("a connection took too long to become a TLS one");
+            tracing::debug!("TLS handshake timed out");
         }
     }
 }

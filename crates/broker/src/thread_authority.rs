@@ -69,16 +69,19 @@ impl ThreadAuthorityConfig {
         ];
         for (field, name) in headers {
             if name.is_some_and(|n| HeaderName::try_from(n).is_err()) {
-                return invalid(field, "must be a header's name");
+                return invalid(field, "must be a header name");
             }
         }
         // This header must not carry the broker's own credentials, which must not reach other systems. And the gateway
         // must keep it from sandboxes.
         if !self.credential_header.to_ascii_lowercase().ends_with("-authorization") {
-            return invalid("thread_authority.credential_header", "must end in -authorization: the gateway passes no such header on");
+            return invalid(
+                "thread_authority.credential_header",
+                "must end in -authorization, because the gateway doesn't forward such headers",
+            );
         }
         if self.service_key_file.is_some() != self.user_header.is_some() {
-            return invalid("thread_authority.service_key_file", "goes together with user_header, which says who asks");
+            return invalid("thread_authority.service_key_file", "requires user_header, which names the user, and vice versa");
         }
         // A client that watches events is checked twice a second.
         if !(1..=MAX_REMEMBER_SECONDS).contains(&self.remember_seconds) {
@@ -114,7 +117,7 @@ impl ThreadAuthority {
                 let text = std::fs::read_to_string(file).map_err(|e| format!("{} can't be read: {e}", file.display()))?;
                 let key = Secret::new(text.trim());
                 if key.expose().is_empty() || HeaderValue::from_str(key.expose()).is_err() {
-                    return Err(format!("{} must hold a key", file.display()));
+                    return Err(format!("{} must contain a key", file.display()));
                 }
                 Showing::Service { key, user: header(user)? }
             }
@@ -145,16 +148,16 @@ impl ThreadAuthority {
                 Ok(())
             }
             Ok((StatusCode::OK, _)) => {
-                tracing::error!(url = %self.url, "the thread authority answers with something else than threads; is its URL right?");
+                tracing::error!(url = %self.url, "the thread authority's response is not a thread; check its URL");
                 Err(unavailable())
             }
             Ok((StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _)) => {
-                Err(ApiError::new(ErrorCode::Forbidden, format!("the thread authority doesn't let you see thread `{thread}`")))
+                Err(ApiError::new(ErrorCode::Forbidden, format!("the thread authority denies you access to thread `{thread}`")))
             }
             // An id that the deployment rejects as invalid is an unknown thread.
             Ok((StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY, _)) => Err(no_such_thread(thread)),
             Ok((status, _)) => {
-                tracing::warn!(status = status.as_u16(), "the thread authority gave no answer to go by");
+                tracing::warn!(status = status.as_u16(), "the thread authority sent an unexpected status");
                 Err(unavailable())
             }
             Err(why) => {
@@ -169,13 +172,13 @@ impl ThreadAuthority {
         let refused = |why: String| ApiError::new(ErrorCode::Forbidden, why);
         match &self.showing {
             Showing::Callers { from, to } => {
-                let missing =
-                    || refused(format!("threads are seen with the thread authority's leave: send your credential for it as `{from}`"));
+                let missing = || refused(format!("access to a thread requires a credential for the thread authority; send it as `{from}`"));
                 let credential = caller.thread_credential.as_ref().ok_or_else(missing)?;
                 headers.insert(to, sensitive(credential.expose()).ok_or_else(missing)?);
             }
             Showing::Service { key, user } => {
-                let unsayable = || refused("your name can't be said in a header, so the thread authority can't be asked".to_owned());
+                let unsayable =
+                    || refused("your name is not a valid header value, so the thread authority can't check your access".to_owned());
                 headers.insert(HeaderName::from_static("x-api-key"), sensitive(key.expose()).ok_or_else(unsayable)?);
                 let name = HeaderValue::from_str(&caller.principal.name).map_err(|_| unsayable())?;
                 headers.insert(user, name);
@@ -238,11 +241,11 @@ fn is_thread(body: &[u8], thread: &str) -> bool {
 }
 
 fn no_such_thread(thread: &str) -> ApiError {
-    ApiError::new(ErrorCode::SessionNotFound, format!("the thread authority knows no thread `{thread}`"))
+    ApiError::new(ErrorCode::SessionNotFound, format!("the thread authority has no thread `{thread}`"))
 }
 
 fn unavailable() -> ApiError {
-    ApiError::new(ErrorCode::ProviderUnavailable, "the thread authority could not be asked; try again")
+    ApiError::new(ErrorCode::ProviderUnavailable, "the thread authority is unavailable; try again")
 }
 
 #[cfg(test)]

@@ -29,11 +29,11 @@ pub enum TlsError {
     Unreadable { path: PathBuf, cause: std::io::Error },
     #[error("{}: is larger than {MAX_FILE_BYTES} bytes, which no certificate or key is", path.display())]
     TooLarge { path: PathBuf },
-    #[error("{}: holds no PEM certificate; it must start with the server's own, the issuers' after it", path.display())]
+    #[error("{}: contains no PEM certificate; it must start with the server's certificate, followed by its issuers'", path.display())]
     NoCertificate { path: PathBuf },
-    #[error("{}: holds no PEM private key (PKCS#8, PKCS#1 or SEC1, not encrypted)", path.display())]
+    #[error("{}: contains no PEM private key (PKCS#8, PKCS#1 or SEC1, not encrypted)", path.display())]
     NoKey { path: PathBuf },
-    #[error("{} and {} don't belong together: the key is not that of the first certificate", cert.display(), key.display())]
+    #[error("{} and {} don't match: the key is not that of the first certificate", cert.display(), key.display())]
     Mismatch { cert: PathBuf, key: PathBuf },
     #[error("{}: can't be used: {cause}", path.display())]
     Unusable { path: PathBuf, cause: rustls::Error },
@@ -90,13 +90,13 @@ impl Tls {
         match looked {
             Ok(is_new) => {
                 if is_new {
-                    tracing::info!(cert = %self.files.cert.display(), "a new certificate is in use");
+                    tracing::info!(cert = %self.files.cert.display(), "certificate reloaded");
                 }
                 false
             }
             Err(error) => {
                 if !is_told {
-                    tracing::error!(%error, "the certificate stays as it was");
+                    tracing::error!(%error, "reloading the certificate failed; the previous one stays in use");
                 }
                 true
             }

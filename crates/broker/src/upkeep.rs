@@ -26,9 +26,9 @@ pub async fn sweep(context: Arc<BrokerContext>, rate_limiter: Arc<RateLimiter<Cl
         ticks.tick().await;
         rate_limiter.sweep(context.now());
         match data_dir.previous_key(LONGEST_TOKEN_LIFE) {
-            Ok(None) if context.tokens.forget_previous() => tracing::info!("the master key before this one has gone"),
+            Ok(None) if context.tokens.forget_previous() => tracing::info!("removed the previous master key"),
             Ok(_) => {}
-            Err(error) => tracing::error!(%error, "the master key before this one could not be removed"),
+            Err(error) => tracing::error!(%error, "removing the previous master key failed"),
         }
     }
 }
@@ -50,23 +50,25 @@ pub async fn beat(context: Arc<BrokerContext>, stop: CancellationToken, cause: A
         match context.nodes.beat(&context.store, &*context.clock).await {
             Ok(true) => {}
             Ok(false) => {
-                tracing::error!("another broker took over the node id of this data directory, so this one stops");
+                tracing::error!("another broker took over the node id of this data directory; stopping");
                 cause.is_node_taken.store(true, Ordering::SeqCst);
                 return stop.cancel();
             }
-            Err(error) => tracing::error!(%error, "the other brokers could not be told that this one lives"),
+            Err(error) => tracing::error!(%error, "writing the heartbeat failed"),
         }
         if !context.store.is_shared() {
             continue;
         }
         match context.store.agree(master_key::AGREED, &fingerprint).await {
             Ok(agreed) if agreed != fingerprint => {
-                tracing::error!("the master key was replaced while this broker ran, so it stops; copy the new one here and start it again");
+                tracing::error!(
+                    "the master key was replaced while this broker ran; stopping; copy the new key here and start the broker again"
+                );
                 cause.is_key_replaced.store(true, Ordering::SeqCst);
                 return stop.cancel();
             }
             Ok(_) => {}
-            Err(error) => tracing::error!(%error, "whether the master key is still the database's could not be read"),
+            Err(error) => tracing::error!(%error, "comparing the master key with the database failed"),
         }
     }
 }

@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     fn exceeded_limit(error: Option<ApiError>) -> String {
-        let error = error.expect("it is refused");
+        let error = error.expect("the request must be refused");
         assert_eq!((error.code, error.retry_after), (ErrorCode::RateLimited, Some(1)));
         error.details.map_or_else(|| error.message, |d| d["limit"].as_str().unwrap().to_owned())
     }

@@ -266,7 +266,10 @@ mod tests {
         assert_eq!(wire["source"], "sandbox");
         assert_eq!(serde_json::from_value::<SandboxEvent>(wire).unwrap(), event);
         assert_eq!(serde_json::from_value::<EventKind>(json!({ "type": "moved", "far": true })).unwrap(), EventKind::Unknown);
-        assert!(serde_json::from_value::<Action>(json!({ "type": "terminated", "reason": "mine" })).is_err(), "not a sandbox's to say");
+        assert!(
+            serde_json::from_value::<Action>(json!({ "type": "terminated", "reason": "mine" })).is_err(),
+            "a sandbox must not report this event"
+        );
     }
 
     #[test]

@@ -43,7 +43,7 @@ fn new_ulid() -> String {
     let millis = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis());
     let mut random = [0u8; 16];
     // Without randomness, ids would collide and could be guessed, so there is no way to continue.
-    getrandom::fill(&mut random[6..]).expect("the kernel's random source answers");
+    getrandom::fill(&mut random[6..]).expect("the kernel's random source is available");
     random[..6].copy_from_slice(&millis.to_be_bytes()[10..]);
     let fresh = u128::from_be_bytes(random);
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);

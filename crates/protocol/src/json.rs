@@ -91,7 +91,7 @@ pub fn describe_parse_error(path: &str, message: &str) -> String {
         );
     }
     if let Some((name, _)) = quoted("duplicate field `") {
-        return format!("{name}: is there twice");
+        return format!("{name}: appears twice");
     }
     if let Some((word, rest)) = quoted("unknown variant `") {
         return format!("{field}: `{}` is not known{}", cut(word), rest.replace(", expected", "; it must be"));
@@ -173,7 +173,7 @@ mod tests {
         );
         assert_eq!(message(r#"{"thread_id": "t", "mode": "get", "scopes": "fs"}"#), "scopes: must be a list, not a string");
         assert_eq!(message(r#"{"thread_id": "t", "ttl": -1}"#), "ttl: must be a whole number, 0 or more and not too large, not -1");
-        assert_eq!(message(r#"{"thread_id": "t", "thread_id": "t"}"#), "thread_id: is there twice");
+        assert_eq!(message(r#"{"thread_id": "t", "thread_id": "t"}"#), "thread_id: appears twice");
         let key = read_object::<CreateKey>(br#"{"nam": "x"}"#).unwrap_err().message;
         assert_eq!(key, "nam: is not a field of this request; known are `name`, `kind`, `workspace`, `expires_at`");
         let nested = read_object::<Nested>(br#"{"list": [{"access": "all"}]}"#).unwrap_err().message;

@@ -116,11 +116,11 @@ impl Env {
 
     pub fn check(&self) -> Result<(), ApiError> {
         if self.0.len() > MAX_VARIABLES {
-            return Err(ApiError::invalid(format!("env: {} variables are too many; at most {MAX_VARIABLES} are kept", self.0.len())));
+            return Err(ApiError::invalid(format!("env: {} variables are too many; the maximum is {MAX_VARIABLES}", self.0.len())));
         }
         let bytes: usize = self.0.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
         if bytes > MAX_ENV_BYTES {
-            return Err(ApiError::invalid(format!("env: {bytes} bytes are too many; at most {MAX_ENV_BYTES} are kept")));
+            return Err(ApiError::invalid(format!("env: {bytes} bytes are too many; the maximum is {MAX_ENV_BYTES}")));
         }
         for (name, value) in &self.0 {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
@@ -148,7 +148,7 @@ pub struct MountParams {
 /// Checks that the mount paths are valid, not reserved and not nested.
 pub fn check_mounts(mounts: &[MountParams]) -> Result<(), ApiError> {
     if mounts.len() > MAX_MOUNTS {
-        return Err(ApiError::invalid(format!("mounts: {} are too many; a sandbox has at most {MAX_MOUNTS}", mounts.len())));
+        return Err(ApiError::invalid(format!("mounts: {} are too many; the maximum is {MAX_MOUNTS}", mounts.len())));
     }
     for (index, mount) in mounts.iter().enumerate() {
         let path = mount.path.as_str();

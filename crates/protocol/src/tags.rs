@@ -25,7 +25,7 @@ pub const PRINCIPAL: &str = "principal";
 /// Checks that a caller may set these tags; the error names the invalid tag.
 pub fn check(tags: &Tags) -> Result<(), ApiError> {
     if tags.len() > MAX_TAGS {
-        return Err(ApiError::invalid(format!("tags: {} are too many; at most {MAX_TAGS} are kept", tags.len())));
+        return Err(ApiError::invalid(format!("tags: {} are too many; the maximum is {MAX_TAGS}", tags.len())));
     }
     for (key, value) in tags {
         check_key(key)?;

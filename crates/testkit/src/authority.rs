@@ -35,7 +35,7 @@ impl TestAuthority {
     }
 
     pub fn pem(&self) -> Vec<u8> {
-        std::fs::read(self.certificate()).expect("its own certificate")
+        std::fs::read(self.certificate()).expect("the authority's certificate")
     }
 
     /// Path of a file in the authority's directory.
@@ -48,7 +48,7 @@ impl TestAuthority {
         let file = |end: &str| self.path(&format!("{name}.{end}"));
         let signed = TestCertificate { cert: file("crt"), key: file("key") };
         let (request, about, subject) = (file("csr"), file("ext"), format!("/CN={name}"));
-        std::fs::write(&about, "subjectAltName=IP:127.0.0.1,DNS:localhost\n").expect("its own directory");
+        std::fs::write(&about, "subjectAltName=IP:127.0.0.1,DNS:localhost\n").expect("the authority's directory is writable");
         openssl(&[&NEW_KEY[..], &["-subj", &subject, "-keyout", text(&signed.key), "-out", text(&request)]].concat());
         let (ca, ca_key) = (self.certificate(), self.path("ca.key"));
         let by = ["-CA", text(&ca), "-CAkey", text(&ca_key), "-CAcreateserial", "-extfile", text(&about)];

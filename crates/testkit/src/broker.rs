@@ -67,7 +67,7 @@ impl TestBroker {
         if options.database.is_some() {
             let key = data.join("master.key");
             fs::write(&key, [7; 32]).expect("a master key");
-            fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("its own file");
+            fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the key file is the test's own");
         }
         let mut programs = options.programs.clone().unwrap_or_else(built_programs);
         if let Some(uid) = options.uid {
@@ -81,7 +81,7 @@ impl TestBroker {
             for path in [home.path(), &data, &data.join("config.toml")] {
                 chown(path, Some(uid), Some(uid)).expect("tests that change users run as root");
             }
-            fs::set_permissions(&programs, fs::Permissions::from_mode(0o755)).expect("its own directory");
+            fs::set_permissions(&programs, fs::Permissions::from_mode(0o755)).expect("the program directory is the test's own");
         }
         let mut broker = Self { child: None, home, programs, options, url: String::new(), key: Secret::new("") };
         broker.launch().await;
@@ -90,7 +90,7 @@ impl TestBroker {
 
     /// Starts the broker, over existing data if there is any.
     pub async fn launch(&mut self) {
-        assert!(self.child.is_none(), "it still runs");
+        assert!(self.child.is_none(), "the broker is running");
         // A killed broker leaves its address file.
         let _ = fs::remove_file(self.data_dir().join("broker.json"));
         let log = fs::File::options().create(true).append(true).open(self.home.path().join("broker.log")).expect("a log");
@@ -116,7 +116,7 @@ impl TestBroker {
         if let Some(uid) = self.options.uid {
             command.uid(uid).gid(uid);
         }
-        let mut child = command.spawn().expect("cobox runs");
+        let mut child = command.spawn().expect("cobox can be started");
         let file = self.data_dir().join("broker.json");
         let ready: serde_json::Value = eventually("the broker to be ready", || {
             if let Ok(Some(status)) = child.try_wait() {
@@ -146,7 +146,7 @@ impl TestBroker {
         &self.key
     }
     pub fn pid(&self) -> u32 {
-        self.child.as_ref().expect("it runs").id()
+        self.child.as_ref().expect("the broker is running").id()
     }
     pub fn running_pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
@@ -183,22 +183,22 @@ impl TestBroker {
     /// Kills the broker, as a crash would.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
-            child.kill().expect("it can be killed");
-            child.wait().expect("it is reaped");
+            child.kill().expect("the broker can be killed");
+            child.wait().expect("the broker's exit status can be read");
         }
     }
 
     /// Sends the signal of Ctrl-C and waits for the end.
     pub fn interrupt(&mut self) -> std::process::ExitStatus {
-        let mut child = self.child.take().expect("it runs");
+        let mut child = self.child.take().expect("the broker is running");
         let pid = Pid::from_raw(child.id() as i32).expect("a pid");
-        kill_process(pid, Signal::INT).expect("it can be interrupted");
-        child.wait().expect("it is reaped")
+        kill_process(pid, Signal::INT).expect("the broker can be interrupted");
+        child.wait().expect("the broker's exit status can be read")
     }
 
     /// Removes what a reboot would remove: a dead broker's control groups and sockets.
     pub fn sweep(&self) {
-        assert!(self.child.is_none(), "it still runs");
+        assert!(self.child.is_none(), "the broker is running");
         crate::leftovers::sweep(&self.data_dir());
     }
 

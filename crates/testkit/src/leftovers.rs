@@ -56,7 +56,7 @@ impl Leftovers {
             if now == Self::default() {
                 return;
             }
-            assert!(tokio::time::Instant::now() < deadline, "resources were left on the machine: {now:#?}\n{}", now.described());
+            assert!(tokio::time::Instant::now() < deadline, "the test left resources on the machine: {now:#?}\n{}", now.described());
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     }

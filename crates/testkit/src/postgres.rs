@@ -156,7 +156,7 @@ impl Server {
         if !copy(&template, &data) {
             let mut initdb = as_server_user(programs.join("initdb").as_os_str(), &dir);
             initdb.args(["--auth=trust", "--no-sync", "--no-instructions", "--encoding=UTF8", "--locale=C", "--wal-segsize=1"]);
-            let made = initdb.arg(format!("--username={USER}")).arg("-D").arg(&data).output().expect("initdb runs");
+            let made = initdb.arg(format!("--username={USER}")).arg("-D").arg(&data).output().expect("initdb can be started");
             assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
             keep(&data, &template);
         }
@@ -167,7 +167,7 @@ impl Server {
         let dir = new_dir();
         let mut backup = as_server_user(primary.programs.join("pg_basebackup").as_os_str(), &dir);
         backup.args(["--write-recovery-conf", "--no-sync", "--checkpoint=fast", "--wal-method=stream", "--username", USER]);
-        let made = backup.arg("-h").arg(&primary.dir).arg("-D").arg(dir.join("data")).output().expect("pg_basebackup runs");
+        let made = backup.arg("-h").arg(&primary.dir).arg("-D").arg(dir.join("data")).output().expect("pg_basebackup can be started");
         assert!(made.status.success(), "pg_basebackup: {}", String::from_utf8_lossy(&made.stderr));
         Self::run(dir, primary.programs.clone()).await
     }
@@ -195,8 +195,8 @@ impl Server {
             .stdout(log.try_clone().expect("a log"))
             .stderr(log)
             .process_group(0);
-        let mut supervisor = supervisor.spawn().expect("a shell runs");
-        let commands = Mutex::new(supervisor.stdin.take().expect("its input is a pipe"));
+        let mut supervisor = supervisor.spawn().expect("a shell can be started");
+        let commands = Mutex::new(supervisor.stdin.take().expect("the supervisor's input is a pipe"));
         let server = Self { _supervisor: supervisor, commands, dir, programs };
         eventually("PostgreSQL to answer", || {
             let answer = server.psql("postgres", "SELECT 1");
@@ -208,7 +208,7 @@ impl Server {
 
     fn command(&self, command: &str) {
         let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        writeln!(commands, "{command}").expect("the supervisor reads");
+        writeln!(commands, "{command}").expect("the supervisor reads its input");
     }
 
     fn psql(&self, database: &str, statement: &str) -> Result<String, String> {
@@ -217,7 +217,7 @@ impl Server {
             .args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-U", USER, "-d", database, "-c", statement])
             .arg("-h")
             .arg(&self.dir);
-        let done = command.stdin(Stdio::null()).output().expect("psql runs");
+        let done = command.stdin(Stdio::null()).output().expect("psql can be started");
         if done.status.success() {
             Ok(String::from_utf8_lossy(&done.stdout).trim_end().to_owned())
         } else {
@@ -230,7 +230,7 @@ impl Server {
 fn new_dir() -> PathBuf {
     let dir = tempfile::Builder::new().prefix("cobox-pg-").tempdir().expect("a temporary directory").keep();
     if let Some((uid, gid)) = server_user() {
-        chown(&dir, Some(uid), Some(gid)).expect("root can give a directory away");
+        chown(&dir, Some(uid), Some(gid)).expect("root can change the owner of a directory");
     }
     dir
 }
@@ -254,7 +254,7 @@ fn as_server_user(program: &OsStr, dir: &Path) -> Command {
 fn template(programs: &Path) -> PathBuf {
     let version = programs.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
     let user = rustix::process::geteuid().as_raw();
-    let tests = std::env::current_exe().expect("a program knows where it is");
+    let tests = std::env::current_exe().expect("the path of the test program");
     tests.with_file_name(format!("postgres-{version}-{user}"))
 }
 

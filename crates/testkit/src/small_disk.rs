@@ -39,7 +39,7 @@ impl SmallDisk {
     }
 
     pub fn free_space(&self) {
-        fs::remove_file(self.path().join(FILLER)).expect("the filler is there");
+        fs::remove_file(self.path().join(FILLER)).expect("the filler file exists");
     }
 
     /// Makes the file system read-only, as the kernel does when it finds an error in it.
@@ -47,9 +47,9 @@ impl SmallDisk {
         let mounts = fs::read_to_string("/proc/mounts").expect("a list of mounts");
         let at = self.path();
         let device = mounts.lines().filter_map(|line| line.split_once(' ')).find(|(_, rest)| rest.starts_with(&*at.to_string_lossy()));
-        let device = device.and_then(|(device, _)| Path::new(device).file_name()).expect("it is mounted");
+        let device = device.and_then(|(device, _)| Path::new(device).file_name()).expect("the image is mounted");
         let trigger = Path::new("/sys/fs/ext4").join(device).join("trigger_fs_error");
-        fs::write(trigger, "a test").expect("the kernel takes an error");
+        fs::write(trigger, "a test").expect("the kernel accepts a simulated error");
     }
 }
 

@@ -68,10 +68,10 @@ impl TestTerminal {
     /// Starts the program with this terminal as its controlling terminal.
     pub fn start(name: &'static str, program: &Command, (cols, rows): (u16, u16)) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a pty");
-        grantpt(&master).and_then(|()| unlockpt(&master)).expect("its other side");
+        grantpt(&master).and_then(|()| unlockpt(&master)).expect("the pty's other end can be unlocked");
         tcsetwinsize(&master, winsize(cols, rows)).expect("a size");
-        let path = ptsname(&master, Vec::new()).expect("its name").into_string().expect("UTF-8");
-        let slave = || Stdio::from(File::options().read(true).write(true).open(&path).expect("its other side"));
+        let path = ptsname(&master, Vec::new()).expect("the pty has a name").into_string().expect("UTF-8");
+        let slave = || Stdio::from(File::options().read(true).write(true).open(&path).expect("the pty's other end can be opened"));
         // The terminal must be the program's controlling terminal, or the program receives no SIGWINCH.
         let mut command = Command::new("setsid");
         command.arg("--ctty").arg(program.get_program()).args(program.get_args()).env_clear().env("TERM", "xterm-256color");
@@ -79,10 +79,10 @@ impl TestTerminal {
         if let Some(dir) = program.get_current_dir() {
             command.current_dir(dir);
         }
-        let child = command.stdin(slave()).stdout(slave()).stderr(slave()).spawn().expect("the program runs");
+        let child = command.stdin(slave()).stdout(slave()).stderr(slave()).spawn().expect("the program can be started");
         let screen = Arc::new(Mutex::new(vt100::Parser::new_with_callbacks(rows, cols, 0, Answers::default())));
         let keyboard = File::from(master);
-        let mut output = keyboard.try_clone().expect("another handle");
+        let mut output = keyboard.try_clone().expect("the pty can be duplicated");
         let (seen, printed, frozen) = (screen.clone(), Arc::new(Mutex::new(Vec::new())), Arc::new((Mutex::new(false), Condvar::new())));
         let (remembered, is_frozen) = (printed.clone(), frozen.clone());
         let reader = std::thread::spawn(move || {
@@ -114,7 +114,7 @@ impl TestTerminal {
     }
 
     pub fn press(&mut self, keys: &str) {
-        self.keyboard.write_all(keys.as_bytes()).expect("the terminal takes it");
+        self.keyboard.write_all(keys.as_bytes()).expect("the terminal accepts input");
     }
 
     /// Pastes text, in bracketed paste mode if the program has enabled it.
@@ -136,7 +136,7 @@ impl TestTerminal {
 
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid")).expect("a pid");
-        kill_process(pid, signal).expect("it can be signaled");
+        kill_process(pid, signal).expect("the program can be signaled");
     }
 
     pub fn pid(&self) -> u32 {
@@ -145,7 +145,7 @@ impl TestTerminal {
 
     /// Whether the terminal is in the mode that a shell expects: line input with echo.
     pub fn is_cooked(&self) -> bool {
-        let modes = tcgetattr(&self.keyboard).expect("its modes").local_modes;
+        let modes = tcgetattr(&self.keyboard).expect("the terminal's modes can be read").local_modes;
         modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG)
     }
 
@@ -195,7 +195,7 @@ impl TestTerminal {
     pub async fn ended(&mut self) -> ExitStatus {
         let what = format!("{}'s program to end", self.name);
         let child = &mut self.child;
-        let status = eventually(&what, || std::future::ready(child.try_wait().expect("its status can be read"))).await;
+        let status = eventually(&what, || std::future::ready(child.try_wait().expect("the program's exit status can be read"))).await;
         // Descendants may keep the terminal open longer, and a frozen terminal reads nothing.
         let all_read = async {
             while !self.reader.is_finished() && !*self.frozen.0.lock().expect("no thread panics while holding it") {

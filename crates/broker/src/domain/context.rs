@@ -186,9 +186,10 @@ fn at(base: &str) -> Dataplane {
 pub fn store_error(error: StoreError) -> ApiError {
     let failure = match &error {
         StoreError::Unreachable(_) => ApiError::new(ErrorCode::BackendUnavailable, "the broker can't reach its database; try again"),
-        StoreError::Unavailable(_) => {
-            ApiError::new(ErrorCode::BackendUnavailable, "the broker's database can't take this now; try again, or ask the operator")
-        }
+        StoreError::Unavailable(_) => ApiError::new(
+            ErrorCode::BackendUnavailable,
+            "the broker's database can't accept this change now; try again, or ask the operator",
+        ),
         StoreError::Failed(_) | StoreError::Corrupt(_) => {
             ApiError::new(ErrorCode::Internal, "the broker's database failed; its log has the cause under this request id")
         }

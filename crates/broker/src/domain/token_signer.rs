@@ -295,7 +295,7 @@ impl TokenSigner {
         }
         let keyset = Keyset::new(ISSUER, &sandbox.id, &self.verify_keys(sandbox, now)).map_err(|e| {
             tracing::error!(error = e, "a derived key can't be used");
-            ApiError::new(ErrorCode::Internal, "the broker's keys can't be used; tell the operator")
+            ApiError::new(ErrorCode::Internal, "the broker's keys can't be used; contact the operator")
         })?;
         let keyset = Arc::new(keyset);
         let mut keysets = self.keysets.lock();

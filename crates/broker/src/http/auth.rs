@@ -77,7 +77,7 @@ fn session_in(uri: &Uri) -> Option<SessionId> {
 }
 
 fn no_token() -> ApiError {
-    refused("a token is for the sandbox it was issued for; the broker wants an API key")
+    refused("the credential is a sandbox's token; the broker requires an API key")
 }
 
 fn refused(message: &str) -> ApiError {

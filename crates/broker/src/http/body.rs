@@ -88,7 +88,7 @@ pub async fn read_at_most(body: Body, limit: usize) -> Result<Bytes, Failure> {
             None if causes().any(|cause| cause.is::<http_body_util::LengthLimitError>()) => {
                 ApiError::new(ErrorCode::TooLarge, format!("the body is larger than {limit} bytes"))
             }
-            None => ApiError::invalid("the body could not be read to its end"),
+            None => ApiError::invalid("the body ended early"),
         })
     })
 }

@@ -61,7 +61,7 @@ impl CorsRules {
             return None;
         }
         if self.allowed(headers).is_none() {
-            return Some(Err(ApiError::new(ErrorCode::Forbidden, "pages of this origin may not speak to this broker")));
+            return Some(Err(ApiError::new(ErrorCode::Forbidden, "this origin is not allowed to use this broker")));
         }
         let mut response = StatusCode::NO_CONTENT.into_response();
         let headers = response.headers_mut();

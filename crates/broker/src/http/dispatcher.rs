@@ -78,8 +78,8 @@ impl Dispatcher {
                 progress.route = Some(OWN_HOST);
                 return self.gateway.serve_sandbox_host(id, request, &progress.id, cache).await;
             }
-            HostTarget::UnknownInDomain => ApiError::new(ErrorCode::RouteNotFound, "there is no sandbox of this host name"),
-            HostTarget::Ambiguous => ApiError::invalid("the request names no host that can be read, or two of them"),
+            HostTarget::UnknownInDomain => ApiError::new(ErrorCode::RouteNotFound, "there is no sandbox with this host name"),
+            HostTarget::Ambiguous => ApiError::invalid("the request has no valid host, or two different ones"),
         };
         Failure::from(error).into_response()
     }
@@ -97,7 +97,7 @@ impl Dispatcher {
             if serves_paths {
                 return self.gateway.serve_path(request, &progress.id, cache).await;
             }
-            let message = "sandboxes are not served at this address; each one's own is the http_base_url in every answer that names it";
+            let message = "sandboxes are not served at this address; use the sandbox's http_base_url";
             return Failure::from(ApiError::new(ErrorCode::RouteNotFound, message)).into_response();
         }
         let Some(router) = router else {

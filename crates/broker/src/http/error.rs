@@ -61,7 +61,7 @@ pub async fn route_not_found() -> Failure {
 }
 
 pub async fn method_not_allowed() -> Failure {
-    Failure(ApiError::new(ErrorCode::MethodNotAllowed, "this path doesn't know that method"))
+    Failure(ApiError::new(ErrorCode::MethodNotAllowed, "this path doesn't support this method"))
 }
 
 /// Wraps errors that the framework produces itself, such as for a path that is not UTF-8, in the error envelope.
@@ -76,7 +76,7 @@ pub async fn wrap_in_envelope(response: Response) -> Response {
         status if status.is_client_error() => {
             ApiError::invalid("the path or the query: can't be read; both must be UTF-8, percent-encoded")
         }
-        _ => ApiError::new(ErrorCode::Internal, "the broker could not answer this; try again"),
+        _ => ApiError::new(ErrorCode::Internal, "the broker failed to handle this request; try again"),
     };
     Failure(error).into_response()
 }

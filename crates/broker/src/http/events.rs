@@ -134,7 +134,7 @@ async fn send_events(mut stream: EventStream, sender: mpsc::Sender<Bytes>, reque
             Ok(()) => {}
             Err(mpsc::error::SendTimeoutError::Closed(_)) => return,
             Err(mpsc::error::SendTimeoutError::Timeout(_)) => {
-                break Some(ApiError::new(ErrorCode::RateLimited, "nothing was taken for too long; come back with Last-Event-ID"));
+                break Some(ApiError::new(ErrorCode::RateLimited, "the client read no events for too long; reconnect with Last-Event-ID"));
             }
         }
     };

@@ -90,7 +90,7 @@ impl NegotiationBody {
         let scope = Scope { kind: ScopeType::Thread.as_str().to_owned(), id: thread.to_owned() };
         let is_other = self.thread_id.as_deref().is_some_and(|t| t != thread) || self.scope.as_ref().is_some_and(|s| *s != scope);
         if is_other {
-            return Err(ApiError::invalid("thread_id: is another thread than the path's; leave it out"));
+            return Err(ApiError::invalid("thread_id: differs from the thread in the path; leave it out"));
         }
         self.about(scope, mode)
     }
@@ -98,7 +98,7 @@ impl NegotiationBody {
     fn about(self, scope: Scope, mode: Mode) -> Result<Negotiation, ApiError> {
         let sandbox = match (given(self.sandbox_id), given(self.sandbox_hint)) {
             (Some(id), Some(hint)) if id != hint => {
-                return Err(ApiError::invalid("sandbox_hint: is another name of sandbox_id; send one of them"));
+                return Err(ApiError::invalid("sandbox_hint: means the same as sandbox_id; send one of them"));
             }
             (id, hint) => id.or(hint),
         };
@@ -146,9 +146,7 @@ fn read_scope(thread_id: Option<&str>, scope: Option<&Scope>) -> Result<Scope, A
             cut(&scope.kind),
             ScopeType::ALL.map(|t| format!("`{}`", t.as_str())).join(", ")
         ))),
-        (Some(id), Some(scope)) if *scope != thread(id) => {
-            Err(ApiError::invalid("scope: names something else than thread_id; send one of them"))
-        }
+        (Some(id), Some(scope)) if *scope != thread(id) => Err(ApiError::invalid("scope: differs from thread_id; send one of them")),
         (_, Some(scope)) => Ok(scope.clone()),
         (Some(id), None) => Ok(thread(id)),
         (None, None) => Err(ApiError::invalid("thread_id: is missing; send it, or scope as {\"type\": \"thread\", \"id\": …}")),

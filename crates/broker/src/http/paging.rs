@@ -83,7 +83,7 @@ impl<S: Send + Sync> FromRequestParts<S> for TagParams {
         let Params(pairs): Params<Vec<(String, String)>> = Params::from_request_parts(parts, state).await?;
         let tags = pairs.into_iter().filter(|(name, _)| name == "tag").map(|(_, tag)| tag.parse()).collect::<Result<Vec<_>, _>>()?;
         if tags.len() > MAX_TAG_FILTERS {
-            return Err(ApiError::invalid(format!("tag: at most {MAX_TAG_FILTERS} can be asked for at once")).into());
+            return Err(ApiError::invalid(format!("tag: has more than {MAX_TAG_FILTERS} values; send fewer")).into());
         }
         Ok(Self(tags))
     }

@@ -118,10 +118,10 @@ pub fn requested<'a>(
     scopes: Option<&'a Vec<String>>,
 ) -> Result<RequestedCapabilities<'a>, ApiError> {
     match (capabilities, scopes) {
-        (Some(_), Some(_)) => Err(ApiError::invalid("scopes: is another name of capabilities; send one of them")),
+        (Some(_), Some(_)) => Err(ApiError::invalid("scopes: is a legacy name of capabilities; send one of them")),
         (Some(words), None) => Ok(RequestedCapabilities { field: "capabilities", words }),
         (None, Some(words)) => Ok(RequestedCapabilities { field: "scopes", words }),
-        (None, None) => Err(ApiError::invalid("capabilities: is missing; name what is to be allowed")),
+        (None, None) => Err(ApiError::invalid("capabilities: is missing; list the capabilities to allow")),
     }
 }
 

@@ -18,7 +18,7 @@ const MAX_NOTICE_BYTES: usize = 64 * 1024;
 
 pub async fn thread(State(api): State<Api>, request: Request) -> Result<Json<ThreadNoticeResponse>, Failure> {
     let Some(webhook) = &api.webhook else {
-        return Err(ApiError::new(ErrorCode::RouteNotFound, "no webhook is set up here; see webhook_secret_file").into());
+        return Err(ApiError::new(ErrorCode::RouteNotFound, "no webhook is configured; set webhook_secret_file").into());
     };
     let request_id = request.extensions().get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
     let (timestamp, signature) = (header(request.headers(), TIMESTAMP)?.to_owned(), header(request.headers(), SIGNATURE)?.to_owned());

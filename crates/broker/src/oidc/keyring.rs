@@ -114,7 +114,7 @@ impl Keyring {
                 let mut state = self.state.write();
                 (state.keys, state.fetched_at) = (Arc::new(keys), Some(now));
             }
-            Err(error) => tracing::warn!(error, "an issuer's keys could not be fetched"),
+            Err(error) => tracing::warn!(error, "fetching an issuer's keys failed"),
         }
     }
 
@@ -123,10 +123,10 @@ impl Keyring {
             KeySource::Jwks(url) => url.clone(),
             KeySource::Discover { issuer, document } => {
                 let found: Discovered =
-                    serde_json::from_slice(&self.get(document).await?).map_err(|_| format!("{document} is no discovery document"))?;
+                    serde_json::from_slice(&self.get(document).await?).map_err(|_| format!("{document} is not a discovery document"))?;
                 // Otherwise one issuer could redirect the broker to the keys of another.
                 if found.issuer != *issuer {
-                    return Err(format!("{document} is of another issuer"));
+                    return Err(format!("{document} belongs to another issuer"));
                 }
                 let url = read_url(&found.jwks_uri).map_err(|why| format!("jwks_uri in {document} {why}"))?;
                 // An external document must not make the broker send requests to this machine.

@@ -42,7 +42,7 @@ pub enum OidcRefusal {
     Bad(&'static str),
     #[error("the claim {0} is missing or can't be used")]
     Claim(String),
-    #[error("the issuer's keys can't be had")]
+    #[error("the issuer's keys can't be fetched")]
     NoKeys,
 }
 
@@ -112,7 +112,7 @@ impl Oidc {
     fn check_claims(&self, claims: &Map<String, Value>, now: Timestamp) -> Result<Timestamp, OidcRefusal> {
         let config = &self.config;
         if claims.get("iss").and_then(Value::as_str) != Some(&config.issuer) {
-            return Err(OidcRefusal::Bad("it is of another issuer"));
+            return Err(OidcRefusal::Bad("it was issued by another issuer"));
         }
         let is_meant = match claims.get("aud") {
             Some(Value::String(one)) => config.audience.contains(one),
@@ -133,7 +133,7 @@ impl Oidc {
         }
         for name in ["nbf", "iat"] {
             if moment(name)?.is_some_and(|t| t.saturating_sub(leeway) > now.unix()) {
-                return Err(OidcRefusal::Bad("it is not good yet"));
+                return Err(OidcRefusal::Bad("it is not valid yet"));
             }
         }
         Ok(Timestamp::from_unix(end))
@@ -150,7 +150,7 @@ impl Oidc {
             None => config.workspace.clone(),
         };
         if !config.workspaces.is_empty() && !config.workspaces.contains(&workspace) {
-            return Err(OidcRefusal::Bad("its workspace is not let in"));
+            return Err(OidcRefusal::Bad("its workspace is not allowed"));
         }
         let name = format!("{}{}", config.principal_prefix, word(&config.principal_claim)?);
         if !is_external_id(&name) {

@@ -110,10 +110,10 @@ impl OidcConfig {
             return invalid("oidc.workspace", "must have 1 to 256 characters and no control characters");
         }
         if self.kind == PrincipalKind::Operator {
-            return invalid("oidc.kind", "can't be operator for everybody; name those who are with kind_claim and kinds");
+            return invalid("oidc.kind", "can't be operator for all principals; select operators with kind_claim and kinds");
         }
         if self.kind_claim.is_some() == self.kinds.is_empty() {
-            return invalid("oidc.kind_claim", "goes together with [oidc.kinds], which says what its words stand for");
+            return invalid("oidc.kind_claim", "requires [oidc.kinds], which maps the values of the claim to kinds, and vice versa");
         }
         Ok(())
     }

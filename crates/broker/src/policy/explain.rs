@@ -23,7 +23,7 @@ impl Outcome {
         match self {
             Outcome::Granted => "granted",
             Outcome::Dropped => "dropped",
-            Outcome::NotAsked => "not asked for",
+            Outcome::NotAsked => "not requested",
             Outcome::NotAllowed => "not allowed",
         }
     }
@@ -68,10 +68,10 @@ impl Policy {
                 (outcome, format!("not allowed by {}", at(source, terms.capabilities.as_ref().map(|s| s.line))))
             }
             (None, Some(_)) if is_wanted => (Outcome::Granted, format!("allowed by {}", self.allower(subject))),
-            (None, Some(_)) => (Outcome::NotAsked, "allowed, and not asked for".to_owned()),
+            (None, Some(_)) => (Outcome::NotAsked, "allowed, but not requested".to_owned()),
             (None, None) => match undefaulted() {
                 None => (Outcome::Granted, format!("allowed by {}, and given by default", self.allower(subject))),
-                Some(source) => (Outcome::NotAsked, format!("allowed when asked for; not a default of {source}")),
+                Some(source) => (Outcome::NotAsked, format!("allowed if requested; not a default of {source}")),
             },
         };
         Finding { capability: c.as_str(), outcome, because }
@@ -107,7 +107,7 @@ impl Policy {
         for (name, of) in lists {
             let sourced: Vec<_> = self.about(subject).filter_map(|(source, terms)| of(terms).as_ref().map(|s| (source, s))).collect();
             let Some((_, first)) = sourced.first() else {
-                limits.push((name, "any".to_owned(), "nothing limits them".to_owned()));
+                limits.push((name, "any".to_owned(), "not limited".to_owned()));
                 continue;
             };
             let left: Vec<&str> =
@@ -119,7 +119,7 @@ impl Policy {
             let sourced = terms.default_access.as_ref().filter(|s| s.value == cobox_protocol::session::Access::Owner)?;
             Some(("default_access", "owner".to_owned(), at(source, Some(sourced.line))))
         });
-        limits.push(access.unwrap_or_else(|| ("default_access", "workspace".to_owned(), "nothing narrows it".to_owned())));
+        limits.push(access.unwrap_or_else(|| ("default_access", "workspace".to_owned(), "the default".to_owned())));
         let deleted = self.about(subject).find_map(|(source, terms)| {
             let sourced = terms.hard_end.as_ref().filter(|s| s.value == HardEnd::Delete)?;
             Some(("hard_end", HardEnd::Delete.as_str().to_owned(), at(source, Some(sourced.line))))
@@ -132,7 +132,7 @@ impl Policy {
 fn at(source: Source, line: Option<usize>) -> String {
     match (source, line) {
         (Source::Ceiling(kind), Some(line)) => format!("[{}], line {line}", kind.as_str()),
-        (Source::Ceiling(kind), None) => format!("what is built in for {}s", kind.as_str()),
+        (Source::Ceiling(kind), None) => format!("the built-in policy for {}s", kind.as_str()),
         (Source::Rule(rule), line) => {
             let name = rule.name.as_ref().map_or_else(String::new, |n| format!(" “{n}”"));
             format!("the rule{name} of line {}", line.unwrap_or(rule.line))
@@ -162,15 +162,15 @@ mod tests {
         assert_eq!(of(&sourced, "exec"), (Outcome::Dropped, "not allowed by the rule “no exec” of line 7".to_owned()));
         assert_eq!(of(&sourced, "snapshot"), (Outcome::Dropped, "not allowed by [human], line 2".to_owned()));
         assert_eq!(of(&sourced, "fs_read").0, Outcome::Granted);
-        assert_eq!(of(&sourced, "ports"), (Outcome::NotAsked, "allowed, and not asked for".to_owned()));
+        assert_eq!(of(&sourced, "ports"), (Outcome::NotAsked, "allowed, but not requested".to_owned()));
         let sourced = policy.explain(&subject, None);
         assert_eq!(
             of(&sourced, "ports"),
-            (Outcome::NotAsked, "allowed when asked for; not a default of what is built in for humans".to_owned())
+            (Outcome::NotAsked, "allowed if requested; not a default of the built-in policy for humans".to_owned())
         );
         assert_eq!(of(&sourced, "shell").0, Outcome::Granted);
         assert!(sourced.limits.contains(&("max_sandboxes", "2".to_owned(), "the rule “no exec” of line 8".to_owned())));
         let granted = sourced.capabilities.iter().filter(|f| f.outcome == Outcome::Granted).map(|f| f.capability);
-        assert_eq!(CapabilitySet::parse(granted).unwrap(), policy.default_grant(&subject), "what is told is what is done");
+        assert_eq!(CapabilitySet::parse(granted).unwrap(), policy.default_grant(&subject), "the explanation differs from the grant");
     }
 }

@@ -330,7 +330,7 @@ mod tests {
         .unwrap();
         let human = ann(PrincipalKind::Human);
         assert_eq!(words(policy.allowed(&human)), "fs_read fs_write exec shell ports");
-        assert_eq!(words(policy.default_grant(&human)), "fs_read fs_write exec shell", "what is more must be asked for");
+        assert_eq!(words(policy.default_grant(&human)), "fs_read fs_write exec shell", "further capabilities must be requested");
         assert_eq!(policy.token_ttl(&human, Duration::from_secs(900)).as_secs(), 1200);
         assert_eq!(policy.token_ttl(&ann(PrincipalKind::Operator), Duration::from_secs(900)).as_secs(), 900);
         assert_eq!(policy.quota(&human, &Config::default()).of_owner, Some(3));
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(policy.default_access(&agent), Access::Owner);
         assert_eq!(words(policy.allowed(&Subject { principal: "ci", ..agent })), "fs_read fs_write exec shell_observe");
         let acting = Subject { acting: PrincipalKind::Agent, ..human };
-        assert_eq!(words(policy.allowed(&acting)), "fs_read", "a human who acts as an agent is held to both");
+        assert_eq!(words(policy.allowed(&acting)), "fs_read", "both policies limit a human who acts as an agent");
     }
 
     #[test]

@@ -142,7 +142,7 @@ impl Reader<'_> {
             }
         };
         if tables.len() > MAX_RULES {
-            self.problem(value.span().start, format!("rule: there are {}; at most {MAX_RULES} are read", tables.len()));
+            self.problem(value.span().start, format!("rule: there are {}; the maximum is {MAX_RULES}", tables.len()));
             return Vec::new();
         }
         tables.iter().map(|v| self.rule(v)).collect()
@@ -166,20 +166,20 @@ impl Reader<'_> {
             }
         }
         if is_empty {
-            self.problem(at, "rule: says nothing; add what it limits, such as capabilities".to_owned());
+            self.problem(at, "rule: sets no limit; add one, such as capabilities".to_owned());
         }
         if let Some(unless) = &rule.unless
             && !unless.principal.is_empty()
             && unless.workspace.is_empty()
             && rule.about.workspace.is_empty()
         {
-            self.problem(at, "unless.principal: name the workspace too; another one may have a principal of that name".to_owned());
+            self.problem(at, "unless.principal: add the workspace; another workspace may have a principal of this name".to_owned());
         }
         if let Some(sourced) = &rule.terms.max_sandboxes_per_workspace
             && !(rule.about.kind.is_empty() && rule.about.principal.is_empty())
         {
-            let message =
-                "max_sandboxes_per_workspace: counts everybody's; use it in a rule without kind and principal, or use max_sandboxes";
+            let message = "max_sandboxes_per_workspace: counts the sandboxes of all principals; use it in a rule without kind and \
+                           principal, or use max_sandboxes";
             self.problems.push(Problem { line: sourced.line, message: message.to_owned() });
         }
         self.check_default(&rule.terms, None);
@@ -198,7 +198,7 @@ impl Reader<'_> {
             }
         }
         if table.is_empty() {
-            self.problem(value.span().start, "unless: names nobody; leave it out".to_owned());
+            self.problem(value.span().start, "unless: is empty; leave it out".to_owned());
         }
         Some(spared)
     }
@@ -323,11 +323,11 @@ impl Reader<'_> {
                     }
                 }
                 if array.is_empty() && !is_list {
-                    self.problem(value.span().start, format!("{name}: names nobody; leave it out to mean everybody"));
+                    self.problem(value.span().start, format!("{name}: is empty; leave it out to match all"));
                 }
             }
             DeValue::Array(array) => {
-                self.problem(value.span().start, format!("{name}: has {} entries; at most {MAX_NAMES} are read", array.len()));
+                self.problem(value.span().start, format!("{name}: has {} entries; the maximum is {MAX_NAMES}", array.len()));
             }
             _ => self.problem(value.span().start, format!("{name}: must be {expected}")),
         }
@@ -397,9 +397,9 @@ mod tests {
         refused("[human]\ndefault_access = \"everyone\"\n", 2, "default_access");
         refused("[human]\nhard_end = \"remove\"\n", 2, "hard_end: `remove` is not known; it must be one of suspend, delete");
         refused("[human]\ndefault_capabilities = [\"ports\"]\n", 2, "`ports` is not allowed here");
-        refused("[[rule]]\nworkspace = \"a\"\n", 1, "says nothing");
-        refused("[[rule]]\nworkspace = []\ntemplates = []\n", 2, "names nobody");
-        refused("[[rule]]\ntemplates = []\nunless = { principal = \"ci\" }\n", 1, "name the workspace too");
+        refused("[[rule]]\nworkspace = \"a\"\n", 1, "sets no limit");
+        refused("[[rule]]\nworkspace = []\ntemplates = []\n", 2, "workspace: is empty");
+        refused("[[rule]]\ntemplates = []\nunless = { principal = \"ci\" }\n", 1, "add the workspace");
         refused("[[rule]]\nkind = \"agent\"\nmax_sandboxes_per_workspace = 3\n", 3, "max_sandboxes_per_workspace");
         refused("rule = 3\n", 1, "[[rule]]");
         refused("human = true\n", 1, "[human]");

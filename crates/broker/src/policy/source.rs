@@ -18,11 +18,11 @@ const FINGERPRINT_CHARS: usize = 16;
 pub enum PolicyFileError {
     #[error("the policy {} can't be read: {why}", .path.display())]
     Unreadable { path: PathBuf, why: String },
-    #[error("the policy {} is empty and wasn't before; to allow everything again, say so with a comment in it", .path.display())]
+    #[error("the policy {} is empty and wasn't before; to allow everything again, add a comment to the file", .path.display())]
     Emptied { path: PathBuf },
     #[error("the policy {} was changed while it was read; try again", .path.display())]
     Unsettled { path: PathBuf },
-    #[error("the policy {} is wrong:\n{error}", .path.display())]
+    #[error("the policy {} is invalid:\n{error}", .path.display())]
     Wrong { path: PathBuf, error: PolicyError },
 }
 
@@ -177,14 +177,14 @@ mod tests {
         let whole = "[human]\ncapabilities = [\"fs_read\"]\n[agent]\ncapabilities = [\"fs_write\"]\n";
         for part in [&whole[..8], whole] {
             std::fs::write(&file, part).unwrap();
-            assert!(source.reload_if_changed().is_none(), "it was changed since the last look");
+            assert!(source.reload_if_changed().is_none(), "it was changed since the last read");
             assert_eq!(allowed(&source), ["fs_read"]);
         }
         assert!(matches!(source.reload_if_changed(), Some(Ok(Reloaded::Read { .. }))));
         assert_eq!(allowed(&source), ["fs_write"]);
         std::fs::write(&file, " \n").unwrap();
         assert!(check(&source).unwrap().unwrap_err().to_string().contains("is empty and wasn't before"));
-        assert!(source.reload().is_err() && check(&source).is_none(), "told once, and to whoever asks");
+        assert!(source.reload().is_err() && check(&source).is_none(), "the error is returned once, and on request");
         assert_eq!(allowed(&source), ["fs_write"]);
         std::fs::write(&file, "# everything\n").unwrap();
         assert!(check(&source).unwrap().is_ok());
@@ -204,10 +204,10 @@ mod tests {
         std::fs::write(&file, "[agent]\ncapabilites = []\n").unwrap();
         let error = check(&source).unwrap().unwrap_err().to_string();
         assert!(error.contains("policy.toml") && error.contains("line 2"), "{error}");
-        assert!(check(&source).is_none(), "told once");
+        assert!(check(&source).is_none(), "the error is returned once");
         assert_eq!(allowed(&source), ["fs_read"]);
         std::fs::remove_file(&file).unwrap();
-        assert!(check(&source).unwrap().is_err(), "that it is gone is no reason to allow more");
+        assert!(check(&source).unwrap().is_err(), "a missing file must not allow more");
         assert_eq!(allowed(&source), ["fs_read"]);
     }
 

@@ -34,7 +34,7 @@ pub fn pending_writer() -> &'static str {
     static WORD: LazyLock<String> = LazyLock::new(|| {
         let mut random = [0u8; 16];
         // A guessable value would let others write into the chain.
-        getrandom::fill(&mut random).expect("the kernel's random source answers");
+        getrandom::fill(&mut random).expect("the kernel's random source is available");
         format!("pending-{}", hex(&random))
     });
     &WORD

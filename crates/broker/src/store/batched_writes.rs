@@ -73,7 +73,7 @@ impl BatchWriter {
 
     /// Returns when the note is durable. It is also written if its caller disconnects.
     pub async fn write(&self, note: Note) -> Stored<()> {
-        let ended = || StoreError::Unreachable("the broker is ending".to_owned());
+        let ended = || StoreError::Unreachable("the broker is stopping".to_owned());
         let room = self.room.clone().acquire_owned().await.map_err(|_| ended())?;
         let (done, is_done) = oneshot::channel();
         let is_served = {
@@ -221,6 +221,6 @@ mod tests {
             done.await.unwrap().unwrap();
         }
         let commits = store.base.changes.count() - before;
-        assert!(commits < 5, "{CALLERS} notes took {commits} commits");
+        assert!(commits < 5, "{CALLERS} notes needed {commits} commits");
     }
 }

@@ -87,7 +87,7 @@ pub enum StoreError {
     /// overloaded.
     #[error("the database is unavailable: {0}")]
     Unavailable(String),
-    #[error("the database holds something unreadable: {0}")]
+    #[error("the database contains an unreadable value: {0}")]
     Corrupt(String),
 }
 
@@ -141,7 +141,7 @@ impl Base {
             base.is_unsynced.store(true, Ordering::SeqCst);
             begun
         });
-        beginning.await.map_err(|_| StoreError::Unreachable("the broker is ending".to_owned()))?
+        beginning.await.map_err(|_| StoreError::Unreachable("the broker is stopping".to_owned()))?
     }
 
     /// For a single statement that is its own transaction: its commit must wait for the disk, independent of the previous
@@ -172,7 +172,7 @@ impl Base {
             links.are_committed();
             Ok(())
         });
-        linking.await.map_err(|_| StoreError::Unreachable("the broker is ending".to_owned()))?
+        linking.await.map_err(|_| StoreError::Unreachable("the broker is stopping".to_owned()))?
     }
 
     async fn finish(&self, tx: Transaction) -> Stored<()> {
@@ -205,7 +205,7 @@ impl Base {
     /// A connection whose packets are lost never fails by itself: limits a read to the time limit of a commit.
     async fn in_time<T>(&self, asked: impl Future<Output = Stored<T>>) -> Stored<T> {
         let within = self.engine.timeouts.commit;
-        timeout(within, asked).await.unwrap_or_else(|_| Err(gave_up("an answer", within)))
+        timeout(within, asked).await.unwrap_or_else(|_| Err(gave_up("a response", within)))
     }
 }
 

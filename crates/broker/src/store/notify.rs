@@ -29,7 +29,7 @@ pub fn listen(url: Secret, sender: broadcast::Sender<ChangeNotice>) -> AbortOnDr
     AbortOnDropHandle::new(tokio::spawn(async move {
         loop {
             let Err(error) = receive(&url, &sender).await;
-            tracing::warn!(%error, "notices of other brokers are not received; their changes are found by polling until they are");
+            tracing::warn!(%error, "receiving notices of other brokers failed; polling for changes until it works again");
             tokio::time::sleep(RETRY).await;
         }
     }))

@@ -74,7 +74,7 @@ impl StatementConnections {
     }
 
     async fn find(&self) -> Stored<BorrowedConnection<'_>> {
-        let turn = self.turns.acquire().await.map_err(|_| StoreError::Unreachable("the broker is ending".to_owned()))?;
+        let turn = self.turns.acquire().await.map_err(|_| StoreError::Unreachable("the broker is stopping".to_owned()))?;
         while let Some(mut idle) = self.pick() {
             if idle.since.elapsed() < TRUSTED || matches!(timeout(PING_WITHIN, idle.connection.ping()).await, Ok(Ok(()))) {
                 return Ok(BorrowedConnection { pool: self, connection: idle.connection, made_on: idle.made_on, _turn: turn });

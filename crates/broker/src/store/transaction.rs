@@ -86,7 +86,7 @@ impl Transaction {
         // Owned before the transaction begins: if that is given up half-way, it is rolled back all the same.
         let mut tx = Self { connection: Some(BoundedConnection::from(pool, waits).await?) };
         let begun = timeout(timeouts.commit, sqlx::raw_sql(statement.into_sql_str()).execute(&mut *tx)).await;
-        begun.map_err(|_| gave_up("beginning a change", timeouts.commit))??;
+        begun.map_err(|_| gave_up("beginning a transaction", timeouts.commit))??;
         Ok(tx)
     }
 

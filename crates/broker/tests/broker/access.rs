@@ -20,7 +20,7 @@ async fn another_workspace_finds_nothing() {
     assert_eq!(eve.delete(&format!("/v1/sandboxes/{id}")).await.error(404), "SANDBOX_NOT_FOUND");
     assert_eq!(eve.get(&format!("/dp/{id}/v1/x")).await.error(404), "SANDBOX_NOT_FOUND");
     assert_eq!(eve.get("/v1/sandboxes").await.ok(200)["items"], json!([]));
-    assert_ne!(eve.ensure("t").await["sandbox"]["id"], made["sandbox"]["id"], "the same thread id elsewhere is another thread");
+    assert_ne!(eve.ensure("t").await["sandbox"]["id"], made["sandbox"]["id"], "the same thread id in another workspace is another thread");
 }
 
 #[tokio::test]
@@ -85,13 +85,13 @@ async fn keys_are_for_operators_and_a_revoked_key_ends_its_tokens() {
     let session = bot.ensure("t").await;
     let id = sandbox_id(&session);
     let listed = root.get("/v1/keys").await.ok(200);
-    assert!(!listed.to_string().contains(made["api_key"].as_str().unwrap()), "a key is shown once");
+    assert!(!listed.to_string().contains(made["api_key"].as_str().unwrap()), "a list never contains the key");
 
     assert_eq!(root.delete(&format!("/v1/keys/{}", made["id"].as_str().unwrap())).await.status, 204);
     assert_eq!(bot.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
     assert_eq!(bot.with(&session["token"]).get(&format!("/dp/{id}/v1/x")).await.error(401), "TOKEN_REVOKED");
     let reported = world.provider.boxd(&id).state.lock().unwrap().revoked.clone();
-    assert_eq!(reported, [Revocation::Grant(made["id"].as_str().unwrap().to_owned())], "the sandbox was told before the answer");
+    assert_eq!(reported, [Revocation::Grant(made["id"].as_str().unwrap().to_owned())], "the revocation is pushed before the response");
     assert_eq!(root.delete(&format!("/v1/keys/{}", made["id"].as_str().unwrap())).await.error(404), "KEY_NOT_FOUND");
 }
 

@@ -259,7 +259,7 @@ async fn a_sandbox_without_boxd_lives_and_ends_like_any_other() {
     broker.tick().await;
     assert_eq!(ann.state(&id).await, "suspended");
     ann.post(&exec, json!({ "command": "true" })).await.ok(200);
-    assert_eq!(ann.state(&id).await, "active", "traffic brings it back");
+    assert_eq!(ann.state(&id).await, "active", "a request resumes the sandbox");
     let fresh = ann.ensure("t").await;
     assert_eq!(bearer.post(&exec, json!({ "command": "true" })).await.error(401), "TOKEN_EXPIRED");
     ann.delete(&crate::harness::session_path(&fresh)).await.ok(204);
@@ -287,7 +287,7 @@ async fn urls_lead_to_the_sandbox_if_its_provider_has_a_direct_url_and_to_the_ga
     world.clock.advance(3600);
     broker.tick().await;
     assert_eq!(ann.get(&crate::harness::session_path(&made)).await.ok(200)["sandbox"]["http_base_url"], through);
-    assert_eq!(ann.ensure("t").await["sandbox"]["http_base_url"], direct, "and ensure has woken it by then");
+    assert_eq!(ann.ensure("t").await["sandbox"]["http_base_url"], direct, "ensure has resumed the sandbox");
     *world.provider.direct.lock().unwrap() = None;
     assert_eq!(ann.ensure("t").await["sandbox"]["http_base_url"], through);
 }

@@ -136,7 +136,7 @@ fn tampering() -> impl Strategy<Value = Tampering> {
             .prop_map(|(n, column)| Tampering::Alter(n, column)),
         (2..=RECORDS).prop_map(Tampering::AlterHash),
         (1..RECORDS).prop_map(Tampering::Remove),
-        (number(), number()).prop_filter("two of them", |(a, b)| a != b).prop_map(|(a, b)| Tampering::Swap(a, b)),
+        (number(), number()).prop_filter("two different numbers", |(a, b)| a != b).prop_map(|(a, b)| Tampering::Swap(a, b)),
         (0..RECORDS).prop_map(Tampering::CutOff),
         number().prop_map(Tampering::Behead),
     ]
@@ -268,7 +268,7 @@ async fn a_new_master_key_signs_only_what_the_old_one_signed() {
             let audit_before = now.plus(std::time::Duration::from_secs(5));
             let horizon = Horizon { now: at(0), idempotency_before: at(0), ended_before: at(0), audit_before };
             // The broker may be pruning at the same moment; then this call removes nothing yet.
-            crate::harness::eventually("old records are removed", async || {
+            crate::harness::eventually("removal of old records", async || {
                 store.prune(&horizon).await.unwrap();
                 store.audit_heads().await.unwrap()[0].kept_after > 0
             })
@@ -337,7 +337,7 @@ async fn three_brokers_write_three_chains_and_operators_see_only_their_workspace
         assert_eq!(*faults, []);
         assert!(head.number >= 8, "{head:?}");
         let sealed = links.iter().filter(|l| l.record.is_none()).count();
-        assert!(sealed > 0 && sealed < links.len(), "another workspace's records are hashes only");
+        assert!(sealed > 0 && sealed < links.len(), "records of another workspace contain only hashes");
         assert!(links.iter().all(|l| from_hex(&l.hash).is_some() && l.workspace.as_deref().is_none_or(|w| w == "default")));
     }
     assert_eq!(ann.get("/v1/audit/heads").await.error(403), "FORBIDDEN");
@@ -370,7 +370,7 @@ async fn uses_of_a_token_are_found_by_its_id() {
         found["items"].as_array().unwrap().iter().map(|e| e["action"].clone()).collect::<Vec<Value>>()
     };
     // The use is recorded after the response.
-    crate::harness::eventually("the use is in the audit", || async { actions().await.len() == 2 }).await;
+    crate::harness::eventually("the audit record of the use", || async { actions().await.len() == 2 }).await;
     assert_eq!(actions().await, [json!("dataplane.used"), json!("token.issued")]);
     assert_eq!(op.get("/v1/audit?token=a&sandbox=b").await.error(400), "INVALID_REQUEST");
 }
@@ -393,7 +393,7 @@ async fn a_restarted_broker_keeps_and_explains_the_gap_of_lost_records() {
         let items = op.get("/v1/audit").await.ok(200)["items"].clone();
         items.as_array().unwrap().iter().any(|e| e["action"] == "audit.lost" && e["detail"].as_str().unwrap().starts_with("3 records"))
     };
-    crate::harness::eventually("the gap is explained", explained).await;
+    crate::harness::eventually("the record that explains the gap", explained).await;
     let faults = chains(&op).await.remove(0).2;
     assert!(matches!(faults[..], [Fault::Missing { from, to, .. }] if to - from == 2), "{faults:?}");
     broker.tick().await;

@@ -324,7 +324,7 @@ fn report(name: &str, results: &[Measured]) {
         promise(&format!("`{name}` p50 at a million sessions"), "≤ 1.5 × at a thousand", format!("{grown:.2} ×"), grown <= 1.5);
     }
     promise("a round of the reaper at a million", "< 1 s", ms(many.round), many.round < Duration::from_secs(1));
-    #[allow(clippy::print_stdout, reason = "what a benchmark is for")]
+    #[allow(clippy::print_stdout, reason = "a benchmark prints its results")]
     {
         println!("{text}");
     }

@@ -132,7 +132,7 @@ async fn settle(world: &World, broker: &TestBroker) {
         world.clock.advance(5);
         broker.tick().await;
     }
-    panic!("it never settles");
+    panic!("the deployment never settles");
 }
 
 async fn agree(world: &World, broker: &TestBroker) {
@@ -141,7 +141,7 @@ async fn agree(world: &World, broker: &TestBroker) {
     let node = std::fs::read_to_string(world.config.data_dir.join("node.id")).unwrap();
     let known: HashSet<SandboxId> = store.sandboxes_of_node(&node).await.unwrap().into_iter().map(|s| s.id).collect();
     let had: HashSet<SandboxId> = world.provider.sandboxes.lock().unwrap().keys().cloned().collect();
-    assert_eq!(known, had, "no orphan, nothing lost");
+    assert_eq!(known, had, "no orphaned and no lost sandboxes");
     for n in 0..3 {
         let bound = store.session_of("default", "thread", &format!("t{n}")).await.unwrap().unwrap();
         assert!(known.contains(&bound.sandbox.id));

@@ -32,7 +32,7 @@ async fn a_clock_set_back_does_not_lock_out_principals() {
         let ann = broker.human("ann").await;
         while ann.get("/v1/sandboxes").await.status != 429 {}
         world.clock.advance(jump);
-        assert_eq!(ann.get("/v1/sandboxes").await.error(429), "RATE_LIMITED", "a jump gives nothing away");
+        assert_eq!(ann.get("/v1/sandboxes").await.error(429), "RATE_LIMITED", "a clock jump must not refill the bucket");
         world.clock.advance(1);
         ann.get("/v1/sandboxes").await.ok(200);
     }

@@ -72,7 +72,7 @@ async fn every_broker_answers_for_every_session_and_names_its_node() {
 
     assert_eq!(there.delete(&session_path(&made)).await.status, 204);
     assert_eq!(ann.get(&session_path(&made)).await.error(410), "SESSION_EXPIRED");
-    eventually("its own node destroys it", || async { worlds[0].provider.running() == 0 }).await;
+    eventually("its own node to destroy the sandbox", || async { worlds[0].provider.running() == 0 }).await;
 }
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn a_suspended_sandbox_is_resumed_by_its_own_node() {
     assert_eq!(worlds[0].provider.running(), 0);
     worlds[0].provider.may_start.send_replace(false);
     assert_eq!(ensure_without_waiting(&there, "t").await.error(423), "SANDBOX_STARTING");
-    eventually("the other node tries", || async { worlds[0].provider.starts.load(Ordering::SeqCst) == 2 }).await;
+    eventually("an attempt of the other node", || async { worlds[0].provider.starts.load(Ordering::SeqCst) == 2 }).await;
     worlds[0].provider.may_start.send_replace(true);
     assert_eq!(there.ensure("t").await["session_id"], made["session_id"]);
     assert_eq!((worlds[0].provider.running(), worlds[1].provider.running()), (1, 0));
@@ -98,7 +98,7 @@ async fn a_suspended_sandbox_is_resumed_by_its_own_node() {
     eventually("the suspension", || async { there.state(&sandbox_id(&made)).await == "suspended" }).await;
     worlds[0].provider.failing_starts.store(1, Ordering::SeqCst);
     let refused = there.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure" })).await;
-    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("told to fail"));
+    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("set to fail"));
     assert_eq!(refused.error(503), "PROVIDER_UNAVAILABLE");
     assert_eq!(there.ensure("t").await["session_id"], made["session_id"]);
 }
@@ -112,7 +112,10 @@ async fn a_revocation_at_one_broker_reaches_the_sandboxes_of_another() {
     let bot_id = bot["id"].as_str().unwrap().to_owned();
     assert_eq!(root.delete(&format!("/v1/keys/{bot_id}")).await.status, 204);
     let boxd = worlds[0].provider.boxd(&sandbox_id(&made));
-    eventually("boxd is told", || async { boxd.state.lock().unwrap().revoked.contains(&Revocation::Grant(bot_id.clone())) }).await;
+    eventually("the push of the revocation to boxd", || async {
+        boxd.state.lock().unwrap().revoked.contains(&Revocation::Grant(bot_id.clone()))
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -161,19 +164,19 @@ async fn clients_are_not_sent_to_a_node_that_just_died_and_no_error_advises_a_re
     let ann = a.human("ann").await;
     let made = ann.ensure("t").await;
     let there = ann.at(&b);
-    assert_eq!(there.ensure("t").await["sandbox"], made["sandbox"], "it answers");
+    assert_eq!(there.ensure("t").await["sandbox"], made["sandbox"], "a working node returns the same sandbox");
     a.kill().await;
     // No time passes: according to its last heartbeat, the node is alive.
     let body = json!({ "thread_id": "t", "mode": "ensure" });
     let refused = async || there.post("/v1/sandbox/sessions", body.clone()).await.status == 503;
-    eventually("the node's silence is noticed", refused).await;
+    eventually("the node to count as dead", refused).await;
     let refused = there.post("/v1/sandbox/sessions", body.clone()).await;
     assert!(refused.headers.contains_key("retry-after"));
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("does not answer") && message.contains("files are kept") && !message.contains("release"), "{message}");
     assert_eq!(refused.error(503), "PROVIDER_UNAVAILABLE");
     let _again = worlds[0].start().await;
-    eventually("it is back", async || there.post("/v1/sandbox/sessions", body.clone()).await.status == 200).await;
+    eventually("the node to be back", async || there.post("/v1/sandbox/sessions", body.clone()).await.status == 200).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -194,7 +197,7 @@ async fn live_nodes_do_not_count_as_dead_after_a_database_outage() {
     assert!(metrics.contains("\ncobox_peers{state=\"alive\"} 1\ncobox_peers{state=\"dead\"} 0\n"), "{metrics}");
     database.start_server().await;
     // The second broker may check before the first one sends a heartbeat again.
-    eventually("the database is back", async || there.get("/v1/sandbox/sessions").await.status == 200).await;
+    eventually("the database to be back", async || there.get("/v1/sandbox/sessions").await.status == 200).await;
     b.tick().await;
     assert_eq!(there.get("/v1/sandbox/sessions").await.ok(200)["items"][0]["session_id"], begun["session_id"]);
     worlds[0].provider.may_start.send_replace(true);
@@ -206,7 +209,7 @@ async fn live_nodes_do_not_count_as_dead_after_a_database_outage() {
         a.tick().await;
         there.call(http::Method::POST, "/v1/sandbox/sessions", Some(body.clone()), &[("prefer", "wait=1")]).await.status == 200
     };
-    eventually("its own node made it", is_made).await;
+    eventually("its own node to create the sandbox", is_made).await;
     assert_eq!(there.ensure("t").await["session_id"], begun["session_id"]);
 }
 
@@ -225,7 +228,7 @@ async fn a_clock_skew_is_reported_and_tokens_are_still_accepted() {
     for broker in [&a, &b] {
         let anyone = Client { addr: broker.addr, key: None };
         let skewed = async || anyone.get("/readyz").await.ok(200)["checks"]["clock"] == "skewed";
-        eventually("the skew is seen", skewed).await;
+        eventually("detection of the clock skew", skewed).await;
         let is_right = |seconds: f64| (seconds - AHEAD as f64).abs() < 1.0;
         assert!(is_right(anyone.get("/readyz").await.ok(200)["clock_skew_seconds"].as_f64().unwrap()));
         let metrics = String::from_utf8(anyone.get("/metrics").await.bytes.to_vec()).unwrap();
@@ -264,7 +267,7 @@ async fn a_node_that_was_stopped_for_a_month_keeps_its_unreleased_sandboxes() {
     assert_eq!(there.state(&sandbox_id(&kept)).await, "suspended");
     let again = worlds[0].start().await;
     again.tick().await;
-    assert_eq!(*worlds[0].provider.destroyed.lock().unwrap(), [sandbox_id(&released)], "what was released meanwhile is removed");
+    assert_eq!(*worlds[0].provider.destroyed.lock().unwrap(), [sandbox_id(&released)], "a sandbox released during the outage is removed");
     let back = ann.at(&again).ensure("kept").await;
     assert_eq!((&back["session_id"], sandbox_id(&back)), (&kept["session_id"], sandbox_id(&kept)));
 }
@@ -281,13 +284,13 @@ async fn a_broker_with_another_master_key_or_database_kind_is_refused() {
     };
     let mut stranger = World::cluster(&database, 1).pop().unwrap();
     std::fs::write(stranger.config.data_dir.join("master.key"), [1; 32]).unwrap();
-    assert!(start(&stranger).await.contains("not the master key of the other brokers"));
+    assert!(start(&stranger).await.contains("is not the master key of this database"));
 
     let mut alone = World::new();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     drop(Broker::start(alone.config.clone(), alone.provider.clone(), listener).await.unwrap());
     alone.config.database_url = worlds[0].config.database_url.clone();
-    assert!(start(&alone).await.contains("was used with a database of its own"));
+    assert!(start(&alone).await.contains("was used with its own SQLite database"));
     stranger.config.database_url = None;
     assert!(start(&stranger).await.contains("was used with a PostgreSQL database"));
 
@@ -331,7 +334,7 @@ async fn racing_clients_of_three_brokers_get_one_session_even_if_a_broker_dies()
     }
     let living = "SELECT count(*) FROM sandboxes WHERE ended_at IS NULL";
     let threads = "SELECT count(DISTINCT scope_id) FROM sessions WHERE ended_at IS NULL";
-    assert_eq!(database.sql(living), database.sql(threads), "a sandbox a thread");
+    assert_eq!(database.sql(living), database.sql(threads), "one sandbox per thread");
 }
 
 /// A second data directory with a copy of all files of the first.
@@ -364,18 +367,18 @@ async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_
     };
     // The original's next heartbeat has a later time than the one that the copy has read.
     let next_beat = async {
-        log.line("waiting until that one counts as dead").await;
+        log.line("waiting until that broker counts as dead").await;
         world.clock.advance(1);
         original.tick().await;
         std::future::pending::<()>().await;
     };
     let refused = tokio::select! {
-        started = starting => started.err().expect("it is refused").to_string(),
+        started = starting => started.err().expect("the broker must not start").to_string(),
         () = next_beat => unreachable!(),
     };
     assert!(refused.contains(&format!("http://{}", original.addr)), "{refused}");
     assert!(refused.contains("empty data directory") && refused.contains("stop the other one first"), "{refused}");
-    assert_eq!(ann.ensure("t").await["session_id"], made["session_id"], "the original goes on");
+    assert_eq!(ann.ensure("t").await["session_id"], made["session_id"], "the original broker keeps working");
 
     // The same directory can start immediately, even if its last heartbeat is recent.
     original.kill().await;
@@ -397,7 +400,7 @@ async fn a_copy_of_a_data_directory_is_refused_beside_its_original_even_if_its_c
     copy.config.node_timeout_seconds = 4;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let started = Broker::start_with_clock(copy.config.clone(), copy.provider.clone(), listener, world.clock.ahead(3600)).await;
-    let refused = started.err().expect("it is refused").to_string();
+    let refused = started.err().expect("the broker must not start").to_string();
     assert!(refused.contains(&format!("http://{}", original.addr)), "{refused}");
 }
 

@@ -183,14 +183,15 @@ async fn a_database_of_an_older_build_is_read_completely() {
     sqlx::raw_sql(include_str!("frozen/older_database.sql")).execute(&mut older).await.unwrap();
     older.close().await.unwrap();
 
-    let store = sqlite::open(&path).await.expect("the migrations that it lacks are applied");
-    assert_eq!(verify(&store, &[OLDER_HEAD.parse().unwrap()]).await, [], "the audit's chain is whole");
-    let session = store.session(&"ssn_01m7r5ysndrzq0k916f2e3rd4d".parse().unwrap()).await.unwrap().expect("its session");
+    let store = sqlite::open(&path).await.expect("missing migrations are applied");
+    assert_eq!(verify(&store, &[OLDER_HEAD.parse().unwrap()]).await, [], "the audit chain is intact");
+    let session =
+        store.session(&"ssn_01m7r5ysndrzq0k916f2e3rd4d".parse().unwrap()).await.unwrap().expect("the session of the older database");
     let id = session.session.id.clone();
     assert_eq!((session.session.scope().id.as_str(), session.sandbox.state), ("t", State::Active));
     assert_eq!(store.session_tags(&[&id]).await.unwrap()[id.as_str()].get("team").map(String::as_str), Some("blue"));
     assert_eq!(
-        store.share_of(&id, "ann").await.unwrap().expect("its share").capabilities.iter().collect::<Vec<_>>(),
+        store.share_of(&id, "ann").await.unwrap().expect("the share of the older database").capabilities.iter().collect::<Vec<_>>(),
         [Capability::ShellObserve]
     );
     let keys = store.keys(&NEWEST).await.unwrap();

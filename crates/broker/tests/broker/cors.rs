@@ -38,10 +38,10 @@ async fn a_preflight_of_an_allowed_origin_needs_no_credentials() {
         assert_eq!(header(&answer, "access-control-allow-origin"), Some(PAGE));
         assert!(header(&answer, "access-control-allow-methods").unwrap().contains("PATCH"));
         assert!(header(&answer, "access-control-allow-headers").unwrap().contains("authorization"));
-        assert_eq!(header(&answer, "access-control-allow-credentials"), None, "credentials are headers, never cookies");
+        assert_eq!(header(&answer, "access-control-allow-credentials"), None, "credentials are sent in headers, never in cookies");
         assert!(header(&answer, "vary").unwrap().contains("origin"));
     }
-    assert!(world.provider.boxd(&id).seen.lock().unwrap().is_empty(), "no sandbox is asked");
+    assert!(world.provider.boxd(&id).seen.lock().unwrap().is_empty(), "no sandbox receives the request");
     for stranger in
         ["http://localhost:5174", "http://localhost:5173.evil.example", "https://localhost:5173", "null", "http://LOCALHOST:5173"]
     {
@@ -68,7 +68,7 @@ async fn responses_and_errors_are_readable_by_pages_of_allowed_origins_only() {
     }
     let nobody = Client { key: None, ..ann };
     let answer = nobody.call(Method::GET, "/v1/sandboxes", None, &[("origin", PAGE)]).await;
-    assert_eq!(header(&answer, "access-control-allow-origin"), Some(PAGE), "a page must see that it has to sign in");
+    assert_eq!(header(&answer, "access-control-allow-origin"), Some(PAGE), "a page must be able to read a 401");
     assert_eq!(answer.error(401), "UNAUTHENTICATED");
 }
 
@@ -100,7 +100,7 @@ async fn reading_the_capabilities_creates_nothing() {
     world.clock.advance(3600);
     broker.tick().await;
     let service = ann.get("/capabilities?thread_id=t").await.ok(200)["services"]["sandbox"].clone();
-    assert_eq!(world.provider.running(), 0, "looking wakes nothing");
+    assert_eq!(world.provider.running(), 0, "reading starts no sandbox");
     let url = service["url"].as_str().unwrap().strip_prefix(&format!("http://{}", broker.addr)).unwrap().to_owned();
     assert_eq!((url.as_str(), &service["protocol"]), (format!("/dp/{}", sandbox_id(&made)).as_str(), &json!("rest+ws")));
     ann.with(&service["token"]).get(&format!("{url}/v1/x")).await.ok(200);

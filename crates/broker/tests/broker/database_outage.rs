@@ -46,7 +46,7 @@ async fn every_route_answers_503_while_the_database_is_stopped_and_the_log_has_t
             continue;
         }
         assert!(is_unavailable(&answer), "{method} {path}: {} {}", answer.status, text(&answer));
-        assert!(!text(&answer).contains("PGSQL"), "the cause is for the log: {}", text(&answer));
+        assert!(!text(&answer).contains("PGSQL"), "the cause must appear only in the log: {}", text(&answer));
         if path == "/readyz" {
             assert_eq!(answer.json()["error"]["details"]["causes"], json!({ "store": "unreachable" }), "{}", text(&answer));
             continue;
@@ -63,10 +63,10 @@ async fn every_route_answers_503_while_the_database_is_stopped_and_the_log_has_t
 
     database.start_server().await;
     let path = session_path(&made);
-    eventually("the session is there again", || async { ann.get(&path).await.status == 200 }).await;
+    eventually("the session to be readable again", || async { ann.get(&path).await.status == 200 }).await;
     assert_eq!(ann.ensure("t").await["session_id"], made["session_id"]);
     // The last check of the database is cached for a moment.
-    eventually("the metrics say so", || async { text(&ann.get("/metrics").await).contains("\ncobox_store_up 1\n") }).await;
+    eventually("the metrics to show it", || async { text(&ann.get("/metrics").await).contains("\ncobox_store_up 1\n") }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -86,15 +86,15 @@ async fn a_recently_accepted_operator_key_reads_the_metrics_during_an_outage() {
     }
 
     database.start_server().await;
-    eventually("the database is back", || async { other.get("/v1/keys").await.status == 200 }).await;
+    eventually("the database to be back", || async { other.get("/v1/keys").await.status == 200 }).await;
     let keys = other.get("/v1/keys").await.ok(200);
     let of_root = keys["items"].as_array().unwrap().iter().find(|k| k["name"] == "root").unwrap();
     let path = format!("/v1/keys/{}", of_root["id"].as_str().unwrap());
     // A connection from before the outage may fail once more.
-    eventually("the key is revoked", || async { [204, 404].contains(&other.delete(&path).await.status.as_u16()) }).await;
+    eventually("revocation of the key", || async { [204, 404].contains(&other.delete(&path).await.status.as_u16()) }).await;
     assert_eq!(root.get("/metrics").await.error(401), "UNAUTHENTICATED");
     database.stop_server().await;
-    assert!(is_unavailable(&root.get("/metrics").await), "a revoked key is not trusted");
+    assert!(is_unavailable(&root.get("/metrics").await), "a revoked key is not accepted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -144,10 +144,10 @@ mod full_disk {
             assert!(answer.status == 200 || is_unavailable(&answer), "{} {}", answer.status, text(&answer));
             answer.status == 503
         };
-        eventually("the disk is full", refused).await;
+        eventually("the disk to be full", refused).await;
         assert_eq!(ann.get("/metrics").await.status, 200);
         disk.free_space();
-        eventually("there is room", || async { ann.get(&session_path(&made)).await.status == 200 }).await;
+        eventually("free disk space", || async { ann.get(&session_path(&made)).await.status == 200 }).await;
         assert_eq!(ann.ensure("t").await["session_id"], made["session_id"]);
     }
 

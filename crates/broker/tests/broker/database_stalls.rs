@@ -31,7 +31,7 @@ async fn store_behind_proxy() -> (TestDatabase, StallingProxy, Arc<Store>) {
     // Repeated, so that the connection has prepared the statement and sends it in one message.
     for n in 0..3 {
         note(&store, &format!("before {n}")).await.unwrap();
-        eventually("the connections to rest", || async { store.is_at_rest().then_some(()) }).await;
+        eventually("the connections to be idle", || async { store.is_at_rest().then_some(()) }).await;
     }
     (database, proxy, store)
 }
@@ -69,7 +69,7 @@ async fn a_silent_database_connection_is_given_up_and_replaced() {
             let record = AuditRecord { detail: Some(name.clone()), ..audit("key.created") };
             let key = api_key(&name, PrincipalKind::Human);
             let added = timeout(PATIENCE, store.add_key(&key, &record)).await;
-            (added.unwrap_or_else(|_| panic!("`{name}` was neither made nor refused")).map(drop), name)
+            (added.unwrap_or_else(|_| panic!("`{name}` was neither created nor refused")).map(drop), name)
         })
     });
     let outcomes: Vec<_> = futures_util::future::join_all(requested).await.into_iter().map(Result::unwrap).collect();
@@ -78,10 +78,10 @@ async fn a_silent_database_connection_is_given_up_and_replaced() {
     // New connections work, and no lock blocks them.
     eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
     let written = details(&store).await;
-    eventually("nothing silent to be left", || async { store.audit_heads().await.ok() }).await;
+    eventually("stalled connections to be closed", || async { store.audit_heads().await.ok() }).await;
     assert_eq!(verify(&store, &early).await, []);
     for (outcome, name) in outcomes {
-        assert!(outcome.is_err() || written.contains(&name), "{name} was promised");
+        assert!(outcome.is_err() || written.contains(&name), "{name} was acknowledged and is missing");
     }
 }
 
@@ -94,7 +94,7 @@ async fn a_commit_without_a_response_is_found_by_the_next_one() {
     eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
     let written = details(&store).await;
     assert_eq!(written[3..5], ["unknown", "after"], "{written:?}");
-    eventually("nothing silent to be left", || async { store.audit_heads().await.ok() }).await;
+    eventually("stalled connections to be closed", || async { store.audit_heads().await.ok() }).await;
     assert_eq!(verify(&store, &[]).await, []);
 }
 
@@ -104,7 +104,7 @@ async fn a_late_commit_breaks_nothing() {
     proxy.stall(Silence::Both);
     assert!(matches!(note(&store, "late").await, Err(StoreError::Unreachable(_))));
     eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
-    eventually("nothing silent to be left", || async { store.audit_heads().await.ok() }).await;
+    eventually("stalled connections to be closed", || async { store.audit_heads().await.ok() }).await;
     let before = kept(&store).await;
     timeout(PATIENCE, proxy.resume_and_drain()).await.unwrap();
     assert_eq!(verify(&store, &before).await, []);
@@ -180,10 +180,10 @@ async fn audit_records_are_kept_as_long_as_the_queue_has_room_for_more() {
     for _ in 0..QUEUED {
         timeout(PATIENCE, trail.add(audit("dataplane.used"))).await.expect("no request waits for long");
     }
-    assert!(trail.lost() > 0, "the oldest are lost");
+    assert!(trail.lost() > 0, "the oldest records are dropped");
     database.sql("ALTER TABLE away RENAME TO audit");
     timeout(PATIENCE, trail.flush()).await.unwrap();
-    assert!(trail.lost() < 2 * QUEUED as u64, "the others are written");
+    assert!(trail.lost() < 2 * QUEUED as u64, "the other records are written");
     let next = &store.audit_links("node_a", 1, 1).await.unwrap()[0];
     assert_eq!((next.number, &*next.record.action), (2 + trail.lost(), "audit.lost"));
 }

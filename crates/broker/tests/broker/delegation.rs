@@ -87,7 +87,7 @@ async fn a_token_of_a_parent_is_narrower_expires_no_later_and_is_not_refreshed()
             .ok(200),
     ] {
         assert_eq!(got["granted_capabilities"], json!(["fs_read"]));
-        assert_eq!(got["expires_at"], made["expires_at"], "not longer than its parent");
+        assert_eq!(got["expires_at"], made["expires_at"], "it must not outlive its parent");
         let (token, parent) = (claims_of(&got), claims(made["token"].as_str().unwrap()));
         assert_eq!((&token["parent"], &token["sub"], &token["grant"]), (&parent["jti"], &json!("ann"), &parent["grant"]));
         let refused = ann.post(&format!("{}/refresh", session_path(&made)), json!({ "current_token": got["token"] })).await;

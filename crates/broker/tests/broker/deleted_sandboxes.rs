@@ -59,7 +59,7 @@ async fn a_released_sandbox_is_stopped_and_its_thread_gets_it_back_after_a_resto
     assert!(generation(&again) > generation(&made), "tokens from before the deletion stay invalid");
     world.clock.advance(2);
     broker.tick().await;
-    assert!(destroyed(&world).is_empty(), "it is no longer deleted");
+    assert!(destroyed(&world).is_empty(), "a restored sandbox must not be destroyed");
 }
 
 #[tokio::test]
@@ -370,7 +370,7 @@ async fn a_restart_keeps_deleted_sandboxes_and_stops_those_that_still_run() {
     world.provider.failing_suspends.store(0, std::sync::atomic::Ordering::SeqCst);
     let broker: TestBroker = world.start().await;
     let ann = ann.at(&broker);
-    crate::harness::eventually("it is stopped", || async { world.provider.running() == 0 }).await;
+    crate::harness::eventually("the sandbox to stop", || async { world.provider.running() == 0 }).await;
     assert_eq!((destroyed(&world).len(), deleted(&ann).await.len()), (0, 2));
     restore(&ann, &a).await;
     restore(&ann, &b).await;

@@ -124,5 +124,5 @@ async fn every_error_has_its_status_code_and_message() {
 
     let here = ErrorCode::ALL.iter().filter(|c| !NOT_HERE.contains(c)).map(|c| c.as_str());
     let missed: Vec<_> = here.filter(|c| !covered.0.contains(c)).collect();
-    assert!(missed.is_empty(), "nothing provoked {missed:?}");
+    assert!(missed.is_empty(), "no request caused {missed:?}");
 }

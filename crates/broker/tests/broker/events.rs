@@ -52,7 +52,7 @@ async fn the_events_of_a_session_come_in_order_and_end_with_it() {
     ann.delete(&session_path(&session)).await.ok(204);
     let ended = events.event().await;
     assert_eq!((&ended["type"], &ended["reason"], &ended["principal"]), (&json!("terminated"), &json!("it was released"), &json!("ann")));
-    assert!(events.next().await.is_none(), "nothing comes after the end");
+    assert!(events.next().await.is_none(), "no event follows the end");
 
     // A client that reconnects late gets the remaining events and then the end of the stream.
     let mut rest = ann.watch(&session, "", &[("last-event-id", suspended["id"].as_str().unwrap())]).await;
@@ -85,7 +85,7 @@ async fn activity_of_a_sandbox_is_streamed_once_bounded_and_marked_as_untrusted(
     assert_eq!((&first["type"], &first["command"]), (&json!("exec"), &json!("echo \"a\nevent: sandbox\ndata: {}\"")));
     assert_eq!((&first["source"], &first["principal"], &first["exit_code"]), (&json!("sandbox"), &json!("ann\u{fffd}"), &json!(0)));
     let now = cobox_broker::Clock::now(&*world.clock);
-    assert!(first["at"].as_str().unwrap() <= now.to_string().as_str(), "nothing is told from the future");
+    assert!(first["at"].as_str().unwrap() <= now.to_string().as_str(), "the event must not be in the future");
     assert_eq!(events.event().await["path"], "/workspace/a\u{0}b");
     let gap = events.event().await;
     assert_eq!((&gap["type"], &gap["lost"]), (&json!("gap"), &json!(2)));
@@ -117,7 +117,7 @@ async fn a_stream_from_now_resumes_at_its_start_even_before_the_first_event() {
     let mut body = ann.begin_watch(&session, "?after=now", &[]).await.into_body();
     let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
     let text = std::str::from_utf8(&first).unwrap();
-    let begins_at = text.lines().find_map(|line| line.strip_prefix("id: ")).expect("it says where it begins").to_owned();
+    let begins_at = text.lines().find_map(|line| line.strip_prefix("id: ")).expect("an id of the first position").to_owned();
     drop(body);
     let sandbox = format!("/v1/sandboxes/{}", sandbox_id(&session));
     ann.call(Method::PATCH, &sandbox, Some(json!({ "name": "dev" })), &[]).await.ok(200);
@@ -144,7 +144,7 @@ async fn a_connecting_participant_is_announced_once() {
     assert_eq!((&connected["type"], &connected["principal"]), (&json!("connected"), &json!("ann")));
     world.clock.advance(301);
     ann.get(&path).await;
-    assert_eq!(events.event().await["principal"], "ann", "after a while they are new again");
+    assert_eq!(events.event().await["principal"], "ann", "after a while, use is recorded again");
 }
 
 #[tokio::test]
@@ -180,7 +180,7 @@ async fn clients_receive_only_permitted_events_of_their_own_session() {
 /// The error code with which a stream ended.
 async fn refused(mut events: EventReader) -> String {
     loop {
-        let (name, data) = events.next().await.expect("it is said why");
+        let (name, data) = events.next().await.expect("an error event with the reason");
         if name == "error" {
             assert!(events.next().await.is_none());
             return data["error"]["code"].as_str().unwrap().to_owned();
@@ -199,7 +199,7 @@ async fn a_stream_ends_with_the_credential_it_was_opened_with() {
     let began = std::time::Instant::now();
     op.delete(&format!("/v1/keys/{}", key.as_str().unwrap())).await.ok(204);
     assert_eq!((refused(by_key).await, refused(by_token).await), ("UNAUTHENTICATED".into(), "TOKEN_REVOKED".into()));
-    assert!(began.elapsed() < Duration::from_secs(15), "not only at the next heartbeat");
+    assert!(began.elapsed() < Duration::from_secs(15), "the end must not wait for the next heartbeat");
 
     let bob = broker.human("bob").await;
     let expiring = bob.ensure("t").await;
@@ -293,7 +293,7 @@ async fn a_gap_after_the_end_of_a_session_is_reported_once() {
     store.prune_events(began.plus(Duration::from_secs(50)), 100).await.unwrap();
     let mut told = ann.watch(&short, "", &[]).await;
     assert_eq!(told.until("terminated").await, ["gap", "created", "terminated"]);
-    assert!(told.next().await.is_none(), "nothing comes after the end");
+    assert!(told.next().await.is_none(), "no event follows the end");
 }
 
 #[tokio::test]
@@ -331,7 +331,7 @@ async fn a_sandbox_that_fails_to_start_ends_its_session_with_the_reason() {
     world.provider.may_start.send_replace(true);
     let failed = events.event().await;
     assert_eq!(failed["type"], "failed");
-    assert!(failed["reason"].as_str().unwrap().contains("told to fail"), "{failed}");
+    assert!(failed["reason"].as_str().unwrap().contains("set to fail"), "{failed}");
     assert!(events.next().await.is_none());
 }
 

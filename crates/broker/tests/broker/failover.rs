@@ -82,7 +82,7 @@ impl Writer {
 
     async fn wait_until_made(&self, more: usize) {
         let enough = self.made() + more;
-        eventually("sessions are made", || async { self.made() >= enough }).await;
+        eventually("enough created sessions", || async { self.made() >= enough }).await;
     }
 
     async fn stop(self) -> Vec<Value> {
@@ -103,7 +103,7 @@ async fn a_failover_to_a_synchronous_standby_loses_no_acknowledged_change() {
     }
     cluster.primary.crash_server().await;
     for writer in &writers {
-        eventually("requests are refused", || async { writer.refused.load(Ordering::SeqCst) > 0 }).await;
+        eventually("refused requests", || async { writer.refused.load(Ordering::SeqCst) > 0 }).await;
     }
     cluster.promote_standby();
     let mut made = Vec::new();
@@ -117,7 +117,10 @@ async fn a_failover_to_a_synchronous_standby_loses_no_acknowledged_change() {
     for (head, _, faults) in chains(&root).await {
         assert!(faults.is_empty(), "{}: {faults:?}", head.writer);
     }
-    eventually("both are ready", || async { ann.get("/readyz").await.status == 200 && ann.at(b).get("/readyz").await.status == 200 }).await;
+    eventually("both brokers to be ready", || async {
+        ann.get("/readyz").await.status == 200 && ann.at(b).get("/readyz").await.status == 200
+    })
+    .await;
 
     // Changes of one broker still reach the sandboxes of the other.
     let bot = root.post("/v1/keys", json!({ "name": "bot", "kind": "agent" })).await.ok(201);
@@ -126,7 +129,7 @@ async fn a_failover_to_a_synchronous_standby_loses_no_acknowledged_change() {
     let boxd = cluster.worlds[0].provider.boxd(&sandbox_id(of_a));
     root.delete(&format!("/v1/keys/{bot_id}")).await.ok(204);
     // At once by a notification, or in the next round of the reaper if a push failed while the database moved.
-    eventually("the revocation is pushed to boxd", || async {
+    eventually("the push of the revocation to boxd", || async {
         a.tick().await;
         boxd.state.lock().unwrap().revoked.contains(&Revocation::Grant(bot_id.clone()))
     })

@@ -217,7 +217,7 @@ async fn send_raw_response(raw_response: RawResponse, mut stream: tokio::io::Dup
 
 fn fail_if_requested(counter: &AtomicU32) -> Result<(), ProviderError> {
     match counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)) {
-        Ok(_) => Err(ProviderError::Unavailable("told to fail".into())),
+        Ok(_) => Err(ProviderError::Unavailable("set to fail".into())),
         Err(_) => Ok(()),
     }
 }
@@ -229,7 +229,7 @@ impl Provider for FakeProvider {
     }
 
     async fn ready(&self) -> Result<(), ProviderError> {
-        let unready = || ProviderError::Unavailable("secret words of the host".to_owned());
+        let unready = || ProviderError::Unavailable("secret host details".to_owned());
         self.is_ready.load(Ordering::SeqCst).then_some(()).ok_or_else(unready)
     }
 
@@ -288,7 +288,7 @@ impl Provider for FakeProvider {
     }
 
     async fn suspend(&self, id: &SandboxId) -> Result<(), ProviderError> {
-        assert!(self.can_suspend(), "nobody asks for what can't be done");
+        assert!(self.can_suspend(), "the provider can't suspend, so the broker must not request it");
         fail_if_requested(&self.failing_suspends)?;
         if let Some(boxd) = self.sandboxes.lock().unwrap().get(id) {
             boxd.stop();
@@ -519,7 +519,7 @@ async fn push(State(boxd): State<Arc<FakeBoxd>>, Json(state): Json<ControlState>
     }
     {
         let mut known = boxd.state.lock().unwrap();
-        assert!(state.version > known.version, "an old state came after a newer one");
+        assert!(state.version > known.version, "an old state arrived after a newer one");
         *known = state;
     }
     Json(boxd.status())

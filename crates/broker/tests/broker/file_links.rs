@@ -33,7 +33,7 @@ async fn a_link_opens_one_file_for_one_method_and_is_not_forwarded() {
     }
     let seen = world.provider.boxd(&id).seen.lock().unwrap().last().unwrap().clone();
     assert_eq!(seen.uri, "/v1/files/workspace/a%20b%3F.txt");
-    assert_eq!(seen.headers["x-file-follow"], "false", "a link in the file's place is not followed");
+    assert_eq!(seen.headers["x-file-follow"], "false", "a symbolic link in the file's place is not followed");
     let sent = claims(seen.headers["authorization"].to_str().unwrap().strip_prefix("Bearer ").unwrap());
     assert_eq!((&sent["scope"], &sent["jti"], sent.get("file")), (&json!("fs:ro"), &got["jti"], None));
 

@@ -65,7 +65,7 @@ async fn an_api_key_is_exchanged_for_a_token_and_not_forwarded() {
     assert_eq!(seen.len(), 2);
     for request in &seen {
         assert_eq!((&request.method, request.uri.as_str()), (&Method::GET, "/v1/x"));
-        assert!(!format!("{request:?}").contains(&key.expose()[4..]), "the key is nowhere");
+        assert!(!format!("{request:?}").contains(&key.expose()[4..]), "the request to boxd must not contain the key");
         let token = request.headers["authorization"].to_str().unwrap().strip_prefix("Bearer ").unwrap();
         assert_eq!(token.split('.').count(), 3);
         let claims = claims(token);
@@ -140,7 +140,7 @@ async fn only_valid_tokens_pass() {
     world.clock.advance(906);
     assert_eq!(ann.with(&json!(token)).get(&path).await.error(401), "TOKEN_EXPIRED");
     let seen = world.provider.boxd(&sandbox_id(&made)).seen.lock().unwrap().len();
-    assert_eq!(seen, 2, "junk never reaches boxd");
+    assert_eq!(seen, 2, "malformed requests must not reach boxd");
 }
 
 #[tokio::test]
@@ -274,7 +274,11 @@ async fn a_pending_request_ends_with_its_session_or_sandbox() {
         crate::harness::eventually("the request", || async { !boxd.seen.lock().unwrap().is_empty() }).await;
         ann.delete(&end).await.ok(204);
         assert_eq!(hanging.await.unwrap().error(status), code);
-        assert_eq!(boxd.state.lock().unwrap().stop_reason, Some(cobox_protocol::control::StopReason::Ended), "it was told before it ended");
+        assert_eq!(
+            boxd.state.lock().unwrap().stop_reason,
+            Some(cobox_protocol::control::StopReason::Ended),
+            "the stop notice precedes the end"
+        );
     }
 }
 
@@ -288,7 +292,7 @@ async fn a_sandbox_is_notified_before_its_suspension_and_suspended_without_a_res
     broker.broker.as_ref().unwrap().suspend_all().await.unwrap();
     assert_eq!(boxd.state.lock().unwrap().stop_reason, Some(cobox_protocol::control::StopReason::Suspended));
     ann.get(&format!("/dp/{id}/v1/x")).await.ok(200);
-    assert_eq!(boxd.state.lock().unwrap().stop_reason, None, "it is back");
+    assert_eq!(boxd.state.lock().unwrap().stop_reason, None, "the restored sandbox has no stop notice");
     boxd.hears_nothing.store(true, std::sync::atomic::Ordering::SeqCst);
     broker.broker.as_ref().unwrap().suspend_all().await.unwrap();
     assert_eq!(ann.state(&id).await, "suspended");
@@ -336,7 +340,7 @@ async fn a_connection_to_the_sandbox_is_reused_by_its_client_only() {
     };
     let first = echo(&ann, "1").await;
     assert_eq!((echo(&ann, "2").await, echo(&ann, "3").await), (first, first));
-    assert_eq!((echo(&bob, "4").await, echo(&bob, "5").await), (first + 1, first + 1), "a proxy's connection carries many callers");
+    assert_eq!((echo(&bob, "4").await, echo(&bob, "5").await), (first + 1, first + 1), "several callers may share a proxy's connection");
     // Once the connection is known to be closed, the next request uses a new one.
     world.provider.boxd(&id).stop();
     while ann.state(&id).await != "suspended" {

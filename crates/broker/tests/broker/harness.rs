@@ -355,7 +355,7 @@ pub fn session_path(session: &Value) -> String {
 pub async fn eventually<F: Future<Output = bool>>(what: &str, check: impl Fn() -> F) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     while !check().await {
-        assert!(tokio::time::Instant::now() < deadline, "{what} did not happen");
+        assert!(tokio::time::Instant::now() < deadline, "timed out waiting for: {what}");
         tokio::task::yield_now().await;
     }
 }

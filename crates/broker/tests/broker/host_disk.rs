@@ -24,12 +24,12 @@ async fn all_writers_stop_below_the_reserve_and_continue_a_quarter_above_it() {
     assert_eq!(are_stopped(), [false, false]);
     set(999);
     // A background task does this without a tick.
-    eventually("both are stopped", || async { are_stopped() == [true, true] }).await;
+    eventually("both sandboxes to be stopped from writing", || async { are_stopped() == [true, true] }).await;
     set(1249);
     broker.tick().await;
-    assert_eq!(are_stopped(), [true, true], "at the edge they would stop and go");
+    assert_eq!(are_stopped(), [true, true], "the state must not alternate at the threshold");
     set(1250);
-    eventually("both go on", || async { are_stopped() == [false, false] }).await;
+    eventually("both sandboxes to be allowed to write", || async { are_stopped() == [false, false] }).await;
 }
 
 #[tokio::test]
@@ -42,7 +42,7 @@ async fn writers_stop_before_what_they_wrote_is_on_the_disk() {
     broker.tick().await;
     assert!(!is_stopped());
     *world.provider.host_disk.lock().unwrap() = Some(disk(5000, 4001));
-    eventually("it is stopped", || async { is_stopped() }).await;
+    eventually("the sandbox to be stopped from writing", || async { is_stopped() }).await;
 }
 
 #[tokio::test]
@@ -64,13 +64,17 @@ async fn a_sandbox_that_grows_after_writers_were_stopped_is_suspended() {
     uses(&flushing, 10, 90);
     *world.provider.host_disk.lock().unwrap() = Some(disk(999, 0));
     let are_stopped = || [&growing, &flushing].map(|id| world.provider.boxd(id).state.lock().unwrap().disk_full);
-    eventually("both are stopped", || async { are_stopped() == [true, true] }).await;
+    eventually("both sandboxes to be stopped from writing", || async { are_stopped() == [true, true] }).await;
     broker.tick().await;
     // What had been written before the stop reaches the disk; the other one writes more.
     uses(&flushing, 100, 0);
     uses(&growing, 30, 0);
     broker.tick().await;
-    assert_eq!((ann.state(&growing).await, ann.state(&flushing).await), ("active".into(), "active".into()), "the disk is not at risk");
+    assert_eq!(
+        (ann.state(&growing).await, ann.state(&flushing).await),
+        ("active".into(), "active".into()),
+        "a sandbox that stopped writing is not suspended"
+    );
     *world.provider.host_disk.lock().unwrap() = Some(disk(499, 0));
     broker.tick().await;
     assert_eq!((ann.state(&growing).await, ann.state(&flushing).await), ("suspended".into(), "active".into()));

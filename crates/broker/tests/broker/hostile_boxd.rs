@@ -189,7 +189,7 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_gains_nothing() {
     let all = async {
         tokio::join!(to_broker, to_others, lied_to_a_client(session.dataplane()), lied_to_a_sync(session.dataplane(), laptop.path()))
     };
-    timeout(PATIENCE, all).await.expect("no lie makes anybody wait for ever");
+    timeout(PATIENCE, all).await.expect("no response of boxd may block the broker");
 
     // Neither a file outside the folder nor a wrong one in it.
     assert_eq!(fs::read_to_string(laptop.path().join("here/mine")).unwrap(), "mine");
@@ -206,7 +206,7 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_gains_nothing() {
     let mut events = ann.watch(&other, "", &[]).await;
     ann.delete(&session_path(&other)).await.ok(204);
     let types: Vec<String> = events.until("terminated").await.into_iter().filter(|kind| kind != "connected").collect();
-    assert_eq!(types, ["created", "active", "terminated"], "the broker's own events alone");
+    assert_eq!(types, ["created", "active", "terminated"], "only the broker's own events");
     let of_other = root.get(&format!("/v1/audit?sandbox={}&limit=200", sandbox_id(&other))).await.ok(200);
     assert!(of_other["items"].as_array().unwrap().iter().all(|item| item["action"] != "sandbox.claim"), "{of_other}");
     let records = broker.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();
@@ -223,14 +223,14 @@ async fn lied_to_a_client(dataplane: &Dataplane) {
     // The connection may break before the response's head was sent.
     if let Ok(file) = dataplane.read_file(b"/workspace/a").await {
         let pieces: Vec<_> = file.into_stream().collect().await;
-        assert!(pieces.last().unwrap().is_err(), "half a file is not a file");
+        assert!(pieces.last().unwrap().is_err(), "a truncated file must be an error");
     }
     let mut stream = dataplane.exec_stream(ExecStart { command: Some("true".to_owned()), ..Default::default() }).await.unwrap();
     let (mut output, mut failed) = (Vec::new(), false);
     while let Some(event) = stream.output.next().await {
         match event {
             Ok(ExecEvent::Stdout(bytes)) => output.extend_from_slice(&bytes),
-            Ok(ExecEvent::Exit { .. }) => panic!("it is taken for a whole output"),
+            Ok(ExecEvent::Exit { .. }) => panic!("incomplete output was accepted as complete"),
             Ok(_) => {}
             Err(_) => failed = true,
         }
@@ -247,7 +247,7 @@ async fn lied_to_a_sync(dataplane: &Dataplane, laptop: &Path) {
             let mut is_first = true;
             let mut dial = || {
                 if !std::mem::take(&mut is_first) {
-                    return Err(ConnectError::Permanent("there is no second".to_owned()));
+                    return Err(ConnectError::Permanent("there is no second connection".to_owned()));
                 }
                 match runtime.block_on(dataplane.open_sync(b"/workspace", false)) {
                     Ok((reader, writer)) => Ok(Connection { reader: Box::new(reader), writer: Box::new(writer) }),

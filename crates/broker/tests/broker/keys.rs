@@ -63,7 +63,7 @@ async fn a_key_ends_at_its_expiry_and_no_token_outlives_it() {
     assert_eq!(claims(text(&session["token"]))["exp"], end.unix());
     world.clock.advance(100);
     assert_eq!(bot.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
-    assert_eq!(patch(end.plus(std::time::Duration::from_secs(900))).await.error(404), "KEY_NOT_FOUND", "what has ended stays ended");
+    assert_eq!(patch(end.plus(std::time::Duration::from_secs(900))).await.error(404), "KEY_NOT_FOUND", "an expired key can't be extended");
     assert_eq!(root.with(&made["api_key"]).get("/v1/keys").await.error(401), "UNAUTHENTICATED");
 }
 
@@ -120,15 +120,15 @@ async fn the_last_operator_key_is_never_ended() {
     let lasting = json!({ "name": "boss", "kind": "operator", "workspace": "elsewhere" });
     let third = root.post("/v1/keys", lasting).await.ok(201);
     let (boss, third) = (root.with(&third["api_key"]), text(&third["id"]).to_owned());
-    assert_eq!(root.post(&disable_root, json!({})).await.error(403), "FORBIDDEN", "nobody shuts themselves out by mistake");
-    assert_eq!(root.delete(&format!("/v1/keys/{first}")).await.status, 204, "there is another, wherever it is");
+    assert_eq!(root.post(&disable_root, json!({})).await.error(403), "FORBIDDEN", "an operator can't disable itself");
+    assert_eq!(root.delete(&format!("/v1/keys/{first}")).await.status, 204, "another operator key exists, in any workspace");
     assert_eq!(root.get("/v1/keys").await.error(401), "UNAUTHENTICATED");
-    assert_eq!(boss.delete(&format!("/v1/keys/{}", text(&second["id"]))).await.status, 204, "one that has an end is not the last");
+    assert_eq!(boss.delete(&format!("/v1/keys/{}", text(&second["id"]))).await.status, 204, "a key with an expiry is not protected");
     for again in [end(&boss, &third).await, boss.delete(&format!("/v1/keys/{third}")).await] {
         assert_eq!(again.error(403), "FORBIDDEN");
     }
     world.clock.advance(61);
-    assert_eq!(boss.delete(&format!("/v1/keys/{third}")).await.error(403), "FORBIDDEN", "an expired key is no other way in");
+    assert_eq!(boss.delete(&format!("/v1/keys/{third}")).await.error(403), "FORBIDDEN", "an expired key doesn't count as another key");
 }
 
 #[tokio::test]
@@ -167,7 +167,7 @@ async fn disabling_a_principal_ends_all_its_credentials() {
     assert_eq!(bob.post("/v1/principals/ann/disable", json!({})).await.error(403), "FORBIDDEN");
     assert_eq!(root.post("/v1/principals/ann/disable?workspace=elsewhere", json!({})).await.error(404), "PRINCIPAL_NOT_FOUND");
     assert_eq!(root.post("/v1/principals/ann/disable", json!({})).await.status, 204);
-    assert_eq!(root.post("/v1/principals/ann/disable", json!({})).await.status, 204, "twice is once");
+    assert_eq!(root.post("/v1/principals/ann/disable", json!({})).await.status, 204, "a repeated request succeeds");
     for key in [&ann, &root.with(&other["api_key"])] {
         assert_eq!(key.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
         assert_eq!(key.get(&way).await.error(401), "UNAUTHENTICATED");
@@ -177,7 +177,7 @@ async fn disabling_a_principal_ends_all_its_credentials() {
     }
     bob.with(&his["token"]).get(&way).await.ok(200);
     let reported = world.provider.boxd(&sandbox_id(&hers)).state.lock().unwrap().revoked.clone();
-    assert!(reported.contains(&Revocation::Principal("ann".into())), "boxd knows before the answer: {reported:?}");
+    assert!(reported.contains(&Revocation::Principal("ann".into())), "the revocation is pushed before the response: {reported:?}");
 
     let listed = root.get("/v1/principals").await.ok(200);
     let of = |name: &str| listed["items"].as_array().unwrap().iter().find(|p| p["name"] == name).unwrap().clone();
@@ -189,8 +189,8 @@ async fn disabling_a_principal_ends_all_its_credentials() {
     assert_eq!(root.post("/v1/keys", json!({ "name": "ann", "kind": "human" })).await.error(403), "FORBIDDEN");
 
     assert_eq!(root.post("/v1/principals/ann/enable", json!({})).await.status, 204);
-    assert_eq!(ann.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED", "an ended key stays ended");
-    assert_eq!(bob.with(&hers["token"]).get(&way).await.error(401), "TOKEN_REVOKED", "and so does its token");
+    assert_eq!(ann.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED", "a revoked key stays revoked");
+    assert_eq!(bob.with(&hers["token"]).get(&way).await.error(401), "TOKEN_REVOKED", "its token stays revoked");
     let fresh = root.post("/v1/keys", json!({ "name": "ann", "kind": "human" })).await.ok(201);
     let again = root.with(&fresh["api_key"]).ensure("t").await;
     bob.with(&again["token"]).get(&way).await.ok(200);

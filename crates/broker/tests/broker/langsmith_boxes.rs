@@ -51,7 +51,7 @@ async fn a_box_is_created_found_and_deleted_by_name_and_by_id_under_both_prefixe
             assert_eq!(ann.get(&format!("{boxes}/{which}/status")).await.ok(200)["status"], "ready");
         }
         let nameless = ann.post(&boxes, json!({ "wait_for_ready": true })).await.ok(201);
-        assert_eq!(nameless["name"], nameless["id"], "a name that can stand in a path");
+        assert_eq!(nameless["name"], nameless["id"], "the name must be usable in a path");
         let listed = ann.get(&boxes).await.ok(200);
         assert_eq!((listed["sandboxes"].as_array().unwrap().len(), &listed["items"]), (2, &listed["sandboxes"]));
         for which in ["dev", nameless["name"].as_str().unwrap()] {
@@ -79,7 +79,7 @@ async fn a_box_is_an_ordinary_sandbox_for_every_other_route() {
     let audit = root.get(&format!("/v1/audit?sandbox={}", id(&made))).await.ok(200);
     let actions: Vec<&str> = audit["items"].as_array().unwrap().iter().map(|r| r["action"].as_str().unwrap()).collect();
     assert!(actions.contains(&"sandbox.created") && actions.contains(&"session.created"), "{actions:?}");
-    assert_eq!(broker.stranger().await.get(&format!("{BOXES}/dev")).await.status, 404, "another workspace's don't exist");
+    assert_eq!(broker.stranger().await.get(&format!("{BOXES}/dev")).await.status, 404, "boxes of other workspaces are not found");
     assert_eq!(broker.stranger().await.get(BOXES).await.ok(200)["sandboxes"], json!([]));
 }
 
@@ -182,7 +182,7 @@ async fn box_names_are_unique_and_the_workspace_limit_applies() {
     let two = ann.post(BOXES, json!({ "name": "two" })).await.ok(201);
     assert_eq!(refused(ann.call(Method::PATCH, &format!("{BOXES}/two"), Some(json!({ "name": "one" })), &[]).await, 409), "Conflict");
     let full = ann.post(BOXES, json!({})).await;
-    assert!(!full.headers.contains_key("retry-after"), "waiting doesn't help");
+    assert!(!full.headers.contains_key("retry-after"), "a retry doesn't help");
     let body = full.ok(429);
     // The SDK recognizes the limit by these words.
     let message = body["detail"]["message"].as_str().unwrap();
@@ -257,7 +257,7 @@ async fn polling_by_name_reports_a_failed_box() {
     world.provider.may_start.send_replace(true);
     let path = format!("{BOXES}/dev/status");
     eventually("the failure", async || ann.get(&path).await.ok(200)["status"] == "failed").await;
-    assert!(ann.get(&path).await.ok(200)["status_message"].as_str().unwrap().contains("told to fail"));
+    assert!(ann.get(&path).await.ok(200)["status_message"].as_str().unwrap().contains("set to fail"));
     assert_eq!(refused(eve.get(&path).await, 404), "NotFound");
     // A new box of the same name is independent of the failed one, and so is its deletion.
     ann.post(BOXES, json!({ "name": "dev" })).await.ok(201);
@@ -270,7 +270,7 @@ async fn polling_by_name_reports_a_failed_box() {
     world.provider.may_start.send_replace(true);
     eventually("the failure", async || ann.get(&path).await.ok(200)["status"] == "failed").await;
     world.clock.advance(3600);
-    assert_eq!(refused(ann.get(&path).await, 404), "NotFound", "nobody waits for so long");
+    assert_eq!(refused(ann.get(&path).await, 404), "NotFound", "a failed box is hidden after an hour");
 }
 
 #[tokio::test]
@@ -289,7 +289,7 @@ async fn a_start_responds_before_it_completes_and_reports_a_failure() {
     world.provider.may_start.send_replace(true);
     eventually("the failure", async || status().await == "failed").await;
     let displayed = ann.get(&format!("{BOXES}/dev")).await.ok(200);
-    assert!(displayed["status_message"].as_str().unwrap().contains("told to fail"), "{displayed}");
+    assert!(displayed["status_message"].as_str().unwrap().contains("set to fail"), "{displayed}");
     // A failure that is known immediately is reported immediately, and the next start may succeed.
     world.provider.failing_starts.store(1, Ordering::SeqCst);
     assert_eq!(ann.post(&format!("{BOXES}/dev/start"), json!({})).await.ok(200)["status"], "failed");
@@ -308,7 +308,7 @@ async fn a_box_that_does_not_run_within_the_wait_is_deleted() {
     assert_eq!(ann.get(&format!("{BOXES}/late")).await.status, 404);
     world.provider.may_start.send_replace(true);
     eventually("the start", async || ann.get(&format!("{BOXES}/slow/status")).await.ok(200)["status"] == "ready").await;
-    eventually("the late one's end", async || world.provider.running() == 1).await;
+    eventually("the end of the late box", async || world.provider.running() == 1).await;
     assert_eq!(ann.get(BOXES).await.ok(200)["items"].as_array().unwrap().len(), 1);
 }
 

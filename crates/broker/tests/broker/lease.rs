@@ -68,7 +68,7 @@ async fn traffic_refreshes_and_open_streams_extend_the_lease() {
     boxd.open_streams.store(1, Ordering::SeqCst);
     world.clock.advance(5000);
     broker.tick().await;
-    assert_eq!(ann.state(&id).await, "active", "somebody is connected");
+    assert_eq!(ann.state(&id).await, "active", "a client is connected");
     boxd.open_streams.store(0, Ordering::SeqCst);
     world.clock.advance(3600);
     broker.tick().await;
@@ -134,9 +134,9 @@ async fn a_sandbox_at_its_hard_end_is_suspended_and_reused_by_its_thread() {
 
     let again = bob.ensure("t").await;
     assert_ne!(again["session_id"], made["session_id"]);
-    assert_eq!(sandbox_id(&again), id, "whoever may use the thread gets its files");
+    assert_eq!(sandbox_id(&again), id, "every user of the thread gets its files");
     broker.run_for(&world.clock, 59).await;
-    assert_eq!(ann.ensure("t").await["session_id"], again["session_id"], "it has all of its time again");
+    assert_eq!(ann.ensure("t").await["session_id"], again["session_id"], "the new session has its full running time");
 
     let own = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "own", "mode": "ensure", "access": "owner" })).await.ok(200);
     broker.run_for(&world.clock, 60).await;
@@ -174,10 +174,10 @@ async fn a_suspended_sandbox_is_not_ended_by_time_without_a_broker_or_by_a_clock
         broker = world.start().await;
         ann = ann.at(&broker);
         broker.tick().await;
-        assert_eq!(ann.state(&id).await, "suspended", "off for a month");
+        assert_eq!(ann.state(&id).await, "suspended", "after a month without a broker");
         world.clock.advance(MONTH);
         broker.tick().await;
-        assert_eq!(ann.state(&id).await, "suspended", "a clock set forward");
+        assert_eq!(ann.state(&id).await, "suspended", "after the clock was set forward");
     }
     // Time counted earlier is kept.
     broker.run_for(&world.clock, KEEP_SUSPENDED as i64 - 600).await;
@@ -216,7 +216,7 @@ async fn database_is_closed(data: &std::path::Path) {
         let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
         descriptors.filter_map(|fd| std::fs::read_link(fd.path()).ok()).any(|file| file.starts_with(data) && file != data)
     };
-    eventually("the database is closed", async || !is_open()).await;
+    eventually("the database to be closed", async || !is_open()).await;
 }
 
 fn copy_database(from: &std::path::Path, to: &std::path::Path) {
@@ -267,7 +267,7 @@ async fn a_restarted_sandbox_gets_a_full_lease() {
     world.clock.advance(24 * 3600);
     ann.ensure("t").await;
     let lease_end = world.provider.boxd(&id).state.lock().unwrap().lease_expires_at;
-    assert_eq!(lease_end.unix() - world.clock.now().unix(), 3600, "boxd ends itself when its lease is over");
+    assert_eq!(lease_end.unix() - world.clock.now().unix(), 3600, "boxd receives the end of its lease");
     assert_eq!(world.provider.starts.load(Ordering::SeqCst), 2);
 }
 
@@ -359,7 +359,7 @@ async fn failed_provider_operations_are_retried() {
     let made = ann.ensure("t").await;
     // Fails all attempts, of which there may be two: on PostgreSQL the broker is also notified of its own change.
     world.provider.failing_destroys.store(u32::MAX, Ordering::SeqCst);
-    assert_eq!(ann.delete(&session_path(&made)).await.status, 204, "the promise is in the store");
+    assert_eq!(ann.delete(&session_path(&made)).await.status, 204, "the release is stored");
     assert_eq!(world.provider.running(), 1);
     world.provider.failing_destroys.store(0, Ordering::SeqCst);
     world.clock.advance(5);
@@ -394,7 +394,7 @@ async fn without_suspension_expired_sandboxes_end_and_others_keep_running() {
     let named = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "u", "mode": "ensure", "name": "dev" })).await.ok(200);
     let id = sandbox_id(&named);
     ann.delete(&session_path(&named)).await;
-    assert_eq!(ann.state(&id).await, "active", "it is kept in the only way there is, until its own lease ends");
+    assert_eq!(ann.state(&id).await, "active", "it keeps running until its own lease ends");
     world.clock.advance(3600);
     broker.tick().await;
     assert_eq!(ann.state(&id).await, "gone");
@@ -415,7 +415,7 @@ async fn a_failed_sandbox_is_listed_with_its_reason() {
     let failed = ann.get("/v1/sandbox/sessions?state=failed").await.ok(200);
     assert_eq!((&failed["items"][0]["thread_id"], &failed["items"][0]["state"]), (&json!("t"), &json!("failed")));
     let over = ann.get(&session_path(&failed["items"][0])).await;
-    assert!(over.json()["error"]["message"].as_str().unwrap().contains("told to fail"));
+    assert!(over.json()["error"]["message"].as_str().unwrap().contains("set to fail"));
     assert_eq!(over.error(410), "SESSION_EXPIRED");
     let made = ann.ensure("u").await;
     ann.delete(&session_path(&made)).await;

@@ -323,14 +323,14 @@ impl Model {
         let left = self.left.remove(&n).filter(|left| self.sandboxes.contains_key(left));
         let expected = if home == SandboxChoice::Named { self.named() } else { left };
         let is_known = self.sandboxes.contains_key(&id).then(|| id.clone());
-        assert_eq!(is_known, expected, "only a name or a hard end leads to a sandbox that is there");
+        assert_eq!(is_known, expected, "only a name or a hard end leads to an existing sandbox");
         let fresh =
             Expected { state: State::Provisioning, home, last_active: now, counted_until: None, active: 0, suspended_at: 0, downtime: 0 };
         let sandbox = self.sandboxes.entry(id.clone()).or_insert(fresh);
         let base = sandbox.active_until(now);
         sandbox.touch(now);
         let session = answer["session_id"].as_str().unwrap().to_owned();
-        assert!(!self.over.contains(&session), "an id is never used again");
+        assert!(!self.over.contains(&session), "an id is never reused");
         self.sessions.insert(n, ExpectedSession { id: session, sandbox: id, base });
     }
 }
@@ -339,13 +339,13 @@ async fn agree(model: &mut Model, world: &World, ann: &Client) {
     let listed = ann.get("/v1/sandbox/sessions?limit=200").await.ok(200);
     let listed = listed["items"].as_array().unwrap();
     let threads: HashSet<&str> = listed.iter().map(|s| s["thread_id"].as_str().unwrap()).collect();
-    assert_eq!(threads.len(), listed.len(), "a scope has one living session");
+    assert_eq!(threads.len(), listed.len(), "a scope has one active session");
     assert_eq!(listed.len(), model.sessions.len());
     for (n, session) in &model.sessions {
         let found = listed.iter().find(|s| s["thread_id"] == format!("t{n}")).expect("it lives");
         assert_eq!(found["session_id"], session.id);
         assert_eq!(found["sandbox_id"], session.sandbox.as_str());
-        assert_eq!(found["state"], model.sandboxes[&session.sandbox].state.as_str(), "a session's state is its sandbox's");
+        assert_eq!(found["state"], model.sandboxes[&session.sandbox].state.as_str(), "a session has its sandbox's state");
     }
     let sandboxes = ann.get("/v1/sandboxes?limit=200").await.ok(200);
     let sandboxes = sandboxes["items"].as_array().unwrap();

@@ -41,7 +41,7 @@ pub fn router() -> Router {
 
 /// Ends prematurely.
 fn truncated_body() -> Body {
-    let pieces = [Ok(Bytes::from_static(b"half")), Err(std::io::Error::other("it was a lie"))];
+    let pieces = [Ok(Bytes::from_static(b"half")), Err(std::io::Error::other("the body is truncated"))];
     Body::from_stream(futures_util::stream::iter(pieces))
 }
 
@@ -62,7 +62,7 @@ async fn exec_stream(upgrade: WebSocketUpgrade) -> Response {
         let reported = [
             json!({ "type": "ready", "command_id": "another's", "pid": -1, "stdout_offset": 0, "stderr_offset": 0 }),
             json!({ "type": "stdout", "offset": 0, "data": "real" }),
-            json!({ "type": "stdout", "offset": 1000, "data": "after a hole" }),
+            json!({ "type": "stdout", "offset": 1000, "data": "after a gap" }),
             json!({ "type": "exit", "exit_code": 0 }),
         ];
         for frame in reported {

@@ -14,7 +14,7 @@ const LOST: MasterKeyRotation = MasterKeyRotation { is_immediate: true, is_lost:
 async fn refusal(world: &World) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let started = Broker::start_with_clock(world.whole_config().await, world.provider.clone(), listener, world.clock.clone()).await;
-    started.err().expect("it doesn't start").to_string()
+    started.err().expect("the broker must not start").to_string()
 }
 
 fn key_file(world: &World) -> std::path::PathBuf {
@@ -91,7 +91,7 @@ async fn tokens_stay_valid_after_a_graceful_replacement_of_the_master_key() {
     ann.post(&format!("{}/heartbeat", session_path(&made)), json!({})).await.ok(200);
     again.tick().await;
     assert_eq!(key_ids(), [format!("{id}.2")]);
-    assert_eq!(ann.ensure("new").await["sandbox"]["provider"], "fake", "new sandboxes come from the new key alone");
+    assert_eq!(ann.ensure("new").await["sandbox"]["provider"], "fake", "new sandboxes use only the new key");
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn a_broker_stops_when_its_master_key_was_replaced_elsewhere() {
         broker.store().rotate_master(&MasterRotation { now, old_until: None, agreed, seals: Vec::new(), audit }).await.unwrap();
     };
     let both = async { tokio::join!(broker.run(std::future::pending()), replacing) };
-    let (stopped, ()) = tokio::time::timeout(std::time::Duration::from_secs(30), both).await.expect("it stops by itself");
+    let (stopped, ()) = tokio::time::timeout(std::time::Duration::from_secs(30), both).await.expect("the broker stops by itself");
     let why = stopped.unwrap_err().to_string();
     assert!(why.contains("was replaced") && why.contains("master.key") && why.contains("start the broker again"), "{why}");
 }
@@ -158,7 +158,7 @@ async fn the_previous_master_key_is_removed_once_its_tokens_have_expired() {
     assert!(previous.exists());
     let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(2 * 3600);
     fs::File::options().write(true).open(&previous).unwrap().set_modified(long_ago).unwrap();
-    eventually("the key before goes", async || !previous.exists()).await;
+    eventually("removal of the previous key", async || !previous.exists()).await;
     ann.ensure("t").await;
 }
 
@@ -206,7 +206,7 @@ async fn brokers_on_one_database_are_stopped_and_need_the_new_key_copied() {
     b.kill().await;
     rotate_master_key(&worlds[0].config, GRACEFUL).await.unwrap();
     let message = refusal(&worlds[1]).await;
-    assert!(message.contains("copy theirs here"), "{message}");
+    assert!(message.contains("copy the key of its other brokers here"), "{message}");
     for name in ["master.key", "master.previous.key"] {
         fs::copy(worlds[0].config.data_dir.join(name), worlds[1].config.data_dir.join(name)).unwrap();
     }

@@ -100,7 +100,7 @@ async fn scopes_of_different_types_are_independent() {
         assert_eq!((&made["binding"]["scope"], &made["thread_id"]), (&scope, &json!("x")));
         assert_eq!(ann.post(SESSIONS, attach).await.ok(200)["session_id"], made["session_id"]);
         let claimed = claims(made["token"].as_str().unwrap());
-        assert_eq!(claimed.get("thread_id").is_some(), kind == "thread", "a token names a thread only where there is one");
+        assert_eq!(claimed.get("thread_id").is_some(), kind == "thread", "only a token of a thread's session names a thread");
         let listed = ann.get(&format!("{SESSIONS}?scope_type={kind}&scope_id=x")).await.ok(200);
         assert_eq!(listed["items"].as_array().unwrap().len(), 1);
         assert_eq!((&listed["items"][0]["scope"], &listed["items"][0]["session_id"]), (&scope, &made["session_id"]));
@@ -126,7 +126,11 @@ async fn many_threads_share_one_named_sandbox() {
     ] {
         let made = ask(caller, thread, hint.clone()).await.ok(200);
         assert_eq!(made["sandbox"]["id"], dev["id"]);
-        assert_eq!(ask(caller, thread, hint).await.ok(200)["session_id"], made["session_id"], "it says what is so already");
+        assert_eq!(
+            ask(caller, thread, hint).await.ok(200)["session_id"],
+            made["session_id"],
+            "a hint that matches the session is accepted"
+        );
     }
     assert_eq!(world.provider.starts.load(Ordering::SeqCst), 1);
     let seen = ann.get("/v1/sandboxes/dev").await.ok(200);
@@ -162,7 +166,7 @@ async fn a_hint_to_another_sandbox_is_a_conflict_and_to_a_missing_one_not_found(
     }
     assert_eq!(ask(&ann, "u", json!({ "sandbox_hint": "dev", "name": "dev" })).await.error(400), "INVALID_REQUEST");
     let gone = ann.get(&format!("{SESSIONS}?scope_id=fresh")).await.ok(200);
-    assert_eq!(gone["items"], json!([]), "nothing was made");
+    assert_eq!(gone["items"], json!([]), "no session was created");
 }
 
 #[tokio::test]
@@ -232,7 +236,7 @@ async fn a_later_session_on_a_used_sandbox_has_its_full_hard_end() {
     broker.run_for(&world.clock, 240).await;
     let second = ask(&ann, "b", json!({ "name": "dev" })).await.ok(200);
     broker.run_for(&world.clock, 60).await;
-    assert_eq!(ann.get(&session_path(&first)).await.error(410), "SESSION_EXPIRED", "all of its time is over for the first");
+    assert_eq!(ann.get(&session_path(&first)).await.error(410), "SESSION_EXPIRED", "the first session has used up its running time");
     assert_eq!(ann.get(&session_path(&second)).await.ok(200)["binding"]["state"], "active");
     assert_eq!(world.provider.running(), 1);
 }

@@ -129,7 +129,7 @@ fn rsa() -> &'static Key {
             .args(["genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-outform", "DER"])
             .stderr(Stdio::null())
             .output()
-            .expect("openssl is here");
+            .expect("openssl is installed");
         let pair = RsaKeyPair::from_pkcs8(&made.stdout).or_else(|_| RsaKeyPair::from_der(&made.stdout)).unwrap();
         let part = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
         let public = ring::rsa::PublicKeyComponents::<Vec<u8>>::from(pair.public());
@@ -186,13 +186,13 @@ async fn the_bearer_of_an_issuer_token_is_a_principal_like_one_with_a_key() {
         ann.get(&format!("/dp/{id}/v1/x")).await.ok(200);
         let seen = world.provider.boxd(&id).seen.lock().unwrap().last().unwrap().headers["authorization"].to_str().unwrap().to_owned();
         let passed = seen.strip_prefix("Bearer ").unwrap();
-        assert_eq!(claims(passed)["iss"], "cobox", "swapped for a token of ours, never passed on");
+        assert_eq!(claims(passed)["iss"], "cobox", "the gateway replaces it with a Cobox token");
         assert_eq!(claims(passed)["sub"], "ann");
     }
     sessions.dedup();
-    assert_eq!(sessions.len(), 1, "one identity, whichever key signed: {sessions:?}");
+    assert_eq!(sessions.len(), 1, "one identity for all signing keys: {sessions:?}");
     assert_eq!(bob.ensure("t").await["session_id"], sessions[0].0);
-    assert_eq!(issuer.request_count(), 1, "keys are kept");
+    assert_eq!(issuer.request_count(), 1, "keys are cached");
 }
 
 #[tokio::test]
@@ -235,20 +235,20 @@ async fn every_invalid_token_is_refused_with_the_same_message() {
         ("a MAC with the modulus", confused(&public(rsa(), "n"), "rsa-1")),
         ("a MAC with the document", confused(ed().jwk.to_string().as_bytes(), "ed-1")),
         ("another algorithm's name", ed().sign(&header("RS256", "ed-1"), &good)),
-        ("another key's name", ed().sign(&header("EdDSA", "rsa-1"), &good)),
-        ("a stranger's key by a known name", fresh_ed("ed-1").token(&good)),
+        ("another key's id", ed().sign(&header("EdDSA", "rsa-1"), &good)),
+        ("a foreign key with a known id", fresh_ed("ed-1").token(&good)),
         ("an unknown key", fresh_ed("who").token(&good)),
         ("PS256", rsa().sign(&header("PS256", "rsa-1"), &good)),
         ("its own key in the header", fresh_ed("me").sign(&json!({ "alg": "EdDSA", "jwk": ed().jwk }), &good)),
         ("a critical header", ed().sign(&json!({ "alg": "EdDSA", "kid": "ed-1", "crit": ["b64"], "b64": false }), &good)),
         ("a logout token", ed().sign(&json!({ "alg": "EdDSA", "kid": "ed-1", "typ": "logout+jwt" }), &good)),
-        ("no key's name where there are several", rsa().sign(&json!({ "alg": "RS256", "kid": null }), &with(json!({ "aud": "x" })))),
+        ("no key id although there are several keys", rsa().sign(&json!({ "alg": "RS256", "kid": null }), &with(json!({ "aud": "x" })))),
         (
             "its own key at a URL",
             fresh_ed("me").sign(&json!({ "alg": "EdDSA", "jku": format!("{}/mine", issuer.url), "kid": "me" }), &good),
         ),
         ("a certificate in the header", fresh_ed("me").sign(&json!({ "alg": "EdDSA", "x5c": ["MIIB"], "kid": "ed-1" }), &good)),
-        ("a key's name that is a path", fresh_ed("../../ed-1").token(&good)),
+        ("a key id that is a path", fresh_ed("../../ed-1").token(&good)),
         (
             "an all-zero ES256 signature",
             format!("{}.{}.{}", encode(&header("ES256", "ec-1")), encode(&good), URL_SAFE_NO_PAD.encode([0; 64])),
@@ -274,13 +274,13 @@ async fn every_invalid_token_is_refused_with_the_same_message() {
         ("other audiences", ed().token(&with(json!({ "aud": ["a", "b"] })))),
         ("no audience", ed().token(&with(json!({ "aud": null })))),
         ("expired", ed().token(&with(json!({ "exp": now - 6 })))),
-        ("without an end", ed().token(&with(json!({ "exp": null })))),
-        ("an end that is no time", ed().token(&with(json!({ "exp": "never" })))),
-        ("an end out of range", ed().token(&with(json!({ "exp": 1e300 })))),
+        ("no expiry", ed().token(&with(json!({ "exp": null })))),
+        ("an expiry that is not a time", ed().token(&with(json!({ "exp": "never" })))),
+        ("an expiry out of range", ed().token(&with(json!({ "exp": 1e300 })))),
         ("not yet", ed().token(&with(json!({ "nbf": now + 60 })))),
         ("from the future", ed().token(&with(json!({ "iat": now + 60 })))),
         ("nobody", ed().token(&with(json!({ "sub": null })))),
-        ("a name that is none", ed().token(&with(json!({ "sub": "a\nb" })))),
+        ("a name with a control character", ed().token(&with(json!({ "sub": "a\nb" })))),
         ("a number for a name", ed().token(&with(json!({ "sub": 7 })))),
         ("too long", ed().token(&with(json!({ "groups": "x".repeat(17_000) })))),
         ("changed claims", format!("{}.{}.{signature}", message.split('.').next().unwrap(), encode(&with(json!({ "sub": "root" }))))),
@@ -313,15 +313,15 @@ async fn rotated_keys_are_fetched_and_unknown_keys_cause_no_request_to_the_issue
     for n in 0..30 {
         assert!(!is_in(&fresh_ed(&format!("stranger-{n}"))).await);
     }
-    assert_eq!(issuer.request_count(), 2, "a flood of unknown keys is one question");
+    assert_eq!(issuer.request_count(), 2, "many unknown keys cause one request");
     let next = fresh_ed("ed-2");
     issuer.has(&[&next]);
-    assert!(!is_in(&next).await, "the issuer was asked a moment ago");
+    assert!(!is_in(&next).await, "the keys were fetched a moment ago");
     assert!(is_in(ed()).await);
     world.clock.advance(10);
     assert!(is_in(&next).await);
     assert_eq!(issuer.request_count(), 3);
-    assert!(!is_in(ed()).await, "a key that the issuer has withdrawn is no key");
+    assert!(!is_in(ed()).await, "a key that the issuer withdrew is refused");
 
     // The issuer fails for a while; its cached keys stay valid for a while.
     *issuer.documents.keys.lock().unwrap() = b"<html>busy</html>".to_vec();
@@ -348,11 +348,11 @@ async fn an_oversized_redirected_or_foreign_document_is_not_trusted() {
     assert!(!refused(&format!("jwks_url = \"{}/jwks\"\n", issuer.url)).await);
     assert!(refused(&format!("jwks_url = \"{}/elsewhere\"\n", issuer.url)).await, "no redirect is followed");
     assert!(refused(&format!("jwks_url = \"{}/none\"\n", issuer.url)).await);
-    assert!(refused("jwks_url = \"http://127.0.0.1:1/jwks\"\n").await, "nobody listens there");
+    assert!(refused("jwks_url = \"http://127.0.0.1:1/jwks\"\n").await, "no server listens there");
     *issuer.documents.discovery.lock().unwrap() = json!({ "issuer": "https://other.example", "jwks_uri": format!("{}/jwks", issuer.url) });
     assert!(refused("").await, "another issuer's document");
     *issuer.documents.discovery.lock().unwrap() = json!({ "issuer": issuer.url, "jwks_uri": "http://id.example/jwks" });
-    assert!(refused("").await, "keys that would come in clear");
+    assert!(refused("").await, "keys over plain HTTP");
     let jwks = format!("jwks_url = \"{}/jwks\"\n", issuer.url);
     let filler = json!({ "keys": [ed().jwk], "filler": "x".repeat(300_000) });
     *issuer.documents.keys.lock().unwrap() = filler.to_string().into_bytes();
@@ -369,7 +369,11 @@ async fn an_identity_can_be_revoked_and_nothing_outlives_its_token() {
     let ann = bearer(&broker, &ed().token(&claimed));
     let made = ann.ensure("t").await;
     let way = format!("/dp/{}/v1/x", sandbox_id(&made));
-    assert_eq!(claims(made["token"].as_str().unwrap())["exp"], claimed["exp"].as_i64().unwrap() + 10, "no later than the clocks' leeway");
+    assert_eq!(
+        claims(made["token"].as_str().unwrap())["exp"],
+        claimed["exp"].as_i64().unwrap() + 10,
+        "the token ends with the ID token plus the leeway"
+    );
 
     let listed = root.get("/v1/keys").await.ok(200);
     let identity = listed["items"].as_array().unwrap().iter().find(|k| k["name"] == "ann").unwrap().clone();
@@ -377,11 +381,15 @@ async fn an_identity_can_be_revoked_and_nothing_outlives_its_token() {
     assert_eq!(identity["id"], claims(made["token"].as_str().unwrap())["grant"]);
     assert_eq!(root.delete(&format!("/v1/keys/{}", identity["id"].as_str().unwrap())).await.status, 204);
     assert_eq!(ann.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
-    assert_eq!(bearer(&broker, &ec().token(&claimed)).get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED", "nor with a fresh one");
+    assert_eq!(
+        bearer(&broker, &ec().token(&claimed)).get("/v1/sandboxes").await.error(401),
+        "UNAUTHENTICATED",
+        "a fresh ID token of a disabled principal is refused"
+    );
     assert_eq!(root.with(&made["token"]).get(&way).await.error(401), "TOKEN_REVOKED");
     assert_eq!(root.post("/v1/principals/ann/enable", json!({})).await.status, 204);
     let again = ann.ensure("t").await;
-    assert_eq!(root.with(&made["token"]).get(&way).await.error(401), "TOKEN_REVOKED", "what ended stays ended");
+    assert_eq!(root.with(&made["token"]).get(&way).await.error(401), "TOKEN_REVOKED", "a revoked token stays revoked");
     root.with(&again["token"]).get(&way).await.ok(200);
 
     assert_eq!(root.post("/v1/principals/ann/disable", json!({})).await.status, 204);
@@ -420,13 +428,13 @@ async fn claims_determine_workspace_and_kind() {
     }
     let risen = caller(json!({ "org": "acme", "login": "ann", "roles": ["cobox-admins"] })).await.get("/v1/keys").await;
     assert!(risen.json()["error"]["message"].as_str().unwrap().contains("sso:ann is human"), "{}", risen.json());
-    assert_eq!(risen.error(403), "FORBIDDEN", "what a principal is doesn't change with a token");
+    assert_eq!(risen.error(403), "FORBIDDEN", "a token can't change a principal's kind");
 }
 
 #[tokio::test]
 async fn tokens_of_another_library_are_accepted() {
     let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/python/bin/python3");
-    assert!(std::fs::exists(python).unwrap(), "there is no Python with PyJWT yet: run scripts/setup");
+    assert!(std::fs::exists(python).unwrap(), "Python with PyJWT is missing: run scripts/setup");
     let issuer = Issuer::start().await;
     let world = issuer.world("");
     let script = r#"

@@ -33,7 +33,7 @@ async fn the_gateway_replaces_an_opaque_token_with_one_of_its_own() {
     let other = ann.ensure("other").await;
     let wrong = ann.with(&made["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&other))).await;
     assert_eq!(wrong.error(401), "UNAUTHENTICATED");
-    assert_eq!(ann.with(&made["token"]).get(SESSIONS).await.error(401), "UNAUTHENTICATED", "it is no key");
+    assert_eq!(ann.with(&made["token"]).get(SESSIONS).await.error(401), "UNAUTHENTICATED", "a token is not an API key");
     world.clock.advance(905);
     assert_eq!(ann.with(&made["token"]).get(&format!("/dp/{id}/v1/x")).await.error(401), "TOKEN_EXPIRED");
 }
@@ -83,7 +83,7 @@ async fn the_store_has_only_hashes_of_opaque_tokens_and_removes_expired_ones() {
         for entry in std::fs::read_dir(&world.config.data_dir).unwrap().flatten().filter(|e| e.path().is_file()) {
             let bytes = std::fs::read(entry.path()).unwrap();
             let token = made["token"].as_str().unwrap().as_bytes();
-            assert!(!bytes.windows(token.len()).any(|w| w == token), "{:?} has it", entry.path());
+            assert!(!bytes.windows(token.len()).any(|w| w == token), "{:?} contains the token", entry.path());
         }
     }
     let hash: [u8; 32] = <sha2::Sha256 as sha2::Digest>::digest(made["token"].as_str().unwrap()).into();

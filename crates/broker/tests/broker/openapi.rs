@@ -91,10 +91,10 @@ async fn the_routes_of_the_router_and_of_the_document_are_the_same() {
     let documented: BTreeMap<String, BTreeSet<String>> =
         paths().map(|(path, operations)| (path.clone(), operations.as_object().unwrap().keys().cloned().collect())).collect();
     for (path, methods) in &real {
-        assert_eq!(documented.get(path), Some(methods), "{path}: describe it in crates/broker/src/http/openapi, then `make openapi`");
+        assert_eq!(documented.get(path), Some(methods), "{path}: document it in crates/broker/src/http/openapi, then run `make openapi`");
     }
     let imagined: Vec<_> = documented.keys().filter(|path| !real.contains_key(*path)).collect();
-    assert!(imagined.is_empty(), "no such route: {imagined:?}");
+    assert!(imagined.is_empty(), "the document has routes that don't exist: {imagined:?}");
 }
 
 #[tokio::test]

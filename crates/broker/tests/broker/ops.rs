@@ -26,11 +26,11 @@ async fn readiness_names_the_part_that_failed() {
     assert_eq!(ready, json!({ "status": "ready", "checks": { "store": "ok", "provider": "ok", "node": "ok", "clock": "ok" } }));
     world.provider.is_ready.store(false, Ordering::SeqCst);
     // The result of a check is cached for a moment.
-    eventually("the provider's trouble shows", async || anyone.get("/readyz").await.status == 503).await;
+    eventually("the provider's failure to show", async || anyone.get("/readyz").await.status == 503).await;
     let unready = anyone.get("/readyz").await;
     assert_eq!(unready.json()["error"]["details"]["checks"], json!({ "store": "ok", "provider": "failed", "node": "ok", "clock": "ok" }));
     assert_eq!(unready.json()["error"]["details"]["causes"], json!({ "provider": "unavailable" }));
-    assert!(!String::from_utf8_lossy(&unready.bytes).contains("secret words"));
+    assert!(!String::from_utf8_lossy(&unready.bytes).contains("secret host details"));
     let line = log.request(unready.headers["x-request-id"].to_str().unwrap());
     assert_eq!(line["cause"], "provider (unavailable)");
     assert_eq!(unready.error(503), "BACKEND_UNAVAILABLE");
@@ -38,9 +38,9 @@ async fn readiness_names_the_part_that_failed() {
     tokio::time::sleep(Duration::from_millis(600)).await;
     anyone.get("/readyz").await.error(503);
     let causes: Vec<Value> = log.lines().into_iter().filter(|l| l["message"] == "not ready").collect();
-    assert!(causes.len() == 1 && causes[0]["problem"].as_str().unwrap().contains("secret words"), "{causes:#?}");
+    assert!(causes.len() == 1 && causes[0]["problem"].as_str().unwrap().contains("secret host details"), "{causes:#?}");
     world.provider.is_ready.store(true, Ordering::SeqCst);
-    eventually("it is ready again", async || anyone.get("/readyz").await.status == 200).await;
+    eventually("the broker to be ready again", async || anyone.get("/readyz").await.status == 200).await;
     log.line("ready again").await;
     assert_eq!(anyone.get("/healthz").await.ok(200)["status"], "ok");
 }
@@ -56,7 +56,7 @@ async fn the_metrics_show_routes_and_states_and_no_identities() {
     ann.get("/no/such/route?token=hidden").await.error(404);
     let anyone = Client { addr: broker.addr, key: None };
     // The broker closes the earlier requests' connections only after their clients have closed them.
-    eventually("only one connection is open", async || scrape(&anyone).await.contains("\ncobox_connections_open 1\n")).await;
+    eventually("a single open connection", async || scrape(&anyone).await.contains("\ncobox_connections_open 1\n")).await;
     let metrics = anyone.get("/metrics").await;
     assert_eq!(metrics.status, 200);
     assert!(metrics.headers["content-type"].to_str().unwrap().starts_with("text/plain"));

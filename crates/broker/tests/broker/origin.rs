@@ -104,7 +104,7 @@ async fn the_main_host_serves_sandbox_paths_if_configured() {
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
     ann.get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
-    assert!(urls(&made)[0].contains(DOMAIN), "URLs lead to its own origin all the same");
+    assert!(urls(&made)[0].contains(DOMAIN), "URLs still use the dataplane's origin");
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn only_pages_of_allowed_origins_may_access_the_host_of_a_sandbox() {
     let ask = [("origin", PAGE), ("access-control-request-method", "PUT"), ("access-control-request-headers", "authorization,if-match")];
     let preflight = on(&nobody, &host(&id), Method::OPTIONS, "/v1/files/a", &ask).await;
     assert_eq!((preflight.status.as_u16(), &preflight.headers["access-control-allow-origin"]), (204, &PAGE.parse().unwrap()));
-    assert!(world.provider.boxd(&id).seen.lock().unwrap().is_empty(), "no sandbox is asked");
+    assert!(world.provider.boxd(&id).seen.lock().unwrap().is_empty(), "no sandbox receives the request");
     let answer = on(&ann, &host(&id), Method::GET, "/v1/x", &[("origin", PAGE)]).await;
     assert_eq!(answer.headers["access-control-allow-origin"], PAGE);
     // A page served by a sandbox is an untrusted origin.

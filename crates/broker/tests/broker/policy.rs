@@ -34,7 +34,7 @@ async fn a_grant_is_the_request_within_the_policy_on_every_route() {
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
     let made = ann.ensure("t").await;
-    assert_eq!(granted(&made), "fs_read fs_write exec shell", "what is allowed beyond the usual is granted when asked for");
+    assert_eq!(granted(&made), "fs_read fs_write exec shell", "allowed capabilities beyond the defaults are granted on request");
     let ask = |words: &'static [&'static str]| json!({ "thread_id": "t", "mode": "get", "requested_capabilities": words });
     let more = ann.post(SESSIONS, ask(&["ports", "exec"])).await.ok(200);
     assert_eq!(granted(&more), "exec ports");
@@ -44,11 +44,11 @@ async fn a_grant_is_the_request_within_the_policy_on_every_route() {
     assert!(denied.json()["error"]["message"].as_str().unwrap().contains("allowed are fs_read"));
     assert_eq!(denied.error(403), "CAPABILITY_DENIED");
     let acting = json!({ "thread_id": "t", "mode": "get", "actor": "agent", "scopes": ["fs:rw"] });
-    assert_eq!(granted(&bob.post(SESSIONS, acting).await.ok(200)), "fs_read", "who acts as less is still who they are");
+    assert_eq!(granted(&bob.post(SESSIONS, acting).await.ok(200)), "fs_read", "a rule about a principal applies whatever it acts as");
 
     let refresh = |token: &Value| json!({ "current_token": token });
     let again = ann.post(&format!("{}/refresh", session_path(&made)), refresh(&more["token"])).await.ok(200);
-    assert_eq!(claims(again["token"].as_str().unwrap())["scope"], "process ports", "what was granted is renewed");
+    assert_eq!(claims(again["token"].as_str().unwrap())["scope"], "process ports", "a refresh keeps the granted capabilities");
     bob.get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
     let id = sandbox_id(&made);
     let issued = async || {
@@ -58,7 +58,7 @@ async fn a_grant_is_the_request_within_the_policy_on_every_route() {
         };
         records.iter().filter(|(_, r)| swapped(r)).count() >= 4
     };
-    eventually("the gateway's token is of the same policy", issued).await;
+    eventually("a gateway token under the same policy", issued).await;
 }
 
 #[tokio::test]
@@ -73,7 +73,7 @@ async fn the_policy_limits_lifetimes_and_the_response_shows_them() {
         claims["exp"].as_i64().unwrap() - claims["iat"].as_i64().unwrap()
     };
     let made = ann.ensure("hers").await;
-    assert_eq!(life(&made), 900, "a higher limit changes nothing for who doesn't ask");
+    assert_eq!(life(&made), 900, "a higher limit doesn't change the default lifetime");
     let long = ann.post(SESSIONS, json!({ "thread_id": "hers", "mode": "get", "ttl": 9000 })).await.ok(200);
     assert_eq!(life(&long), 3600);
     assert_eq!(made["policy"], json!({ "idle_timeout_seconds": 900, "hard_ttl_seconds": 28800 }));
@@ -86,7 +86,7 @@ async fn the_policy_limits_lifetimes_and_the_response_shows_them() {
     world.clock.advance(61);
     broker.tick().await;
     for _ in 0..3 {
-        assert_eq!(bot.state(&sandbox_id(&its)).await, "idle", "and it stays so");
+        assert_eq!(bot.state(&sandbox_id(&its)).await, "idle", "it stays idle");
         world.clock.advance(1);
         broker.tick().await;
     }
@@ -131,7 +131,7 @@ async fn sandboxes_are_counted_by_owner_and_by_workspace() {
     assert_eq!(refused.error(429), "QUOTA_EXCEEDED");
     assert_eq!(bot.post("/v1/sandboxes", json!({})).await.error(429), "QUOTA_EXCEEDED");
     let shared = ann.ensure("2").await;
-    assert_eq!(bot.ensure("2").await["session_id"], shared["session_id"], "joining makes none");
+    assert_eq!(bot.ensure("2").await["session_id"], shared["session_id"], "joining creates no sandbox");
     ann.ensure("3").await;
     assert_eq!(ann.post("/v1/sandboxes", json!({})).await.error(429), "QUOTA_EXCEEDED");
     assert_eq!(bot.delete(&session_path(&first)).await.status, 204);
@@ -150,16 +150,20 @@ async fn providers_templates_and_access_follow_the_policy() {
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         body
     };
-    assert_eq!(bot.post(SESSIONS, ensure(json!({}))).await.error(403), "FORBIDDEN", "it would be made by a provider it may not use");
+    assert_eq!(bot.post(SESSIONS, ensure(json!({}))).await.error(403), "FORBIDDEN", "the policy doesn't allow the provider");
     assert_eq!(bot.post("/v1/sandboxes", json!({})).await.error(403), "FORBIDDEN");
     assert_eq!(bot.post(SESSIONS, ensure(json!({ "template": "rust" }))).await.error(403), "FORBIDDEN");
-    assert_eq!(bot.post(SESSIONS, ensure(json!({ "template": "python" }))).await.error(400), "INVALID_REQUEST", "allowed, and not there");
+    assert_eq!(
+        bot.post(SESSIONS, ensure(json!({ "template": "python" }))).await.error(400),
+        "INVALID_REQUEST",
+        "the template is allowed but doesn't exist"
+    );
     ann.ensure("t").await;
-    assert_eq!(bob.post(SESSIONS, ensure(json!({}))).await.error(403), "FORBIDDEN", "hers alone, though she didn't say so");
+    assert_eq!(bob.post(SESSIONS, ensure(json!({}))).await.error(403), "FORBIDDEN", "the policy makes the session private by default");
     let open = json!({ "thread_id": "open", "mode": "ensure", "access": "workspace" });
     let open = ann.post(SESSIONS, open).await.ok(200);
     assert_eq!(bob.ensure("open").await["session_id"], open["session_id"]);
-    assert_eq!(bot.ensure("open").await["session_id"], open["session_id"], "what exists may be joined");
+    assert_eq!(bot.ensure("open").await["session_id"], open["session_id"], "an existing session may be joined");
     let made = ann.post("/v1/sandboxes", json!({ "name": "dev" })).await.ok(201);
     assert_eq!(made["access"], "owner");
 }
@@ -173,12 +177,16 @@ async fn a_changed_policy_file_takes_effect_without_a_restart_and_a_broken_one_n
     assert_eq!(granted(&before), "fs_read fs_write exec shell");
     write(&world, "[human]\ncapabilities = [\"fs_read\"]\n");
     // The broker detects the change by itself.
-    eventually("the policy is read", async || granted(&ann.ensure("t").await) == "fs_read").await;
+    eventually("the new policy to take effect", async || granted(&ann.ensure("t").await) == "fs_read").await;
     let id = sandbox_id(&before);
     ann.with(&before["token"]).get(&format!("/dp/{id}/v1/x")).await.ok(200);
     let refresh = json!({ "current_token": before["token"] });
     let fresh = ann.post(&format!("{}/refresh", session_path(&before)), refresh).await.ok(200);
-    assert_eq!(claims(fresh["token"].as_str().unwrap())["scope"], "fs:ro", "a token that is out lives on; its successor is bound");
+    assert_eq!(
+        claims(fresh["token"].as_str().unwrap())["scope"],
+        "fs:ro",
+        "an issued token stays valid; its successor follows the new policy"
+    );
 
     let reload = async || broker.broker.as_ref().unwrap().reload_policy().await;
     write(&world, "[human]\ncapabilites = []\n");
@@ -187,7 +195,7 @@ async fn a_changed_policy_file_takes_effect_without_a_restart_and_a_broken_one_n
     assert_eq!(granted(&ann.ensure("t").await), "fs_read");
     std::fs::remove_file(world.config.data_dir.join("policy.toml")).unwrap();
     assert!(reload().await.is_err());
-    assert_eq!(granted(&ann.ensure("t").await), "fs_read", "a policy that is lost is not lifted");
+    assert_eq!(granted(&ann.ensure("t").await), "fs_read", "a missing policy file keeps the last policy in effect");
     write(&world, "[human]\ncapabilities = []\n");
     reload().await.unwrap();
     assert_eq!(ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "get" })).await.error(403), "CAPABILITY_DENIED");
@@ -209,7 +217,7 @@ async fn a_broker_does_not_start_with_a_broken_policy() {
         }
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let started = cobox_broker::Broker::start(world.whole_config().await, world.provider.clone(), listener).await;
-        let reported = started.err().expect("it must not start").to_string();
+        let reported = started.err().expect("the broker must not start").to_string();
         assert!(reported.contains("line "), "{reported}");
     }
 }

@@ -51,7 +51,7 @@ async fn members(broker: &TestBroker, pool: &Pool) -> Vec<Sandbox> {
 }
 
 async fn wait_until_full(broker: &TestBroker, pool: &Pool) -> Vec<SandboxId> {
-    eventually("the pool is full", || async {
+    eventually("a full pool", || async {
         broker.tick().await;
         let members = members(broker, pool).await;
         members.len() == pool.replicas as usize && members.iter().all(Sandbox::is_running)
@@ -84,10 +84,14 @@ async fn a_request_for_the_template_gets_a_sandbox_of_the_pool() {
     let second = bob.post("/v1/sandboxes", json!({ "template": "python", "name": "dev", "access": "owner" })).await.ok(201);
     assert_eq!((&second["id"], &second["owner"], &second["name"]), (&json!(waiting[1]), &json!("bob"), &json!("dev")));
     assert_eq!(ann.get("/v1/sandboxes/dev").await.error(403), "FORBIDDEN");
-    assert_eq!(world.provider.made_of.lock().unwrap().len(), starts, "none was made");
+    assert_eq!(world.provider.made_of.lock().unwrap().len(), starts, "no sandbox was created");
     let third = bob.post("/v1/sandboxes", json!({ "template": "python" })).await.ok(201);
-    assert!(!waiting.contains(&third["id"].as_str().unwrap().parse().unwrap()), "with none left one is made");
-    assert_eq!(wait_until_full(&broker, &pool).await.iter().filter(|m| waiting.contains(m)).count(), 0, "and others wait again");
+    assert!(!waiting.contains(&third["id"].as_str().unwrap().parse().unwrap()), "without a waiting sandbox, one is created");
+    assert_eq!(
+        wait_until_full(&broker, &pool).await.iter().filter(|m| waiting.contains(m)).count(),
+        0,
+        "the pool is refilled with other sandboxes"
+    );
     assert_eq!(list(&bob).await, 3);
 }
 
@@ -104,7 +108,7 @@ async fn pool_members_outlive_their_lease_and_are_replaced_when_they_die_or_the_
         world.clock.advance(300);
         broker.tick().await;
     }
-    assert_eq!(wait_until_full(&broker, &pool).await, waiting, "longer than any lease");
+    assert_eq!(wait_until_full(&broker, &pool).await, waiting, "pool members have no lease");
     world.clock.advance(60);
     let next = wait_until_refilled(&broker, &pool, &waiting).await;
     world.provider.kill(&next[0]);
@@ -114,7 +118,7 @@ async fn pool_members_outlive_their_lease_and_are_replaced_when_they_die_or_the_
     let broker = world.start().await;
     let last = wait_until_refilled(&broker, &pool, &next).await;
     broker.broker.as_ref().unwrap().store().remove_pool(&pool, &audit("pool.deleted")).await.unwrap();
-    eventually("nothing is left", || async {
+    eventually("the end of all pool members", || async {
         broker.tick().await;
         !world.provider.is_up(&last[0]) && members(&broker, &pool).await.is_empty()
     })
@@ -130,7 +134,7 @@ async fn the_pool_of_a_disabled_principal_has_no_members() {
     let pool = pool(&world, &broker, 2).await;
     wait_until_full(&broker, &pool).await;
     root.post("/v1/principals/ann/disable", json!({})).await;
-    eventually("nothing waits any more", || async {
+    eventually("an empty pool", || async {
         broker.tick().await;
         members(&broker, &pool).await.is_empty() && world.provider.running() == 0
     })
@@ -155,7 +159,7 @@ async fn pool_members_of_a_dead_node_are_replaced() {
     let two = worlds[1].start().await;
     one.kill().await;
     let there = ann.at(&two);
-    eventually("two wait on the other", || async {
+    eventually("two members on the other node", || async {
         worlds[0].clock.advance(3);
         two.tick().await;
         let members = members(&two, &pool).await;
@@ -165,7 +169,7 @@ async fn pool_members_of_a_dead_node_are_replaced() {
     assert_eq!(there.get("/v2/sandboxes/pools/warm").await.ok(200)["ready_replicas"], 2);
     // If the first node returns, its waiting sandboxes are removed.
     let again = worlds[0].start().await;
-    eventually("the first has none", || async {
+    eventually("no members on the first node", || async {
         again.tick().await;
         worlds[0].provider.running() == 0
     })
@@ -173,7 +177,7 @@ async fn pool_members_of_a_dead_node_are_replaced() {
 }
 
 async fn wait_until_refilled(broker: &TestBroker, pool: &Pool, before: &[SandboxId]) -> Vec<SandboxId> {
-    eventually("another waits", || async {
+    eventually("a new member", || async {
         broker.tick().await;
         let members = members(broker, pool).await;
         members.len() == 1 && members[0].is_running() && !before.contains(&members[0].id)
@@ -190,12 +194,12 @@ async fn failing_pool_starts_are_retried_with_backoff_and_report_the_reason() {
     world.provider.failing_starts.store(u32::MAX, Ordering::SeqCst);
     let params = json!({ "name": "warm", "template_name": "python", "replicas": 50, "wait_for_ready": true, "timeout": 1 });
     let refused = ann.post("/v2/sandboxes/pools", params).await;
-    assert!(refused.json()["detail"]["message"].as_str().unwrap().contains("told to fail"), "{:?}", refused.json());
+    assert!(refused.json()["detail"]["message"].as_str().unwrap().contains("set to fail"), "{:?}", refused.json());
     assert_eq!(refused.ok(504)["detail"]["error"], "Timeout");
     let starts = || world.provider.starts.load(Ordering::SeqCst);
     let first = starts();
     assert!((1..=4).contains(&first), "{first}");
-    assert_eq!(ann.get("/v2/sandboxes/pools/warm").await.status, 404, "the SDK asks again by itself");
+    assert_eq!(ann.get("/v2/sandboxes/pools/warm").await.status, 404, "a failed request must leave no pool, because the SDK retries");
     let params = json!({ "name": "warm", "template_name": "python", "replicas": 50, "wait_for_ready": false });
     ann.post("/v2/sandboxes/pools", params).await.ok(201);
     // One attempt at a time, nothing in between, and growing delays.
@@ -205,17 +209,18 @@ async fn failing_pool_starts_are_retried_with_backoff_and_report_the_reason() {
     for _ in 0..300 {
         world.clock.advance(4);
         broker.tick().await;
-        eventually("the start is over", || async { members(&broker, &pool).await.is_empty() }).await;
+        eventually("the end of the start", || async { members(&broker, &pool).await.is_empty() }).await;
         tries = starts() - first;
     }
     assert!((4..=12).contains(&tries), "{tries} tries in 20 minutes");
     let displayed = ann.get("/v2/sandboxes/pools/warm").await.ok(200);
-    assert!(displayed["status_message"].as_str().unwrap().contains("told to fail"), "{displayed}");
+    assert!(displayed["status_message"].as_str().unwrap().contains("set to fail"), "{displayed}");
     // Once the failure is fixed, the pool is filled at the next attempt, or immediately after a change.
     world.provider.failing_starts.store(0, Ordering::SeqCst);
     ann.call(http::Method::PATCH, "/v2/sandboxes/pools/warm", Some(json!({ "replicas": 2 })), &[]).await.ok(200);
     assert_eq!(wait_until_full(&broker, &Pool { replicas: 2, ..pool }).await.len(), 2);
-    eventually("it is well", || async { ann.get("/v2/sandboxes/pools/warm").await.ok(200)["status_message"] == Value::Null }).await;
+    eventually("the pool to recover", || async { ann.get("/v2/sandboxes/pools/warm").await.ok(200)["status_message"] == Value::Null })
+        .await;
 }
 
 #[tokio::test]

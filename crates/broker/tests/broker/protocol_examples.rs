@@ -31,7 +31,7 @@ fn has_all_of(answer: &Value, example: &Value, at: &str) {
         (Value::String(text), Value::String(provided)) => {
             assert!(!provided.is_empty(), "{at} is empty");
             if is_time(text) {
-                assert!(is_time(provided), "{at} is no time: {provided}");
+                assert!(is_time(provided), "{at} is not a time: {provided}");
             }
             for (scheme, plain) in [("https://", "http://"), ("wss://", "ws://")] {
                 assert!(!text.starts_with(scheme) || provided.starts_with(plain), "{at}: {provided}");

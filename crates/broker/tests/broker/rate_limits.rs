@@ -32,7 +32,7 @@ async fn a_principal_over_its_limit_gets_a_retry_time_and_others_are_not_limited
     }
     let refused = ann.get("/v1/sandboxes").await;
     assert_eq!(refused.headers["retry-after"], "1");
-    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("ann asks too often"));
+    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("too many requests from ann"));
     assert_eq!(refused.error(429), "RATE_LIMITED");
     bob.get("/v1/sandboxes").await.ok(200);
     world.clock.advance(1);
@@ -42,7 +42,7 @@ async fn a_principal_over_its_limit_gets_a_retry_time_and_others_are_not_limited
     for _ in 0..3 {
         ann.get("/v1/sandboxes").await.ok(200);
     }
-    assert_eq!(ann.get("/v1/sandboxes").await.error(429), "RATE_LIMITED", "a long pause gives no more than the burst");
+    assert_eq!(ann.get("/v1/sandboxes").await.error(429), "RATE_LIMITED", "a long pause allows no more than the burst");
 }
 
 #[tokio::test]
@@ -54,7 +54,7 @@ async fn a_principal_over_its_limit_can_still_keep_and_end_its_sessions() {
     while ann.get("/v1/sandboxes").await.status != 429 {}
     ann.post(&format!("{session}/heartbeat"), json!({})).await.ok(200);
     ann.delete(&session).await.ok(204);
-    assert_eq!(ann.post(&format!("{session}/heartbeat"), json!({})).await.error(429), "RATE_LIMITED", "that has a limit too");
+    assert_eq!(ann.post(&format!("{session}/heartbeat"), json!({})).await.error(429), "RATE_LIMITED", "heartbeats are limited too");
 }
 
 #[tokio::test]
@@ -78,7 +78,7 @@ async fn requests_with_a_token_count_against_the_limit_of_its_principal() {
     for by in [&holder, &ann] {
         assert_eq!(by.begin_watch(&made, "", &[]).await.status(), 429);
     }
-    assert_eq!(ann.get("/v1/sandboxes").await.error(429), "RATE_LIMITED", "it is the same limit");
+    assert_eq!(ann.get("/v1/sandboxes").await.error(429), "RATE_LIMITED", "both share one limit");
     bobs.post(&delegate, params.clone()).await.ok(200);
     world.clock.advance(1);
     holder.post(&of_sandbox, params).await.ok(200);
@@ -99,7 +99,7 @@ async fn an_address_that_guesses_keys_is_limited_and_a_valid_key_from_it_is_not(
     assert_eq!(refused.headers["retry-after"], "10");
     assert_eq!(refused.error(429), "RATE_LIMITED");
     let nobody = Client { key: None, ..ann.clone() };
-    assert_eq!(nobody.get("/dp/sb_00000000000000000000000000/v1/files/a").await.error(429), "RATE_LIMITED", "the gateway is behind it too");
+    assert_eq!(nobody.get("/dp/sb_00000000000000000000000000/v1/files/a").await.error(429), "RATE_LIMITED", "the gateway shares the limit");
     ann.get("/v1/sandboxes").await.ok(200);
     world.clock.advance(10);
     assert_eq!(guessing.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
@@ -117,8 +117,8 @@ async fn a_limited_address_can_still_check_health_and_send_notices() {
     for open in ["/healthz", "/readyz", "/metrics", "/openapi.json"] {
         assert_eq!(nobody.get(open).await.status, 200, "{open}");
     }
-    assert_eq!(nobody.post("/webhooks/threads", json!({})).await.error(404), "ROUTE_NOT_FOUND", "none is set up");
-    assert_eq!(guessing.get("/metrics").await.status, 200, "public metrics look at no credential");
+    assert_eq!(nobody.post("/webhooks/threads", json!({})).await.error(404), "ROUTE_NOT_FOUND", "no webhook is configured");
+    assert_eq!(guessing.get("/metrics").await.status, 200, "public metrics ignore the credential");
 }
 
 #[tokio::test]
@@ -152,7 +152,7 @@ async fn a_refusal_by_the_sandbox_does_not_count_against_the_address() {
     for _ in 0..10 {
         assert_eq!(holder.get(&format!("/dp/{}/v1/refused", sandbox_id(&made))).await.status, 401);
     }
-    assert_eq!(guessing.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED", "that is the first");
+    assert_eq!(guessing.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED", "this is the first counted failure");
     let delegate = format!("{}/delegate", session_path(&made));
     holder.post(&delegate, json!({ "capabilities": ["fs_read"] })).await.ok(200);
     while guessing.get("/v1/sandboxes").await.status != 429 {}

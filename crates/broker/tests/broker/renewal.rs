@@ -86,7 +86,7 @@ async fn a_rotation_ends_the_old_token_after_half_a_minute_and_notifies_its_sand
     assert_eq!(revoked(), [Revocation::Jti(jti.clone())]);
     assert_eq!(ann.with(&made["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
     ann.with(&renewed["token"]).get(&path).await.ok(200);
-    assert_eq!(ann.post(&refresh, rotate.clone()).await.error(401), "TOKEN_REVOKED", "it proves nothing any more");
+    assert_eq!(ann.post(&refresh, rotate.clone()).await.error(401), "TOKEN_REVOKED", "a rotated token proves no possession");
     // Nor later, when it would have expired anyway.
     world.clock.advance(900 + 60);
     assert_eq!(ann.post(&refresh, rotate).await.error(401), "TOKEN_REVOKED");
@@ -142,7 +142,7 @@ async fn a_heartbeat_of_either_side_extends_the_lease_but_no_token() {
     broker.tick().await;
     assert_eq!(ann.state(&id).await, "suspended");
     let beat = ann.post(&heartbeat, json!({})).await.ok(200);
-    assert_eq!(beat["state"], "active", "activity brings it back");
+    assert_eq!(beat["state"], "active", "a heartbeat resumes the sandbox");
     assert_eq!(world.provider.running(), 1);
     assert_eq!(time_of(&beat["lease_expires_at"]) - time_of(&made["binding"]["lease_expires_at"]), 2000 + 3600);
 }

@@ -159,7 +159,7 @@ async fn the_error_of_a_wrong_credential_names_the_accepted_ones() {
         }
         assert_eq!(nobody.get(path).await.headers["www-authenticate"], "Bearer");
     }
-    refused(ann.with(&made["token"]).get(&control).await, 401, "UNAUTHENTICATED", "the broker wants an API key");
+    refused(ann.with(&made["token"]).get(&control).await, 401, "UNAUTHENTICATED", "the broker requires an API key");
     // Authentication fails before the body is checked.
     refused(nobody.post(SESSIONS, serde_json::json!({ "mode": 7 })).await, 401, "UNAUTHENTICATED", "no credential");
     refused(ann.post(SESSIONS, serde_json::json!({ "mode": 7 })).await, 400, "INVALID_REQUEST", "mode");

@@ -62,7 +62,7 @@ async fn a_sandbox_starts_from_its_template_every_time() {
     assert_eq!(starts[0], starts[1]);
     assert_eq!(starts[0].root, Some(SandboxRoot::Image(IMAGE.to_owned())));
     assert_eq!((starts[0].resources.cpus, starts[0].env.0["LANG"].as_str()), (Some(Cpus(500)), "de"));
-    assert_eq!(ann.post(SESSIONS, ensure("u", "python")).await.error(400), "INVALID_REQUEST", "it is gone for new ones");
+    assert_eq!(ann.post(SESSIONS, ensure("u", "python")).await.error(400), "INVALID_REQUEST", "new sandboxes can't use a deleted template");
     ann.ensure("plain").await;
     assert!(world.provider.made_of.lock().unwrap().values().any(|m| m[0] == SandboxSpec::default()));
 }
@@ -84,7 +84,7 @@ async fn a_sandbox_keeps_the_image_version_it_was_created_from() {
     world.clock.advance(3600);
     broker.tick().await;
     ann.get(&format!("/dp/{first}/v1/x")).await.ok(200);
-    assert_eq!(world.provider.made_of.lock().unwrap()[&first].len(), 2, "it was started again");
+    assert_eq!(world.provider.made_of.lock().unwrap()[&first].len(), 2, "the sandbox was started again");
     assert_eq!([base_of(&first), base_of(&second), base_of(&from)], [Some("one".into()), Some("two".into()), Some("one".into())]);
     let plain = sandbox_id(&ann.ensure("plain").await);
     assert_eq!(base_of(&plain), None);
@@ -200,11 +200,14 @@ async fn a_snapshot_starts_sandboxes_and_is_removed_when_nothing_is_based_on_it(
     assert_eq!(ann.post("/v1/sandboxes", json!({ "snapshot": below })).await.error(404), "SNAPSHOT_NOT_FOUND");
     assert!(!is_removed(&broker, &ann, &below).await);
     ann.delete(&format!("/v1/sandboxes/{}", id(&second))).await;
-    assert!(!is_removed(&broker, &ann, &below).await, "another snapshot stands on it");
+    assert!(!is_removed(&broker, &ann, &below).await, "another snapshot is based on it");
     ann.delete(&format!("/v1/snapshots/{above}")).await;
-    assert!(!is_removed(&broker, &ann, &above).await, "a sandbox stands on it");
+    assert!(!is_removed(&broker, &ann, &above).await, "a sandbox is based on it");
     ann.delete(&format!("/v1/sandboxes/{}", id(&third))).await;
-    eventually("both are gone", || async { is_removed(&broker, &ann, &above).await && is_removed(&broker, &ann, &below).await }).await;
+    eventually("removal of both snapshots", || async {
+        is_removed(&broker, &ann, &above).await && is_removed(&broker, &ann, &below).await
+    })
+    .await;
     assert!(world.provider.snapshots.lock().unwrap().is_empty());
 }
 
@@ -220,11 +223,11 @@ async fn a_snapshot_is_as_private_as_its_sandbox_and_a_failed_one_has_a_reason()
     assert_eq!(bob.get(&format!("/v1/snapshots/{kept}")).await.error(403), "FORBIDDEN");
     assert_eq!(bob.get("/v1/snapshots").await.ok(200)["items"], json!([]));
     let answer = bob.post(&format!("/v1/sandboxes/{open}/snapshots"), json!({ "name": "x" })).await;
-    assert_eq!(answer.error(403), "FORBIDDEN", "only who owns it, unless the policy says otherwise");
+    assert_eq!(answer.error(403), "FORBIDDEN", "only the owner, unless the policy allows others");
     world.provider.failing_snapshots.store(1, Ordering::SeqCst);
     let failed = take_snapshot(&ann, &open, "open").await;
     let failed = wait_for_state(&ann, &failed, "failed").await;
-    assert!(failed["reason"].as_str().unwrap().contains("told to fail"));
+    assert!(failed["reason"].as_str().unwrap().contains("set to fail"));
     assert_eq!(ann.post("/v1/sandboxes", json!({ "snapshot": failed["id"] })).await.error(400), "INVALID_REQUEST");
     // A name refers to the newest snapshot that is ready.
     let good = take_snapshot(&ann, &open, "open").await;
@@ -249,7 +252,7 @@ async fn a_snapshot_of_a_private_session_is_private() {
         ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "ensure", "sandbox_hint": "open", "access": "owner" })).await.ok(200);
     world.provider.may_copy.send_replace(true);
     assert_eq!(bob.get(&format!("/dp/{open}/v1/x")).await.error(403), "FORBIDDEN");
-    assert_eq!(wait_for_state(&ann, &meanwhile, "ready").await["access"], "owner", "it may have been copied after that");
+    assert_eq!(wait_for_state(&ann, &meanwhile, "ready").await["access"], "owner", "files may have been copied after the change of access");
     let private = take_snapshot(&ann, &open, "private").await;
     assert_eq!(wait_for_state(&ann, &private, "ready").await["access"], "owner");
     for snapshot in [&meanwhile, &private] {
@@ -393,9 +396,9 @@ async fn snapshots_and_volumes_without_a_record_are_quarantined_and_removed_afte
     );
 
     broker.run_for(&world.clock, 540).await;
-    assert_eq!(kept(), (1, 1), "their time is not over");
+    assert_eq!(kept(), (1, 1), "the quarantine time is not over");
     broker.run_for(&world.clock, 120).await;
-    eventually("both are removed", || async {
+    eventually("removal of both items", || async {
         let records = audit().await;
         has(&records, "snapshot.deleted", snapshot.as_str()) && has(&records, "volume.deleted", volume.as_str())
     })
@@ -427,7 +430,7 @@ async fn a_volume_is_mounted_in_several_sandboxes_and_kept_while_mounted() {
     assert_eq!(ann.delete("/v1/volumes/data").await.error(409), "IN_USE");
     ann.delete(&format!("/v1/sandboxes/{one}")).await;
     bob.delete(&session_path(&two)).await;
-    eventually("nobody has it", || async { ann.get("/v1/volumes/data").await.ok(200)["sandboxes"] == json!([]) }).await;
+    eventually("a volume without users", || async { ann.get("/v1/volumes/data").await.ok(200)["sandboxes"] == json!([]) }).await;
     assert_eq!(ann.delete("/v1/volumes/data").await.status, 204);
     assert!(world.provider.volumes.lock().unwrap().is_empty());
     let missing = bob.post(SESSIONS, ensure("u", "with-data")).await;
@@ -457,12 +460,12 @@ async fn an_id_in_an_unrelated_field_does_not_keep_its_item_in_use() {
     assert_eq!(bob.get("/v1/volumes/data").await.ok(200)["sandboxes"], json!([private]));
     let refused = ann.delete("/v1/volumes/data").await;
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
-    assert!(!message.contains(private.as_str()) && message.contains("1 of other people"), "{message}");
+    assert!(!message.contains(private.as_str()) && message.contains("1 of other principals"), "{message}");
     assert_eq!(refused.error(409), "IN_USE");
     bob.delete(&format!("/v1/sandboxes/{private}")).await.ok(204);
     assert_eq!(ann.delete("/v1/volumes/data").await.status, 204);
     ann.delete("/v1/snapshots/base").await.ok(204);
-    eventually("its files are gone", || async { is_removed(&broker, &ann, &snapshot).await }).await;
+    eventually("removal of the snapshot's files", || async { is_removed(&broker, &ann, &snapshot).await }).await;
     bob.get(&format!("/v1/sandboxes/{}", id(&says))).await.ok(200);
 }
 

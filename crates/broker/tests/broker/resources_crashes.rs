@@ -18,7 +18,7 @@ async fn a_volume_exists_completely_or_not_at_all_after_a_crash() {
     let requested = ann.clone();
     let asking = tokio::spawn(async move { requested.post("/v1/volumes", json!({ "name": "data", "size_bytes": 1 << 20 })).await });
     let mounts = json!({ "mounts": [{ "volume": "data", "path": "/data" }] });
-    eventually("it is being made", || async { ann.get("/v1/volumes/data").await.status == 200 }).await;
+    eventually("the start of the creation", || async { ann.get("/v1/volumes/data").await.status == 200 }).await;
     assert_eq!(ann.post("/v1/sandboxes", mounts.clone()).await.error(423), "SANDBOX_STARTING");
     asking.abort();
     broker.kill().await;
@@ -26,7 +26,7 @@ async fn a_volume_exists_completely_or_not_at_all_after_a_crash() {
     let broker = world.start().await;
     let ann = ann.at(&broker);
     broker.tick().await;
-    eventually("it is made", || async { world.provider.volumes.lock().unwrap().len() == 1 }).await;
+    eventually("the created volume", || async { world.provider.volumes.lock().unwrap().len() == 1 }).await;
     let mut made = ann.post("/v1/sandboxes", mounts.clone()).await;
     while made.status == 423 {
         made = ann.post("/v1/sandboxes", mounts.clone()).await;
@@ -35,11 +35,11 @@ async fn a_volume_exists_completely_or_not_at_all_after_a_crash() {
     ann.delete(&format!("/v1/sandboxes/{}", made["id"].as_str().unwrap())).await.ok(204);
     world.provider.may_make.send_replace(false);
     ann.delete("/v1/volumes/data").await.ok(204);
-    assert_eq!(ann.get("/v1/volumes/data").await.error(404), "VOLUME_NOT_FOUND", "answered before its files are gone");
+    assert_eq!(ann.get("/v1/volumes/data").await.error(404), "VOLUME_NOT_FOUND", "the response precedes the removal of the files");
     broker.kill().await;
     world.provider.may_make.send_replace(true);
     let broker = world.start().await;
-    eventually("its files are gone", || async {
+    eventually("removal of the files", || async {
         broker.tick().await;
         world.provider.volumes.lock().unwrap().is_empty()
     })
@@ -55,8 +55,8 @@ async fn the_removal_of_a_snapshot_delays_no_request_and_survives_a_crash() {
     let sandbox = ann.post("/v1/sandboxes", json!({ "name": "dev" })).await.ok(201);
     let path = format!("/v1/sandboxes/{}/snapshots", sandbox["id"].as_str().unwrap());
     let taken: SnapshotId = ann.post(&path, json!({ "name": "s" })).await.ok(202)["id"].as_str().unwrap().parse().unwrap();
-    eventually("it is taken", || async { world.provider.snapshots.lock().unwrap().contains(&taken) }).await;
-    eventually("it is ready", || async { ann.get(&format!("/v1/snapshots/{taken}")).await.json()["state"] == "ready" }).await;
+    eventually("the copy of the files", || async { world.provider.snapshots.lock().unwrap().contains(&taken) }).await;
+    eventually("the snapshot to be ready", || async { ann.get(&format!("/v1/snapshots/{taken}")).await.json()["state"] == "ready" }).await;
     world.provider.may_make.send_replace(false);
     ann.delete(&format!("/v1/snapshots/{taken}")).await.ok(204);
     // Neither the response nor the reaper's round waited for it.
@@ -66,7 +66,7 @@ async fn the_removal_of_a_snapshot_delays_no_request_and_survives_a_crash() {
     world.provider.may_make.send_replace(true);
     let broker = world.start().await;
     let ann = ann.at(&broker);
-    eventually("it is gone", || async {
+    eventually("removal of the snapshot", || async {
         broker.tick().await;
         ann.get(&format!("/v1/snapshots/{taken}")).await.status == 404
     })
@@ -85,15 +85,15 @@ async fn an_interrupted_filling_of_a_pool_is_completed() {
         .await
         .ok(201);
     let starts = || world.provider.made_of.lock().unwrap().len();
-    eventually("they are being started", || async { starts() == 3 }).await;
+    eventually("three starts", || async { starts() == 3 }).await;
     broker.kill().await;
     world.provider.may_start.send_replace(true);
     let broker = world.start().await;
     let ann = ann.at(&broker);
-    eventually("three wait", || async {
+    eventually("three pool members", || async {
         broker.tick().await;
         ann.get("/v2/sandboxes/pools/warm").await.ok(200)["ready_replicas"] == 3
     })
     .await;
-    assert_eq!((world.provider.running(), starts()), (3, 3), "the same that were begun");
+    assert_eq!((world.provider.running(), starts()), (3, 3), "no further sandboxes are started");
 }

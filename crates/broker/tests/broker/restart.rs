@@ -42,12 +42,12 @@ async fn a_running_sandbox_is_adopted_with_the_state_it_missed() {
     let ann = at(&second, &ann);
     let reported = world.provider.boxd(&id).state.lock().unwrap().clone();
     assert!(reported.version > far_ahead);
-    assert_eq!(reported.revoked, [Revocation::Grant(bot_id)], "told before any traffic");
+    assert_eq!(reported.revoked, [Revocation::Grant(bot_id)], "the revocation is pushed before any traffic");
     ann.with(&made["token"]).get(&format!("/dp/{id}/v1/x")).await.ok(200);
     assert_eq!(ann.ensure("t").await["session_id"], made["session_id"]);
     assert_eq!(world.provider.starts.load(Ordering::SeqCst), 1);
     world.provider.kill(&id);
-    eventually("the adopted one is watched", || async { ann.state(&id).await == "suspended" }).await;
+    eventually("suspension of the adopted sandbox", || async { ann.state(&id).await == "suspended" }).await;
 }
 
 #[tokio::test]
@@ -170,7 +170,7 @@ async fn a_sandbox_without_a_record_is_quarantined_and_removed_after_the_retenti
     let second = world.start().await;
     let root = at(&second, &root);
     let is_destroyed = || world.provider.destroyed.lock().unwrap().contains(&unknown);
-    assert!(!world.provider.is_up(&unknown), "its processes are ended");
+    assert!(!world.provider.is_up(&unknown), "the processes of a quarantined sandbox end");
     let listed = cobox_broker::read_quarantine(&world.config.data_dir).unwrap();
     assert_eq!(listed.iter().map(|q| q.item.id()).collect::<Vec<_>>(), [unknown.as_str()]);
     let metrics = root.get("/metrics").await;
@@ -187,8 +187,10 @@ async fn a_sandbox_without_a_record_is_quarantined_and_removed_after_the_retenti
     third.tick().await;
     assert!(!is_destroyed(), "time without a broker and jumps of the clock do not count");
     third.run_for(&world.clock, 400).await;
-    eventually("it is removed", || async { is_destroyed() && cobox_broker::read_quarantine(&world.config.data_dir).unwrap().is_empty() })
-        .await;
+    eventually("removal of the quarantined sandbox", || async {
+        is_destroyed() && cobox_broker::read_quarantine(&world.config.data_dir).unwrap().is_empty()
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -138,7 +138,7 @@ async fn a_revocation_survives_a_restart() {
     broker.kill().await;
     boxd.state.lock().unwrap().revoked.clear();
     let again = world.start().await;
-    assert_eq!(boxd.state.lock().unwrap().revoked, reported, "it is told anew before anybody gets through");
+    assert_eq!(boxd.state.lock().unwrap().revoked, reported, "the revocations are pushed before any request passes");
     let path = format!("/dp/{}/v1/x", sandbox_id(&made));
     assert_eq!(ann.at(&again).with(&made["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
 }
@@ -225,13 +225,13 @@ async fn above_the_revocation_limit_a_sandbox_refuses_rotation_and_the_next_revo
     ann.post(&refresh, rotate(&made["token"], false)).await.ok(200);
     ann.with(&made["token"]).get(&path).await.ok(200);
 
-    assert_eq!(ann.delete(&format!("{share}/bob")).await.status, 204, "what is taken back is never refused");
+    assert_eq!(ann.delete(&format!("{share}/bob")).await.status, 204, "a revocation is never refused by a limit");
     for token in [&bobs["token"], &made["token"]] {
         assert_eq!(ann.with(token).get(&path).await.error(401), "TOKEN_REVOKED");
     }
     let reported = world.provider.boxd(&id).state.lock().unwrap().clone();
     assert_eq!(reported.keys.iter().map(|k| k.kid.as_str()).collect::<Vec<_>>(), [format!("{id}.2")]);
-    assert_eq!(reported.revoked.len(), 1, "what the old key's end says needs no other words");
+    assert_eq!(reported.revoked.len(), 1, "the rotation of the key replaces single revocations");
     let fresh = ann.ensure("t").await;
     ann.with(&fresh["token"]).get(&path).await.ok(200);
     ann.post(&refresh, rotate(&fresh["token"], true)).await.ok(200);
@@ -256,7 +256,7 @@ async fn above_its_revocation_limit_a_workspace_gets_new_keys() {
     for _ in 0..3 {
         revoke("tok_again".into()).await;
     }
-    assert_eq!(listed().await, 1, "what is said again is said once");
+    assert_eq!(listed().await, 1, "a repeated revocation is stored once");
     for n in 1..MAX_REVOCATIONS {
         revoke(format!("tok_{n}")).await;
     }
@@ -270,7 +270,7 @@ async fn above_its_revocation_limit_a_workspace_gets_new_keys() {
     }
     let reported = world.provider.boxd(&id).state.lock().unwrap().clone();
     assert_eq!(reported.keys.iter().map(|k| k.kid.as_str()).collect::<Vec<_>>(), [format!("{id}.2")]);
-    assert_eq!(reported.revoked.len(), 1, "what the old keys' end says needs no other words");
+    assert_eq!(reported.revoked.len(), 1, "the rotation of the keys replaces single revocations");
     ann.with(&ann.ensure("t").await["token"]).get(&path).await.ok(200);
     eve.with(&elsewhere["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&elsewhere))).await.ok(200);
     let recorded = store.audit("default", None, &NEWEST).await.unwrap();
@@ -311,16 +311,16 @@ async fn a_revocation_is_pushed_to_the_sandboxes_of_other_brokers() {
     let shared = there.post(&share, json!({ "principal": "bob", "capabilities": ["fs_read"] })).await.ok(201);
     let bobs = bob.ensure("t").await;
     assert_eq!(there.delete(&format!("{share}/bob")).await.status, 204);
-    eventually("boxd learns of the share's end", || knows(Revocation::Jti(shared["id"].as_str().unwrap().to_owned()))).await;
+    eventually("the push of the share's revocation", || knows(Revocation::Jti(shared["id"].as_str().unwrap().to_owned()))).await;
     assert_eq!(bob.with(&bobs["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
 
     root.post(REVOKE, json!({ "jti": claim(&made, "jti") })).await.ok(200);
-    eventually("boxd learns of the token's end", || knows(Revocation::Jti(claim(&made, "jti")))).await;
+    eventually("the push of the token's revocation", || knows(Revocation::Jti(claim(&made, "jti")))).await;
     assert_eq!(ann.with(&made["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
 
     let fresh = ann.ensure("t").await;
     root.post(&format!("/internal/sandboxes/{id}/rotate-key"), json!({})).await.ok(200);
     let wanted = format!("{id}.2");
-    eventually("boxd gets the new key", || async { boxd.state.lock().unwrap().keys.iter().all(|k| k.kid == wanted) }).await;
+    eventually("the push of the new key", || async { boxd.state.lock().unwrap().keys.iter().all(|k| k.kid == wanted) }).await;
     assert_eq!(ann.with(&fresh["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
 }

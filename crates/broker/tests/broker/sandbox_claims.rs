@@ -77,7 +77,7 @@ async fn a_sandbox_with_endless_claims_stays_within_the_ingest_limit() {
     // A suspension and restart don't reset the limit.
     world.provider.boxd(&id).stop();
     let op = broker.key("op", PrincipalKind::Operator).await;
-    eventually("it is suspended", async || op.state(&id).await == "suspended").await;
+    eventually("the suspension", async || op.state(&id).await == "suspended").await;
     broker.human("ann").await.ensure("t").await;
     world.provider.boxd(&id).claims_without_end.store(true, Ordering::SeqCst);
     world.clock.advance(2);
@@ -106,5 +106,5 @@ async fn sandboxes_that_withhold_their_claims_do_not_delay_others() {
         assert!(slow.iter().all(|boxd| *boxd.waiting_for_claims.borrow() == 1));
     };
     tokio::join!(broker.tick(), together);
-    eventually("nobody waits for them", async || slow.iter().all(|boxd| *boxd.waiting_for_claims.borrow() == 0)).await;
+    eventually("the end of all claim requests", async || slow.iter().all(|boxd| *boxd.waiting_for_claims.borrow() == 0)).await;
 }

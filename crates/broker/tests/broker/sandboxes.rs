@@ -61,7 +61,11 @@ async fn a_client_that_crashed_finds_its_sandbox_by_tag_and_resumes_it() {
     let attach = json!({ "thread_id": "thr_1", "mode": "ensure", "sandbox_id": made["id"] });
     let back = ann.post("/v1/sandbox/sessions", attach).await.ok(200);
     assert_eq!((&back["sandbox"]["id"], &back["binding"]["state"]), (&made["id"], &json!("active")));
-    assert_eq!(ids(&ann.get("/v1/sandboxes?tag=scope:thread:thr_1").await.ok(200)), [made["id"].as_str().unwrap()], "by who uses it too");
+    assert_eq!(
+        ids(&ann.get("/v1/sandboxes?tag=scope:thread:thr_1").await.ok(200)),
+        [made["id"].as_str().unwrap()],
+        "tags of its sessions match too"
+    );
     ann.delete(&session_path(&back)).await;
     assert_eq!(ids(&ann.get("/v1/sandboxes?tag=scope:thread:thr_1").await.ok(200)), [""; 0]);
 }
@@ -81,7 +85,7 @@ async fn a_change_of_a_sandbox_by_its_owner_is_atomic() {
     assert_eq!(changed["tags"], json!({ "b": "2", "c": "3", "created_by": "unknown", "principal": "ann" }));
     assert_eq!(ann.get("/v1/sandboxes/dev").await.error(404), "SANDBOX_NOT_FOUND");
     assert_eq!(ann.get("/v1/sandboxes/box").await.ok(200), ann.get(&path).await.ok(200));
-    assert_eq!(patch(&ann, json!({})).await.ok(200), ann.get(&path).await.ok(200), "nothing asked, nothing changed");
+    assert_eq!(patch(&ann, json!({})).await.ok(200), ann.get(&path).await.ok(200), "an empty change has no effect");
     let taken = patch(&ann, json!({ "name": "other", "keep": false })).await;
     assert_eq!(taken.error(409), "SANDBOX_CONFLICT");
     assert_eq!(ann.get(&path).await.ok(200)["keep"], true);

@@ -121,7 +121,7 @@ async fn a_provider_failure_is_reported_and_the_next_ensure_works() {
     let body = json!({ "thread_id": "t", "mode": "ensure" });
     let failed = ann.call(Method::POST, "/v1/sandbox/sessions", Some(body.clone()), &[("idempotency-key", "k")]).await;
     assert_eq!(failed.error(503), "PROVIDER_UNAVAILABLE");
-    assert_eq!(world.provider.destroyed.lock().unwrap().len(), 1, "nothing half made is left");
+    assert_eq!(world.provider.destroyed.lock().unwrap().len(), 1, "the failed sandbox is destroyed");
     ann.call(Method::POST, "/v1/sandbox/sessions", Some(body), &[("idempotency-key", "k")]).await.ok(200);
 }
 
@@ -202,7 +202,7 @@ async fn the_sandbox_limit_of_a_workspace_applies() {
     let made = ann.ensure("a").await;
     let more = json!({ "thread_id": "b", "mode": "ensure" });
     let refused = ann.post("/v1/sandbox/sessions", more.clone()).await;
-    assert!(!refused.headers.contains_key("retry-after"), "waiting doesn't help");
+    assert!(!refused.headers.contains_key("retry-after"), "a retry doesn't help");
     let error = refused.json()["error"].clone();
     let message = error["message"].as_str().unwrap();
     assert!(message.contains("has 1 sandboxes, which is the limit") && message.contains(sandbox_id(&made).as_str()), "{message}");

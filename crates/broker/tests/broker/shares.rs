@@ -81,7 +81,7 @@ async fn revoking_a_share_ends_exactly_its_tokens_at_once() {
     let child =
         bob.with(&bobs["token"]).post(&format!("{}/delegate", session_path(&made)), json!({ "capabilities": ["fs_read"] })).await.ok(200);
     assert_eq!(ann.delete(&format!("{share}/bob")).await.status, 204);
-    assert_eq!(world.provider.boxd(&id).state.lock().unwrap().revoked, [Revocation::Jti(shared)], "boxd has been told");
+    assert_eq!(world.provider.boxd(&id).state.lock().unwrap().revoked, [Revocation::Jti(shared)], "the revocation is pushed to boxd");
     for token in [&bobs["token"], &child["token"]] {
         assert_eq!(bob.with(token).get(&path).await.error(401), "TOKEN_REVOKED");
     }

@@ -36,7 +36,7 @@ async fn answer(stream: &mut TcpStream) -> (u16, Value) {
                 return (status, serde_json::from_str(body).unwrap_or(Value::Null));
             }
         }
-        let read = stream.read_buf(&mut bytes).await.expect("an answer, not a reset");
+        let read = stream.read_buf(&mut bytes).await.expect("a response, not a reset");
         assert!(read > 0, "the connection ended after {text:?}");
     }
 }
@@ -118,7 +118,7 @@ async fn keys_that_hold_connections_leave_health_and_other_keys_working() {
     // One principal gets at most half of the connections.
     let held = hold_connections(&ann, 32, 8).await;
     is_well().await;
-    timeout(PATIENCE, bob.ensure("t")).await.expect("another key gets in");
+    timeout(PATIENCE, bob.ensure("t")).await.expect("another key is accepted");
     let _others = hold_connections(&eve, 20, 0).await;
     is_well().await;
     // Connections that never authenticate are closed when no slot is left.
@@ -128,7 +128,7 @@ async fn keys_that_hold_connections_leave_health_and_other_keys_working() {
     }
     is_well().await;
     drop(held);
-    timeout(PATIENCE, bob.ensure("u")).await.expect("another key gets in");
+    timeout(PATIENCE, bob.ensure("u")).await.expect("another key is accepted");
 }
 
 /// Opens connections whose request waits for its body, and expects the given numbers to be accepted and refused.

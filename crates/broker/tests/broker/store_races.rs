@@ -112,7 +112,7 @@ async fn every_revocation_changes_the_sequence(stores: &[Store]) {
         let mut seen: (u64, Vec<Revocation>) = Default::default();
         while !is_done.load(std::sync::atomic::Ordering::SeqCst) {
             let view = store_of(stores, 1).revocations(&looker, at(3)).await.unwrap();
-            assert!(view.list == seen.1 || view.sequence > seen.0, "there is more at the same sequence {}", seen.0);
+            assert!(view.list == seen.1 || view.sequence > seen.0, "the list grew at the same sequence {}", seen.0);
             seen = (view.sequence, view.list.clone());
             // Cached reads return immediately, and the other tasks need a turn.
             tokio::task::yield_now().await;

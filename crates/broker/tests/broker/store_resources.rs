@@ -171,7 +171,9 @@ pub async fn pools(store: &Store) {
 
 pub async fn unused_sandboxes_are_ended(store: &Store) {
     let made = ensure_params("unbound");
-    let Ensured::Created(bound) = store.ensure(&EnsureParams { quota: quota(1000), ..made }).await.unwrap() else { panic!("it is new") };
+    let Ensured::Created(bound) = store.ensure(&EnsureParams { quota: quota(1000), ..made }).await.unwrap() else {
+        panic!("expected a new session")
+    };
     assert_eq!(store.end_unbound_sandbox(&bound.sandbox.id, &ending(1)).await.unwrap(), None);
     let idle = sandbox(Some("once"));
     store.add_sandbox(&idle, &Tags::new(), &quota(1000), &audit("sandbox.created")).await.unwrap();

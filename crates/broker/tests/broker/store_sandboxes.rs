@@ -43,12 +43,12 @@ pub async fn names_and_quotas(store: &Store) {
     let viewer = Viewer { workspace: WORKSPACE.into(), principal: "bob".into(), sees_all: false };
     let all = store.sandboxes(&viewer, &[], &PageParams { before: None, limit: 100 }).await.unwrap();
     let rest = store.sandboxes(&viewer, &[], &PageParams { before: Some(all[0].id.to_string()), limit: 100 }).await.unwrap();
-    assert_eq!(rest.len(), all.len() - 1, "a cursor goes on where the page ended");
+    assert_eq!(rest.len(), all.len() - 1, "a cursor continues where the page ended");
     store.end_sandbox(&first.id, State::Terminated, &ending(1)).await.unwrap();
     assert_eq!(
         store.add_sandbox(&second, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap(),
         AddedSandbox::Added,
-        "a name is free again"
+        "the name can be used again"
     );
 }
 
@@ -66,11 +66,11 @@ pub async fn attaching(store: &Store) {
     store.replace_sandbox(&shared, &shared.started(at(0)), None).await.unwrap();
     let mut late = attach("attached 1", &shared);
     late.fresh.session.created_at = at(40);
-    let Ensured::Created(first) = store.ensure(&late).await.unwrap() else { panic!("it is new") };
-    assert_eq!((first.session.active_base, first.sandbox.state), (Duration::from_secs(40), State::Active), "its hard end begins now");
+    let Ensured::Created(first) = store.ensure(&late).await.unwrap() else { panic!("expected a new session") };
+    assert_eq!((first.session.active_base, first.sandbox.state), (Duration::from_secs(40), State::Active), "its running time starts now");
     // Allowed beyond the quota, which counts only sandboxes.
     let Ensured::Created(second) = store.ensure(&EnsureParams { quota: quota(1), ..attach("attached 2", &shared) }).await.unwrap() else {
-        panic!("it is new")
+        panic!("expected a new session")
     };
     assert_eq!(store.sessions_on(&shared.id).await.unwrap().len(), 2);
     let mut taken = ensure_params("attached 3");
@@ -114,7 +114,7 @@ pub async fn attaching(store: &Store) {
     assert!(matches!(store.ensure(&creating).await.unwrap(), Ensured::Created(_)));
     assert!(matches!(store.ensure(&creating).await.unwrap(), Ensured::Replayed(_)));
     let later = EnsureParams { idempotency: Some(Idempotency { request_hash: [2; 32], since: at(1), ..keyed }), ..creating };
-    assert!(matches!(store.ensure(&later).await.unwrap(), Ensured::Existing(_)), "a key is forgotten in time");
+    assert!(matches!(store.ensure(&later).await.unwrap(), Ensured::Existing(_)), "an idempotency key expires");
 }
 
 fn tag(text: &str) -> TagFilter {
@@ -172,7 +172,7 @@ pub async fn changing_a_sandbox(store: &Store) {
     let name = |name: &str| SandboxChange { name: Some(Some(name.into())), ..change.clone() };
     let apply = async |change: &SandboxChange| store.change_sandbox(&one.id, change, &audit("sandbox.changed")).await.unwrap();
     assert_eq!(apply(&name("other")).await, ChangedSandbox::NameTaken(other.id.clone()));
-    assert!(matches!(apply(&name("one")).await, ChangedSandbox::Changed(_)), "its own name is free for it");
+    assert!(matches!(apply(&name("one")).await, ChangedSandbox::Changed(_)), "a sandbox may keep its own name");
     let all = SandboxChange {
         name: Some(None),
         is_kept: Some(true),
@@ -181,18 +181,18 @@ pub async fn changing_a_sandbox(store: &Store) {
         remove_tags: vec!["a".into()],
         ..change.clone()
     };
-    let ChangedSandbox::Changed(changed) = apply(&all).await else { panic!("nothing is in the way") };
+    let ChangedSandbox::Changed(changed) = apply(&all).await else { panic!("the change must succeed") };
     let read = store.sandbox(&one.id).await.unwrap().unwrap();
     assert_eq!((read.name.clone(), read.is_kept, read.access), (None, true, Access::Owner));
-    assert_eq!((read.generation, one.generation), (2, 1), "what others hold ends when it is its owner's alone");
+    assert_eq!((read.generation, one.generation), (2, 1), "restricting access to the owner revokes other principals' tokens");
     assert_eq!(read, *changed);
     let ChangedSandbox::Changed(again) = apply(&SandboxChange { access: Some(Access::Owner), ..change.clone() }).await else {
-        panic!("nothing is in the way")
+        panic!("the change must succeed")
     };
-    assert_eq!(again.generation, 2, "and nothing ends when it was already");
+    assert_eq!(again.generation, 2, "an unchanged access revokes no tokens");
     let too_many = SandboxChange { is_kept: Some(false), set_tags: Tags::from([("d".into(), "4".into())]), ..change.clone() };
     assert_eq!(apply(&too_many).await, ChangedSandbox::TooManyTags(3));
-    assert!(store.sandbox(&one.id).await.unwrap().unwrap().is_kept, "all of it or nothing");
+    assert!(store.sandbox(&one.id).await.unwrap().unwrap().is_kept, "a refused change changes nothing");
     let tags = store.sandbox_tags(&[&one.id]).await.unwrap();
     assert_eq!(tags[one.id.as_str()].keys().collect::<Vec<_>>(), ["b", "c"]);
     for made in [&one, &other] {
@@ -236,7 +236,7 @@ pub async fn own_lifetimes(store: &Store) {
     let change =
         SandboxChange { own_keep: Some(None), own_lease: Some(Some(Duration::from_secs(120))), max_tags: 9, ..SandboxChange::default() };
     let ChangedSandbox::Changed(changed) = store.change_sandbox(&short.id, &change, &audit("sandbox.changed")).await.unwrap() else {
-        panic!("nothing is in the way")
+        panic!("the change must succeed")
     };
     assert_eq!((changed.own_lease, changed.own_keep), (Some(Duration::from_secs(120)), None));
     assert_eq!(store.sandbox(&short.id).await.unwrap().as_ref(), Some(&*changed));

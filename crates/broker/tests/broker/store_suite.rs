@@ -180,7 +180,7 @@ async fn keys(store: &Store) {
     assert!(store.key(&other.id).await.unwrap().is_none());
     assert_eq!(store.keys(&PageParams { before: None, limit: 10 }).await.unwrap().len(), 1);
     assert!(matches!(store.revoke_key(&key.id, &ending(5)).await.unwrap(), RevokedKey::Revoked(_)));
-    assert!(matches!(store.revoke_key(&key.id, &ending(6)).await.unwrap(), RevokedKey::NotThere), "a key is revoked once");
+    assert!(matches!(store.revoke_key(&key.id, &ending(6)).await.unwrap(), RevokedKey::NotThere), "a key can be revoked only once");
     identities(store).await;
     assert_eq!(store.key(&key.id).await.unwrap().unwrap().revoked_at, Some(at(5)));
 }
@@ -204,7 +204,7 @@ async fn sessions_of_one_scope_are_one(store: &Store) {
     }
     assert_eq!((created, ids.len()), (1, 1));
     let found = store.session_of(WORKSPACE, "thread", "race").await.unwrap().unwrap();
-    assert_eq!(found.sandbox.intent, Some(Intent::Create), "the intent is there before anybody asks a provider");
+    assert_eq!(found.sandbox.intent, Some(Intent::Create), "the intent is stored before the provider is called");
     assert!(store.session_of("elsewhere", "thread", "race").await.unwrap().is_none());
     assert_eq!(store.session(&found.session.id).await.unwrap().unwrap(), found);
     let viewer = |principal: &str| Viewer { workspace: WORKSPACE.into(), principal: principal.into(), sees_all: false };
@@ -225,9 +225,9 @@ async fn sessions_of_one_scope_are_one(store: &Store) {
 async fn a_key_and_its_session(store: &Store) {
     let key = api_key("kim", PrincipalKind::Agent);
     assert!(matches!(store.add_key(&key, &audit("key.created")).await.unwrap(), AddedKey::Added));
-    let Ensured::Created(ended) = store.ensure(&ensure_params("read together")).await.unwrap() else { panic!("it is new") };
+    let Ensured::Created(ended) = store.ensure(&ensure_params("read together")).await.unwrap() else { panic!("expected a new session") };
     store.end_session(&ended.session.id, &ending(10)).await.unwrap();
-    let Ensured::Created(living) = store.ensure(&ensure_params("read together")).await.unwrap() else { panic!("it is new") };
+    let Ensured::Created(living) = store.ensure(&ensure_params("read together")).await.unwrap() else { panic!("expected a new session") };
     for session in [&ended.session.id, &living.session.id] {
         assert_eq!(key_and_session(store, &key, session).await, store.session(session).await.unwrap());
     }
@@ -247,12 +247,12 @@ async fn idempotency(store: &Store) {
         idempotency: Some(Idempotency { principal: "ann".into(), key: "k1".into(), request_hash: [hash; 32], since: at(-100) }),
         ..ensure_params("idem")
     };
-    let Ensured::Created(first) = store.ensure(&keyed(1)).await.unwrap() else { panic!("it is new") };
-    let Ensured::Replayed(again) = store.ensure(&keyed(1)).await.unwrap() else { panic!("it is a replay") };
+    let Ensured::Created(first) = store.ensure(&keyed(1)).await.unwrap() else { panic!("expected a new session") };
+    let Ensured::Replayed(again) = store.ensure(&keyed(1)).await.unwrap() else { panic!("expected a replay") };
     assert_eq!(again.session.id, first.session.id);
     assert_eq!(store.ensure(&keyed(2)).await.unwrap(), Ensured::KeyReused);
     store.end_sandbox(&first.sandbox.id, State::Failed, &ending(1)).await.unwrap();
-    assert!(matches!(store.ensure(&keyed(1)).await.unwrap(), Ensured::Created(_)), "what came to nothing may be tried again");
+    assert!(matches!(store.ensure(&keyed(1)).await.unwrap(), Ensured::Created(_)), "a failed request may be retried");
 }
 
 async fn ending_a_session(store: &Store) {
@@ -266,7 +266,7 @@ async fn ending_a_session(store: &Store) {
         (Some(at(10)), State::Terminated, Some(Intent::Destroy))
     );
     assert!(store.session_of(WORKSPACE, "thread", "end").await.unwrap().is_none());
-    assert!(matches!(store.ensure(&ensure_params("end")).await.unwrap(), Ensured::Created(_)), "an ended scope is free again");
+    assert!(matches!(store.ensure(&ensure_params("end")).await.unwrap(), Ensured::Created(_)), "an ended scope can get a new session");
 
     let mut named = ensure_params("named");
     named.fresh.sandbox.name = Some("tool-box".into());
@@ -287,7 +287,7 @@ async fn ending_a_sandbox(store: &Store) {
     assert_eq!((ended.state, ended.reason.as_deref()), (State::Failed, Some("because")));
     assert!(store.end_sandbox(id, State::Terminated, &ending(21)).await.unwrap().is_none());
     assert_eq!(store.sessions_on(id).await.unwrap().len(), 0);
-    assert!(store.sandboxes_of_node(NODE).await.unwrap().iter().any(|s| s.id == *id), "it is still to be destroyed");
+    assert!(store.sandboxes_of_node(NODE).await.unwrap().iter().any(|s| s.id == *id), "the sandbox must still be destroyed");
     assert!(store.replace_sandbox(&ended, &Sandbox { intent: None, ..ended.clone() }, None).await.unwrap());
     assert!(!store.sandboxes_of_node(NODE).await.unwrap().iter().any(|s| s.id == *id));
 }
@@ -297,14 +297,14 @@ async fn replacing_is_conditional(store: &Store) {
     store.add_sandbox(&made, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
     let started = made.started(at(5));
     assert!(store.replace_sandbox(&made, &started, None).await.unwrap());
-    assert!(!store.replace_sandbox(&made, &started, None).await.unwrap(), "the second to settle finds it settled");
+    assert!(!store.replace_sandbox(&made, &started, None).await.unwrap(), "the second change finds the sandbox already changed");
     assert!(store.running_in(WORKSPACE, NODE).await.unwrap().contains(&made.id));
     store.note(&Note { sandboxes: vec![(made.id.clone(), at(50))], ..Note::default() }).await.unwrap();
     let idle = Sandbox { state: State::Idle, ..started.clone() };
     assert!(store.replace_sandbox(&started, &idle, None).await.unwrap());
     assert_eq!(store.sandbox(&made.id).await.unwrap().unwrap().last_active_at, at(50), "the last use never moves back");
     store.note(&Note { sandboxes: vec![(made.id.clone(), at(60))], ..Note::default() }).await.unwrap();
-    assert_eq!(store.sandbox(&made.id).await.unwrap().unwrap().state, State::Active, "use ends idleness");
+    assert_eq!(store.sandbox(&made.id).await.unwrap().unwrap().state, State::Active, "use makes an idle sandbox active");
 }
 
 async fn identities(store: &Store) {
@@ -312,7 +312,9 @@ async fn identities(store: &Store) {
     let of = |n: u8| ApiKey { hash: [n; 32], identity: Some(identity.clone()), ..api_key("sso", PrincipalKind::Agent) };
     let first = of(9);
     assert!(matches!(store.add_key(&first, &audit("key.created")).await.unwrap(), AddedKey::Added));
-    let AddedKey::Known(known) = store.add_key(&of(9), &audit("key.created")).await.unwrap() else { panic!("it has one") };
+    let AddedKey::Known(known) = store.add_key(&of(9), &audit("key.created")).await.unwrap() else {
+        panic!("the identity is already known")
+    };
     assert_eq!(known.id, first.id);
     assert_eq!(known.identity, Some(identity.clone()));
     let found = async |n: u8| store.identity(&first.principal, &[n; 32]).await.unwrap();
@@ -320,7 +322,7 @@ async fn identities(store: &Store) {
     assert!(found(8).await.is_none());
     assert_eq!(store.disable_principal(WORKSPACE, "nobody", &ending(5)).await.unwrap(), DisabledPrincipal::NotThere);
     assert_eq!(store.disable_principal(WORKSPACE, "sso", &ending(5)).await.unwrap(), DisabledPrincipal::Disabled);
-    assert!(found(9).await.unwrap().revoked_at.is_some(), "it stays, to keep them out");
+    assert!(found(9).await.unwrap().revoked_at.is_some(), "the record stays, so that the identity remains disabled");
     assert!(matches!(store.add_key(&of(8), &audit("key.created")).await.unwrap(), AddedKey::Disabled));
     let view = store.revocations(&sandbox(None), at(6)).await.unwrap().list.clone();
     assert!(view.contains(&Revocation::Principal("sso".into())) && view.contains(&Revocation::Grant(first.id.to_string())));
@@ -329,7 +331,7 @@ async fn identities(store: &Store) {
     assert_eq!((sso.valid_keys, sso.disabled_at), (0, Some(at(5))));
     assert!(store.enable_principal(WORKSPACE, "sso", &audit("principal.enabled")).await.unwrap());
     assert!(!store.enable_principal(WORKSPACE, "nobody", &audit("principal.enabled")).await.unwrap());
-    assert!(found(9).await.is_none(), "the next sign-in makes another");
+    assert!(found(9).await.is_none(), "the next sign-in creates a new record");
     let view = store.revocations(&sandbox(None), at(6)).await.unwrap().list.clone();
     assert!(!view.contains(&Revocation::Principal("sso".into())) && view.contains(&Revocation::Grant(first.id.to_string())));
     assert!(matches!(store.add_key(&of(9), &audit("key.created")).await.unwrap(), AddedKey::Added));
@@ -350,12 +352,12 @@ async fn notes_and_pruning(store: &Store) {
     store.end_session(&ensure_params.fresh.session.id, &ending(1)).await.unwrap();
     let horizon = |t| Horizon { now: at(t), idempotency_before: at(t), ended_before: at(t), audit_before: at(t) };
     store.prune(&horizon(1000)).await.unwrap();
-    assert!(store.sandbox(&ensure_params.fresh.sandbox.id).await.unwrap().is_some(), "what is still to be destroyed is not forgotten");
+    assert!(store.sandbox(&ensure_params.fresh.sandbox.id).await.unwrap().is_some(), "a sandbox that must still be destroyed is kept");
     let ended = store.sandbox(&ensure_params.fresh.sandbox.id).await.unwrap().unwrap();
     store.replace_sandbox(&ended, &Sandbox { intent: None, ..ended.clone() }, None).await.unwrap();
     store.prune(&horizon(1000)).await.unwrap();
     assert!(store.sandbox(&ensure_params.fresh.sandbox.id).await.unwrap().is_none());
     assert!(store.session(&ensure_params.fresh.session.id).await.unwrap().is_none());
     assert!(records(store, 10).await.is_empty());
-    assert!(store.session_of(WORKSPACE, "thread", "race").await.unwrap().is_some(), "the living stay");
+    assert!(store.session_of(WORKSPACE, "thread", "race").await.unwrap().is_some(), "active sessions are kept");
 }

@@ -33,7 +33,7 @@ pub async fn a_retired_token_counts_for_a_moment(store: &Store) {
     };
     let (early, between, after) = (view(119).await, view(120).await, view(130).await);
     assert_eq!((early.0.len(), &between.0[..], after.0.len()), (0, &["sooner".to_owned()][..], 2));
-    assert_ne!(between.1, after.1, "what begins to count makes another list, whatever came after it");
+    assert_ne!(between.1, after.1, "a revocation that takes effect changes the list, also if newer ones exist");
     assert!(view(500).await.0.is_empty());
 }
 
@@ -47,7 +47,10 @@ pub async fn revocations(store: &Store) {
     assert!(view.list.contains(&Revocation::Session(ensure_params.fresh.session.id.to_string())));
     assert!(view.list.iter().any(|r| matches!(r, Revocation::Grant(_))), "a revoked key counts in every sandbox of its workspace");
     let other = store.revocations(&sandbox(None), at(11)).await.unwrap();
-    assert!(!other.list.contains(&Revocation::Session(ensure_params.fresh.session.id.to_string())), "a session only in its own");
+    assert!(
+        !other.list.contains(&Revocation::Session(ensure_params.fresh.session.id.to_string())),
+        "a revoked session counts only in its own sandbox"
+    );
     assert!(store.revocations(&ensure_params.fresh.sandbox, at(10_000)).await.unwrap().list.is_empty());
 }
 
@@ -65,7 +68,7 @@ fn share(session: &SessionId, principal: &str, words: &str, expires_at: Option<i
 }
 
 pub async fn shares(store: &Store) {
-    let Ensured::Created(made) = store.ensure(&ensure_params("shared")).await.unwrap() else { panic!("it is new") };
+    let Ensured::Created(made) = store.ensure(&ensure_params("shared")).await.unwrap() else { panic!("expected a new session") };
     let (session, sandbox) = (&made.session.id, &made.sandbox);
     let first = share(session, "bob", "fs_read exec", None);
     assert_eq!(store.share(&first, 2, &ending(0)).await.unwrap(), Shared::Added(first.clone()));
@@ -73,7 +76,7 @@ pub async fn shares(store: &Store) {
     assert_eq!(store.share_of(session, "carl").await.unwrap(), None);
     let wider = share(session, "bob", "fs_read exec shell", None);
     let kept = Share { id: first.id.clone(), ..wider.clone() };
-    assert_eq!(store.share(&wider, 2, &ending(0)).await.unwrap(), Shared::Changed(kept), "nothing was taken away");
+    assert_eq!(store.share(&wider, 2, &ending(0)).await.unwrap(), Shared::Changed(kept), "wider terms revoke nothing");
     assert_eq!(store.revocations(sandbox, at(0)).await.unwrap().list, []);
     for (number, less) in [share(session, "bob", "fs_read", None), share(session, "bob", "fs_read", Some(50))].into_iter().enumerate() {
         assert_eq!(store.share(&less, 2, &ending(0)).await.unwrap(), Shared::Changed(less.clone()));
@@ -146,10 +149,10 @@ pub async fn rotating_a_key(store: &Store) {
     let rotated = done(rotate(0, Some(10)).await);
     assert_eq!((keys(&rotated, 0), keys(&rotated, 9), keys(&rotated, 10)), ((1, 2), (1, 2), (2, 2)));
     assert_eq!(store.sandbox(&sandbox.id).await.unwrap().unwrap(), rotated);
-    assert_eq!(rotate(9, Some(19)).await, Rotated::TooSoon(at(10)), "nothing puts an old key's end off");
+    assert_eq!(rotate(9, Some(19)).await, Rotated::TooSoon(at(10)), "a rotation must not extend an old key");
     assert_eq!(store.sandbox(&sandbox.id).await.unwrap().unwrap(), rotated);
-    assert_eq!(keys(&done(rotate(10, Some(30)).await), 20), (2, 3), "the one before it is over");
-    assert_eq!(keys(&done(rotate(21, None).await), 21), (4, 4), "who can't wait ends them all");
+    assert_eq!(keys(&done(rotate(10, Some(30)).await), 20), (2, 3), "the key before it has expired");
+    assert_eq!(keys(&done(rotate(21, None).await), 21), (4, 4), "an immediate rotation ends all older keys");
     // Other changes to a sandbox don't affect its keys.
     assert!(store.replace_sandbox(&sandbox, &sandbox.started(at(22)), None).await.unwrap());
     assert_eq!(keys(&store.sandbox(&sandbox.id).await.unwrap().unwrap(), 22), (4, 4));

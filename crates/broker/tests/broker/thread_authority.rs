@@ -77,7 +77,11 @@ async fn only_callers_who_may_see_a_thread_bind_a_sandbox_to_it() {
     let broker = world.start().await;
     let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
 
-    assert_eq!(ask(&bob, "t", "ensure", Some("Bearer bob")).await.error(404), "SESSION_NOT_FOUND", "as theirs answers for another's");
+    assert_eq!(
+        ask(&bob, "t", "ensure", Some("Bearer bob")).await.error(404),
+        "SESSION_NOT_FOUND",
+        "the same error as the thread authority's for a foreign thread"
+    );
     assert_eq!(ask(&bob, "t", "ensure", Some("Bearer outsider")).await.error(403), "FORBIDDEN");
     let silent = ask(&bob, "t", "ensure", None).await;
     assert!(silent.json()["error"]["message"].as_str().unwrap().contains("x-thread-authorization"));
@@ -86,21 +90,25 @@ async fn only_callers_who_may_see_a_thread_bind_a_sandbox_to_it() {
     for step in ["..", "."] {
         assert_eq!(ask(&ann, step, "ensure", Some("Bearer ann")).await.error(404), "SESSION_NOT_FOUND");
     }
-    assert_eq!(world.provider.starts.load(Ordering::SeqCst), 0, "nothing was made for a no");
+    assert_eq!(world.provider.starts.load(Ordering::SeqCst), 0, "a denied request creates nothing");
 
     let made = ask(&ann, "t", "ensure", Some("Bearer ann")).await.ok(200);
     let request_count = authority.headers.lock().unwrap().clone();
     assert_eq!(request_count["authorization"], "Bearer ann");
-    assert!(!format!("{request_count:?}").contains("cbx_"), "the broker's key is not passed on");
+    assert!(!format!("{request_count:?}").contains("cbx_"), "the broker's key is not forwarded");
     for mode in ["get", "ensure", "create_only"] {
-        assert_eq!(ask(&bob, "t", mode, Some("Bearer bob")).await.error(404), "SESSION_NOT_FOUND", "nor is one that exists joined: {mode}");
+        assert_eq!(
+            ask(&bob, "t", mode, Some("Bearer bob")).await.error(404),
+            "SESSION_NOT_FOUND",
+            "an existing session can't be joined: {mode}"
+        );
     }
     // Every other route to a token of that thread.
     let path = session_path(&made);
     assert_eq!(bob.get(&path).await.error(403), "FORBIDDEN");
     assert_eq!(bob.post(&format!("{path}/refresh"), json!({})).await.error(403), "FORBIDDEN");
     let hint = json!({ "scope": { "type": "assistant", "id": "b" }, "mode": "ensure", "sandbox_hint": sandbox_id(&made) });
-    assert_eq!(bob.post(SESSIONS, hint).await.error(403), "FORBIDDEN", "nor through the sandbox itself");
+    assert_eq!(bob.post(SESSIONS, hint).await.error(403), "FORBIDDEN", "the sandbox itself is refused too");
     let delegate = json!({ "capabilities": ["exec"] });
     assert_eq!(bob.post(&format!("{path}/delegate"), delegate).await.error(403), "FORBIDDEN");
     assert_eq!(bob.get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.error(403), "FORBIDDEN");
@@ -113,7 +121,7 @@ async fn only_callers_who_may_see_a_thread_bind_a_sandbox_to_it() {
     // The deployment doesn't control scopes other than threads.
     let body = json!({ "scope": { "type": "assistant", "id": "a" }, "mode": "ensure" });
     bob.post(SESSIONS, body).await.ok(200);
-    assert_eq!(ann.delete(&path).await.status, 204, "its owner may always let go of it");
+    assert_eq!(ann.delete(&path).await.status, 204, "its owner may always release it");
 }
 
 #[tokio::test]
@@ -145,15 +153,15 @@ async fn files_of_a_thread_are_visible_to_the_owner_and_to_callers_who_may_see_t
         assert_eq!(delegate(&bob, &with("Bearer bob")).await.error(404), "SESSION_NOT_FOUND");
         assert_eq!(attach(&bob, own.clone(), "Bearer bob").await.error(404), "BINDING_NOT_FOUND");
         assert_eq!(attach(&bob, assistant.clone(), "Bearer bob").await.error(404), "BINDING_NOT_FOUND");
-        assert_eq!(op.get(&files).await.error(403), "FORBIDDEN", "nor does an operator see a thread without the authority's leave");
+        assert_eq!(op.get(&files).await.error(403), "FORBIDDEN", "an operator needs the authority's permission too");
         let take =
             async |principal: &Client| principal.call(Method::POST, &snapshots, Some(json!({ "name": "s" })), &with("Bearer bob")).await;
-        assert_eq!(take(&bob).await.error(404), "SESSION_NOT_FOUND", "a snapshot is all of its files");
+        assert_eq!(take(&bob).await.error(404), "SESSION_NOT_FOUND", "a snapshot contains the thread's files");
         assert_eq!(take(&op).await.error(404), "SESSION_NOT_FOUND");
     };
     refused_bob().await;
     let take = async |credential| ann.call(Method::POST, &snapshots, Some(json!({ "name": "s" })), &with(credential)).await.ok(202);
-    assert_eq!(take("Bearer ann").await["access"], "owner", "nobody could be asked about the thread later");
+    assert_eq!(take("Bearer ann").await["access"], "owner", "the authority can't be asked about a snapshot later");
     assert_eq!(ann.delete(&session_path(&made)).await.status, 204);
     refused_bob().await;
     assert_eq!(take("Bearer ann").await["access"], "owner");
@@ -196,7 +204,11 @@ async fn without_a_response_of_the_authority_access_is_refused() {
         assert_eq!(answer.error(503), "PROVIDER_UNAVAILABLE", "{status}");
     }
     authority.failing.store(422, Ordering::SeqCst);
-    assert_eq!(ask(&ann, "t", "ensure", Some("Bearer ann")).await.error(404), "SESSION_NOT_FOUND", "what can't be a thread there");
+    assert_eq!(
+        ask(&ann, "t", "ensure", Some("Bearer ann")).await.error(404),
+        "SESSION_NOT_FOUND",
+        "an id that is invalid at the authority"
+    );
     assert_eq!(world.provider.starts.load(Ordering::SeqCst), 0);
     for nobody in ["http://127.0.0.1:1".to_owned(), format!("{url}/wrong/base")] {
         let world = world_with_authority(&nobody, "");
@@ -216,17 +228,17 @@ async fn a_positive_answer_is_cached_briefly_and_a_negative_one_never() {
     assert_eq!(ask(&ann, "t", "ensure", Some("Bearer ann")).await.status, 404);
     authority.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
     ask(&ann, "t", "ensure", Some("Bearer ann")).await.ok(200);
-    assert_eq!(request_count(), 2, "a no was not remembered");
+    assert_eq!(request_count(), 2, "a denial was not cached");
     for _ in 0..5 {
         ask(&ann, "t", "ensure", Some("Bearer ann")).await.ok(200);
     }
     assert_eq!(request_count(), 2);
     ask(&bob, "t", "get", Some("Bearer ann")).await.ok(200);
-    assert_eq!(request_count(), 3, "each caller is asked about");
-    assert_eq!(ask(&ann, "t", "get", Some("Bearer mallory")).await.status, 404, "and each credential");
+    assert_eq!(request_count(), 3, "permission is cached per caller");
+    assert_eq!(ask(&ann, "t", "get", Some("Bearer mallory")).await.status, 404, "permission is cached per credential");
     authority.seen_by.lock().unwrap().clear();
     world.clock.advance(20);
-    assert_eq!(ask(&ann, "t", "ensure", Some("Bearer ann")).await.status, 404, "leave that was withdrawn");
+    assert_eq!(ask(&ann, "t", "ensure", Some("Bearer ann")).await.status, 404, "a withdrawn permission");
 }
 
 #[tokio::test]

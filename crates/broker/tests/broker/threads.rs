@@ -21,7 +21,7 @@ async fn the_sandbox_of_a_thread_is_created_found_renewed_and_released_by_thread
     assert_eq!(made["endpoints"], json!({ "http": format!("http://{base}"), "ws": format!("ws://{base}/ws") }));
     assert_eq!(made["scopes"], json!(["fs:rw", "process", "shell"]));
     assert_eq!(claims(made["token"].as_str().unwrap())["thread_id"], "a/b c");
-    assert_eq!(ann.ensure("a/b c").await["session_id"], made["session_id"], "it is the session of every route");
+    assert_eq!(ann.ensure("a/b c").await["session_id"], made["session_id"], "every route finds the same session");
     let found = ann.get(path).await.ok(200);
     assert_eq!((&found["sandbox_id"], &found["session_id"]), (&made["sandbox_id"], &made["session_id"]));
     assert_ne!(found["token"], made["token"]);
@@ -46,7 +46,7 @@ async fn on_the_thread_route_a_refresh_rotates_by_default() {
     let renewed = ann.post(refresh, json!({ "sandbox_id": one["sandbox_id"], "current_token": one["token"] })).await.ok(200);
     ann.post(refresh, json!({ "current_token": two["token"], "rotate": false })).await.ok(200);
     ann.post(refresh, json!({})).await.ok(200);
-    assert_eq!(claims(renewed["token"].as_str().unwrap())["scope"], "fs:ro", "no wider than before");
+    assert_eq!(claims(renewed["token"].as_str().unwrap())["scope"], "fs:ro", "a refresh must not widen the capabilities");
     world.clock.advance(30);
     let path = format!("/dp/{}/v1/x", one["sandbox_id"].as_str().unwrap());
     assert_eq!(ann.with(&one["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
@@ -60,7 +60,7 @@ async fn the_session_of_a_deleted_thread_ends() {
     let world = World::new();
     let broker = world.start().await;
     let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
-    assert_eq!(ann.delete("/threads/t").await.status, 204, "there is nothing to miss");
+    assert_eq!(ann.delete("/threads/t").await.status, 204, "a repeated deletion succeeds");
     let made = ann.ensure("t").await;
     assert_eq!(bob.delete("/threads/t").await.error(403), "FORBIDDEN");
     assert_eq!(broker.stranger().await.delete("/threads/t").await.status, 204, "another workspace's thread is another thread");
@@ -74,7 +74,7 @@ async fn the_session_of_a_deleted_thread_ends() {
     assert_eq!(ann.state(&kept["sandbox_id"].as_str().unwrap().parse().unwrap()).await, "suspended");
 }
 
-const SECRET: &str = "a secret of both sides";
+const SECRET: &str = "a shared secret of both sides";
 
 struct Sender {
     client: Client,
@@ -120,10 +120,10 @@ async fn a_signed_notice_ends_the_session_of_a_thread_and_a_late_copy_ends_no_ot
     assert_eq!(world.provider.running(), 0);
     world.clock.advance(1);
     let next = ann.ensure("t").await;
-    assert_eq!(sender.send(now, &deleted, SECRET).await.ok(200), json!({ "ended": false }), "it was about the one before");
+    assert_eq!(sender.send(now, &deleted, SECRET).await.ok(200), json!({ "ended": false }), "the notice concerns the earlier session");
     ann.get(&session_path(&next)).await.ok(200);
     let restricted = json!({ "event": "thread.archived", "thread_id": "t", "dry_run": true });
-    assert_eq!(sender.send(now + 1, &restricted, SECRET).await.error(400), "INVALID_REQUEST", "it is not understood");
+    assert_eq!(sender.send(now + 1, &restricted, SECRET).await.error(400), "INVALID_REQUEST", "an unknown field is refused");
     let archived = json!({ "event": "thread.archived", "thread_id": "t" });
     assert_eq!(sender.send(now + 1, &archived, SECRET).await.ok(200), json!({ "ended": true }));
     let audit = broker.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();

@@ -59,7 +59,7 @@ async fn curl_and_the_client_connect_over_tls_and_urls_are_https() {
     let message = String::from_utf8(answer.stdout).unwrap();
     assert!(message.ends_with("1.1 200"), "{message} {}", String::from_utf8_lossy(&answer.stderr));
     let plain = curl(&authority, &[&format!("http://{}/healthz", broker.addr)]).await;
-    assert!(!plain.status.success(), "plain HTTP is not spoken on the same port");
+    assert!(!plain.status.success(), "plain HTTP is refused on the same port");
 
     let key = broker.broker.as_ref().unwrap().bootstrap_key("ann", PrincipalKind::Human).await.unwrap();
     let ann = Client::trusting(&url, key.clone(), &authority.pem()).unwrap();
@@ -105,12 +105,12 @@ async fn a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_n
 
     std::fs::copy(&other.cert, &first.cert).unwrap();
     let mismatch = running.reload_tls().unwrap_err().to_string();
-    assert!(mismatch.contains("don't belong together"), "{mismatch}");
-    assert!(subject(&broker).await.ends_with("CN = first"), "half a renewal changes nothing");
+    assert!(mismatch.contains("don't match"), "{mismatch}");
+    assert!(subject(&broker).await.ends_with("CN = first"), "an incomplete renewal has no effect");
     std::fs::copy(&other.key, &first.key).unwrap();
     assert!(running.reload_tls().unwrap());
-    assert!(!running.reload_tls().unwrap(), "nothing has changed since");
-    eventually("the new one is shown", async || subject(&broker).await.ends_with("CN = second")).await;
+    assert!(!running.reload_tls().unwrap(), "the files have not changed since");
+    eventually("the new certificate", async || subject(&broker).await.ends_with("CN = second")).await;
 }
 
 #[tokio::test]
@@ -134,7 +134,7 @@ async fn an_unfinished_handshake_delays_no_other_connection() {
 async fn start_error(world: &World, listen: &str) -> StartError {
     let listener = TcpListener::bind(listen).await.unwrap();
     let started = Broker::start_with_clock(world.whole_config().await, world.provider.clone(), listener, Arc::new(SystemClock)).await;
-    started.err().expect("it must not start")
+    started.err().expect("the broker must not start")
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn listening_beyond_localhost_needs_tls_or_an_explicit_setting() {
     let refused = start_error(&world, "0.0.0.0:0").await.to_string();
     assert!(refused.contains("--tls-cert") && refused.contains("--insecure-listen"), "{refused}");
     world.config.gateway_listen = Some("0.0.0.0:0".parse().unwrap());
-    assert!(matches!(start_error(&world, "127.0.0.1:0").await, StartError::Exposed(_)), "the dataplane's own listener too");
+    assert!(matches!(start_error(&world, "127.0.0.1:0").await, StartError::Exposed(_)), "the dataplane's listener requires TLS too");
     for allowed in ["insecure", "tls"] {
         let (mut world, authority) = (World::new(), TestAuthority::new());
         world.config.insecure_listen = allowed == "insecure";
@@ -170,7 +170,7 @@ async fn unusable_certificate_files_are_named_with_the_reason() {
         (&good.cert, &junk, &junk, "no PEM private key"),
         (&good.cert, &good.cert, &good.cert, "no PEM private key"),
         (&good.cert, &large, &large, "larger than"),
-        (&good.cert, &other.key, &other.key, "don't belong together"),
+        (&good.cert, &other.key, &other.key, "don't match"),
     ] {
         let mut world = World::new();
         world.config.tls = Some(TlsFiles { cert: cert.clone(), key: key.clone() });

@@ -28,7 +28,7 @@ async fn open(broker: &TestBroker, id: &SandboxId, token: Option<&Value>) -> Soc
     request.headers_mut().insert("sec-websocket-extensions", "permessage-deflate".parse().unwrap());
     let stream = TcpStream::connect(broker.addr).await.unwrap();
     let (socket, answer) = tokio_tungstenite::client_async(request, stream).await.unwrap();
-    assert!(!answer.headers().contains_key("sec-websocket-extensions"), "frames stay as they are");
+    assert!(!answer.headers().contains_key("sec-websocket-extensions"), "no extension is negotiated");
     socket
 }
 
@@ -57,7 +57,7 @@ async fn uses(broker: &TestBroker, count: usize) -> Vec<AuditRecord> {
         used.reverse();
         used
     };
-    eventually("the use records", || async { used().await.len() >= count }).await;
+    eventually("the audit records of the use", || async { used().await.len() >= count }).await;
     let used = used().await;
     assert_eq!(used.len(), count, "{used:?}");
     used
@@ -283,7 +283,7 @@ async fn a_connection_that_sends_endless_tokens_is_closed() {
             error if error["type"] == "error" => break error,
             _ => taken += 1,
         }
-        assert!(taken < 1000, "it goes on and on");
+        assert!(taken < 1000, "the client must stop being read");
     };
     assert_eq!(error["error"]["code"], "RATE_LIMITED");
     let Some(Ok(Message::Close(Some(close)))) = socket.next().await else { panic!("no close after {error}") };

@@ -171,7 +171,7 @@ impl Keys {
 /// Error of a change after which no lasting operator key would be left to manage the deployment: at once, or when the
 /// other keys expire.
 pub fn last_operator(subject: &str, beneficiary: &str) -> ApiError {
-    let message = format!("{subject}: no other operator's key would be left that lasts; make one without an end{beneficiary} first");
+    let message = format!("{subject}: no operator key without an expiry would remain; create one{beneficiary} first");
     ApiError::new(ErrorCode::Forbidden, message)
 }
 
@@ -183,7 +183,7 @@ fn not_there(id: &KeyId) -> ApiError {
 pub fn not_added(principal: &Principal, outcome: &AddedKey) -> ApiError {
     let name = &principal.name;
     match outcome {
-        AddedKey::KindDiffers(kind) => ApiError::invalid(format!("kind: {name} is {} already; choose another name", kind.as_str())),
+        AddedKey::KindDiffers(kind) => ApiError::invalid(format!("kind: {name} already exists as {}; choose another name", kind.as_str())),
         AddedKey::Disabled => ApiError::new(ErrorCode::Forbidden, format!("{name} is disabled; enable the principal first")),
         AddedKey::TooManyKeys => {
             let message = format!("{name} has {MAX_KEYS_PER_PRINCIPAL} valid keys, which is the limit; revoke some first");
@@ -193,7 +193,7 @@ pub fn not_added(principal: &Principal, outcome: &AddedKey) -> ApiError {
             let message = format!("workspace {} has {MAX_PRINCIPALS_PER_WORKSPACE} principals, which is the limit", principal.workspace);
             ApiError::new(ErrorCode::QuotaExceeded, message)
         }
-        AddedKey::Added | AddedKey::Known(_) => ApiError::new(ErrorCode::Internal, "a key was made and not given out; try again"),
+        AddedKey::Added | AddedKey::Known(_) => ApiError::new(ErrorCode::Internal, "a key was created but not returned; try again"),
     }
 }
 
@@ -219,7 +219,7 @@ fn generate() -> (KeyId, Secret) {
     let id = KeyId::new();
     let mut random = [0u8; SECRET_BYTES];
     // A guessable key would be worse than a crash.
-    getrandom::fill(&mut random).expect("the kernel's random source answers");
+    getrandom::fill(&mut random).expect("the kernel's random source is available");
     let key = Secret::new(format!("{API_KEY_PREFIX}{}_{}", ulid(&id), URL_SAFE_NO_PAD.encode(random)));
     (id, key)
 }

@@ -40,7 +40,7 @@ impl Principals {
         let workspace = workspace.unwrap_or(&caller.principal.workspace);
         if (workspace, name) == (caller.principal.workspace.as_str(), caller.principal.name.as_str()) {
             // An operator could not undo this alone.
-            return Err(ApiError::new(ErrorCode::Forbidden, "that is yourself: another operator can disable you"));
+            return Err(ApiError::new(ErrorCode::Forbidden, "you can't disable yourself; ask another operator"));
         }
         let audit = AuditRecord::new(context.now(), workspace, "principal.disabled").by(caller, request_id).detail(name);
         match context.store.disable_principal(workspace, name, &context.ending("disabled", audit)).await.map_err(store_error)? {

@@ -135,14 +135,14 @@ impl<Address: Eq + Hash + Clone> RateLimiter<Address> {
             return Ok(());
         }
         let key = (principal.workspace.clone(), principal.name.clone());
-        buckets.take(&key, now.unix()).map_err(|wait| limited(format!("{} asks too often", principal.name), wait))
+        buckets.take(&key, now.unix()).map_err(|wait| limited(format!("too many requests from {}", principal.name), wait))
     }
 
     /// Counts a request without a valid credential, and refuses it when too many came from this address. Only such
     /// requests are limited by address: a valid credential is accepted no matter how many invalid ones come from the same
     /// address.
     pub fn charge_failure(&self, from: Address, now: Timestamp) -> Result<(), ApiError> {
-        let refused = |wait| limited("too many requests from this address had no good credential".to_owned(), wait);
+        let refused = |wait| limited("too many requests without a valid credential from this address".to_owned(), wait);
         self.failures.take(&from, now.unix()).map_err(refused)
     }
 

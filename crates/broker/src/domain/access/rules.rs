@@ -51,7 +51,7 @@ pub fn may_use(principal: &Principal, thing: &impl Owned) -> Result<(), ApiError
         Access::Workspace => Ok(()),
         Access::Owner if is_owner(principal, thing) || principal.is_operator() => Ok(()),
         Access::Owner => {
-            Err(ApiError::new(ErrorCode::Forbidden, "only the one who made it, those it was shared with and operators may use it"))
+            Err(ApiError::new(ErrorCode::Forbidden, "only its owner, principals that it is shared with, and operators may use it"))
         }
     }
 }
@@ -60,7 +60,7 @@ pub fn may_end(principal: &Principal, thing: &impl Owned) -> Result<(), ApiError
     if is_owner(principal, thing) || principal.is_operator() {
         Ok(())
     } else {
-        Err(ApiError::new(ErrorCode::Forbidden, "only the one who made it and operators may end or change it"))
+        Err(ApiError::new(ErrorCode::Forbidden, "only its owner and operators may end or change it"))
     }
 }
 
@@ -68,7 +68,7 @@ pub fn must_be_operator(principal: &Principal, to: &str) -> Result<(), ApiError>
     if principal.is_operator() {
         Ok(())
     } else {
-        Err(ApiError::new(ErrorCode::Forbidden, format!("{} is not an operator; only operators {to}", principal.name)))
+        Err(ApiError::new(ErrorCode::Forbidden, format!("{} is not an operator; only operators may {to}", principal.name)))
     }
 }
 
@@ -114,7 +114,7 @@ pub struct RequestedCapabilities<'a> {
 /// Requested ∩ policy for the actor. Without a request, the policy's default.
 pub fn grant(policy: &Policy, caller: &Caller, requested: Option<RequestedCapabilities>) -> Result<CapabilitySet, ApiError> {
     let (field, granted) = match requested {
-        None => ("nothing was asked for, and by default", policy.default_grant(&caller.subject())),
+        None => ("default capabilities", policy.default_grant(&caller.subject())),
         Some(RequestedCapabilities { field, words }) => {
             let requested = CapabilitySet::parse(words).map_err(|e| ApiError::invalid(format!("{field}: {e}")))?;
             (field, requested.intersection(policy.allowed(&caller.subject())))
@@ -125,7 +125,7 @@ pub fn grant(policy: &Policy, caller: &Caller, requested: Option<RequestedCapabi
 
 /// The capabilities of an existing token that the policy still allows.
 pub fn renew(policy: &Policy, caller: &Caller, had: CapabilitySet) -> Result<CapabilitySet, ApiError> {
-    must_be_some(policy, caller, "of what the token allowed", had.intersection(policy.allowed(&caller.subject())))
+    must_be_some(policy, caller, "the token's capabilities", had.intersection(policy.allowed(&caller.subject())))
 }
 
 fn must_be_some(policy: &Policy, caller: &Caller, field: &str, granted: CapabilitySet) -> Result<CapabilitySet, ApiError> {
@@ -134,8 +134,8 @@ fn must_be_some(policy: &Policy, caller: &Caller, field: &str, granted: Capabili
     }
     let (actor, allowed) = (&caller.actor, policy.allowed(&caller.subject()));
     let message = match allowed.is_empty() {
-        true => format!("{field}: the policy allows {} {} nothing", actor.kind.as_str(), actor.id),
-        false => format!("{field}: none is allowed for {} {}; allowed are {allowed:?}", actor.kind.as_str(), actor.id),
+        true => format!("{field}: the policy allows no capabilities for {} {}", actor.kind.as_str(), actor.id),
+        false => format!("{field}: none of them is allowed for {} {}; allowed are {allowed:?}", actor.kind.as_str(), actor.id),
     };
     Err(ApiError::new(ErrorCode::CapabilityDenied, message))
 }

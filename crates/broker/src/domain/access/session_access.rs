@@ -24,7 +24,8 @@ impl SessionEntry {
         let Some(share) = &self.share else { return Ok(requested) };
         let granted = requested.intersection(share.capabilities);
         if granted.is_empty() {
-            let message = format!("none of it was shared with {}; shared was {:?}", share.principal, share.capabilities);
+            let message =
+                format!("none of the requested capabilities is shared with {}; shared are {:?}", share.principal, share.capabilities);
             return Err(ApiError::new(ErrorCode::CapabilityDenied, message));
         }
         Ok(granted)

@@ -22,7 +22,7 @@ pub async fn sign_in(context: &BrokerContext, last_used: &LastUsed, token: &Secr
     let verified = match oidc.verify(token, now).await {
         Ok(verified) => verified,
         Err(OidcRefusal::NoKeys) => {
-            let message = "the OIDC issuer's keys can't be had, so its tokens can't be checked; try again";
+            let message = "the OIDC issuer's keys can't be fetched, so its tokens can't be verified; try again";
             return Err(ApiError::new(ErrorCode::ProviderUnavailable, message));
         }
         Err(reason) => {
@@ -90,6 +90,6 @@ fn kind_differs(stored: &ApiKey, verified: &VerifiedIdentity) -> ApiError {
     let (name, stored_kind, token_kind) = (&stored.principal.name, stored.principal.kind.as_str(), verified.principal.kind.as_str());
     ApiError::new(
         ErrorCode::Forbidden,
-        format!("{name} is {stored_kind} here, and the token says {token_kind}; what a principal is doesn't change"),
+        format!("{name} is {stored_kind}, but the token's kind is {token_kind}; the kind of a principal can't change"),
     )
 }

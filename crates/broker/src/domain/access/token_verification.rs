@@ -48,7 +48,7 @@ async fn claims_of_opaque(context: &BrokerContext, token: &Secret) -> Result<Cla
 
 /// Reports for any token whether it is valid and what it allows. For operators.
 pub async fn introspect(context: &BrokerContext, caller: &Caller, token: &Secret) -> Result<Introspection, ApiError> {
-    access::must_be_operator(&caller.principal, "look into tokens")?;
+    access::must_be_operator(&caller.principal, "introspect tokens")?;
     let aud = match TokenFormat::of(token) {
         TokenFormat::Jwt => unverified_claims(token).map(|c| c.aud),
         TokenFormat::Opaque => context.store.opaque_token(&hash(token)).await.map_err(store_error)?.map(|c| c.aud),

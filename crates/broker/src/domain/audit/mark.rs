@@ -138,13 +138,13 @@ impl AuditMark {
             self.forget_restore();
         } else {
             let Restored { first_lost, last_lost, .. } = restored;
-            tracing::warn!("the last audit records before a crash had not reached the disk: {first_lost} to {last_lost}");
+            tracing::warn!(first_lost, last_lost, "the last audit records before a crash were not on disk");
         }
     }
 
     /// Marks that were written since the restore belong to the other database.
     fn forget_restore(&self) {
-        tracing::info!("the database that was in use before the last restore is back");
+        tracing::info!("the database from before the last restore is in use again");
         [MARK_FILE, RECORDS_FILE, RESTORED_FILE].into_iter().for_each(|file| self.remove(file));
     }
 
@@ -197,18 +197,18 @@ impl AuditMark {
         let Restored { database_at, seen_at, first_lost, last_lost, lost, .. } = restored;
         let age = database_at.map_or_else(|| "of unknown age".to_owned(), |at| format!("from {at}"));
         tracing::error!(
-            %seen_at, records = last_lost.saturating_sub(*first_lost) + 1,
-            "the database is {age}, but this data directory was in use until {seen_at}: a backup was restored; what was written since is lost"
+            %age, %seen_at, records = last_lost.saturating_sub(*first_lost) + 1,
+            "the database is older than this data directory: a backup was restored; later changes are lost"
         );
         for record in lost.iter().take(MAX_LOGGED) {
-            tracing::error!("lost with the newer database: {record}; do it again if it still matters");
+            tracing::error!(%record, "lost with the newer database; repeat it if it still matters");
         }
         if lost.len() > MAX_LOGGED {
-            tracing::error!("and {} more, all of them in {RESTORED_FILE}", lost.len() - MAX_LOGGED);
+            tracing::error!(count = lost.len() - MAX_LOGGED, "more records were lost; {RESTORED_FILE} lists all of them");
         }
         let written = serde_json::to_vec_pretty(restored).map_err(io::Error::from);
         if let Err(error) = written.and_then(|text| write_whole(&self.dir.join(RESTORED_FILE), &text)) {
-            tracing::error!(%error, "{RESTORED_FILE} could not be written");
+            tracing::error!(%error, "writing {RESTORED_FILE} failed");
         }
         // From here on, the restored database is the reference.
         self.remove(MARK_FILE);
@@ -242,7 +242,7 @@ impl AuditMark {
         };
         match done {
             Ok(()) => *saved = gap,
-            Err(error) => tracing::warn!(%error, "{GAP_FILE} could not be updated; retrying"),
+            Err(error) => tracing::warn!(%error, "updating {GAP_FILE} failed; retrying"),
         }
     }
 
@@ -273,8 +273,8 @@ impl AuditMark {
         // A synced write also brings everything before it to disk.
         match tokio::time::timeout(SYNC_WITHIN, store.probe_write(now)).await {
             Ok(Ok(())) => self.write(&mark),
-            Ok(Err(error)) => tracing::warn!(%error, "the last changes could not be synced to the disk"),
-            Err(_) => tracing::warn!("the last changes could not be synced to the disk in time"),
+            Ok(Err(error)) => tracing::warn!(%error, "syncing the last changes to disk failed"),
+            Err(_) => tracing::warn!("syncing the last changes to disk timed out"),
         }
     }
 
@@ -284,7 +284,7 @@ impl AuditMark {
         if !records.is_empty()
             && let Err(error) = self.append(&records)
         {
-            tracing::warn!(%error, "{RECORDS_FILE} could not be written");
+            tracing::warn!(%error, "writing {RECORDS_FILE} failed");
         }
         (head, !records.is_empty())
     }
@@ -293,7 +293,7 @@ impl AuditMark {
         let text = serde_json::to_vec(mark).map_err(io::Error::from);
         match text.and_then(|text| write_whole(&self.dir.join(MARK_FILE), &text)) {
             Ok(()) => *self.written.lock() = Some((mark.number, mark.at)),
-            Err(error) => tracing::warn!(%error, "{MARK_FILE} could not be written"),
+            Err(error) => tracing::warn!(%error, "writing {MARK_FILE} failed"),
         }
     }
 
@@ -324,7 +324,7 @@ impl AuditMark {
 
     fn remove(&self, name: &str) {
         match fs::remove_file(self.dir.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => tracing::warn!(%error, name, "an old file could not be removed"),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => tracing::warn!(%error, name, "removing an old file failed"),
             _ => {}
         }
     }

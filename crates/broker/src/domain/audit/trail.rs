@@ -159,7 +159,7 @@ impl Writer {
                 tracing::error!(%error, count, "audit records could not be written and are lost; check the database and its disk");
                 return false;
             }
-            tracing::warn!(%error, count, "audit records could not be written yet; they are tried again");
+            tracing::warn!(%error, count, "writing audit records failed; retrying");
             let _ = timeout(pause, self.wait_until_queue_is_full()).await;
             pause = (2 * pause).min(MAX_PAUSE);
         }

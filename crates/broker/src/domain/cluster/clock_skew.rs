@@ -49,7 +49,11 @@ impl ClockSkew {
         match (&*reported, skewed) {
             (Some(before), Some((_, node))) if *before == node => {}
             (_, Some((skew_ms, node))) => {
-                tracing::warn!(node, skew_ms, "the clock of another broker differs; synchronise both (NTP), tokens are refused past 5 s");
+                tracing::warn!(
+                    node,
+                    skew_ms,
+                    "the clock of another broker differs; synchronize both with NTP, because tokens are refused above 5 s"
+                );
                 *reported = Some(node);
             }
             (Some(_), None) => {

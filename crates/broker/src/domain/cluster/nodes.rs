@@ -38,7 +38,7 @@ const BEAT_GRACE: Duration = Duration::from_millis(500);
 pub enum ClaimNodeError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("the broker at {url} runs with the node id {node} of this data directory, which is a copy of its own")]
+    #[error("the broker at {url} uses the node id {node} of this data directory, which is a copy of that broker's")]
     InUse { node: String, url: String },
 }
 
@@ -133,7 +133,8 @@ impl Nodes {
         tracing::warn!(
             url = first.url,
             seconds = left.as_secs(),
-            "this data directory was last used elsewhere, and a broker was heard of by its node id: waiting until that one counts as dead"
+            "this data directory was last used elsewhere, and a broker with its node id sent a heartbeat; waiting until that broker \
+             counts as dead"
         );
         let deadline = Instant::now() + left;
         while Instant::now() < deadline {
@@ -285,9 +286,14 @@ impl Nodes {
         let silent_seconds = self.timeout.as_secs();
         match is_dead {
             true => {
-                tracing::warn!(node, url, silent_seconds, "another broker stopped beating; its sandboxes can't be reached until it is back")
+                tracing::warn!(
+                    node,
+                    url,
+                    silent_seconds,
+                    "another broker stopped sending heartbeats; its sandboxes are unreachable until it is back"
+                )
             }
-            false => tracing::info!(node, url, "another broker beats again"),
+            false => tracing::info!(node, url, "another broker sends heartbeats again"),
         }
     }
 }

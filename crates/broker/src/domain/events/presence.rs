@@ -62,7 +62,7 @@ impl Presence {
         let context = context.clone();
         context.background.clone().spawn(async move {
             if let Err(error) = context.store.append_events(&[event]).await {
-                tracing::warn!(%error, "that somebody connected could not be written");
+                tracing::warn!(%error, "writing a connection event failed");
             }
         });
     }

@@ -30,7 +30,7 @@ pub async fn listen_for_changes(lifecycle: Arc<Lifecycle>) {
                 match hint {
                     ChangeNotice::Sandbox(id) => {
                         if let Err(error) = apply_change(lifecycle, &id).await {
-                            tracing::warn!(sandbox = %id, %error, "what another broker wants of a sandbox could not be done; the reaper tries again");
+                            tracing::warn!(sandbox = %id, %error, "applying another broker's change failed; the reaper retries");
                         }
                     }
                     ChangeNotice::Workspace(workspace) => lifecycle.control_push.push_to_workspace(&workspace).await,
@@ -48,7 +48,7 @@ async fn answer_probe(lifecycle: &Arc<Lifecycle>, node: &str) {
     if node == context.node
         && let Err(error) = context.nodes.beat(&context.store, &*context.clock).await
     {
-        tracing::warn!(%error, "another broker's question whether this one lives could not be answered; the next regular beat does");
+        tracing::warn!(%error, "answering another broker's heartbeat request failed; the next regular heartbeat answers it");
     }
 }
 

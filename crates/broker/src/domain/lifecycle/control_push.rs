@@ -85,7 +85,9 @@ impl ControlPush {
             return Ok(());
         }
         let (state, pushed) = self.control_state(&sandbox).await?;
-        control::push_state(&*self.context.provider, id, &state).await.map_err(|e| unavailable(id, "could not be told", &e.to_string()))?;
+        control::push_state(&*self.context.provider, id, &state)
+            .await
+            .map_err(|e| unavailable(id, "could not be updated", &e.to_string()))?;
         self.remember_pushed(id, pushed);
         Ok(())
     }
@@ -96,7 +98,7 @@ impl ControlPush {
         let (this, id) = (self.clone(), id.clone());
         let pushing = self.context.background.spawn(async move {
             if let Err(error) = this.push(&id).await {
-                tracing::warn!(sandbox = %id, %error, "a sandbox was not told; it is tried again");
+                tracing::warn!(sandbox = %id, %error, "control push failed; retrying");
             }
         });
         let _ = tokio::time::timeout(wait, pushing).await;
@@ -113,12 +115,12 @@ impl ControlPush {
             let state = ControlState { stop_reason: Some(ending), ..state };
             control::push_state(provider, &sandbox.id, &state)
                 .await
-                .map_err(|e| unavailable(&sandbox.id, "could not be told", &e.to_string()))
+                .map_err(|e| unavailable(&sandbox.id, "could not be updated", &e.to_string()))
         };
         match tokio::time::timeout(STOP_NOTICE_TIMEOUT, pushed).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::debug!(sandbox = %sandbox.id, %error, "a sandbox ends without having been told"),
-            Err(_) => tracing::debug!(sandbox = %sandbox.id, "a sandbox took too long over saying goodbye"),
+            Ok(Err(error)) => tracing::debug!(sandbox = %sandbox.id, %error, "stop notice failed; stopping the sandbox without it"),
+            Err(_) => tracing::debug!(sandbox = %sandbox.id, "stop notice timed out; stopping the sandbox without it"),
         }
         true
     }
@@ -127,14 +129,14 @@ impl ControlPush {
     pub async fn push_to_workspace(&self, workspace: &str) {
         let running = match self.context.store.running_in(workspace, &self.context.node).await {
             Ok(running) => running,
-            Err(error) => return tracing::error!(%error, "the sandboxes to be told could not be read; the reaper tells them"),
+            Err(error) => return tracing::error!(%error, "listing the sandboxes for a control push failed; the reaper retries"),
         };
         stream::iter(running)
             .for_each_concurrent(CONCURRENT_SANDBOXES, |id| async move {
                 match tokio::time::timeout(PUSH_TIMEOUT, self.push(&id)).await {
                     Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::warn!(sandbox = %id, %error, "a sandbox was not told; it is tried again"),
-                    Err(_) => tracing::warn!(sandbox = %id, "a busy sandbox was not told; it is tried again"),
+                    Ok(Err(error)) => tracing::warn!(sandbox = %id, %error, "control push failed; retrying"),
+                    Err(_) => tracing::warn!(sandbox = %id, "control push timed out; retrying"),
                 }
             })
             .await;

@@ -68,9 +68,9 @@ pub async fn check(lifecycle: &Arc<Lifecycle>) -> Duration {
     match lifecycle.context.ballast.release_if_full() {
         Ok(false) => {}
         Ok(true) => {
-            tracing::error!(available_bytes = disk.available, "the host's disk is full: the broker uses the space that it had set aside")
+            tracing::error!(available_bytes = disk.available, "the host's disk is full; the broker uses its reserved space")
         }
-        Err(error) => tracing::error!(%error, "the host's disk is full, and the space that was set aside could not be released"),
+        Err(error) => tracing::error!(%error, "the host's disk is full, and releasing the reserved space failed"),
     }
     let was_full = lifecycle.control_push.host_disk.is_full();
     let is_full = disk.writable() < if was_full { clear_at(disk) } else { disk.reserve };
@@ -86,7 +86,7 @@ pub async fn check(lifecycle: &Arc<Lifecycle>) -> Duration {
     if disk.writable() >= clear_at(disk)
         && let Err(error) = lifecycle.context.ballast.set_aside(disk.reserve)
     {
-        tracing::warn!(%error, "no disk space could be set aside; retrying");
+        tracing::warn!(%error, "reserving disk space failed; retrying");
     }
     interval(disk)
 }
@@ -106,10 +106,11 @@ async fn push_to_all(lifecycle: &Arc<Lifecycle>, disk: HostDisk, is_full: bool) 
             available_bytes = disk.available,
             unwritten_bytes = disk.unwritten,
             reserve_bytes = disk.reserve,
-            "the host's disk is nearly full: all sandboxes are stopped from writing until there is room; remove files, snapshots or sandboxes"
+            "the host's disk is nearly full; all sandboxes are stopped from writing until space is free; remove files, snapshots or \
+             sandboxes"
         );
     } else {
-        tracing::info!(available_bytes = disk.available, "the host's disk has room again: sandboxes may write");
+        tracing::info!(available_bytes = disk.available, "the host's disk has free space again; sandboxes may write");
     }
     stream::iter(lifecycle.control_push.pushed_ids())
         .for_each_concurrent(CONCURRENT_SANDBOXES, |id| async move {
@@ -131,7 +132,7 @@ async fn suspend_growing(lifecycle: &Arc<Lifecycle>, disk: HostDisk) {
         Some(stopped) => stopped,
         None => match running_sandboxes(lifecycle).await {
             Ok(stopped) => stopped,
-            Err(error) => return tracing::warn!(%error, "the sandboxes that stopped writing could not be listed; retrying"),
+            Err(error) => return tracing::warn!(%error, "listing the sandboxes that stopped writing failed; retrying"),
         },
     };
     if disk.available < disk.reserve / GROWTH_DIVISOR {
@@ -141,7 +142,7 @@ async fn suspend_growing(lifecycle: &Arc<Lifecycle>, disk: HostDisk) {
             };
             tracing::warn!(sandbox = %id, allocated_bytes = usage.allocated, "a sandbox is suspended: {REASON}");
             if let Err(error) = lifecycle.suspend(id, REASON, |_| true).await {
-                tracing::warn!(sandbox = %id, %error, "a sandbox that fills the host's disk could not be suspended; retrying");
+                tracing::warn!(sandbox = %id, %error, "suspending a sandbox that fills the host's disk failed; retrying");
             }
         }
     }

@@ -122,7 +122,7 @@ impl Quarantine {
     pub fn open(data_dir: &Path, keep: Duration) -> Self {
         let listed = read(data_dir).unwrap_or_else(|error| {
             // All items begin their time again, which loses nothing.
-            tracing::error!(%error, "{FILE} can't be read; what is in quarantine is kept for their whole time again");
+            tracing::error!(%error, "{FILE} can't be read; the quarantine time of every item starts again");
             Vec::new()
         });
         Self { path: data_dir.join(FILE), keep, listed: Mutex::new(listed), checked_at: Mutex::default() }
@@ -214,7 +214,8 @@ pub async fn quarantine_unknown(
     quarantine: &Quarantine,
     sandboxes: &HashMap<SandboxId, bool>,
 ) -> Result<usize, ApiError> {
-    let unreachable = |e: ProviderError| ApiError::new(e.code(), format!("the provider can't say what it has: {e}"));
+    let unreachable =
+        |e: ProviderError| ApiError::new(e.code(), format!("listing the provider's sandboxes, snapshots and volumes failed: {e}"));
     let mut unknown: HashSet<QuarantinedItem> = sandboxes.keys().cloned().map(QuarantinedItem::Sandbox).collect();
     for item in stored_files(context).await.map_err(unreachable)? {
         if !is_known(context, &item).await.map_err(store_error)? {
@@ -223,19 +224,19 @@ pub async fn quarantine_unknown(
     }
     let (added, left) = quarantine.set(&unknown, context.now());
     for item in left {
-        tracing::info!(kind = item.kind(), id = item.id(), "released from quarantine: the database knows it again, or its files are gone");
+        tracing::info!(kind = item.kind(), id = item.id(), "released from quarantine: it has a record again, or its files no longer exist");
     }
     for id in sandboxes.iter().filter_map(|(id, is_running)| is_running.then_some(id)) {
         if !context.provider.can_suspend() {
-            tracing::warn!(sandbox = %id, "a sandbox in quarantine goes on running: its provider can't suspend");
+            tracing::warn!(sandbox = %id, "a quarantined sandbox keeps running, because its provider can't suspend");
         } else if let Err(error) = context.provider.suspend(id).await {
-            tracing::error!(sandbox = %id, %error, "the processes of a sandbox in quarantine could not be ended; the next start tries again");
+            tracing::error!(sandbox = %id, %error, "ending the processes of a quarantined sandbox failed; the next start retries");
         }
     }
     for Quarantined { item, until, .. } in &added {
         tracing::error!(
             kind = item.kind(), id = item.id(), %until,
-            "the database does not know this {}: its files are kept until then; `cobox doctor` explains how to get it back", item.kind()
+            "quarantined a {} without a record in the database; `cobox doctor` explains how to restore it", item.kind()
         );
         let action = match item {
             QuarantinedItem::Sandbox(_) => "sandbox.quarantined",
@@ -259,11 +260,13 @@ pub async fn tick(context: &BrokerContext, quarantine: &Quarantine, now: Timesta
     };
     let present = match found.await {
         Ok(found) => found,
-        Err(error) => return tracing::warn!(%error, "the provider can't say what it has; quarantine is checked again later"),
+        Err(error) => {
+            return tracing::warn!(%error, "listing the provider's objects failed; checking quarantine again later");
+        }
     };
     let gone: Vec<_> = quarantine.listed().iter().filter(|q| !present.contains(&q.item)).cloned().collect();
     for Quarantined { item, .. } in gone {
-        tracing::info!(kind = item.kind(), id = item.id(), "the files of an item in quarantine are gone");
+        tracing::info!(kind = item.kind(), id = item.id(), "the files of a quarantined item no longer exist");
         quarantine.remove(&item);
     }
     for Quarantined { item, since, .. } in quarantine.expired() {
@@ -271,11 +274,11 @@ pub async fn tick(context: &BrokerContext, quarantine: &Quarantine, now: Timesta
         match is_known(context, &item).await {
             Ok(false) => {}
             Ok(true) => {
-                tracing::warn!(kind, id, "the database knows an item in quarantine again; it is adopted at the next start");
+                tracing::warn!(kind, id, "a quarantined item has a record again; it is adopted at the next start");
                 continue;
             }
             Err(error) => {
-                tracing::warn!(kind, id, %error, "the record of an item in quarantine could not be read; retrying");
+                tracing::warn!(kind, id, %error, "reading the record of a quarantined item failed; retrying");
                 continue;
             }
         }
@@ -285,11 +288,11 @@ pub async fn tick(context: &BrokerContext, quarantine: &Quarantine, now: Timesta
             QuarantinedItem::Volume(id) => (context.provider.remove_volume(id).await, "volume.deleted"),
         };
         if let Err(error) = removed {
-            tracing::error!(kind, id, %error, "an item in quarantine could not be removed; retrying");
+            tracing::error!(kind, id, %error, "removing a quarantined item failed; retrying");
             continue;
         }
         quarantine.remove(&item);
-        tracing::warn!(kind, id, %since, "removed: its time in quarantine is over");
+        tracing::warn!(kind, id, %since, "removed a quarantined item; its quarantine time is over");
         record(context, action, &item, format!("no record knew it; it was in quarantine since {since}")).await;
     }
 }
@@ -321,7 +324,7 @@ async fn record(context: &BrokerContext, action: &'static str, item: &Quarantine
         QuarantinedItem::Snapshot(_) | QuarantinedItem::Volume(_) => Some(format!("{}: {detail}", item.id())),
     };
     if let Err(error) = context.store.note(&Note { audit: vec![audit], ..Note::default() }).await {
-        tracing::error!(%item, %error, action, "an audit record could not be written");
+        tracing::error!(%item, %error, action, "writing an audit record failed");
     }
 }
 

@@ -94,14 +94,14 @@ impl Reaper {
         let context = &self.lifecycle.context;
         let now = context.now();
         if let Err(error) = context.store.note(&self.lifecycle.last_used.due(now)).await {
-            tracing::error!(%error, "last uses could not be written");
+            tracing::error!(%error, "writing last-use times failed");
         }
         if let Err(error) = context.nodes.beat(&context.store, &*context.clock).await {
-            tracing::error!(%error, "the other brokers could not be told that this one lives");
+            tracing::error!(%error, "writing the heartbeat failed");
         }
         if let Err(error) = self.count_downtime(now).await {
             // What is due depends on it.
-            return tracing::error!(%error, "how long sandboxes are kept could not be written; retrying in the next round");
+            return tracing::error!(%error, "writing retention times failed; retrying in the next round");
         }
         let due_by = DueBy {
             now,
@@ -111,13 +111,13 @@ impl Reaper {
         };
         let sandboxes = match context.store.sandboxes_due(&context.node, due_by).await {
             Ok(sandboxes) => sandboxes,
-            Err(error) => return tracing::error!(%error, "the sandboxes of this node could not be read"),
+            Err(error) => return tracing::error!(%error, "listing the sandboxes of this node failed"),
         };
         // Regularly, so that time without a broker is not taken for running time.
         if sandboxes.iter().filter_map(|s| s.counted_until).any(|counted| counted.is_due(COUNT_RUNNING_EVERY, now))
             && let Err(error) = context.store.count_running(&context.node, now, Counting::REGULAR).await
         {
-            tracing::error!(%error, "running time could not be written; retrying in the next round");
+            tracing::error!(%error, "writing running times failed; retrying in the next round");
         }
         host_disk::check(&self.lifecycle).await;
         self.suspend_failed(&sandboxes, now).await;
@@ -127,7 +127,7 @@ impl Reaper {
         stream::iter(&sandboxes)
             .for_each_concurrent(CONCURRENT_SANDBOXES, |sandbox| async move {
                 if let Err(error) = self.check_sandbox(sandbox, now).await {
-                    tracing::warn!(sandbox = %sandbox.id, %error, "looking after a sandbox failed; it is tried again");
+                    tracing::warn!(sandbox = %sandbox.id, %error, "checking a sandbox failed; retrying");
                 }
             })
             .await;
@@ -155,11 +155,11 @@ impl Reaper {
     async fn apply_leases_of_dead_node(&self, node: &str) {
         let orphans = match self.lifecycle.context.store.sandboxes_due(node, DueBy::NOTHING).await {
             Ok(orphans) => orphans,
-            Err(error) => return tracing::error!(%error, node, "the sandboxes of a dead node could not be read"),
+            Err(error) => return tracing::error!(%error, node, "listing the sandboxes of a dead node failed"),
         };
         for sandbox in orphans {
             if let Err(error) = apply_lease_of_orphan(&self.lifecycle.context, &sandbox).await {
-                tracing::warn!(sandbox = %sandbox.id, %error, "a dead node's sandbox could not be looked after; it is tried again");
+                tracing::warn!(sandbox = %sandbox.id, %error, "checking a dead node's sandbox failed; retrying");
             }
         }
     }
@@ -241,7 +241,7 @@ impl Reaper {
             tracing::warn!(sandbox = %sandbox.id, owner = sandbox.owner, reason, "a deleted sandbox is purged before it expires, to free disk space");
             let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.purged", &reason);
             if let Err(error) = self.lifecycle.purge(sandbox, &audit).await {
-                tracing::warn!(sandbox = %sandbox.id, %error, "a deleted sandbox could not be purged; retrying");
+                tracing::warn!(sandbox = %sandbox.id, %error, "purging a deleted sandbox failed; retrying");
             }
         }
     }
@@ -320,7 +320,7 @@ impl Reaper {
             Ok(status) => status,
             Err(error) => {
                 // The watcher detects whether boxd died; no answer means no activity.
-                tracing::debug!(sandbox = %sandbox.id, %error, "boxd did not say how it is");
+                tracing::debug!(sandbox = %sandbox.id, %error, "fetching boxd's status failed");
                 return false;
             }
         };
@@ -344,13 +344,13 @@ impl Reaper {
         let was_full = self.lifecycle.control_push.is_own_disk_full(&sandbox.id);
         let is_full = disk.used >= disk.limit || was_full && disk.used >= disk.limit / 100 * DISK_CLEAR_PERCENT;
         if is_full != was_full {
-            tracing::info!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, is_full, "a disk allowance was crossed");
+            tracing::info!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, is_full, "a sandbox crossed its disk limit");
             self.lifecycle.control_push.set_disk_full(&sandbox.id, is_full);
         }
         let has_grown =
             |before: DiskUsage| before.location == disk.location && disk.used.saturating_sub(before.used) > FULL_DISK_GROWTH_BYTES;
         if was_full && before.is_some_and(has_grown) {
-            tracing::warn!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, "a full disk still grew");
+            tracing::warn!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, "a sandbox exceeds its disk limit; suspending it");
             self.check_times.lock().remove(&sandbox.id);
             self.lifecycle.suspend(&sandbox.id, "it went on filling its disk past its allowance", |_| true).await?;
         }
@@ -374,9 +374,9 @@ impl Reaper {
             FailedDisk::Volume(id) => sandbox.spec.mounts.iter().any(|m| m.volume == *id),
         };
         for sandbox in sandboxes.iter().filter(|s| s.is_running() && s.intent.is_none() && failed.iter().any(|disk| uses(s, disk))) {
-            tracing::error!(sandbox = %sandbox.id, "the filesystem of a sandbox failed and takes no more writes; it is suspended");
+            tracing::error!(sandbox = %sandbox.id, "the filesystem of a sandbox failed and accepts no more writes; suspending the sandbox");
             if let Err(error) = self.lifecycle.suspend(&sandbox.id, REASON, |_| true).await {
-                tracing::warn!(sandbox = %sandbox.id, %error, "a sandbox on a failed filesystem could not be suspended; it is tried again");
+                tracing::warn!(sandbox = %sandbox.id, %error, "suspending a sandbox on a failed filesystem failed; retrying");
             }
         }
     }
@@ -424,11 +424,11 @@ impl Reaper {
             audit_before: before(now, Duration::from_secs(context.config.audit_keep_seconds)),
         };
         if let Err(error) = context.store.prune(&horizon).await {
-            tracing::error!(%error, "old rows could not be removed");
+            tracing::error!(%error, "removing old rows failed");
         }
         let events_before = before(now, Duration::from_secs(context.config.events_keep_seconds));
         if let Err(error) = context.store.prune_events(events_before, context.config.events_keep_per_workspace).await {
-            tracing::error!(%error, "old events could not be removed");
+            tracing::error!(%error, "removing old events failed");
         }
     }
 
@@ -460,7 +460,7 @@ impl Reaper {
                 match self.lifecycle.suspend(&sandbox.id, "the broker was stopped", |_| true).await {
                     Ok(is_suspended) => is_suspended.then_some(sandbox.id),
                     Err(error) => {
-                        tracing::error!(sandbox = %sandbox.id, %error, "a sandbox could not be suspended; it is when the broker starts again");
+                        tracing::error!(sandbox = %sandbox.id, %error, "suspending a sandbox failed; the next start of the broker retries");
                         None
                     }
                 }

@@ -21,7 +21,7 @@ use crate::domain::{
 /// the number of items that are new in quarantine.
 pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<usize, ApiError> {
     let context = &lifecycle.context;
-    let unreachable = |e: cobox_provider::ProviderError| ApiError::new(e.code(), format!("the provider can't say what it has: {e}"));
+    let unreachable = |e: cobox_provider::ProviderError| ApiError::new(e.code(), format!("listing the provider's sandboxes failed: {e}"));
     let found: HashMap<SandboxId, bool> =
         context.provider.list().await.map_err(unreachable)?.into_iter().map(|f| (f.id, f.is_running)).collect();
     let known = context.store.sandboxes_of_node(&context.node).await.map_err(store_error)?;
@@ -33,7 +33,7 @@ pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<usize, ApiError> {
     stream::iter(&known)
         .for_each_concurrent(CONCURRENT_SANDBOXES, |sandbox| async move {
             if let Err(error) = reconcile_one(lifecycle, sandbox, found.get(&sandbox.id).copied()).await {
-                tracing::error!(sandbox = %sandbox.id, %error, "a sandbox could not be brought in line; the reaper tries again");
+                tracing::error!(sandbox = %sandbox.id, %error, "reconciling a sandbox failed; the reaper retries");
             }
         })
         .await;
@@ -71,7 +71,7 @@ async fn reconcile_one(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox, is_running
         }
         (None, State::Suspended | State::Terminated, Some(true)) => {
             let stopped = lifecycle.context.provider.suspend(&sandbox.id).await;
-            stopped.map_err(|e| ApiError::new(e.code(), format!("{} runs and should not: {e}", sandbox.id)))
+            stopped.map_err(|e| ApiError::new(e.code(), format!("{} runs but should be stopped: {e}", sandbox.id)))
         }
         (None, ..) => Ok(()),
     }
@@ -80,7 +80,7 @@ async fn reconcile_one(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox, is_running
 /// A sandbox that can't be sent the state it missed must not serve clients.
 async fn adopt(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox) -> Result<(), ApiError> {
     if let Err(error) = lifecycle.adopt(&sandbox.id).await {
-        tracing::warn!(sandbox = %sandbox.id, %error, "a running sandbox could not be adopted and is suspended");
+        tracing::warn!(sandbox = %sandbox.id, %error, "adopting a running sandbox failed; suspending it");
         lifecycle.suspend(&sandbox.id, "it could not be adopted", |_| true).await?;
     }
     Ok(())

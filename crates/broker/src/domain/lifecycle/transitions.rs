@@ -159,7 +159,7 @@ impl Lifecycle {
                 let reason = self.log_failure(&sandbox, "resuming", &error);
                 // A half-started sandbox must not keep running. If this fails too, the next check of the node finds it.
                 if let Err(error) = context.provider.suspend(&sandbox.id).await {
-                    tracing::warn!(sandbox = %sandbox.id, %error, "a sandbox that could not be resumed could not be stopped either");
+                    tracing::warn!(sandbox = %sandbox.id, %error, "stopping a sandbox after a failed resume failed");
                 }
                 let back = Sandbox { intent: None, reason: Some(format!("{RESUME_FAILED}{reason}")), ..begun.clone() };
                 context.store.replace_sandbox(&begun, &back, None).await.map_err(store_error)?;
@@ -234,7 +234,7 @@ impl Lifecycle {
             return;
         }
         if let Err(error) = self.suspend_locked(id, "its boxd ended", &lock, |_| true).await {
-            tracing::warn!(sandbox = %id, %error, "a sandbox that ended could not be recorded as suspended; it is tried again");
+            tracing::warn!(sandbox = %id, %error, "recording an ended sandbox as suspended failed; retrying");
         }
     }
 
@@ -327,7 +327,7 @@ impl Lifecycle {
                 }
             };
             if let Err(error) = outcome {
-                tracing::warn!(sandbox = %id, %error, "an ended session's sandbox is not settled yet; the reaper goes on");
+                tracing::warn!(sandbox = %id, %error, "settling an ended session's sandbox failed; the reaper retries");
             }
         });
         // The end is durable already: the remaining work is stored as an intent.
@@ -344,7 +344,7 @@ impl Lifecycle {
             let seconds = downtime.as_secs();
             tracing::info!(
                 seconds,
-                "no broker ran on this node, or its clock was set forward: suspended and deleted sandboxes are kept that much longer"
+                "no broker ran on this node, or its clock was set forward; suspended and deleted sandboxes are kept longer by this time"
             );
         }
         Ok(())
@@ -424,7 +424,7 @@ impl Lifecycle {
             Ok::<(), ApiError>(())
         };
         if let Err(error) = outcome.await {
-            tracing::warn!(sandbox = %id, %error, "a sandbox could not be destroyed; it is tried again");
+            tracing::warn!(sandbox = %id, %error, "destroying a sandbox failed; retrying");
         }
     }
 

@@ -65,7 +65,7 @@ impl DeletedSandboxes {
                 Err(ApiError { message: format!("{}; restore it under another name", conflict.message), ..conflict })
             }
             RestoredSandbox::MadeOfGone(what) => {
-                Err(ApiError::new(ErrorCode::InUse, format!("{what}, of which sandbox {} is made, was deleted too", deleted.id)))
+                Err(ApiError::new(ErrorCode::InUse, format!("{what}, from which sandbox {} was created, was deleted too", deleted.id)))
             }
             RestoredSandbox::Stopping => Err(ApiError::new(
                 ErrorCode::SandboxStarting,

@@ -74,7 +74,7 @@ impl LangSmithSandboxes {
         let (lifecycle, id) = (self.lifecycle.clone(), sandbox.id.clone());
         // The start may still be in progress. The deletion is stored and completes after it.
         context.background.spawn(async move { lifecycle.destroy(&id).await });
-        let message = format!("the sandbox did not run within {} seconds, and was deleted again", request.wait.as_secs());
+        let message = format!("the sandbox did not start within {} seconds and was deleted", request.wait.as_secs());
         Err(ApiError::new(ErrorCode::SandboxStarting, message))
     }
 

@@ -132,7 +132,7 @@ impl Pools {
                 if let PoolTrouble { retry_at: Some(retry_at), reason: Some(reason), .. } = now.trouble
                     && retry_at >= until
                 {
-                    let message = format!("pool {} can't be filled, and is tried again later: {reason}", pool.name);
+                    let message = format!("pool {} can't be filled; the broker retries later: {reason}", pool.name);
                     return Err(ApiError::new(ErrorCode::SandboxStarting, message));
                 }
                 tokio::time::sleep(POLL_INTERVAL).await;
@@ -140,7 +140,7 @@ impl Pools {
             Ok(())
         };
         let late = || {
-            let message = format!("pool {} is not full after {} s; it is being filled", pool.name, wait.as_secs());
+            let message = format!("pool {} is not full after {} s; it is still being filled", pool.name, wait.as_secs());
             Err(ApiError::new(ErrorCode::SandboxStarting, message))
         };
         tokio::time::timeout(wait, full).await.unwrap_or_else(|_| late())
@@ -191,7 +191,7 @@ impl Pools {
         let this = self.clone();
         self.context.background.spawn(async move {
             if let Err(error) = this.reconcile(&pool).await {
-                tracing::warn!(pool = %pool.id, %error, "a pool could not be looked after; it is tried again");
+                tracing::warn!(pool = %pool.id, %error, "maintaining a pool failed; retrying");
             }
         });
     }
@@ -200,7 +200,7 @@ impl Pools {
         let context = &self.context;
         for pool in context.store.all_pools().await.map_err(store_error)? {
             if let Err(error) = self.reconcile(&pool).await {
-                tracing::warn!(pool = %pool.id, %error, "a pool could not be looked after; it is tried again");
+                tracing::warn!(pool = %pool.id, %error, "maintaining a pool failed; retrying");
             }
         }
         for member in context.store.poolless_members().await.map_err(store_error)? {
@@ -271,7 +271,7 @@ impl Pools {
                 AddedPoolMember::Added => {}
                 AddedPoolMember::NotWanted => break,
                 AddedPoolMember::QuotaReached(_) => {
-                    tracing::warn!(pool = %pool.id, "a pool can't be filled: the limit of sandboxes is reached");
+                    tracing::warn!(pool = %pool.id, "a pool can't be filled: the limit on sandboxes is reached");
                     break;
                 }
                 AddedPoolMember::MadeOfGone(what) => return Err(sandbox_spec::gone(&what)),
@@ -290,7 +290,7 @@ impl Pools {
                     }
                 };
                 if let Err(error) = this.store_trouble(&pool, trouble).await {
-                    tracing::error!(pool = %pool.id, %error, "what came of a pool's start could not be written down");
+                    tracing::error!(pool = %pool.id, %error, "recording the outcome of a pool's start failed");
                 }
             });
         }
@@ -304,7 +304,7 @@ impl Pools {
             return Ok(None);
         }
         if !context.store.has_valid_key(&pool.workspace, &pool.owner, context.now()).await.map_err(store_error)? {
-            let message = format!("{}, whose pool it is, has no valid key any more; an operator can delete the pool", pool.owner);
+            let message = format!("{}, the owner of the pool, has no valid key; an operator can delete the pool", pool.owner);
             return Err(ApiError::new(ErrorCode::Forbidden, message));
         }
         let policy = context.policy();
@@ -335,7 +335,7 @@ fn params_of_template(name: &str) -> SandboxSpecParams {
 fn check_replicas(replicas: u32) -> Result<(), ApiError> {
     match replicas <= MAX_REPLICAS {
         true => Ok(()),
-        false => Err(ApiError::invalid(format!("replicas: {replicas} are too many; at most {MAX_REPLICAS} are kept waiting"))),
+        false => Err(ApiError::invalid(format!("replicas: {replicas} is too many; the maximum is {MAX_REPLICAS}"))),
     }
 }
 
@@ -345,5 +345,5 @@ fn not_found(name: &str) -> ApiError {
 }
 
 fn name_taken(name: &str) -> ApiError {
-    ApiError::new(ErrorCode::NameTaken, format!("name: there is a pool {name} already"))
+    ApiError::new(ErrorCode::NameTaken, format!("name: a pool {name} already exists"))
 }

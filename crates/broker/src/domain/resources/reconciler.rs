@@ -25,7 +25,7 @@ impl ResourceUpkeep for ResourceReconciler {
                     self.snapshots.reconcile(snapshot);
                 }
             }
-            Err(error) => tracing::error!(%error, "the snapshots of this node could not be read"),
+            Err(error) => tracing::error!(%error, "listing the snapshots of this node failed"),
         }
         match context.store.volumes_due(&context.node).await {
             Ok(due) => {
@@ -33,15 +33,15 @@ impl ResourceUpkeep for ResourceReconciler {
                     self.volumes.reconcile(volume);
                 }
             }
-            Err(error) => tracing::error!(%error, "the volumes of this node could not be read"),
+            Err(error) => tracing::error!(%error, "listing the volumes of this node failed"),
         }
         for node in context.nodes.dead(context.now()) {
             if let Err(error) = self.snapshots.fail_unfinished(&node).await {
-                tracing::warn!(%error, node, "a dead node's snapshots could not be given up; it is tried again");
+                tracing::warn!(%error, node, "giving up a dead node's unfinished snapshots failed; retrying");
             }
         }
         if let Err(error) = self.pools.reconcile_all().await {
-            tracing::error!(%error, "the pools could not be looked after");
+            tracing::error!(%error, "maintaining the pools failed");
         }
     }
 }

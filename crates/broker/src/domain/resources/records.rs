@@ -41,7 +41,7 @@ impl TemplateSpec {
     pub fn check(&self) -> Result<(), cobox_protocol::ApiError> {
         let invalid = |message: String| Err(cobox_protocol::ApiError::invalid(message));
         if self.image.is_some() && self.rootfs.is_some() {
-            return invalid("image: name it or rootfs, not both".to_owned());
+            return invalid("image: send it or rootfs, not both".to_owned());
         }
         if self.image.as_ref().is_some_and(|i| i.is_empty() || i.chars().count() > MAX_IMAGE_CHARS || i.chars().any(char::is_control)) {
             return invalid(format!("image: must have 1 to {MAX_IMAGE_CHARS} characters and no control characters"));

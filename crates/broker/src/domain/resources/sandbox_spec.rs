@@ -117,7 +117,7 @@ pub async fn resolve(
     }
     let is_plain = params.snapshot.is_none() && params.resources.is_default() && params.mounts.is_empty();
     if !is_plain && policy.has_listed_templates(&subject) {
-        let message = "snapshot, resources, mounts: the policy lists the templates you may use, and these would be something else";
+        let message = "snapshot, resources, mounts: the policy allows only listed templates; leave these fields out";
         return Err(ApiError::new(ErrorCode::Forbidden, message));
     }
     params.env.check()?;
@@ -126,7 +126,7 @@ pub async fn resolve(
         None => TemplateSpec::default(),
     };
     if let Some(other) = template.provider.as_deref().filter(|p| *p != context.provider.name()) {
-        let message = format!("template: its provider `{other}` is not here; there is `{}`", context.provider.name());
+        let message = format!("template: its provider `{other}` is not available here; this broker has `{}`", context.provider.name());
         return Err(ApiError::invalid(message));
     }
     let mut node = None;
@@ -151,7 +151,7 @@ pub async fn resolve(
         let volume = volumes::find(context, caller, &mount.volume).await?;
         access::may_use(&caller.principal, &volume)?;
         if volume.state != VolumeState::Ready {
-            return Err(ApiError::new(ErrorCode::SandboxStarting, format!("volume {} is still being made; ask again", volume.name)));
+            return Err(ApiError::new(ErrorCode::SandboxStarting, format!("volume {} is still being created; ask again", volume.name)));
         }
         match &node {
             Some((other, what)) if *other != volume.node => {
@@ -213,7 +213,7 @@ fn not_ready(snapshot: &Snapshot) -> ApiError {
         }
         SnapshotState::Failed => {
             let why = snapshot.reason.as_deref().unwrap_or("it was interrupted");
-            ApiError::invalid(format!("snapshot: {name} ({id}) failed: {why}; take another"))
+            ApiError::invalid(format!("snapshot: {name} ({id}) failed: {why}; take a new snapshot"))
         }
         SnapshotState::Ready | SnapshotState::Deleting => {
             ApiError::new(ErrorCode::SnapshotNotFound, format!("snapshot {name} ({id}) is being deleted"))
@@ -226,11 +226,11 @@ pub fn too_large(context: &BrokerContext) -> ApiError {
     let most = context.config.max_stored_bytes_per_workspace;
     ApiError::new(
         ErrorCode::QuotaExceeded,
-        format!("the workspace's snapshots and volumes may take {most} bytes together, which is its storage limit; delete some first"),
+        format!("the workspace's snapshots and volumes have reached its storage limit of {most} bytes; delete some first"),
     )
 }
 
 /// Error: a part of the new sandbox was removed before its row was written.
 pub fn gone(what: &str) -> ApiError {
-    ApiError::new(ErrorCode::InUse, format!("{what}, of which it was to be made, was removed meanwhile"))
+    ApiError::new(ErrorCode::InUse, format!("{what}, which the request depends on, was deleted during the request"))
 }

@@ -151,9 +151,9 @@ impl Sandboxes {
                 self.info_with_tags(*changed).await
             }
             ChangedSandbox::NameTaken(id) => Err(name_taken(&change.name.flatten().unwrap_or_default(), &id)),
-            ChangedSandbox::TooManyTags(count) => {
-                Err(ApiError::invalid(format!("tags: it would have {count}; at most {MAX_ALL_TAGS} are kept, the broker's among them")))
-            }
+            ChangedSandbox::TooManyTags(count) => Err(ApiError::invalid(format!(
+                "tags: the sandbox would have {count}; the maximum is {MAX_ALL_TAGS}, including the broker's"
+            ))),
             ChangedSandbox::Gone => Err(not_found()),
         }
     }
@@ -246,7 +246,7 @@ pub async fn quota_reached(context: &BrokerContext, caller: &Principal, quota: &
     // If they can't be read, the error is sent without them.
     let unused = context.store.least_used(&caller.workspace, &caller.name, NAMED_AT_LIMIT).await.unwrap_or_default();
     let named: Vec<&str> = unused.iter().map(|s| s.name.as_deref().unwrap_or(s.id.as_str())).collect();
-    let own_unused = || format!("of yours, least recently used: {}", named.join(", "));
+    let own_unused = || format!("your least recently used: {}", named.join(", "));
     let deleted = match reached.deleted {
         1 => "1 deleted sandbox whose files are kept".to_owned(),
         n => format!("{n} deleted sandboxes whose files are kept"),
@@ -255,9 +255,9 @@ pub async fn quota_reached(context: &BrokerContext, caller: &Principal, quota: &
         (0, true) => (String::new(), "none of them is yours, so ask their owners or an operator to delete some".to_owned()),
         (0, false) => (String::new(), format!("delete one first; {}", own_unused())),
         (_, is_empty) => {
-            let freed = "`cobox sandbox delete --permanent`, by its owner or an operator, frees the room of a deleted sandbox";
-            let or = if is_empty { String::new() } else { format!("; or delete one for good, {}", own_unused()) };
-            (format!(", among them {deleted}"), format!("{freed}{or}"))
+            let freed = "the owner of a deleted sandbox or an operator can purge it with `cobox sandbox delete --permanent`";
+            let or = if is_empty { String::new() } else { format!("; or purge one, {}", own_unused()) };
+            (format!(", including {deleted}"), format!("{freed}{or}"))
         }
     };
     let details: Vec<_> = unused

@@ -122,7 +122,7 @@ impl Snapshots {
         }
         if sandbox.spec.layers.len() >= MAX_LAYERS {
             let message =
-                format!("sandbox {} stands on {MAX_LAYERS} snapshots, which is the limit; copy its files to a new sandbox", sandbox.id);
+                format!("sandbox {} is based on {MAX_LAYERS} snapshots, which is the limit; copy its files to a new sandbox", sandbox.id);
             return Err(ApiError::invalid(message));
         }
         let id = SnapshotId::new();
@@ -152,10 +152,7 @@ impl Snapshots {
         let context = &self.context;
         check(&params)?;
         if context.policy().has_listed_templates(&request.caller.subject()) {
-            return Err(ApiError::new(
-                ErrorCode::Forbidden,
-                "the policy lists the templates you may use, and an image would be something else",
-            ));
+            return Err(ApiError::new(ErrorCode::Forbidden, "the policy allows only listed templates, not other images"));
         }
         let resources = Resources { disk_bytes: params.disk_bytes, ..Resources::default() };
         let made_of =
@@ -208,12 +205,12 @@ impl Snapshots {
         {
             AddedResource::Added => Ok(()),
             AddedResource::NameTaken => {
-                let message = format!("name: {} is the name of somebody else's snapshots; use another", snapshot.name);
+                let message = format!("name: {} is used by another principal's snapshots; choose another name", snapshot.name);
                 Err(ApiError::new(ErrorCode::NameTaken, message))
             }
             AddedResource::TooMany => Err(ApiError::new(
                 ErrorCode::QuotaExceeded,
-                format!("the workspace has {most} snapshots, which is its storage limit; delete some first"),
+                format!("the workspace has {most} snapshots, which is its limit; delete some first"),
             )),
             AddedResource::TooLarge => Err(sandbox_spec::too_large(context)),
         }
@@ -278,17 +275,20 @@ impl Snapshots {
                     Snapshot { state: SnapshotState::Ready, size_bytes: Some(size), access, updated_at: now, ..snapshot.clone() }
                 }
                 Err(error) => {
-                    tracing::warn!(snapshot = %snapshot.id, %error, "a snapshot could not be taken");
+                    tracing::warn!(snapshot = %snapshot.id, %error, "taking a snapshot failed");
                     let reason = error.message.chars().take(MAX_REASON_CHARS).collect();
                     Snapshot { state: SnapshotState::Failed, reason: Some(reason), updated_at: now, ..snapshot.clone() }
                 }
             };
             let action = if settled.state == SnapshotState::Ready { "snapshot.ready" } else { "snapshot.failed" };
-            let audit = AuditRecord { sandbox: snapshot.sandbox.clone(), ..AuditRecord::new(now, &snapshot.workspace, action).detail(label(&snapshot)) };
+            let audit = AuditRecord {
+                sandbox: snapshot.sandbox.clone(),
+                ..AuditRecord::new(now, &snapshot.workspace, action).detail(label(&snapshot))
+            };
             match context.store.settle_snapshot(&snapshot, &settled, Some(&audit)).await {
                 // Deleted while it was taken: the next reconcile pass removes the files.
                 Ok(_) => {}
-                Err(error) => tracing::error!(snapshot = %snapshot.id, %error, "what came of a snapshot could not be written down; it is looked at again"),
+                Err(error) => tracing::error!(snapshot = %snapshot.id, %error, "recording the outcome of a snapshot failed; retrying"),
             }
         });
     }
@@ -344,7 +344,7 @@ impl Snapshots {
                 context.store.forget_snapshot(&snapshot.id).await.map_err(store_error)
             };
             if let Err(error) = removed.await {
-                tracing::warn!(snapshot = %snapshot.id, %error, "a snapshot could not be removed; it is tried again");
+                tracing::warn!(snapshot = %snapshot.id, %error, "removing a snapshot failed; retrying");
             }
         });
     }

@@ -78,11 +78,11 @@ impl Templates {
         if policy.has_listed_templates(&subject) && !request.caller.principal.is_operator() {
             return Err(ApiError::new(
                 ErrorCode::Forbidden,
-                "the policy lists the templates you may use; only operators make one of that name",
+                "the policy lists the templates you may use; only operators may create one of this name",
             ));
         }
         if let Some(other) = spec.provider.as_deref().filter(|p| *p != context.provider.name()) {
-            return Err(ApiError::invalid(format!("provider: there is no `{other}` here; there is `{}`", context.provider.name())));
+            return Err(ApiError::invalid(format!("provider: there is no `{other}` here; this broker has `{}`", context.provider.name())));
         }
         // Volumes may come and go; everything else is checked now.
         sandbox_spec::check_template(&*context.provider, &spec).map_err(|e| sandbox_spec::refused(&e))?;
@@ -161,7 +161,10 @@ impl Templates {
     async fn own_template(&self, request: &RequestContext<'_>, name: &str) -> Result<Template, ApiError> {
         let found = find(&self.context, &request.caller.principal.workspace, name).await?;
         let Some(template) = found.own else {
-            return Err(ApiError::new(ErrorCode::Forbidden, format!("template {name} stands in the broker's settings; change it there")));
+            return Err(ApiError::new(
+                ErrorCode::Forbidden,
+                format!("template {name} is defined in the broker's configuration; change it there"),
+            ));
         };
         access::may_end(&request.caller.principal, &template)?;
         Ok(template)
@@ -172,10 +175,10 @@ fn not_found(name: &str) -> ApiError {
     let printable: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
     ApiError::new(
         ErrorCode::TemplateNotFound,
-        format!("template: there is no template `{printable}`; `GET /v1/templates` lists those there are"),
+        format!("template: there is no template `{printable}`; `GET /v1/templates` lists the existing ones"),
     )
 }
 
 fn name_taken(name: &str) -> ApiError {
-    ApiError::new(ErrorCode::NameTaken, format!("name: there is a template {name} already"))
+    ApiError::new(ErrorCode::NameTaken, format!("name: a template {name} already exists"))
 }

@@ -69,7 +69,7 @@ impl Volumes {
             AddedResource::Added => {}
             AddedResource::NameTaken => return Err(name_taken(&volume.name)),
             AddedResource::TooMany => {
-                let message = format!("the workspace has {most} volumes, which is its storage limit; delete some first");
+                let message = format!("the workspace has {most} volumes, which is its limit; delete some first");
                 return Err(ApiError::new(ErrorCode::QuotaExceeded, message));
             }
             AddedResource::TooLarge => return Err(sandbox_spec::too_large(context)),
@@ -77,7 +77,9 @@ impl Volumes {
         let (this, created) = (self.clone(), volume.clone());
         // In a task: if the caller disconnects, the volume must not stay half created until the next pass.
         let creation = context.background.spawn(async move { this.create_files(&created).await });
-        creation.await.map_err(|_| ApiError::new(ErrorCode::Internal, "making it was interrupted; look whether it is there"))??;
+        creation
+            .await
+            .map_err(|_| ApiError::new(ErrorCode::Internal, "creating the volume was interrupted; check whether it exists"))??;
         Ok(info(Volume { state: VolumeState::Ready, ..volume }, Vec::new()))
     }
 
@@ -145,7 +147,7 @@ impl Volumes {
             RemovedResource::InUse(_) => {
                 let (known, others) = self.users_of(request, &volume).await?;
                 let mut users: Vec<String> = known.iter().map(ToString::to_string).collect();
-                users.extend((others > 0).then(|| format!("{others} of other people or of pools")));
+                users.extend((others > 0).then(|| format!("{others} of other principals or pools")));
                 let message = format!("volume {} is used by {}; delete them first", volume.name, users.join(", "));
                 return Err(ApiError::new(ErrorCode::InUse, message));
             }
@@ -170,7 +172,7 @@ impl Volumes {
                 VolumeState::Ready => Ok(()),
             };
             if let Err(error) = outcome {
-                tracing::warn!(volume = %volume.id, %error, "a volume could not be made or removed; it is tried again");
+                tracing::warn!(volume = %volume.id, %error, "creating or removing a volume failed; retrying");
             }
         })
     }
@@ -202,5 +204,5 @@ fn not_found(name: &str) -> ApiError {
 }
 
 fn name_taken(name: &str) -> ApiError {
-    ApiError::new(ErrorCode::NameTaken, format!("name: there is a volume {name} already"))
+    ApiError::new(ErrorCode::NameTaken, format!("name: a volume {name} already exists"))
 }

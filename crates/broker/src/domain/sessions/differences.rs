@@ -61,7 +61,7 @@ pub fn of_access(params: &Negotiation, bound: &SessionWithSandbox) -> Option<Dif
 pub fn conflict(session: &Session, sandbox: &Sandbox, differences: &[Difference]) -> ApiError {
     let Session { id, scope_type, scope_id, .. } = session;
     let message = format!(
-        "{scope_type} `{scope_id}` has a session already, and its {}; leave that out to join it, or use another {scope_type}",
+        "{scope_type} `{scope_id}` already has a session, but its {}; leave this out to join it, or use another {scope_type}",
         sentences(differences)
     );
     let details = json!({ "session_id": id, "binding_id": id, "sandbox_id": sandbox.id, "differences": listed(differences) });
@@ -70,7 +70,7 @@ pub fn conflict(session: &Session, sandbox: &Sandbox, differences: &[Difference]
 
 /// Error about a sandbox that a new session would be attached to.
 pub fn of_existing_sandbox(sandbox: &Sandbox, differences: &[Difference]) -> ApiError {
-    let message = format!("sandbox {} exists already, and its {}; leave that out to use it", sandbox.id, sentences(differences));
+    let message = format!("sandbox {} already exists, but its {}; leave this out to use it", sandbox.id, sentences(differences));
     let details = json!({ "sandbox_id": sandbox.id, "differences": listed(differences) });
     ApiError::new(ErrorCode::SessionConflict, message).with_details(details)
 }

@@ -89,7 +89,7 @@ impl Negotiation {
 
     fn requested(&self) -> Result<Option<RequestedCapabilities<'_>>, ApiError> {
         match (&self.requested_capabilities, &self.scopes) {
-            (Some(_), Some(_)) => Err(ApiError::invalid("scopes: is another name of requested_capabilities; send one of them")),
+            (Some(_), Some(_)) => Err(ApiError::invalid("scopes: is a legacy name of requested_capabilities; send one of them")),
             (Some(words), None) => Ok(Some(RequestedCapabilities { field: "requested_capabilities", words })),
             (None, Some(words)) => Ok(Some(RequestedCapabilities { field: "scopes", words })),
             (None, None) => Ok(None),
@@ -244,10 +244,9 @@ impl Negotiator {
                 Ensured::Created(bound) | Ensured::Existing(bound) => Ok(bound),
                 Ensured::Replayed(bound) if bound.session.ended_at.is_none() => Ok(bound),
                 Ensured::Replayed(bound) => Err(session_expired(&bound.session)),
-                Ensured::KeyReused => Err(ApiError::new(
-                    ErrorCode::IdempotencyConflict,
-                    "this Idempotency-Key came with another request before; use a new one",
-                )),
+                Ensured::KeyReused => {
+                    Err(ApiError::new(ErrorCode::IdempotencyConflict, "this Idempotency-Key was used with another request; use a new one"))
+                }
                 Ensured::QuotaReached(reached) => Err(sandboxes::quota_reached(context, principal, &quota, reached).await),
                 Ensured::MadeOfGone(what) => Err(sandbox_spec::gone(&what)),
                 Ensured::SandboxGone if params.sandbox.is_some() => Err(sandbox_lookup::not_found()),
@@ -255,7 +254,7 @@ impl Negotiator {
                 Ensured::SandboxGone | Ensured::NameTaken(_) => continue,
             };
         }
-        Err(ApiError::new(ErrorCode::SessionConflict, "the sandbox of that name was made and ended while it was asked for; try again"))
+        Err(ApiError::new(ErrorCode::SessionConflict, "the sandbox of this name was created and ended during the request; try again"))
     }
 
     async fn conflict(&self, caller: &Caller, bound: &SessionWithSandbox) -> ApiError {
@@ -352,7 +351,7 @@ impl Negotiator {
 /// The live session of a scope.
 pub async fn session_of_scope(context: &BrokerContext, caller: &Caller, scope: &Scope) -> Result<SessionWithSandbox, ApiError> {
     find_session_of_scope(context, caller, scope).await?.ok_or_else(|| {
-        let message = format!("{} `{}` has no session; use mode `ensure` to make one", scope.kind, scope.id);
+        let message = format!("{} `{}` has no session; use mode `ensure` to create one", scope.kind, scope.id);
         ApiError::new(ErrorCode::SessionNotFound, message)
     })
 }
@@ -386,7 +385,7 @@ fn about_the_request(error: ApiError) -> ApiError {
 }
 
 fn bound_elsewhere(bound: &Sandbox, requested: &str) -> ApiError {
-    let message = format!("it uses {}, not {}; use another thread for another sandbox", bound.id, truncate(requested));
+    let message = format!("the session uses {}, not {}; use another thread for another sandbox", bound.id, truncate(requested));
     ApiError::new(ErrorCode::SessionConflict, message).with_details(serde_json::json!({ "sandbox_id": bound.id }))
 }
 

@@ -51,7 +51,7 @@ impl SessionRenewal {
         check_sandbox_hint(&self.context, request.caller, params.sandbox_id.as_deref(), &bound.sandbox).await?;
         let current = self.verify_current_token(request, &bound, params).await?;
         if params.rotate == Some(true) && current.is_none() {
-            return Err(ApiError::invalid("rotate: needs current_token, the token that is to end"));
+            return Err(ApiError::invalid("rotate: requires current_token, the token to revoke"));
         }
         let mut caller = request.caller.clone();
         let policy = self.context.policy();
@@ -85,10 +85,10 @@ impl SessionRenewal {
         let Some(token) = &params.current_token else { return Ok(None) };
         let claims = verify_possession(&self.context, &bound.sandbox, token).await?;
         if claims.sid.as_deref() != Some(bound.session.id.as_str()) || claims.sub != request.caller.principal.name {
-            return Err(ApiError::new(ErrorCode::Forbidden, "current_token: is of another session or another principal"));
+            return Err(ApiError::new(ErrorCode::Forbidden, "current_token: belongs to another session or principal"));
         }
         if claims.parent.is_some() {
-            let message = "current_token: was delegated from another token and ends with that one; delegate anew instead";
+            let message = "current_token: was delegated from another token and ends with that one; delegate again instead";
             return Err(ApiError::new(ErrorCode::Forbidden, message));
         }
         Ok(Some(claims))
@@ -115,7 +115,7 @@ impl SessionRenewal {
         if context.store.retire_token(&retired).await.map_err(store_error)? {
             return Ok(());
         }
-        let message = "rotate: too many tokens of this sandbox were replaced within the hour; refresh with `\"rotate\": false`, or later";
+        let message = "rotate: too many tokens of this sandbox were replaced within an hour; try again later, or set `rotate` to false";
         Err(ApiError { retry_after: Some(RETIRE_AGAIN_SECONDS), ..ApiError::new(ErrorCode::RateLimited, message) })
     }
 

@@ -103,7 +103,7 @@ impl Shares {
         }
         let name = params.principal;
         if name == bound.session.owner {
-            return Err(ApiError::invalid(format!("principal: {} made the session, and may use it already", truncate(name))));
+            return Err(ApiError::invalid(format!("principal: {} owns the session and can already use it", truncate(name))));
         }
         if self.principal_of(&bound, name).await?.is_none() {
             return Err(no_principal(name));
@@ -133,7 +133,7 @@ impl Shares {
                 Ok((self.info_of_share(changed, &bound).await?, false))
             }
             Shared::TooMany => {
-                Err(ApiError::invalid(format!("principal: the session is shared with {MAX_SHARES} others, which is the most; revoke one")))
+                Err(ApiError::invalid(format!("principal: the session has {MAX_SHARES} shares, which is the limit; revoke one first")))
             }
             Shared::SessionGone => Err(session_expired(&bound.session)),
         }
@@ -241,10 +241,10 @@ fn no_principal(name: &str) -> ApiError {
 fn reasons(paths: &[AccessPath], sandbox: &SandboxId) -> String {
     let reason = |way: &AccessPath| match way {
         AccessPath::WorkspaceAccess => format!("sandbox {sandbox} is open to the whole workspace"),
-        AccessPath::SandboxOwner => format!("sandbox {sandbox} is theirs"),
+        AccessPath::SandboxOwner => format!("they own sandbox {sandbox}"),
         AccessPath::Operator => "they are an operator".to_owned(),
         AccessPath::Share { session_id } => format!("session {session_id} of the same sandbox is shared with them"),
-        AccessPath::Unknown => "there is another way".to_owned(),
+        AccessPath::Unknown => "they have another access path".to_owned(),
     };
     paths.iter().map(reason).collect::<Vec<_>>().join(", and ")
 }

@@ -140,7 +140,7 @@ impl Delegations {
             (Some(session), Some(sid)) if session.id.as_str() == sid => Some(session),
             (None, None) => None,
             (None, Some(sid)) => Some(self.session_of_parent(&sandbox, sid).await?),
-            _ => return Err(ApiError::new(ErrorCode::Forbidden, "parent_token: is of another session")),
+            _ => return Err(ApiError::new(ErrorCode::Forbidden, "parent_token: belongs to another session")),
         };
         // The new token belongs to the parent's principal, no matter which client presents it.
         let principal = principal_of(&parent, &sandbox);
@@ -149,12 +149,12 @@ impl Delegations {
         let own = access::act(&own, params.actor.as_ref())?;
         let granted = access::grant(&context.policy(), &own, Some(params.capabilities))?.intersection(parent.scope);
         if granted.is_empty() {
-            let message = format!("none of it is allowed by parent_token; it allows {:?}", parent.scope);
+            let message = format!("none of the requested capabilities is allowed by parent_token; it allows {:?}", parent.scope);
             return Err(ApiError::new(ErrorCode::CapabilityDenied, message));
         }
         let lineage = Lineage { parent: Some(&parent), share: None };
         if lineage.is_too_long() {
-            return Err(ApiError::invalid("parent_token: was delegated too often; delegate from an earlier one"));
+            return Err(ApiError::invalid("parent_token: its chain of delegations is too long; delegate from an earlier token"));
         }
         let token = TokenParams {
             ttl: params.ttl,
@@ -182,7 +182,7 @@ impl Delegations {
     }
 
     async fn session_of_parent(&self, sandbox: &Sandbox, sid: &str) -> Result<Session, ApiError> {
-        let gone = || ApiError::new(ErrorCode::Forbidden, "parent_token: its session is not of this sandbox");
+        let gone = || ApiError::new(ErrorCode::Forbidden, "parent_token: its session uses another sandbox");
         let id: SessionId = sid.parse().map_err(|_| gone())?;
         let found = self.context.store.session(&id).await.map_err(store_error)?.ok_or_else(gone)?;
         match found.session {

@@ -141,7 +141,7 @@ fn record(
 fn opaque(claims: &Claims) -> (Secret, OpaqueToken) {
     let mut random = [0u8; OPAQUE_BYTES];
     // A guessable token would be worse than a crash.
-    getrandom::fill(&mut random).expect("the kernel's random source answers");
+    getrandom::fill(&mut random).expect("the kernel's random source is available");
     let token = Secret::new(format!("{OPAQUE_TOKEN_PREFIX}{}", URL_SAFE_NO_PAD.encode(random)));
     let keep_until = Timestamp::from_unix(claims.exp.saturating_add(REFRESH_GRACE_SECONDS));
     let stored = OpaqueToken { hash: hash(&token), claims: claims.clone(), keep_until };

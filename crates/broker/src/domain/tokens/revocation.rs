@@ -44,7 +44,7 @@ impl Revocations {
                 return Ok(RevokeResponse { sequence: None, revoked_at: now });
             }
             RevocationTarget::Session(id) => {
-                let not_found = || ApiError::new(ErrorCode::SessionNotFound, "session: there is none of this id");
+                let not_found = || ApiError::new(ErrorCode::SessionNotFound, "session: there is no session with this id");
                 let id: SessionId = id.parse().map_err(|_| not_found())?;
                 let bound = context.store.session(&id).await.map_err(store_error)?.ok_or_else(not_found)?;
                 (bound.session.workspace, Some(bound.sandbox.id), earlier(IssuedTo::Session, id.as_str()))
@@ -61,7 +61,7 @@ impl Revocations {
             }
             RevocationTarget::Principal(name) => {
                 if context.store.principal(&workspace, name).await.map_err(store_error)?.is_none() {
-                    return Err(ApiError::new(ErrorCode::PrincipalNotFound, "principal: the workspace has none of this name"));
+                    return Err(ApiError::new(ErrorCode::PrincipalNotFound, "principal: the workspace has no principal with this name"));
                 }
                 (workspace, None, earlier(IssuedTo::Principal, name))
             }
@@ -132,11 +132,12 @@ impl Revocations {
 }
 
 fn not_found() -> ApiError {
-    ApiError::new(ErrorCode::SandboxNotFound, "there is no sandbox of this id")
+    ApiError::new(ErrorCode::SandboxNotFound, "there is no sandbox with this id")
 }
 
 fn too_soon(until: Timestamp, now: Timestamp) -> ApiError {
-    let message = format!("mode: tokens of an older key are good until {until}; rotate gracefully after that, or immediately now");
+    let message =
+        format!("mode: tokens of an older key are valid until {until}; rotate with `graceful` after that, or with `immediate` now");
     let retry_after = u32::try_from(until.saturating_since(now).as_secs()).ok();
     ApiError { retry_after, ..ApiError::new(ErrorCode::SandboxConflict, message) }
 }

@@ -130,7 +130,7 @@ pub async fn change(
     if let Some(RunConfig { user, work_dir, env_vars }) = params.run_config {
         must_be_plain(user.as_deref(), work_dir.as_deref())?;
         if env_vars.is_some_and(|env| !env.is_empty()) {
-            return Err(not_here("run_config.env_vars", "what a box is made of stays; say them with each command").into());
+            return Err(not_here("run_config.env_vars", "the variables of a box can't change; set them for each command").into());
         }
     }
     // 0 resets the setting.
@@ -179,7 +179,7 @@ pub async fn download_url(
 ) -> Result<Json<DownloadUrl>, Failure> {
     for (field, value) in [("content_type", &params.content_type), ("content_disposition", &params.content_disposition)] {
         if value.is_some() {
-            return Err(not_here(field, "a file is served as bytes, as what it is").into());
+            return Err(not_here(field, "files are served as plain bytes").into());
         }
     }
     if params.expires_in_seconds == Some(0) {
@@ -193,7 +193,7 @@ pub async fn download_url(
 }
 
 pub async fn no_service_urls(_: Authenticated) -> Failure {
-    let message = "ports of a sandbox can't be reached from outside here, so it has no service URLs; download-url serves its files";
+    let message = "ports of a sandbox can't be reached from outside, so it has no service URLs; use download-url for its files";
     ApiError::new(ErrorCode::Unsupported, message).into()
 }
 
@@ -227,8 +227,8 @@ fn read_params(params: CreateBox) -> Result<CreateSandbox, ApiError> {
     for (field, is_langsmith_path, why) in [
         ("mount_config", is_something(params.mount_config.as_ref()), "buckets can't be mounted"),
         ("proxy_config", is_something(params.proxy_config.as_ref()), "a sandbox has no network to send through a proxy"),
-        ("access_delegation", is_something(params.access_delegation.as_ref()), "a sandbox never gets a credential of its maker"),
-        ("persistent", params.persistent == Some(false), "files always outlive a stop"),
+        ("access_delegation", is_something(params.access_delegation.as_ref()), "a sandbox never receives its creator's credentials"),
+        ("persistent", params.persistent == Some(false), "files always survive a stop"),
         ("preserve_memory_on_stop", params.preserve_memory_on_stop == Some(true), "a stop ends every program"),
         ("restore_memory", params.restore_memory == Some(true), "a stop ends every program"),
         ("tag_value_ids", params.tag_value_ids.as_ref().is_some_and(|ids| !ids.is_empty()), "use labels"),
@@ -283,7 +283,7 @@ fn one_snapshot(named: [(&str, Option<String>); 3]) -> Result<Option<String>, Ap
     match (each.next(), each.next()) {
         (first, None) => Ok(first.map(|(_, value)| value)),
         (Some((_, first)), Some((_, other))) if first == other => Ok(Some(first)),
-        (_, Some((field, _))) => Err(ApiError::invalid(format!("{field}: names another snapshot beside the first; send one of them"))),
+        (_, Some((field, _))) => Err(ApiError::invalid(format!("{field}: names a second snapshot; send only one"))),
     }
 }
 
@@ -292,7 +292,7 @@ fn cpus(count: Option<f64>, millis: Option<u32>) -> Result<Option<Cpus>, ApiErro
         (Some(count), None) => ("vcpus", count),
         (None, Some(millis)) => ("cpu_millicores", f64::from(millis) / 1000.0),
         (None, None) => return Ok(None),
-        (Some(_), Some(_)) => return Err(ApiError::invalid("cpu_millicores: says the same as vcpus; send one of them")),
+        (Some(_), Some(_)) => return Err(ApiError::invalid("cpu_millicores: sets the same limit as vcpus; send one of them")),
     };
     let refused = || ApiError::invalid(format!("{field}: must be from 0.001 to 1024 processors"));
     Cpus::from_count(count).map(Some).ok_or_else(refused)
@@ -301,10 +301,10 @@ fn cpus(count: Option<f64>, millis: Option<u32>) -> Result<Option<Cpus>, ApiErro
 fn must_be_plain(user: Option<&str>, work_dir: Option<&str>) -> Result<(), ApiError> {
     let is_said = |text: Option<&str>| text.is_some_and(|t| !t.is_empty());
     if is_said(user) {
-        return Err(not_here("run_config.user", "programs run as the sandbox's one user"));
+        return Err(not_here("run_config.user", "programs run as the sandbox's only user"));
     }
     if is_said(work_dir) {
-        return Err(not_here("run_config.work_dir", "say it with each command"));
+        return Err(not_here("run_config.work_dir", "set it for each command"));
     }
     Ok(())
 }

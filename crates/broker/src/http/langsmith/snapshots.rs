@@ -109,7 +109,7 @@ pub async fn take(
     JsonBody(params): JsonBody<SnapshotRequest>,
 ) -> Result<(StatusCode, Json<SnapshotResponse>), Failure> {
     if params.docker_image.is_some() {
-        return Err(ApiError::invalid("docker_image: a snapshot is of the box's files, not of an image inside it; leave it out").into());
+        return Err(ApiError::invalid("docker_image: a snapshot contains the box's files, not an image inside it; leave it out").into());
     }
     let snapshot = api.services.snapshots.take(&auth.request_context(), &name, read(&params)?).await?;
     Ok((StatusCode::CREATED, Json(to_response(&api, &auth, snapshot).await?)))
@@ -167,13 +167,13 @@ pub async fn by_name(State(api): State<Api>, auth: Authenticated, Path(name): Pa
         );
     }
     if tags.is_empty() {
-        return Err(ApiError::new(ErrorCode::SnapshotNotFound, "there is no snapshot of that name").into());
+        return Err(ApiError::new(ErrorCode::SnapshotNotFound, "there is no snapshot with this name").into());
     }
     Ok(Json(SnapshotTags { name, tags }))
 }
 
 pub async fn no_registries(_: Authenticated) -> Failure {
-    let message = "there is no container engine here, so there are no registries; an operator names root filesystems under [local.images]";
+    let message = "this deployment has no container engine and no registries; an operator can name root filesystems under [local.images]";
     ApiError::new(ErrorCode::Unsupported, message).into()
 }
 
@@ -185,7 +185,7 @@ fn read(params: &SnapshotRequest) -> Result<SnapshotParams<'_>, ApiError> {
     if let Some(config) = &params.run_config {
         for (field, value) in [("user", &config.user), ("work_dir", &config.work_dir)] {
             if value.as_deref().is_some_and(|v| !v.is_empty()) {
-                return Err(ApiError::invalid(format!("run_config.{field}: is not supported here; say it with each command")));
+                return Err(ApiError::invalid(format!("run_config.{field}: is not supported here; set it for each command")));
             }
         }
         env = Env(config.env_vars.clone().unwrap_or_default());

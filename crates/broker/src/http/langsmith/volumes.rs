@@ -80,7 +80,7 @@ pub async fn change(
         && quantity::bytes("size", size)? != volume.size_bytes
     {
         let has = quantity::shown_bytes(volume.size_bytes);
-        return Err(ApiError::invalid(format!("size: a volume keeps the size it was made with, which is {has}; make another one")).into());
+        return Err(ApiError::invalid(format!("size: the size of a volume can't change, and is {has}; create another volume")).into());
     }
     match &params.name {
         Some(to) if *to != volume.name => Ok(Json(to_response(api.services.volumes.rename(&auth.request_context(), &name, to).await?))),

@@ -4,13 +4,14 @@
 use cobox_openapi::{Operation, Parameter};
 use serde_json::json;
 
-const ABOUT: &str = "The rest of the path goes to boxd as it is, bodies and WebSockets are streamed. An API key is swapped for a token and goes \
-no further. Answers of boxd pass with their status, `nosniff` and a `sandbox` policy; errors of the gateway itself have the envelope.";
+const ABOUT: &str = "Forwards the rest of the path to boxd unchanged, and streams bodies and WebSockets. An API key is exchanged for a \
+                     token and not forwarded. Responses of boxd keep their status and get `nosniff` and a `sandbox` content security \
+                     policy; errors of the gateway have the usual envelope.";
 
 pub fn routes() -> Vec<Operation> {
     let sandbox = || Parameter::path("sandbox_id", "The sandbox's id.").of(json!({ "$ref": "#/components/schemas/SandboxId" }));
     let session = || Parameter::path("session_id", "The session's id.").of(json!({ "$ref": "#/components/schemas/SessionId" }));
-    let rest = || Parameter::path("rest", "boxd's own path, such as `v1/exec`; its slashes stay.");
+    let rest = || Parameter::path("rest", "A path of boxd, such as `v1/exec`; it may contain slashes.");
     let mut routes = Vec::new();
     for (method, of_sandbox, of_session) in [
         ("get", "sandboxGet", "relayGet"),
@@ -21,8 +22,11 @@ pub fn routes() -> Vec<Operation> {
         ("delete", "sandboxDelete", "relayDelete"),
         ("options", "sandboxOptions", "relayOptions"),
     ] {
-        routes.push(pass(method, "/dp/{sandbox_id}/{rest}", of_sandbox, "To a sandbox").with([sandbox(), rest()]));
-        routes.push(pass(method, "/v1/sandbox/relay/{session_id}/{rest}", of_session, "To a session's sandbox").with([session(), rest()]));
+        routes.push(pass(method, "/dp/{sandbox_id}/{rest}", of_sandbox, "Forward a request to a sandbox").with([sandbox(), rest()]));
+        routes.push(
+            pass(method, "/v1/sandbox/relay/{session_id}/{rest}", of_session, "Forward a request to a session's sandbox")
+                .with([session(), rest()]),
+        );
     }
     routes
 }
@@ -32,5 +36,5 @@ fn pass(method: &'static str, path: &'static str, id: &'static str, summary: &'s
         .tag("gateway")
         .about(ABOUT)
         .behind(&["token", "key", "keyHeader"])
-        .gives_anything("What boxd answers, or the gateway's refusal.")
+        .gives_anything("The response of boxd, or an error of the gateway.")
 }

@@ -12,58 +12,58 @@ use super::{keyed, page_of};
 
 pub fn routes() -> Vec<Operation> {
     let routes = vec![
-        keyed("post", "/v1/keys", "createKey", "Make an API key")
-            .about("The one answer that carries the key.")
+        keyed("post", "/v1/keys", "createKey", "Create an API key")
+            .about("Only this response contains the key.")
             .takes::<CreateKey>()
-            .gives::<CreatedKey>(201, "The key."),
+            .gives::<CreatedKey>(201, "The new key."),
         keyed("get", "/v1/keys", "listKeys", "List the keys of all workspaces")
             .with(page_of())
             .gives::<Page<KeyInfo>>(200, "A page, newest first."),
-        keyed("get", "/v1/keys/{id}", "getKey", "Look at a key")
+        keyed("get", "/v1/keys/{id}", "getKey", "Get a key")
             .with([key_id()])
-            .gives::<KeyInfo>(200, "All but the key.")
+            .gives::<KeyInfo>(200, "The description of the key, without the key itself.")
             .fails(&[KeyNotFound]),
-        keyed("patch", "/v1/keys/{id}", "expireKey", "Say when a key ends")
+        keyed("patch", "/v1/keys/{id}", "expireKey", "Set the expiry of a key")
             .with([key_id()])
-            .about("An operator's last key that doesn't expire stays as it is.")
+            .about("Refused if no operator key without an expiry would remain.")
             .takes::<ExpireKey>()
-            .gives::<KeyInfo>(200, "The key with its new end.")
+            .gives::<KeyInfo>(200, "The key with its new expiry.")
             .fails(&[KeyNotFound]),
-        keyed("delete", "/v1/keys/{id}", "revokeKey", "End a key and the tokens issued under it")
-            .about("An operator's last key that doesn't expire stays, and the last one there is.")
+        keyed("delete", "/v1/keys/{id}", "revokeKey", "Revoke a key and the tokens issued under it")
+            .about("Refused for the last operator key, and if no operator key without an expiry would remain.")
             .with([key_id()])
-            .gives_nothing(204, "It has ended.")
+            .gives_nothing(204, "Revoked.")
             .fails(&[KeyNotFound]),
         keyed("get", "/v1/principals", "listPrincipals", "List the principals of a workspace")
             .with([workspace()])
             .with(page_of())
-            .gives::<Page<PrincipalInfo>>(200, "A page, by name."),
-        keyed("post", "/v1/principals/{name}/disable", "disablePrincipal", "End every key, sign-in and token of a principal")
+            .gives::<Page<PrincipalInfo>>(200, "A page, sorted by name."),
+        keyed("post", "/v1/principals/{name}/disable", "disablePrincipal", "Disable a principal, and revoke its keys, sign-ins and tokens")
             .with([Parameter::path("name", "The principal's name."), workspace()])
-            .gives_nothing(204, "It is shut out.")
+            .gives_nothing(204, "Disabled.")
             .fails(&[PrincipalNotFound]),
-        keyed("post", "/v1/principals/{name}/enable", "enablePrincipal", "Let a principal in again")
-            .about("What ended stays ended; new keys can be made.")
+        keyed("post", "/v1/principals/{name}/enable", "enablePrincipal", "Enable a disabled principal")
+            .about("Revoked keys and tokens stay revoked; new keys can be created.")
             .with([Parameter::path("name", "The principal's name."), workspace()])
-            .gives_nothing(204, "It may come in again.")
+            .gives_nothing(204, "Enabled.")
             .fails(&[PrincipalNotFound]),
-        keyed("get", "/v1/audit", "listAudit", "Who did what in your workspace")
-            .with([Parameter::query("sandbox", "Only about this one: its id, also after its end, or its name.")])
-            .with([Parameter::query("token", "Only about the token with this `jti`; not with `sandbox`.")])
+        keyed("get", "/v1/audit", "listAudit", "List the audit records of your workspace")
+            .with([Parameter::query("sandbox", "Only records about this sandbox: its id, also after its end, or its name.")])
+            .with([Parameter::query("token", "Only records about the token with this `jti`; not together with `sandbox`.")])
             .with([Parameter::query("jti", "The same as `token`; send one of them.")])
             .with(page_of())
             .gives::<Page<AuditEntry>>(200, "A page, newest first.")
             .fails(&[SandboxNotFound]),
-        keyed("get", "/v1/audit/heads", "auditHeads", "The last record of each chain, to be kept elsewhere")
-            .gives::<AuditHeads>(200, "One for each broker that ever wrote."),
-        keyed("get", "/v1/audit/links", "auditLinks", "A chain's records, oldest first")
+        keyed("get", "/v1/audit/heads", "auditHeads", "Get the last record of each audit chain, to be saved elsewhere")
+            .gives::<AuditHeads>(200, "One head for each broker that has written audit records."),
+        keyed("get", "/v1/audit/links", "auditLinks", "List the records of an audit chain, oldest first")
             .with([
-                Parameter::query("writer", "Whose chain.").required(),
-                Parameter::query("after", "Only those with a higher number.").of(serde_json::json!({ "type": "integer", "minimum": 0 })),
-                Parameter::query("limit", "Records of a page.")
+                Parameter::query("writer", "Broker that wrote the chain.").required(),
+                Parameter::query("after", "Only records with a higher number.").of(serde_json::json!({ "type": "integer", "minimum": 0 })),
+                Parameter::query("limit", "Maximum number of records in the page.")
                     .of(serde_json::json!({ "type": "integer", "minimum": 0, "maximum": 1000, "default": 1000 })),
             ])
-            .gives::<Page<AuditLink>>(200, "A page; its `next_cursor` is the next `after`."),
+            .gives::<Page<AuditLink>>(200, "A page; its `next_cursor` is the `after` of the next page."),
     ];
     routes.into_iter().map(|route| route.tag("operators").fails(&[Forbidden])).collect()
 }
@@ -73,5 +73,5 @@ fn key_id() -> Parameter {
 }
 
 fn workspace() -> Parameter {
-    Parameter::query("workspace", "Of which workspace; your own unless told.")
+    Parameter::query("workspace", "The workspace; the default is your own.")
 }

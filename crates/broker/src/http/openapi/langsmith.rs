@@ -23,69 +23,68 @@ macro_rules! both {
 pub(super) use both;
 
 pub fn routes() -> Vec<Operation> {
-    let which = || Parameter::path("name", "Its name, or its id.");
+    let which = || Parameter::path("name", "Name or id of the box.");
     let nothing = || Shape::Plain(json!({ "type": "object" }));
     let page = || {
         [
-            Parameter::query("page_size", "Items of a page; all, where it is left out.")
+            Parameter::query("page_size", "Maximum number of items in the page; all by default.")
                 .of(json!({ "type": "integer", "minimum": 1, "maximum": 200 })),
-            Parameter::query("cursor", "The `next_cursor` of the page before."),
-            Parameter::query("status", "Only those that are so.")
+            Parameter::query("cursor", "The `next_cursor` of the previous page."),
+            Parameter::query("status", "Only boxes with this status.")
                 .of(json!({ "type": "string", "enum": ["provisioning", "ready", "failed", "stopped", "deleting"] })),
-            Parameter::query("created_by", "Only those of this principal; `me` for your own."),
-            Parameter::query("sort_by", "The one order there is.").of(json!({ "type": "string", "enum": ["created_at"] })),
-            Parameter::query("sort_order", "The one order there is.").of(json!({ "type": "string", "enum": ["desc"] })),
+            Parameter::query("created_by", "Only boxes of this principal; `me` for your own."),
+            Parameter::query("sort_by", "The only supported order.").of(json!({ "type": "string", "enum": ["created_at"] })),
+            Parameter::query("sort_order", "The only supported order.").of(json!({ "type": "string", "enum": ["desc"] })),
         ]
     };
     let routes =
         [
-            both!("post", "/boxes", "createBox", "Make a box: a sandbox that stays until it is deleted").map(|o| {
+            both!("post", "/boxes", "createBox", "Create a box: a sandbox that exists until it is deleted").map(|o| {
                 o.about(
-                "What can't be met is a 422 that names the field. One that doesn't run in time is deleted again, and answered with 408.",
+                "An unsupported value is refused with 422, which names the field. A box that doesn't start in time is deleted and refused \
+                 with 408.",
             )
             .takes::<CreateBox>()
-            .gives::<BoxInfo>(201, "It was made; `provisioning` only for who did not wait.")
+            .gives::<BoxInfo>(201, "Created; the status is `provisioning` only if the request did not wait.")
             .fails(&[SandboxConflict, InUse, SandboxStarting, SandboxNotFound, TemplateNotFound, SnapshotNotFound, VolumeNotFound])
             }),
-            both!("get", "/boxes", "listBoxes", "List the boxes you may use")
-                .map(|o| o.with([tags()]).with(page()).gives::<BoxList>(200, "Newest first; of a page with a filter only those it fits.")),
-            both!("get", "/boxes/{name}", "getBox", "Look at a box")
+            both!("get", "/boxes", "listBoxes", "List the boxes you may use").map(|o| {
+                o.with([tags()]).with(page()).gives::<BoxList>(200, "The boxes, newest first. A filter reduces the items of each page.")
+            }),
+            both!("get", "/boxes/{name}", "getBox", "Get a box")
                 .map(|o| o.with([which()]).gives::<BoxInfo>(200, "The box.").fails(&[SandboxNotFound])),
-            both!("patch", "/boxes/{name}", "changeBox", "Change its name, and how long it is kept").map(|o| {
-                o.with([which()])
-                    .takes::<PatchBox>()
-                    .gives::<BoxInfo>(200, "The box as it is now.")
-                    .fails(&[SandboxNotFound, SandboxConflict])
+            both!("patch", "/boxes/{name}", "changeBox", "Change a box's name and lifetimes").map(|o| {
+                o.with([which()]).takes::<PatchBox>().gives::<BoxInfo>(200, "The changed box.").fails(&[SandboxNotFound, SandboxConflict])
             }),
-            both!("delete", "/boxes/{name}", "deleteBox", "End it, and every session that uses it")
-                .map(|o| o.with([which()]).gives_nothing(204, "It has ended.").fails(&[SandboxNotFound])),
-            both!("get", "/boxes/{name}/status", "getBoxStatus", "How it is")
-                .map(|o| o.with([which()]).gives::<BoxStatus>(200, "Its status.").fails(&[SandboxNotFound])),
-            both!("post", "/boxes/{name}/start", "startBox", "Start a stopped box, as its next use would").map(|o| {
+            both!("delete", "/boxes/{name}", "deleteBox", "Delete a box and end the sessions that use it")
+                .map(|o| o.with([which()]).gives_nothing(204, "Deleted.").fails(&[SandboxNotFound])),
+            both!("get", "/boxes/{name}/status", "getBoxStatus", "Get the status of a box")
+                .map(|o| o.with([which()]).gives::<BoxStatus>(200, "The status.").fails(&[SandboxNotFound])),
+            both!("post", "/boxes/{name}/start", "startBox", "Start a stopped box").map(|o| {
                 o.with([which()])
                     .takes_as("application/json", nothing())
                     .body_optional()
-                    .gives::<BoxInfo>(200, "It runs, or is about to.")
+                    .gives::<BoxInfo>(200, "The box, running or starting.")
                     .fails(&[SandboxNotFound, SessionExpired, TooLarge])
             }),
-            both!("post", "/boxes/{name}/stop", "stopBox", "End its programs and keep its files").map(|o| {
+            both!("post", "/boxes/{name}/stop", "stopBox", "Stop a box: end its programs, keep its files").map(|o| {
                 o.with([which()])
                     .takes_as("application/json", nothing())
                     .body_optional()
-                    .gives::<BoxInfo>(200, "It has stopped, or is about to.")
+                    .gives::<BoxInfo>(200, "The box, stopped or stopping.")
                     .fails(&[SandboxNotFound, SessionExpired, TooLarge])
             }),
-            both!("post", "/boxes/{name}/download-url", "linkBoxFile", "A URL for one file of it").map(|o| {
+            both!("post", "/boxes/{name}/download-url", "linkBoxFile", "Create a download URL for one file of a box").map(|o| {
                 o.with([which()])
                     .takes::<DownloadUrlRequest>()
-                    .gives::<DownloadUrl>(200, "Good for 15 minutes at most.")
+                    .gives::<DownloadUrl>(200, "The URL, valid for at most 15 minutes.")
                     .fails(&[SandboxNotFound, CapabilityDenied])
             }),
-            both!("post", "/boxes/{name}/service-url", "makeBoxServiceUrl", "Answers that ports can't be reached from outside")
+            both!("post", "/boxes/{name}/service-url", "makeBoxServiceUrl", "Unsupported: ports can't be reached from outside")
                 .map(|o| o.with([which()]).fails(&[Unsupported])),
-            both!("get", "/boxes/{name}/service-urls", "listBoxServiceUrls", "Answers that there are none")
+            both!("get", "/boxes/{name}/service-urls", "listBoxServiceUrls", "Unsupported: there are no service URLs")
                 .map(|o| o.with([which()]).fails(&[Unsupported])),
-            both!("delete", "/boxes/{name}/service-urls", "deleteBoxServiceUrls", "Answers that there are none")
+            both!("delete", "/boxes/{name}/service-urls", "deleteBoxServiceUrls", "Unsupported: there are no service URLs")
                 .map(|o| o.with([which()]).fails(&[Unsupported])),
         ];
     routes.into_iter().flatten().chain(langsmith_resources::routes()).map(in_its_dialect).collect()

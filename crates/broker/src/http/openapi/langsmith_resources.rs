@@ -13,67 +13,72 @@ use crate::http::langsmith::{
 };
 
 pub fn routes() -> Vec<Operation> {
-    let which = || Parameter::path("name", "Its name.");
-    let reference = || Parameter::path("reference", "Its id, `name` or `name:tag`.");
-    let registry = || Parameter::path("id", "Its id.");
+    let which = || Parameter::path("name", "The name.");
+    let reference = || Parameter::path("reference", "The snapshot's id, `name` or `name:tag`.");
+    let registry = || Parameter::path("id", "The registry's id.");
     let page = || {
         let number = |least: u32, most: u32, usual: u32| json!({ "type": "integer", "minimum": least, "maximum": most, "default": usual });
         [
-            Parameter::query("name_contains", "Only those with this in their name."),
-            Parameter::query("limit", "Items of a page.").of(number(1, 500, 50)),
-            Parameter::query("offset", "How many to pass over.").of(number(0, u32::MAX, 0)),
+            Parameter::query("name_contains", "Only items whose name contains this."),
+            Parameter::query("limit", "Maximum number of items in the page.").of(number(1, 500, 50)),
+            Parameter::query("offset", "Number of items to skip.").of(number(0, u32::MAX, 0)),
         ]
     };
-    let none = "Answers that there are none";
+    let none = "Unsupported: there are no registries";
     let routes = [
-        both!("post", "/boxes/{name}/snapshot", "captureSnapshot", "Keep a box's files for others to start from").map(|o| {
-            o.with([Parameter::path("name", "The box's name, or its id.")])
+        both!("post", "/boxes/{name}/snapshot", "captureSnapshot", "Take a snapshot of a box's files").map(|o| {
+            o.with([Parameter::path("name", "Name or id of the box.")])
                 .takes::<SnapshotRequest>()
-                .gives::<SnapshotResponse>(201, "It is being taken.")
+                .gives::<SnapshotResponse>(201, "The snapshot, still being taken.")
                 .fails(&[SandboxNotFound, SandboxStarting, NameTaken])
         }),
-        both!("post", "/snapshots", "createSnapshot", "Name an image that the provider has")
-            .map(|o| o.takes::<SnapshotRequest>().gives::<SnapshotResponse>(201, "It can be started from.").fails(&[NameTaken])),
+        both!("post", "/snapshots", "createSnapshot", "Create a snapshot from an image of the provider")
+            .map(|o| o.takes::<SnapshotRequest>().gives::<SnapshotResponse>(201, "Created; boxes can start from it.").fails(&[NameTaken])),
         both!("get", "/snapshots", "listBoxSnapshots", "List the snapshots you may use")
-            .map(|o| o.with(page()).gives::<SnapshotList>(200, "Newest first.")),
-        both!("get", "/snapshots/{reference}", "getBoxSnapshot", "Look at a snapshot")
+            .map(|o| o.with(page()).gives::<SnapshotList>(200, "The snapshots, newest first.")),
+        both!("get", "/snapshots/{reference}", "getBoxSnapshot", "Get a snapshot")
             .map(|o| o.with([reference()]).gives::<SnapshotResponse>(200, "The snapshot.").fails(&[SnapshotNotFound])),
-        both!("delete", "/snapshots/{reference}", "deleteBoxSnapshot", "Remove a snapshot")
-            .map(|o| o.with([reference()]).gives_nothing(204, "It is being removed.").fails(&[SnapshotNotFound])),
-        both!("get", "/snapshots-by-name/{name}", "getSnapshotTags", "The tags of a name")
-            .map(|o| o.with([which()]).gives::<SnapshotTags>(200, "What each means now.").fails(&[SnapshotNotFound])),
-        both!("post", "/templates", "createBoxTemplate", "Say what boxes of a name are made of")
-            .map(|o| o.takes::<TemplateParams>().gives::<TemplateResponse>(201, "It was made.").fails(&[NameTaken])),
-        both!("get", "/templates", "listBoxTemplates", "List the templates you may use").map(|o| o.gives::<TemplateList>(200, "By name.")),
-        both!("get", "/templates/{name}", "getBoxTemplate", "Look at a template")
+        both!("delete", "/snapshots/{reference}", "deleteBoxSnapshot", "Delete a snapshot")
+            .map(|o| o.with([reference()]).gives_nothing(204, "Accepted; the snapshot is being deleted.").fails(&[SnapshotNotFound])),
+        both!("get", "/snapshots-by-name/{name}", "getSnapshotTags", "Get the tags of a snapshot name")
+            .map(|o| o.with([which()]).gives::<SnapshotTags>(200, "The tags and their current snapshots.").fails(&[SnapshotNotFound])),
+        both!("post", "/templates", "createBoxTemplate", "Create a template")
+            .map(|o| o.takes::<TemplateParams>().gives::<TemplateResponse>(201, "Created.").fails(&[NameTaken])),
+        both!("get", "/templates", "listBoxTemplates", "List the templates you may use")
+            .map(|o| o.gives::<TemplateList>(200, "Sorted by name.")),
+        both!("get", "/templates/{name}", "getBoxTemplate", "Get a template")
             .map(|o| o.with([which()]).gives::<TemplateResponse>(200, "The template.").fails(&[TemplateNotFound])),
-        both!("patch", "/templates/{name}", "renameBoxTemplate", "Give it another name").map(|o| {
-            o.with([which()]).takes::<Rename>().gives::<TemplateResponse>(200, "As it is now.").fails(&[TemplateNotFound, NameTaken])
+        both!("patch", "/templates/{name}", "renameBoxTemplate", "Rename a template").map(|o| {
+            o.with([which()]).takes::<Rename>().gives::<TemplateResponse>(200, "The changed object.").fails(&[TemplateNotFound, NameTaken])
         }),
-        both!("delete", "/templates/{name}", "deleteBoxTemplate", "Remove a template")
-            .map(|o| o.with([which()]).gives_nothing(204, "It is gone.").fails(&[TemplateNotFound, InUse])),
-        both!("post", "/volumes", "createBoxVolume", "Make a volume")
-            .map(|o| o.takes::<VolumeParams>().gives::<VolumeResponse>(201, "It can be mounted.").fails(&[NameTaken])),
-        both!("get", "/volumes", "listBoxVolumes", "List the volumes you may use").map(|o| o.gives::<VolumeList>(200, "By name.")),
-        both!("get", "/volumes/{name}", "getBoxVolume", "Look at a volume")
+        both!("delete", "/templates/{name}", "deleteBoxTemplate", "Delete a template")
+            .map(|o| o.with([which()]).gives_nothing(204, "Deleted.").fails(&[TemplateNotFound, InUse])),
+        both!("post", "/volumes", "createBoxVolume", "Create a volume")
+            .map(|o| o.takes::<VolumeParams>().gives::<VolumeResponse>(201, "Created; it can be mounted.").fails(&[NameTaken])),
+        both!("get", "/volumes", "listBoxVolumes", "List the volumes you may use").map(|o| o.gives::<VolumeList>(200, "Sorted by name.")),
+        both!("get", "/volumes/{name}", "getBoxVolume", "Get a volume")
             .map(|o| o.with([which()]).gives::<VolumeResponse>(200, "The volume.").fails(&[VolumeNotFound])),
-        both!("patch", "/volumes/{name}", "renameBoxVolume", "Give it another name").map(|o| {
-            o.with([which()]).takes::<VolumeChange>().gives::<VolumeResponse>(200, "As it is now.").fails(&[VolumeNotFound, NameTaken])
+        both!("patch", "/volumes/{name}", "renameBoxVolume", "Rename a volume").map(|o| {
+            o.with([which()])
+                .takes::<VolumeChange>()
+                .gives::<VolumeResponse>(200, "The changed object.")
+                .fails(&[VolumeNotFound, NameTaken])
         }),
-        both!("delete", "/volumes/{name}", "deleteBoxVolume", "Remove a volume and its files")
-            .map(|o| o.with([which()]).gives_nothing(204, "It is gone.").fails(&[VolumeNotFound, InUse])),
-        both!("post", "/pools", "createPool", "Keep boxes of a template waiting").map(|o| {
+        both!("delete", "/volumes/{name}", "deleteBoxVolume", "Delete a volume and its files")
+            .map(|o| o.with([which()]).gives_nothing(204, "Deleted.").fails(&[VolumeNotFound, InUse])),
+        both!("post", "/pools", "createPool", "Create a pool of running boxes of a template").map(|o| {
             o.takes::<PoolRequest>()
-                .gives::<PoolResponse>(201, "It was made; all of them wait, unless told not to wait for that.")
+                .gives::<PoolResponse>(201, "Created. All its boxes are running, unless the request did not wait for them.")
                 .fails(&[TemplateNotFound, SnapshotNotFound, VolumeNotFound, NameTaken, SandboxStarting, InUse])
         }),
-        both!("get", "/pools", "listPools", "List the pools of your workspace").map(|o| o.gives::<PoolList>(200, "By name.")),
-        both!("get", "/pools/{name}", "getPool", "Look at a pool")
+        both!("get", "/pools", "listPools", "List the pools of your workspace").map(|o| o.gives::<PoolList>(200, "Sorted by name.")),
+        both!("get", "/pools/{name}", "getPool", "Get a pool")
             .map(|o| o.with([which()]).gives::<PoolResponse>(200, "The pool.").fails(&[PoolNotFound])),
-        both!("patch", "/pools/{name}", "changePool", "Change its name or how many wait")
-            .map(|o| o.with([which()]).takes::<PoolChange>().gives::<PoolResponse>(200, "As it is now.").fails(&[PoolNotFound, NameTaken])),
-        both!("delete", "/pools/{name}", "deletePool", "Remove a pool and what waits in it")
-            .map(|o| o.with([which()]).gives_nothing(204, "It is gone.").fails(&[PoolNotFound])),
+        both!("patch", "/pools/{name}", "changePool", "Change a pool's name or size").map(|o| {
+            o.with([which()]).takes::<PoolChange>().gives::<PoolResponse>(200, "The changed object.").fails(&[PoolNotFound, NameTaken])
+        }),
+        both!("delete", "/pools/{name}", "deletePool", "Delete a pool and its boxes")
+            .map(|o| o.with([which()]).gives_nothing(204, "Deleted.").fails(&[PoolNotFound])),
         both!("get", "/registries", "listRegistries", none).map(|o| o.fails(&[Unsupported])),
         both!("post", "/registries", "createRegistry", none).map(|o| o.fails(&[Unsupported])),
         both!("get", "/registries/{id}", "getRegistry", none).map(|o| o.with([registry()]).fails(&[Unsupported])),

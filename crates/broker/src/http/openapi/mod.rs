@@ -24,9 +24,9 @@ use cobox_openapi::{Document, Operation, Parameter, assert_checked_in, assert_va
 use cobox_protocol::ErrorCode;
 use serde_json::{Value, json};
 
-const ABOUT: &str = "The control plane: which sandbox belongs to which thread, who may use it, for how long. Every error has the same \
-envelope and every answer `X-Request-Id`; only what isn't HTTP at all is refused without them. What the gateway passes on is in boxd's \
-own document.";
+const ABOUT: &str = "The control plane: which sandbox a thread uses, which principals have access, and for how long. Every error has the \
+                     same envelope, and every response has `X-Request-Id`; only requests that aren't valid HTTP are refused without them. \
+                     boxd's own document describes the requests that the gateway forwards.";
 
 /// Errors that every route behind an API key may return. The last two apply to callers with an issuer's token: the
 /// token's principal exists here in another kind, or the issuer can't be reached.
@@ -68,18 +68,18 @@ fn document() -> Value {
         server: json!({ "url": "/" }),
         tags: &[
             ("sessions", "Access to the sandbox of a thread or another scope."),
-            ("threads", "The same in the shapes of the first clients."),
-            ("sandboxes", "Sandboxes themselves, with or without a session."),
-            ("kinds", "What sandboxes are made of: templates, snapshots, volumes."),
-            ("langsmith", "The LangSmith sandbox API, in its shapes and errors."),
-            ("operators", "Keys, the audit, and taking back what was given."),
-            ("gateway", "The way to every sandbox."),
+            ("threads", "The same sessions, in the request and response format of the first clients."),
+            ("sandboxes", "Sandboxes, with or without a session."),
+            ("kinds", "Sources of sandboxes: templates, snapshots and volumes."),
+            ("langsmith", "The LangSmith sandbox API, with its request, response and error formats."),
+            ("operators", "Keys, principals, audit records and revocation."),
+            ("gateway", "Access to the dataplane of every sandbox."),
             ("operations", "Health and documentation."),
         ],
         security: json!([{ "key": [] }, { "keyHeader": [] }]),
         security_schemes: json!({
             "key": { "type": "http", "scheme": "bearer", "description": "An API key, or a token of the configured OIDC issuer." },
-            "keyHeader": { "type": "apiKey", "in": "header", "name": "X-Api-Key", "description": "The same in its own header." },
+            "keyHeader": { "type": "apiKey", "in": "header", "name": "X-Api-Key", "description": "The same credential in its own header." },
             "token": { "type": "http", "scheme": "bearer", "bearerFormat": "JWT", "description": "A sandbox's token, at the gateway." },
         }),
     };
@@ -97,13 +97,14 @@ fn session_id() -> Parameter {
 
 fn page_of() -> [Parameter; 2] {
     [
-        Parameter::query("limit", "Items of a page.").of(json!({ "type": "integer", "minimum": 1, "maximum": 200, "default": 50 })),
-        Parameter::query("cursor", "The `next_cursor` of the page before."),
+        Parameter::query("limit", "Maximum number of items in the page.")
+            .of(json!({ "type": "integer", "minimum": 1, "maximum": 200, "default": 50 })),
+        Parameter::query("cursor", "The `next_cursor` of the previous page."),
     ]
 }
 
 fn tags() -> Parameter {
-    Parameter::query("tag", "`key:value`, or `key` for any value. May be repeated: all of them must fit.").of(json!({
+    Parameter::query("tag", "`key:value`, or `key` for any value. May be repeated: an item must match all of them.").of(json!({
         "type": "array", "maxItems": 8, "items": { "type": "string", "pattern": "^[A-Za-z0-9_./-]{1,64}([:=]|$)" },
     }))
 }
@@ -113,15 +114,15 @@ fn flag(name: &'static str, about: &'static str) -> Parameter {
 }
 
 fn prefer() -> Parameter {
-    Parameter::header("Prefer", "`wait=N`: how many seconds to wait for a start; 10 unless told, 55 at most.")
+    Parameter::header("Prefer", "`wait=N`: seconds to wait for a start; the default is 10, the maximum 55.")
 }
 
 fn thread_authorization() -> Parameter {
-    Parameter::header("X-Thread-Authorization", "Your credential for whoever says who may see the thread, where one is configured.")
+    Parameter::header("X-Thread-Authorization", "Your credential for the thread authority, if one is configured.")
 }
 
 fn idempotency_key() -> Parameter {
-    Parameter::header("Idempotency-Key", "For 24 hours the same request with the same key gets the same session.")
+    Parameter::header("Idempotency-Key", "For 24 hours, the same request with the same key returns the same session.")
         .of(json!({ "type": "string", "minLength": 1, "maxLength": 256, "pattern": "^[!-~]([ -~]*[!-~])?$" }))
 }
 

@@ -11,19 +11,23 @@ pub fn routes() -> Vec<Operation> {
     let status =
         |word: &str| Shape::Plain(json!({ "type": "object", "required": ["status"], "properties": { "status": { "const": word } } }));
     vec![
-        open("/healthz", "health", "Whether the process answers").gives_as(200, "It does.", "application/json", status("ok")),
-        open("/readyz", "ready", "Whether it can do its work")
-            .about("`details.checks` of a refusal says which of `store`, `provider` and `node` failed, and `details.causes` the category of each cause; the log has the whole cause. `checks.clock` is `skewed` while the clocks of two brokers differ by more than 2 s, with `clock_skew_seconds`; that alone is no refusal.")
-            .gives_as(200, "It can.", "application/json", status("ready"))
+        open("/healthz", "health", "Check that the process is alive").gives_as(200, "Alive.", "application/json", status("ok")),
+        open("/readyz", "ready", "Check that the broker is ready to serve requests")
+            .about(
+                "If the broker is not ready, `details.checks` names which of `store`, `provider` and `node` failed, and `details.causes` \
+                 the category of each cause; the full cause is in the log. `checks.clock` is `skewed`, with `clock_skew_seconds`, while \
+                 the clocks of two brokers differ by more than 2 s; this alone doesn't make the broker unready.",
+            )
+            .gives_as(200, "Ready.", "application/json", status("ready"))
             .fails(&[BackendUnavailable]),
-        keyed("get", "/metrics", "metrics", "What it counts, in Prometheus' text")
+        keyed("get", "/metrics", "metrics", "Get the metrics in the Prometheus text format")
             .tag("operations")
-            .about("With an operator's key, or the token in `metrics.token_file`; without one where `metrics.public` is set.")
+            .about("Requires an operator's key or the token in `metrics.token_file`; no credential if `metrics.public` is set.")
             .gives_as(200, "The metrics.", "text/plain", Shape::Plain(json!({ "type": "string" })))
             .fails(&[Internal]),
-        open("/openapi.json", "openapi", "This document").gives_as(
+        open("/openapi.json", "openapi", "Get this document").gives_as(
             200,
-            "It.",
+            "The document.",
             "application/json",
             Shape::Plain(json!({ "type": "object", "required": ["openapi", "paths"] })),
         ),

@@ -10,13 +10,13 @@ use cobox_protocol::{
 use super::{flag, keyed, page_of, prefer, tags};
 
 pub fn routes() -> Vec<Operation> {
-    let which = || Parameter::path("id_or_name", "Its id, or its name in your workspace.");
+    let which = || Parameter::path("id_or_name", "The sandbox's id, or its name in your workspace.");
     let routes = vec![
-        keyed("post", "/v1/sandboxes", "createSandbox", "Make a sandbox without a session")
+        keyed("post", "/v1/sandboxes", "createSandbox", "Create a sandbox without a session")
             .with([prefer()])
             .takes::<CreateSandbox>()
             .body_optional()
-            .gives::<SandboxInfo>(201, "It was made; `provisioning` while it still starts.")
+            .gives::<SandboxInfo>(201, "Created; the state is `provisioning` while it starts.")
             .fails(&[
                 Forbidden,
                 QuotaExceeded,
@@ -30,35 +30,38 @@ pub fn routes() -> Vec<Operation> {
                 ProviderUnavailable,
             ]),
         keyed("get", "/v1/sandboxes", "listSandboxes", "List the sandboxes you may use")
-            .with([tags(), flag("deleted", "Those that were deleted and can be restored, instead of those that live.")])
+            .with([tags(), flag("deleted", "Lists deleted sandboxes that can be restored, instead of existing ones.")])
             .with(page_of())
             .gives::<Page<SandboxInfo>>(200, "A page, newest first."),
-        keyed("get", "/v1/sandboxes/{id_or_name}", "getSandbox", "Look at a sandbox")
+        keyed("get", "/v1/sandboxes/{id_or_name}", "getSandbox", "Get a sandbox")
             .with([which()])
             .gives::<SandboxInfo>(200, "The sandbox.")
             .fails(&[Forbidden, SandboxNotFound]),
-        keyed("patch", "/v1/sandboxes/{id_or_name}", "changeSandbox", "Change its name, its tags, and how it is kept")
-            .about("All of it or nothing; for its owner and operators.")
+        keyed("patch", "/v1/sandboxes/{id_or_name}", "changeSandbox", "Change a sandbox's name, tags and lifetimes")
+            .about("Applies all changes or none. For its owner and operators.")
             .with([which()])
             .takes::<PatchSandbox>()
-            .gives::<SandboxInfo>(200, "The sandbox as it is now.")
+            .gives::<SandboxInfo>(200, "The changed sandbox.")
             .fails(&[Forbidden, SandboxNotFound, SandboxConflict]),
-        keyed("delete", "/v1/sandboxes/{id_or_name}", "deleteSandbox", "End it, and every session that uses it")
-            .about("It can be restored for a while, unless policy or `permanent` says otherwise; for its owner and operators.")
-            .with([which(), flag("permanent", "Remove its files at once; of a deleted sandbox too.")])
-            .gives_nothing(204, "It has ended.")
+        keyed("delete", "/v1/sandboxes/{id_or_name}", "deleteSandbox", "Delete a sandbox and end the sessions that use it")
+            .about("It can be restored for a while, unless the policy or `permanent` excludes that. For its owner and operators.")
+            .with([which(), flag("permanent", "Removes the files immediately, also those of a deleted sandbox.")])
+            .gives_nothing(204, "Deleted.")
             .fails(&[Forbidden, SandboxNotFound, ProviderUnavailable]),
-        keyed("post", "/v1/sandboxes/{id_or_name}/restore", "restoreSandbox", "Bring a deleted sandbox back, suspended, with its files")
-            .about("For its owner and operators. Shares and tokens from before are not restored. A thread that has had another sandbox since does not return.")
+        keyed("post", "/v1/sandboxes/{id_or_name}/restore", "restoreSandbox", "Restore a deleted sandbox with its files")
+            .about(
+                "For its owner and operators. Earlier shares and tokens are not restored. A thread that has used another sandbox since \
+                 then keeps that one.",
+            )
             .with([which()])
             .takes::<RestoreSandbox>()
             .body_optional()
-            .gives::<RestoreResponse>(200, "The sandbox, suspended, and the threads that return to it.")
+            .gives::<RestoreResponse>(200, "The sandbox, suspended, and the threads that use it again.")
             .fails(&[Forbidden, SandboxNotFound, SandboxConflict, SandboxStarting, InUse]),
-        keyed("get", "/v1/sandboxes/{id_or_name}/usage", "getSandboxUsage", "Count the files that deleting it would erase")
+        keyed("get", "/v1/sandboxes/{id_or_name}/usage", "getSandboxUsage", "Count the files that a deletion would erase")
             .about("For its owner and operators.")
-            .with([which(), flag("deleted", "Of a deleted sandbox: what a permanent deletion would erase.")])
-            .gives::<SandboxUsage>(200, "What was written in it.")
+            .with([which(), flag("deleted", "Counts for a deleted sandbox: what a permanent deletion would erase.")])
+            .gives::<SandboxUsage>(200, "Number and size of the files written in it.")
             .fails(&[Forbidden, SandboxNotFound]),
     ];
     routes.into_iter().map(|route| route.tag("sandboxes")).collect()

@@ -30,7 +30,7 @@ pub fn routes() -> Vec<Operation> {
     };
     let routes = vec![
         keyed("post", "/v1/sandbox/sessions", "negotiate", "Get, ensure or create a session")
-            .about("Whoever names a `scope` is answered in the full shape's error codes (`BINDING_…`, `BACKEND_…`).")
+            .about("A request with `scope` gets the error codes of the binding API (`BINDING_…`, `BACKEND_…`).")
             .with([idempotency_key(), prefer(), thread_authorization()])
             .takes_as("application/json", read::<NegotiationBody>().and(needed))
             .gives::<NegotiateResponse>(200, "The session, with a fresh token.")
@@ -40,44 +40,43 @@ pub fn routes() -> Vec<Operation> {
             .fails(&[BackendUnavailable]),
         keyed("get", "/v1/sandbox/sessions", "listSessions", "List the sessions you may use")
             .with([
-                Parameter::query("scope_type", "Only of scopes of this type."),
-                Parameter::query("scope_id", "Only of scopes with this id."),
-                Parameter::query("state", "Only those in this state; without it all that have not ended.")
+                Parameter::query("scope_type", "Only sessions of scopes of this type."),
+                Parameter::query("scope_id", "Only sessions of scopes with this id."),
+                Parameter::query("state", "Only sessions in this state; by default, all that have not ended.")
                     .of(json!({ "$ref": "#/components/schemas/State" })),
                 tags(),
             ])
             .with(page_of())
             .gives::<Page<SessionInfo>>(200, "A page, newest first."),
-        keyed("get", "/v1/sandbox/sessions/{id}", "getSession", "Look at a session")
-            .about("Negotiation's answer with a fresh token. Looking is no activity and wakes nothing.")
+        keyed("get", "/v1/sandbox/sessions/{id}", "getSession", "Get a session")
+            .about("Returns the same as negotiation, with a fresh token. Doesn't count as activity and starts nothing.")
             .with([session_id()])
             .gives::<NegotiateResponse>(200, "The session.")
             .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SessionExpired]),
         keyed("delete", "/v1/sandbox/sessions/{id}", "releaseSession", "End a session")
-            .about("For its owner and operators. Its sandbox ends too, unless it is named, kept or used by another session.")
+            .about("For its owner and operators. Its sandbox is deleted too, unless it is named, kept or used by another session.")
             .with([session_id()])
-            .gives_nothing(204, "It has ended.")
+            .gives_nothing(204, "Ended.")
             .fails(&[Forbidden, SessionNotFound]),
         refresh("/v1/sandbox/sessions/{id}/refresh", "refresh", "Get a fresh token")
             .fails(&[SessionNotFound, SessionConflict])
             .fails(&OF_STARTING),
-        refresh("/v1/sandbox/sessions/{id}/refresh-token", "refreshToken", "The same, with the full shape's error codes").fails(&[
-            BindingNotFound,
-            BindingConflict,
-            SandboxStarting,
-            BackendUnavailable,
-        ]),
-        keyed("post", "/v1/sandbox/sessions/{id}/heartbeat", "heartbeat", "Extend the lease, and no token")
+        refresh("/v1/sandbox/sessions/{id}/refresh-token", "refreshToken", "Get a fresh token, with the error codes of the binding API")
+            .fails(&[BindingNotFound, BindingConflict, SandboxStarting, BackendUnavailable]),
+        keyed("post", "/v1/sandbox/sessions/{id}/heartbeat", "heartbeat", "Extend the lease without a new token")
             .with([session_id(), prefer()])
-            .gives::<HeartbeatResponse>(200, "The lease goes on.")
+            .gives::<HeartbeatResponse>(200, "The lease is extended.")
             .fails(&[Forbidden, BindingNotFound, SandboxNotFound, SessionExpired, BackendUnavailable]),
-        keyed("get", "/v1/sandbox/sessions/{id}/events", "events", "What happens to a session, as events")
-            .about("Server-sent events, from the session's beginning unless told. What you may not see in the sandbox you don't see here. A line with only `:` now and then keeps the connection open.")
+        keyed("get", "/v1/sandbox/sessions/{id}/events", "events", "Stream the events of a session")
+            .about(
+                "Server-sent events, by default from the session's beginning. Excludes events of files and commands that the credential \
+                 gives no access to. Periodic `:` lines keep the connection open.",
+            )
             .behind(&["key", "keyHeader", "token"])
             .with([
                 session_id(),
-                Parameter::header("Last-Event-ID", "Go on after this event; `now` for new ones only."),
-                Parameter::query("after", "The same for clients that can't send the header, which counts for more."),
+                Parameter::header("Last-Event-ID", "Continues after this event; `now` for new events only."),
+                Parameter::query("after", "The same, for clients that can't send the header. The header takes precedence."),
             ])
             .gives_as(200, "The events, until the session or the credential ends.", "text/event-stream", Shape::Plain(json!({})))
             .events([(EVENT_NAME, written::<SandboxEvent>()), (ERROR_NAME, written::<Envelope>())])

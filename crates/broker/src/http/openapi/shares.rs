@@ -11,22 +11,22 @@ use super::{keyed, session_id};
 
 pub fn routes() -> Vec<Operation> {
     let routes = vec![
-        keyed("post", "/v1/sandbox/sessions/{id}/share", "share", "Let another principal in")
-            .about("For the session's owner and operators. Shared again, the new terms count.")
+        keyed("post", "/v1/sandbox/sessions/{id}/share", "share", "Share a session with another principal")
+            .about("For the session's owner and operators. Sharing again replaces the terms.")
             .takes::<ShareRequest>()
             .gives::<ShareInfo>(201, "Shared.")
-            .gives::<ShareInfo>(200, "Shared before; these terms count now.")
+            .gives::<ShareInfo>(200, "Shared before; the new terms apply.")
             .fails(&[CapabilityDenied, PrincipalNotFound]),
-        keyed("get", "/v1/sandbox/sessions/{id}/share", "listShares", "Whom it is shared with")
-            .gives::<Page<ShareInfo>>(200, "All of them: there are few."),
-        keyed("get", "/v1/sandbox/sessions/{id}/share/{principal}", "getPrincipalAccess", "Whether a principal can enter, and how")
-            .about("By a share of the session, and without one: ask it before a share is taken back, and after.")
-            .with([Parameter::path("principal", "Its name.")])
-            .gives::<PrincipalAccess>(200, "Its share, and every other way into the session's sandbox.")
+        keyed("get", "/v1/sandbox/sessions/{id}/share", "listShares", "List the shares of a session")
+            .gives::<Page<ShareInfo>>(200, "All shares."),
+        keyed("get", "/v1/sandbox/sessions/{id}/share/{principal}", "getPrincipalAccess", "Check whether and how a principal has access")
+            .about("Covers the share of the session and every other access path. Check it before and after revoking a share.")
+            .with([Parameter::path("principal", "The principal's name.")])
+            .gives::<PrincipalAccess>(200, "The principal's share, and its other access paths to the session's sandbox.")
             .fails(&[PrincipalNotFound]),
-        keyed("delete", "/v1/sandbox/sessions/{id}/share/{principal}", "unshare", "Take a share back, with the tokens it gave")
-            .with([Parameter::path("principal", "Its name.")])
-            .gives_nothing(204, "It has ended.")
+        keyed("delete", "/v1/sandbox/sessions/{id}/share/{principal}", "unshare", "Revoke a share and the tokens issued under it")
+            .with([Parameter::path("principal", "The principal's name.")])
+            .gives_nothing(204, "Revoked.")
             .fails(&[ShareNotFound]),
     ];
     routes

@@ -12,7 +12,7 @@ use super::{OF_STARTING, idempotency_key, keyed, prefer, thread_authorization};
 use crate::http::negotiation::NegotiationBody;
 
 pub fn routes() -> Vec<Operation> {
-    let thread = || Parameter::path("thread_id", "The caller's own id of the thread.").of(thread_id());
+    let thread = || Parameter::path("thread_id", "The caller's id of the thread.").of(thread_id());
     let routes = vec![
         keyed("post", "/threads/{thread_id}/sandbox", "ensureThreadSandbox", "Ensure the thread's session")
             .with([thread(), idempotency_key(), prefer(), thread_authorization()])
@@ -22,41 +22,47 @@ pub fn routes() -> Vec<Operation> {
             .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SandboxNotFound, SessionConflict, SandboxConflict, InUse, QuotaExceeded])
             .fails(&[IdempotencyConflict, SessionExpired])
             .fails(&OF_STARTING),
-        keyed("get", "/threads/{thread_id}/sandbox", "getThreadSandbox", "Look at the thread's session")
+        keyed("get", "/threads/{thread_id}/sandbox", "getThreadSandbox", "Get the thread's session")
             .with([thread()])
             .gives::<ThreadSandbox>(200, "The session, with a fresh token.")
             .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SessionExpired]),
         keyed("delete", "/threads/{thread_id}/sandbox", "releaseThreadSandbox", "End the thread's session")
             .with([thread()])
-            .gives_nothing(204, "It has ended.")
+            .gives_nothing(204, "Ended.")
             .fails(&[Forbidden, SessionNotFound]),
         keyed("post", "/threads/{thread_id}/sandbox/refresh", "refreshThreadSandbox", "Get a fresh token")
-            .about("A `current_token` that is shown ends 30 seconds later, unless `rotate` is false.")
+            .about("If `current_token` is sent, it is revoked 30 seconds later, unless `rotate` is false.")
             .with([thread(), prefer()])
             .takes::<RefreshRequest>()
             .body_optional()
             .gives::<RefreshResponse>(200, "A fresh token.")
             .fails(&[TokenExpired, TokenRevoked, Forbidden, SessionNotFound, SandboxNotFound, SessionConflict, SessionExpired])
             .fails(&OF_STARTING),
-        keyed("post", "/threads/{thread_id}/sandbox/heartbeat", "heartbeatThreadSandbox", "Extend the lease, and no token")
+        keyed("post", "/threads/{thread_id}/sandbox/heartbeat", "heartbeatThreadSandbox", "Extend the lease without a new token")
             .with([thread(), prefer()])
-            .gives::<HeartbeatResponse>(200, "The lease goes on.")
+            .gives::<HeartbeatResponse>(200, "The lease is extended.")
             .fails(&[Forbidden, SessionNotFound, SandboxNotFound, SessionExpired, ProviderUnavailable]),
-        keyed("delete", "/threads/{thread_id}", "endThread", "The thread is gone: its session ends")
+        keyed("delete", "/threads/{thread_id}", "endThread", "End the session of a deleted thread")
             .with([thread()])
-            .gives_nothing(204, "It has no session, or no longer.")
+            .gives_nothing(204, "The thread has no session any more.")
             .fails(&[Forbidden]),
-        Operation::new("post", "/webhooks/threads", "threadIsGone", "A signed notice that a thread is gone")
-            .about("The signature is `v1=` and the HMAC-SHA256, in hexadecimal, of the timestamp, a dot and the body. 404 where none is set up.")
+        Operation::new("post", "/webhooks/threads", "threadIsGone", "Receive a signed notice that a thread was deleted or archived")
+            .about(
+                "The signature is `v1=` and the HMAC-SHA256, in hexadecimal, of the timestamp, a dot and the body. Returns 404 if no \
+                 webhook is configured.",
+            )
             .with([
-                Parameter::header("X-Cobox-Timestamp", "When it was sent, in seconds since 1970.").of(json!({ "type": "string", "pattern": "^[0-9]{1,18}$" })).required(),
-                Parameter::header("X-Cobox-Signature", "One or more, with commas between them; one good one is enough.").required(),
+                Parameter::header("X-Cobox-Timestamp", "Time of sending, in seconds since 1970.")
+                    .of(json!({ "type": "string", "pattern": "^[0-9]{1,18}$" }))
+                    .required(),
+                Parameter::header("X-Cobox-Signature", "One or more signatures, separated by commas; one valid signature is enough.")
+                    .required(),
             ])
             .takes::<ThreadNotice>()
-            .gives::<ThreadNoticeResponse>(200, "It was heard.")
+            .gives::<ThreadNoticeResponse>(200, "Accepted.")
             .fails(&[InvalidRequest, Unauthenticated, RouteNotFound, RateLimited, Internal, BackendUnavailable]),
-        keyed("get", "/capabilities", "capabilities", "What a front end can reach for a thread")
-            .with([Parameter::query("thread_id", "The caller's own id of the thread.").of(thread_id()).required()])
+        keyed("get", "/capabilities", "capabilities", "List the services that a front end can reach for a thread")
+            .with([Parameter::query("thread_id", "The caller's id of the thread.").of(thread_id()).required()])
             .gives::<Capabilities>(200, "The services; none for a thread without a session.")
             .fails(&[Forbidden, CapabilityDenied, SessionExpired]),
     ];

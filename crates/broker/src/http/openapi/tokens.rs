@@ -11,8 +11,11 @@ use crate::http::tokens::DelegationBody;
 
 pub fn routes() -> Vec<Operation> {
     let delegate = |path, name, id| {
-        keyed("post", path, name, "Get a narrower token to hand on")
-            .about("With `parent_token`, or with a token as the credential, it ends with that one; else it ends with the session.")
+        keyed("post", path, name, "Delegate: get a narrower token")
+            .about(
+                "With `parent_token`, or with a token as the credential, the new token ends with that token; otherwise it ends with the \
+                 session.",
+            )
             .behind(&["key", "keyHeader", "token"])
             .with([id])
             .takes::<DelegationBody>()
@@ -24,7 +27,7 @@ pub fn routes() -> Vec<Operation> {
         delegate("/v1/sandbox/sessions/{id}/delegate", "delegate", session_id()),
         delegate("/sandbox/{id}/delegate", "delegateSandbox", sandbox),
         keyed("post", "/v1/sandbox/sessions/{id}/file-links", "createFileLink", "Get a URL for one file")
-            .about("For a browser: whoever has the URL may do this one thing, for at most 15 minutes.")
+            .about("For a browser: anyone with the URL can perform this one operation, for at most 15 minutes.")
             .with([session_id()])
             .takes::<FileLinkRequest>()
             .gives::<FileLinkResponse>(200, "The link.")
