@@ -142,7 +142,7 @@ async fn somebody_who_watches_a_thread_sees_every_session_of_it_in_words() {
 
     let bot = broker.client_of("bot", PrincipalKind::Agent, None).await;
     let session = bot.open(&negotiate("t", Mode::Ensure)).await.unwrap();
-    watching.says("bot (agent) made the session").await;
+    watching.says("bot (agent) created the session").await;
     sh(session.dataplane(), "exit 7").await;
     watching.says("bot (agent) ran exit 7 → exit 7").await;
     session.dataplane().write_file(b"/workspace/\x1b[2Ja", None, cobox_client::Upload::from_bytes("12345678")).await.unwrap();
@@ -153,7 +153,7 @@ async fn somebody_who_watches_a_thread_sees_every_session_of_it_in_words() {
     watching.says("the session ended").await;
 
     let session = bot.open(&negotiate("t", Mode::Ensure)).await.unwrap();
-    watching.says("bot (agent) made the session").await;
+    watching.says("bot (agent) created the session").await;
     drop(session);
     drop(watching);
 

@@ -140,7 +140,7 @@ async fn the_master_key_is_replaced_from_the_command_line_under_a_running_sandbo
     assert!(!is_done && said.contains("in use"), "{said}");
     broker.kill();
     let (is_done, said) = rotate(&broker, &[]);
-    assert!(is_done && said.contains("good until"), "{said}");
+    assert!(is_done && said.contains("valid until"), "{said}");
     broker.launch().await;
     // The broker's address has changed.
     let base = |broker: &TestBroker| format!("{}/dp/{}/v1", broker.url(), info.sandbox.id);

@@ -191,7 +191,7 @@ async fn conflicts_are_listed_with_both_sides_shown_and_settled() {
     assert!(desk.said(&["sync", "list"]).contains("stopped"));
     assert!(desk.said(&["sync", "status"]).contains("not running"));
     let refused = desk.run(&["sync", "pause"]);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("does not run"), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is not running"), "{refused:?}");
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ pub fn writer() -> (PipeWriter, impl Stream<Item = io::Result<Bytes>> + Send + '
             Some(PipeItem::Bytes(chunk)) => Some((Ok(chunk), Some(receiver))),
             Some(PipeItem::End(Ok(()))) => None,
             Some(PipeItem::End(Err(error))) => Some((Err(error), None)),
-            None => Some((Err(io::Error::new(io::ErrorKind::UnexpectedEof, "packing was given up half-way")), None)),
+            None => Some((Err(io::Error::new(io::ErrorKind::UnexpectedEof, "packing was aborted")), None)),
         }
     });
     (PipeWriter { sender, buffer: BytesMut::with_capacity(CHUNK) }, chunks)

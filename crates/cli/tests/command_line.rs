@@ -42,7 +42,7 @@ fn an_exec_that_took_too_long_ends_with_124_and_names_the_limit() {
     assert!(output.contains("limit of 300 s"), "{output}");
     assert_eq!(stub.requests("/exec/ws")[0].json()["timeout_seconds"], 300.0);
     run(cobox(&stub).args(["exec", "--", "quick"]));
-    assert_eq!(stub.requests("/exec/ws")[1].json()["timeout_seconds"], 0.0, "no limit unless one is asked for");
+    assert_eq!(stub.requests("/exec/ws")[1].json()["timeout_seconds"], 0.0, "there is no limit by default");
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn parse_errors_are_json_with_the_json_flag() {
     assert_eq!(code, Some(2));
     assert!(output.starts_with("error: unexpected argument '--tread' found"), "{output}");
     let (code, out, _) = run(cobox(&stub).args(["exec", "--json", "--help"]));
-    assert!(code == Some(0) && out.contains("Usage: cobox exec"), "help is help");
+    assert!(code == Some(0) && out.contains("Usage: cobox exec"), "the help does not depend on the command");
 }
 
 #[test]

@@ -39,7 +39,7 @@ async fn a_sync_that_is_to_end_and_is_interrupted_does_not_say_that_all_is_in_sy
         let ended = child.wait_with_output().unwrap();
         assert_eq!(ended.status.code(), Some(code), "{rest:?} {ended:?}");
         assert!(!rest.iter().any(|line| line.contains(r#""event":"end""#)), "{rest:?}");
-        assert!(String::from_utf8_lossy(&ended.stderr).contains("before both sides were the same"), "{ended:?}");
+        assert!(String::from_utf8_lossy(&ended.stderr).contains("before both sides were in sync"), "{ended:?}");
     }
 }
 
@@ -68,13 +68,13 @@ async fn a_home_directory_is_synced_only_when_told_so_and_never_what_cobox_keeps
         fs::write(desk.here(place).join("key"), "secret").unwrap();
     }
     let at_home = |args: &[&str]| desk.cobox(args).env("HOME", desk.folder.path()).output().unwrap();
-    for (folder, why) in [(".", "home directory"), ("/", "whole machine")] {
+    for (folder, why) in [(".", "home directory"), ("/", "root directory of this machine")] {
         let refused = at_home(&["sync", "--until-synced", folder, "t:"]);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(!refused.status.success() && said.contains(why) && said.contains("--any-folder"), "{said}");
     }
     let within = at_home(&["sync", "--until-synced", ".config/cobox", "t:"]);
-    assert!(String::from_utf8_lossy(&within.stderr).contains("its own keys"), "{within:?}");
+    assert!(String::from_utf8_lossy(&within.stderr).contains("own keys and state"), "{within:?}");
     let done = at_home(&["sync", "--until-synced", "--any-folder", ".", "t:"]);
     assert!(done.status.success(), "{done:?}");
     let there = sh(desk.sandbox(), "find . -type f | sort").await.stdout;

@@ -20,7 +20,7 @@ pub fn header(frame: &mut Frame, state: &AppState, area: Rect) {
     let thread = state.thread.as_deref().map_or_else(|| "no thread".to_owned(), |thread| format!("thread {}", cut(thread, 14)));
     let sandbox = match &state.sandbox {
         SandboxState::None => "no sandbox".to_owned(),
-        SandboxState::Opening => "sandbox is being made…".to_owned(),
+        SandboxState::Opening => "sandbox is starting…".to_owned(),
         SandboxState::Open(info) => format!("sandbox {}", cut(info.name.as_deref().unwrap_or(&info.sandbox), 14)),
         SandboxState::Failed(_) => "sandbox failed".to_owned(),
     };
