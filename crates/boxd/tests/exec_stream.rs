@@ -315,7 +315,7 @@ async fn the_id_of_an_answered_command_can_not_be_run_again() {
     let again = json!({"command": "echo ran >> runs", "command_id": id});
     for request in [again, json!({"command_id": id})] {
         let why = boxd.post("/v1/exec", request.to_string()).send().await.refused(410, "COMMAND_EXPIRED");
-        assert!(why.contains("whoever started it"), "{why}");
+        assert!(why.contains("the request that started"), "{why}");
     }
     assert_eq!(ExecClient::try_start(&boxd, named(id, command("echo ran >> runs"))).await.err().as_deref(), Some("COMMAND_EXPIRED"));
     assert_eq!(std::fs::read_to_string(boxd.host("/workspace/runs")).unwrap(), "ran\n");

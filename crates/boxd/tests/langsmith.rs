@@ -212,8 +212,8 @@ async fn input_ends_when_closed_and_is_refused_without_stdin() {
 async fn an_unreadable_frame_is_refused_in_the_sdks_format() {
     let boxd = TestBoxd::start();
     for (frame, expected) in [
-        (r#"{"type":"resize","cols":1,"rows":1}"#, "there is no command yet"),
-        (r#"{"type":"brew"}"#, "known are auth, execute, reconnect"),
+        (r#"{"type":"resize","cols":1,"rows":1}"#, "no command on this connection"),
+        (r#"{"type":"brew"}"#, "known types are auth, execute, reconnect"),
         (r#"{"type":"execute"}"#, "command: is missing"),
         (r#"{"type":"execute","command":7}"#, "`execute`"),
         ("[", "not JSON"),

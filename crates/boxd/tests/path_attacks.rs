@@ -138,7 +138,7 @@ fn check(what: &str, answer: &Answer, gets: Gets) {
         Inside(text) => assert_eq!((answer.status.as_u16(), answer.body.as_ref()), (200, text.as_bytes()), "{what}"),
         NoStepUp => {
             let message = answer.refused(400, "INVALID_REQUEST");
-            assert!(message.contains("has `..` in it; send it without"), "{what}: {message}");
+            assert!(message.contains("contains `..`; send the resolved path"), "{what}: {message}");
         }
         Status(status, code) => {
             assert_eq!(answer.status.as_u16(), status, "{what}: {answer:?}");

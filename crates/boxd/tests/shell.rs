@@ -199,7 +199,7 @@ async fn a_shell_requires_a_valid_token() {
 async fn an_unreadable_frame_is_described_in_the_error_without_its_content() {
     let boxd = TestBoxd::start();
     for (frame, words) in [
-        (r#"{"type":"dance"}"#, "`dance` is not a type of frame; known are auth, start"),
+        (r#"{"type":"dance"}"#, "unknown frame type `dance`; known types are auth, start"),
         (r#"{"type":"resize","cols":"secret"}"#, "`resize`: must be a whole number"),
         (r#"{"token":"secret"}"#, "must be an object with a `type`"),
         ("secret", "is not JSON"),

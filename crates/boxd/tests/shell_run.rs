@@ -141,7 +141,7 @@ async fn a_busy_shell_reports_why_it_is_busy() {
     let mut ada = at_a_prompt(&boxd).await;
     ada.type_in("echo half").await;
     ada.shows("echo half").await;
-    assert!(busy(&boxd).await.contains("half a line"));
+    assert!(busy(&boxd).await.contains("an unfinished line"));
     ada.type_in("\x15").await;
     ada.send(ClientFrame::Ping { id: None }).await;
     ada.frame(|frame| matches!(frame, ServerFrame::Pong { .. }).then_some(())).await;
@@ -152,7 +152,7 @@ async fn a_busy_shell_reports_why_it_is_busy() {
     ada.shows("\nmeow").await;
     ada.type_in("into the cat\n").await;
     ada.shows("into the cat\ninto the cat").await;
-    assert!(busy(&boxd).await.contains("a program runs"));
+    assert!(busy(&boxd).await.contains("a program is running"));
     ada.type_in("\x04").await;
     until_at_prompt(&boxd).await;
 
@@ -172,7 +172,7 @@ async fn a_busy_shell_reports_why_it_is_busy() {
     let first = tokio::spawn(boxd.post("/v1/shells/main/run", r#"{"command": "echo re\"ady\"; read line; echo got $line"}"#).open_owned());
     ada.shows("\nready").await;
     let why = busy(&boxd).await;
-    assert!(why.contains("another command") || why.contains("a program runs"), "{why}");
+    assert!(why.contains("another command") || why.contains("a program is running"), "{why}");
     ada.type_in("word\n").await;
     assert_eq!(first.await.unwrap().json::<ShellRunResult>().output, "ready\nword\ngot word\n");
 
@@ -185,7 +185,7 @@ async fn a_busy_shell_reports_why_it_is_busy() {
     other.type_in("x\n").await;
     other.shows("x\nx").await;
     let why = boxd.post("/v1/shells/own/run", r#"{"command": "echo no"}"#).send().await.refused(409, "SHELL_BUSY");
-    assert!(why.contains("doesn't tell"), "{why}");
+    assert!(why.contains("with its own command"), "{why}");
 }
 
 #[tokio::test]

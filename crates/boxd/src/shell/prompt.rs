@@ -238,7 +238,7 @@ mod tests {
         prompt.note_keys(b"\x7f\x7f");
         assert!(!prompt.has_partial_line());
         prompt.note_keys(b"\x1b[A");
-        assert!(prompt.has_partial_line(), "an older line was recalled");
+        assert!(prompt.has_partial_line(), "an older line was recalled from the history");
         prompt.note_keys(b"\x03");
         assert_eq!(prompt.state, PromptState::Running, "until the next prompt");
         ["D;130", "A", "R"].iter().for_each(|mark| apply_mark(&mut prompt, mark));

@@ -42,7 +42,7 @@ impl Write for SyncWriter {
         let sent = self.runtime.block_on(async { tokio::time::timeout(STALL_TIMEOUT, self.sender.send(chunk)).await });
         match sent {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the client has gone")),
+            Ok(Err(_)) => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the client disconnected")),
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the client stopped reading")),
         }
     }
