@@ -26,7 +26,7 @@ const PALETTE: [&str; 16] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs a LangGraph server: scripts/check-langgraph; scripts/screenshots draws them anew"]
+#[ignore = "needs a LangGraph server: scripts/check-langgraph; scripts/screenshots updates the images"]
 async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
     let is_drawing = std::env::var_os("COBOX_SCREENSHOTS").is_some();
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/images");
@@ -40,11 +40,11 @@ async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
             return;
         }
         let there = std::fs::read_to_string(folder.join(name)).unwrap_or_default();
-        assert_eq!(looks_of(&there), looks_of(&picture), "docs/images/{name} is not what it looks like any more: scripts/screenshots");
+        assert_eq!(looks_of(&there), looks_of(&picture), "docs/images/{name} is out of date; run scripts/screenshots");
     };
     ann.wait_for("user@").await;
     ann.press("fix the leap years\r");
-    eventually("the story's end", || {
+    eventually("the end of the story", || {
         let shown = ann.screen_text();
         async move { (shown.contains("OK") && !shown.contains("is working")).then_some(()) }
     })

@@ -73,7 +73,7 @@ async fn a_conversation_is_had_kept_and_found_again() {
         let told = follow(&ann, &thread, &say("delete /workspace/hello.txt"), &mut transcript).await;
         let asked =
             told.iter().find_map(|e| if let RunEvent::Interrupted(asked) = e { Some(asked.clone()) } else { None }).expect("a question");
-        assert_eq!(ann.state(&thread).await.unwrap().interrupts.len(), 1, "who comes later is asked too");
+        assert_eq!(ann.state(&thread).await.unwrap().interrupts.len(), 1, "a participant who joins later is asked, too");
         let mut review = Review::of(asked).unwrap();
         assert!(matches!(review.next(), Some(Question::Action(action)) if action.name == "delete"));
         review.decide(decision).unwrap();

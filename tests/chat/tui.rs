@@ -83,7 +83,7 @@ async fn a_person_and_an_agent_work_on_one_screen() {
     eventually("the list to close", || std::future::ready((!ann.screen_text().contains("binds this thread")).then_some(()))).await;
     ann.press("/quit\r");
     assert!(ann.ended().await.success());
-    assert!(!ann.look(|screen| screen.alternate_screen()), "the terminal is as it was");
+    assert!(!ann.look(|screen| screen.alternate_screen()), "the terminal is restored");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -103,7 +103,7 @@ async fn without_a_deployment_there_is_still_the_sandbox_to_look_into() {
     ann.wait_for("no deployment: start").await;
     ann.press("\x11");
     assert!(ann.ended().await.success());
-    assert!(!ann.look(|screen| screen.alternate_screen() || screen.bracketed_paste()), "the terminal is as it was");
+    assert!(!ann.look(|screen| screen.alternate_screen() || screen.bracketed_paste()), "the terminal is restored");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -122,7 +122,7 @@ async fn a_terminal_that_a_killed_one_left_behind_is_drawn_over_and_given_back()
     ann.signal(Signal::TERM);
     ann.ended().await;
     let is_back = ann.look(|screen| !screen.alternate_screen() && !screen.bracketed_paste() && !screen.hide_cursor());
-    assert!(is_back, "the terminal is given back at a signal too");
+    assert!(is_back, "the terminal is restored after a signal, too");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -143,7 +143,7 @@ async fn a_crash_gives_the_terminal_back_and_its_words_can_be_read() {
         });
         std::future::ready((is_plain && ann.is_cooked()).then_some(()))
     };
-    eventually("a terminal as it was", is_back).await;
+    eventually("a restored terminal", is_back).await;
     assert!(ann.screen_text().contains("thread and sandbox keep running"), "{}", ann.screen_text());
 }
 

@@ -182,7 +182,7 @@ async fn conflicts_are_listed_with_both_sides_shown_and_settled() {
     assert_eq!(diff.status.code(), Some(1));
     let diff = String::from_utf8(diff.stdout).unwrap();
     assert!(diff.contains("-mine") && diff.contains("+theirs"), "{diff}");
-    assert_eq!(desk.said(&["sync", "resolve", "--keep", "both", "x"]), "settled 1\n");
+    assert_eq!(desk.said(&["sync", "resolve", "--keep", "both", "x"]), "resolved 1\n");
     desk.said(&["sync", "flush", "--wait"]);
     assert_eq!(fs::read_to_string(desk.here("x")).unwrap(), "theirs\n");
     assert_eq!(desk.there("x.here").await.as_deref(), Some("mine\n"));

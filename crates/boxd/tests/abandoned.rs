@@ -30,7 +30,7 @@ async fn until_running(boxd: &TestBoxd, count: usize) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(SOON, ended).await.expect("abandoned commands end by themselves");
+    tokio::time::timeout(SOON, ended).await.expect("abandoned commands are ended");
 }
 
 #[tokio::test]

@@ -209,7 +209,7 @@ async fn a_truncated_body_leaves_the_old_file_and_nothing_else() {
             tokio::task::yield_now().await
         }
     };
-    tokio::time::timeout(SOON, gone).await.expect("the temporary file goes away");
+    tokio::time::timeout(SOON, gone).await.expect("the temporary file is deleted");
 }
 
 #[tokio::test]

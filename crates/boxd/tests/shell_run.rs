@@ -37,7 +37,7 @@ async fn until_at_prompt(boxd: &TestBoxd) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(SOON, ready).await.expect("the shell comes to its prompt");
+    tokio::time::timeout(SOON, ready).await.expect("the shell reaches its prompt");
 }
 
 async fn run(boxd: &TestBoxd, command: &str) -> ShellRunResult {
@@ -86,7 +86,7 @@ async fn a_syntax_error_of_the_shell_is_the_output() {
     for command in ["if then", "for i in 1 2; do\n\techo $i\ndone; if then"] {
         let result = run(&boxd, command).await;
         assert!(result.output.ends_with("syntax error near unexpected token `then'\n"), "{result:?}");
-        assert!(!result.output.contains("echo"), "the line itself is not: {result:?}");
+        assert!(!result.output.contains("echo"), "the line itself is not in the output: {result:?}");
         assert_eq!((result.exit_code, result.truncated), (Some(2), false));
     }
     assert_eq!(run(&boxd, "echo and goes on").await.output, "and goes on\n");
@@ -107,7 +107,7 @@ async fn history_expansion_applies_to_typed_lines_and_not_to_api_commands() {
     ada.shows("\n<2> again\nbox>").await;
     until_at_prompt(&boxd).await;
     assert_eq!(run(&boxd, "set -o vi; echo free").await.output, "free\n");
-    assert_eq!(run(&boxd, "echo !!").await.output, "!!\n", "nor where the keys are vi's");
+    assert_eq!(run(&boxd, "echo !!").await.output, "!!\n", "nor in vi mode");
 }
 
 #[tokio::test]

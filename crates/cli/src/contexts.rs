@@ -62,7 +62,7 @@ impl Contexts {
     /// Changes the file, or leaves it unchanged if `update` fails. A lock serializes concurrent changes.
     pub fn update<T>(path: &Path, update: impl FnOnce(&mut Self) -> Result<T, Failure>) -> Result<T, Failure> {
         let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(|| format!("making {}", folder.display()))?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(|| format!("creating {}", folder.display()))?;
         let _lock = lock(&path.with_extension("lock"))?;
         let mut contexts = Self::read(path)?;
         let before = contexts.clone();
@@ -93,7 +93,7 @@ impl Contexts {
     pub fn get(&self, name: &str) -> Result<&ContextEntry, Failure> {
         self.entries.get(name).ok_or_else(|| {
             let names: Vec<&str> = self.entries.keys().map(String::as_str).collect();
-            let existing = if names.is_empty() { "no contexts".to_owned() } else { format!("there are: {}", names.join(", ")) };
+            let existing = if names.is_empty() { "no contexts".to_owned() } else { format!("available contexts: {}", names.join(", ")) };
             Failure::new(format!("no context `{}`", visible(name)))
                 .with_advice(format!("{existing}; add one with `cobox config add NAME --url URL`"))
         })
@@ -269,7 +269,7 @@ mod tests {
             contexts.select("b")
         });
         let failure = failed.unwrap_err();
-        assert!(failure.message.contains("no context `b`") && failure.advice.unwrap().contains("there are: a"));
+        assert!(failure.message.contains("no context `b`") && failure.advice.unwrap().contains("available contexts: a"));
         assert!(!path.exists());
     }
 

@@ -65,7 +65,7 @@ pub fn store_key(
     };
     let path = key_file_path(config, &account.context);
     let folder = path.parent().unwrap_or(Path::new("."));
-    DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(|| format!("making {}", folder.display()))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(|| format!("creating {}", folder.display()))?;
     write_key(&path, key)?;
     Ok((KeyLocation::File(path), keyring_refusal))
 }
@@ -124,7 +124,7 @@ pub fn parse_key(text: &str) -> Result<Secret, &'static str> {
 }
 
 fn check_permissions(path: &Path, file: &File, origin: KeyFileOrigin) -> Result<Option<String>, Failure> {
-    let metadata = file.metadata().with_context(|| format!("looking at {}", path.display()))?;
+    let metadata = file.metadata().with_context(|| format!("checking {}", path.display()))?;
     let mode = metadata.permissions().mode() & 0o777;
     // A pipe, for example from `<(…)`, is not accessible to other users.
     if mode & GROUP_AND_OTHERS == 0 || !metadata.is_file() {

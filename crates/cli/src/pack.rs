@@ -101,7 +101,7 @@ fn skip_unlisted(root: &Path, e: &ignore::Error, report: &mut PackReport) {
             let relative = path.strip_prefix(root).unwrap_or(path);
             report.skip(relative, &unreadable_reason(cause));
         }
-        _ => report.notice(format!("left out: {e}")),
+        _ => report.notice(format!("skipped an entry: {e}")),
     }
 }
 

@@ -280,7 +280,7 @@ fn a_policy_is_checked_and_explained_without_a_broker() {
     assert_eq!((code, output), (Some(1), format!("{path}:2: `capabilites` is not known; did you mean `capabilities`?\n")));
     assert_eq!(policy(&["explain", "--policy", path, "--principal", "bot", "--kind", "agent"]).0, Some(1));
     fs::write(&file, "[agent]\ncapabilities = [\"fs_read\"]\n").unwrap();
-    assert_eq!(policy(&["check", path]), (Some(0), format!("{path} is good\n"), String::new()));
+    assert_eq!(policy(&["check", path]), (Some(0), format!("{path} is valid\n"), String::new()));
     let (code, output, error) =
         policy(&["explain", "--policy", path, "--principal", "bot", "--kind", "agent", "--capabilities", "exec,fs:ro"]);
     assert_eq!(code, Some(0), "{error}");

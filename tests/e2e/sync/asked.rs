@@ -108,7 +108,7 @@ async fn a_conflict_whose_name_is_no_text_is_settled_by_the_name_that_is_shown()
     let mut live = desk.live(&[]);
     live.until_phase("watching");
     assert!(desk.said(&["sync", "status"]).contains(r"caf\xe9  (here: 4 bytes"));
-    assert_eq!(desk.said(&["sync", "resolve", "--keep", "sandbox", r"caf\xe9"]), "settled 1\n");
+    assert_eq!(desk.said(&["sync", "resolve", "--keep", "sandbox", r"caf\xe9"]), "resolved 1\n");
     desk.said(&["sync", "flush", "--wait"]);
     assert_eq!(fs::read_to_string(name).unwrap(), "theirs");
 }

@@ -246,9 +246,9 @@ mod tests {
         prompt.note_output();
         assert!(prompt.has_partial_line(), "typed ahead while something ran");
         prompt.note_keys(b"\x7f");
-        assert!(prompt.has_partial_line(), "and only a part of it taken away");
+        assert!(prompt.has_partial_line(), "and only a part of it deleted");
         prompt.note_keys(b"\x15");
-        assert!(prompt.has_partial_line(), "Ctrl-U leaves what is behind the cursor");
+        assert!(prompt.has_partial_line(), "Ctrl-U keeps the text after the cursor");
     }
 
     #[test]

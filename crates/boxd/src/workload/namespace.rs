@@ -53,7 +53,7 @@ pub fn start(config: &BoxdConfig) -> anyhow::Result<WorkloadSockets> {
 }
 
 fn socket_pair() -> anyhow::Result<(OwnedFd, OwnedFd)> {
-    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).context("making a link")
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).context("creating a symbolic link")
 }
 
 /// Also returns init's pidfd, which gives access to the namespaces that init is in.
@@ -144,7 +144,7 @@ fn set_up_init(socket: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd>
         let _ = limit.map(|limit| rustix::io::write(&limit, pages.to_string().as_bytes()));
     }
     // SAFETY: this process has one thread and shares no memory or descriptors with another.
-    unsafe { unshare_unsafe(UnshareFlags::NEWUSER) }.context("making the workloads' user namespace")?;
+    unsafe { unshare_unsafe(UnshareFlags::NEWUSER) }.context("creating the workloads' user namespace")?;
     send(socket, &Report::Unshared, &[])?;
     if receive::<Report>(socket)?.is_none() {
         bail!("boxd has exited");

@@ -108,9 +108,9 @@ pub fn format_question(action: &Action) -> String {
 /// The answers that the action allows.
 pub fn format_choices(action: &Action) -> String {
     let mut answers = vec!["yes"];
-    answers.extend(action.may_reject.then_some("no [why]"));
+    answers.extend(action.may_reject.then_some("no [reason]"));
     answers.extend(action.may_edit.then_some("edit {arguments as JSON}"));
-    answers.extend(action.may_respond.then_some("say [instead]"));
+    answers.extend(action.may_respond.then_some("say [text]"));
     answers.join(", ")
 }
 

@@ -67,7 +67,7 @@ pub fn run_man(args: ManArgs, context: &Context) -> Outcome {
         context.printer.result(&json!({"name": "cobox.1", "page": page}), || page.trim_end().to_owned())?;
         return Ok(0);
     };
-    std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
     cli.build();
     let mut written = Vec::new();
     let mut remaining = vec![cli];

@@ -218,7 +218,7 @@ fn show(context: &Context) -> Result<(), Failure> {
         let (value, source) = sourced.map_or((None, default_source.to_owned()), |sourced| (Some(sourced.value), sourced.source));
         rows.push((name, value, source));
     };
-    add("context", selected_context, "none chosen");
+    add("context", selected_context, "none selected");
     add("url", url, "not set");
     let no_key = key_belongs_to.map_or_else(|| "not set".to_owned(), |url| format!("not set; the context's key is for {url}"));
     // Shows where the key is stored, never the key itself.

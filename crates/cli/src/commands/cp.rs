@@ -159,7 +159,7 @@ async fn upload(
     }
     let meta = std::fs::metadata(from).map_err(|e| Failure::new(format!("{}: {e}", from.display())))?;
     if kind == PathKind::File && (is_several || meta.is_dir()) {
-        let what = if is_several { "several things" } else { "a folder" };
+        let what = if is_several { "several sources" } else { "a folder" };
         return Err(Failure::new(format!("{} is a file; {what} can't be copied onto it", shown())));
     }
     let lands_inside = kind == PathKind::Directory || is_several || (to.is_directory && meta.is_file());

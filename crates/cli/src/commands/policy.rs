@@ -67,7 +67,7 @@ pub fn run(command: PolicyCommand, context: &Context) -> Outcome {
 fn check(file: &Path, context: &Context) -> Outcome {
     match read_policy(file)? {
         Ok(_) => {
-            context.printer.result(&json!({ "file": file, "problems": [] }), || format!("{} is good", file.display()))?;
+            context.printer.result(&json!({ "file": file, "problems": [] }), || format!("{} is valid", file.display()))?;
             Ok(0)
         }
         Err(error) => {
@@ -85,7 +85,7 @@ fn explain(args: ExplainArgs, context: &Context) -> Outcome {
         found.exists().then_some(found)
     });
     let policy = match &file {
-        Some(file) => read_policy(file)?.map_err(|e| Failure::new(format!("{} is wrong:\n{e}", file.display())))?,
+        Some(file) => read_policy(file)?.map_err(|e| Failure::new(format!("{} is invalid:\n{e}", file.display())))?,
         None => Policy::default(),
     };
     let kind = PrincipalKind::from(args.kind);

@@ -81,9 +81,9 @@ fn row(printer: Printer, p: &ProcessInfo) -> Vec<String> {
 fn shell_row(printer: Printer, s: &ShellInfo) -> Vec<String> {
     let controller = s.controller.as_ref().map_or_else(|| "-".to_owned(), |c| c.principal.clone());
     let viewers = match s.viewers {
-        0 => "nobody there".to_owned(),
-        1 => "1 there".to_owned(),
-        n => format!("{n} there"),
+        0 => "no participants".to_owned(),
+        1 => "1 participant".to_owned(),
+        n => format!("{n} participants"),
     };
     let command = s.command.as_deref().map_or_else(|| "(shell)".to_owned(), |c| format!("(shell) {c}"));
     let command = command.chars().take(MAX_COMMAND_CHARS).collect();

@@ -49,7 +49,7 @@ pub enum SandboxCommand {
         /// Name of the sandbox: letters, digits, `-`, `_` and `.`
         #[arg(long)]
         name: Option<String>,
-        /// Principals who may use the sandbox
+        /// Principals with access to the sandbox
         #[arg(long, value_enum)]
         access: Option<AccessArg>,
         /// Suspend the sandbox instead of deleting it when its last session ends
@@ -84,7 +84,7 @@ pub enum SandboxCommand {
         /// Delete the sandbox when its last session ends
         #[arg(long)]
         no_keep: bool,
-        /// Principals who may use the sandbox
+        /// Principals with access to the sandbox
         #[arg(long, value_enum)]
         access: Option<AccessArg>,
         /// Tag to add or replace; may be repeated

@@ -39,7 +39,7 @@ An existing session is not changed: if options differ from it, the command fails
         /// Capability to request, such as fs_read or exec; may be repeated [default: all that are allowed]
         #[arg(long = "capability", value_name = "CAPABILITY")]
         capabilities: Vec<String>,
-        /// Principals who may join the session
+        /// Principals with access to the session
         #[arg(long, value_enum)]
         access: Option<AccessArg>,
         /// Lifetime of the token

@@ -84,7 +84,7 @@ pub async fn run(pair: SyncPair, settings: Settings, context: &Context) -> Outco
             run_until_end(handle, ended, &mut signals).await?
         }
         // The engine could not start; its result gives the reason.
-        Err(_) => RunEnd::Completed(ended.await.map_err(|_| Failure::new("the sync ended without a word"))?),
+        Err(_) => RunEnd::Completed(ended.await.map_err(|_| Failure::new("the sync ended unexpectedly"))?),
     };
     finish(end, &state, &config, settings.once, context.printer)
 }
@@ -111,7 +111,7 @@ enum RunEnd {
 }
 
 async fn run_until_end(handle: Handle, mut ended: oneshot::Receiver<EngineResult>, signals: &mut StopSignals) -> Result<RunEnd, Failure> {
-    let lost = || Failure::new("the sync ended without a word");
+    let lost = || Failure::new("the sync ended unexpectedly");
     let code = tokio::select! {
         end = &mut ended => return end.map(RunEnd::Completed).map_err(|_| lost()),
         code = signals.recv_exit_code() => code,

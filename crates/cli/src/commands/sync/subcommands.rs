@@ -117,11 +117,11 @@ pub async fn run(command: SyncCommand, context: &Context) -> Outcome {
             send_and_report(&which, Request::Pause, Some(ANSWER_TIMEOUT), context, "paused; continue with `cobox sync resume`").await
         }
         SyncCommand::Resume(ResumeArgs { which, confirm }) => {
-            send_and_report(&which, Request::Resume { confirm }, Some(ANSWER_TIMEOUT), context, "goes on").await
+            send_and_report(&which, Request::Resume { confirm }, Some(ANSWER_TIMEOUT), context, "resumed").await
         }
         SyncCommand::Flush(FlushArgs { which, wait, timeout }) => {
             if !wait {
-                return send_and_report(&which, Request::Flush { wait }, Some(ANSWER_TIMEOUT), context, "asked for").await;
+                return send_and_report(&which, Request::Flush { wait }, Some(ANSWER_TIMEOUT), context, "flush requested").await;
             }
             let (state, config) = find_sync(&which)?;
             let status =
@@ -140,7 +140,7 @@ pub async fn run(command: SyncCommand, context: &Context) -> Outcome {
             let (state, config) = find_sync(&which)?;
             let paths = paths.iter().map(|p| relative_to_folder(&config.folder, p)).collect();
             let answer = require_running(query_blocking(state, Request::Resolve { paths, keep }, Some(ANSWER_TIMEOUT)).await?, &config)?;
-            context.printer.result(&answer, || format!("settled {}", answer["resolved"]))?;
+            context.printer.result(&answer, || format!("resolved {}", answer["resolved"]))?;
             Ok(0)
         }
         SyncCommand::Diff(args) => diff(&args, context).await,

@@ -172,7 +172,7 @@ fn welcome(state: &AppState, width: usize) -> Vec<Line<'static>> {
     };
     let greeting = match (&state.deployment, &state.thread) {
         (None, _) => NO_DEPLOYMENT.to_owned(),
-        (Some(url), None) => format!("Asking {url}…"),
+        (Some(url), None) => format!("Connecting to {url}…"),
         (Some(url), Some(_)) => format!("Send a message to {}.", state.assistant.as_ref().map_or(url.as_str(), |a| a.name.as_str())),
     };
     let text = [greeting, sandbox, "Type /help for a list of commands.".to_owned()].join("\n\n");
