@@ -104,7 +104,7 @@ async fn a_file_truncated_while_it_is_sent_ends_with_an_error() {
     stream.read_to_end(&mut rest).await.unwrap();
     // The connection ends before the announced length. The number of received bytes depends on how much had been
     // written to the socket when the truncation was found: the server drops what it still buffers.
-    assert!(content[..left as usize].starts_with(&rest), "{} bytes came", rest.len());
+    assert!(content[..left as usize].starts_with(&rest), "{} bytes received", rest.len());
 }
 
 #[tokio::test]

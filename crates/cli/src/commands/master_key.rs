@@ -24,7 +24,7 @@ directory of every other broker with mode 0600, then start them all.
 
 Examples:
   cobox master-key rotate --config /etc/cobox.toml
-  cobox master-key rotate --immediate            after a leak: revokes all tokens
+  cobox master-key rotate --immediate            after a leak: revoke all tokens
   cobox master-key rotate --immediate --lost     the old key file is lost")]
     Rotate {
         #[command(flatten)]

@@ -65,7 +65,7 @@ pub struct ShellOptions {
     /// Attach read-only; Ctrl-T joins with input
     #[arg(long)]
     observe: bool,
-    /// Take control immediately, whoever has it
+    /// Take control immediately, even from another participant
     #[arg(long, conflicts_with = "observe")]
     take: bool,
     /// Command to run instead of the login shell
