@@ -32,7 +32,7 @@ async fn a_release_counts_the_files_needs_yes_without_a_terminal_and_can_be_undo
     assert_eq!(stdout(&run(&broker, &["exec", "-t", "t", "--", "ls"])), "b\nsrc\n", "nothing was changed");
     let released = stdout(&run(&broker, &["session", "release", "t", "--yes"]));
     assert!(released.contains("2 files, 1.00 KiB"), "{released}");
-    assert!(released.contains("within 1h, or until their disk space is needed for another sandbox"), "{released}");
+    assert!(released.contains("within 1h, or until one of your new sandboxes would exceed a limit"), "{released}");
     let listed = stdout(&run(&broker, &["sandbox", "list", "--deleted"]));
     assert!(listed.contains("sb_") && listed.contains("  t  "), "{listed}");
     stdout(&run(&broker, &["sandbox", "restore", "t"]));

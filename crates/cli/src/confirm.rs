@@ -57,7 +57,7 @@ pub fn restore_hint(usage: &SandboxUsage, sandbox: &str) -> String {
     match usage.restorable_seconds {
         0 => "they are erased immediately and can't be restored".to_owned(),
         seconds => format!(
-            "restore them with `cobox sandbox restore {sandbox}` within {}, or until their disk space is needed for another sandbox",
+            "restore them with `cobox sandbox restore {sandbox}` within {}, or until one of your new sandboxes would exceed a limit",
             approximate(seconds)
         ),
     }

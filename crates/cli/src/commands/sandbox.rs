@@ -139,7 +139,7 @@ Example:
     /// Delete a sandbox and end every session that uses it
     #[command(after_help = "\
 Shows the number of files in the sandbox and asks for confirmation. A deleted sandbox can be restored with `cobox sandbox restore`
-for one hour by default (a broker setting), or until its disk space is needed for another of your sandboxes.")]
+for one hour by default (a broker setting), or until one of your new sandboxes would exceed a limit.")]
     Delete {
         /// The sandbox, as listed by `cobox sandbox list` or `cobox sandbox list --deleted`
         #[arg(value_name = "NAME|ID")]

@@ -135,10 +135,10 @@ Examples:
         #[arg(long, value_name = "EVENT")]
         after: Option<String>,
     },
-    /// End a session and its tokens, and delete its sandbox unless it is kept or used by another session
+    /// End a session and its tokens, and delete its sandbox unless it is named, kept or used by another session
     #[command(after_help = "\
 Shows the number of files in the sandbox and asks for confirmation. A released sandbox can be restored with `cobox sandbox restore`
-for one hour by default (a broker setting), or until its disk space is needed for another of your sandboxes.")]
+for one hour by default (a broker setting), or until one of your new sandboxes would exceed a limit.")]
     Release {
         /// A thread, or a session ID (ssn_…)
         #[arg(value_name = "THREAD|SESSION")]

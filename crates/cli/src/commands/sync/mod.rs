@@ -76,7 +76,7 @@ struct SyncOptions {
     /// Also download files that this machine would run automatically
     #[arg(long)]
     allow_risky: bool,
-    /// Exit when both sides are in sync, except for conflicts
+    /// Exit when both sides are in sync, apart from conflicts and problems
     #[arg(long)]
     until_synced: bool,
     /// Size of the trash for local files that are deleted or replaced; the sync halts when it is full
