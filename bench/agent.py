@@ -121,11 +121,11 @@ def document(groups, faster, cobox):
     lines += ["", "![](agent.svg)", ""]
     for group in groups.values():
         lines += [f"## {group.title}", "", group.table(), ""]
-    lines += ["## What is measured",
+    lines += ["## Method",
               "- Both: the blocking methods of a deepagents backend on the same session and sandbox, through the gateway, until the result is "
               "available. A file written by `write` is on disk by then, in both; one written by `edit` only in ours.",
-              "- scripts: deepagents' `BaseSandbox`, which runs a Python program or grep in the sandbox for each operation and uploads what is "
-              "written. Its commands take the same path as ours.",
+              "- scripts: deepagents' `BaseSandbox`, which runs a Python program or grep in the sandbox for each operation and uploads the "
+              "written data. Its commands take the same path as ours.",
               "- cobox: `cobox.deepagents.CoboxBackend`, one request to the daemon in the sandbox.",
               "- execute is the same request in both: every provider implements it.",
               f"- {ROUNDS} rounds after {WARM_UP_ROUNDS} warm-up rounds, each with all of these once, in a changing order.",
@@ -137,7 +137,7 @@ def document(groups, faster, cobox):
 def main():
     cobox = os.environ.get("COBOX_BIN") or shutil.which("cobox")
     if not cobox or not os.access(cobox, os.X_OK):
-        sys.exit("bench: there is no cobox program; `make bench-agent` builds one, or set COBOX_BIN to its path")
+        sys.exit("bench: no cobox program; build one with `make bench-agent`, or set COBOX_BIN to its path")
     cobox = os.path.abspath(cobox)
     directory = pathlib.Path(tempfile.mkdtemp(prefix="cobox-bench-"))
     try:

@@ -74,7 +74,7 @@ class Broker:
         answer = self.connection.getresponse()
         data = answer.read()
         if answer.status >= 300:
-            raise RuntimeError(f"{method} {path} answered {answer.status}: {data[:500].decode(errors='replace')}")
+            raise RuntimeError(f"{method} {path} returned {answer.status}: {data[:500].decode(errors='replace')}")
         return json.loads(data) if data else None
 
     def ensure(self, thread):

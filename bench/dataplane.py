@@ -106,7 +106,7 @@ def progress(text):
 def executable(variable, default):
     path = os.environ.get(variable) or shutil.which(default)
     if not path or not os.access(path, os.X_OK):
-        sys.exit(f"bench: there is no {default} program; `make bench-dataplane` builds one, or set {variable} to its path")
+        sys.exit(f"bench: no {default} program; build one with `make bench-dataplane`, or set {variable} to its path")
     return os.path.abspath(path)
 
 

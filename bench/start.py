@@ -190,7 +190,7 @@ def document(series, podman, used, found, cobox):
     lines = ["# Time until a new sandbox has answered its first command", "", "Written by `make bench`.", "",
              table(series.values(), series["bwrap"]), "", "| promise | measured | |", "|---|---|---|"]
     lines += [f"| {promise} | {measured} | {words[is_kept]} |" for promise, measured, is_kept in found]
-    lines += ["", "![](start.svg)", "", "## What is measured",
+    lines += ["", "![](start.svg)", "", "## Method",
               "- cobox: `POST /v1/sandbox/sessions` with mode `ensure` for a thread that has no sandbox, until the response to `POST …/exec` of "
               "`true` is read, both over one kept-alive connection, through the gateway. Every acknowledged change is on disk by then. "
               "Release is not counted.",
@@ -226,7 +226,7 @@ def progress(text):
 def main():
     cobox = os.environ.get("COBOX_BIN") or shutil.which("cobox")
     if not cobox or not os.access(cobox, os.X_OK):
-        sys.exit("bench: there is no cobox program; `make bench` builds one, or set COBOX_BIN to its path")
+        sys.exit("bench: no cobox program; build one with `make bench`, or set COBOX_BIN to its path")
     if not shutil.which("bwrap"):
         sys.exit("bench: bwrap is not installed; `scripts/setup bench` does that")
     cobox = os.path.abspath(cobox)

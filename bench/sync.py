@@ -136,7 +136,7 @@ def document(bench, promises, storage, cobox):
         most = {way: [max(side) for side in zip(*peaks[way])] for way in peaks}
         cells = [" / ".join(f"{kib / 1024:.0f}" for kib in most[way]) if way in most else "–" for way in WAYS]
         lines.append(f"| {title} | {' | '.join(cells)} |")
-    lines += ["", "## What is measured",
+    lines += ["", "## Method",
               "- First copy: from the start of the program to its end, into an empty folder. rsync and unison go over ssh on loopback, on a "
               "connection that is already open; cobox over its gateway, with the sandbox running. `rsync -a` leaves it to the system when files "
               "are written to disk; `--fsync` makes each durable before it ends, and so does cobox.",
@@ -155,7 +155,7 @@ def main():
     is_quick = "--quick" in sys.argv[1:] or os.environ.get("BENCH_QUICK") == "1"
     program = os.environ.get("COBOX_BIN") or shutil.which("cobox")
     if not program or not os.access(program, os.X_OK):
-        sys.exit("bench: there is no cobox program; `make bench-sync` builds one, or set COBOX_BIN to its path")
+        sys.exit("bench: no cobox program; build one with `make bench-sync`, or set COBOX_BIN to its path")
     if os.geteuid() != 0:
         sys.exit("bench: reading files in a sandbox from outside needs root; run it as root")
     program = os.path.abspath(program)

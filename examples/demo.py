@@ -316,7 +316,7 @@ def make_key(cobox, env, name, kind):
 def find_cobox():
     named = os.environ.get("COBOX_BIN") or shutil.which("cobox")
     if not named or not os.access(named, os.X_OK):
-        sys.exit("demo: there is no cobox program; `make demo` builds one, or set COBOX_BIN to its path")
+        sys.exit("demo: no cobox program; build one with `make demo`, or set COBOX_BIN to its path")
     return os.path.abspath(named)
 
 

@@ -28,7 +28,7 @@ pub struct Example {
 impl Example {
     /// Starts a deployment that uses sandboxes of this broker.
     pub async fn start(broker: &TestBroker) -> Self {
-        let programs = PathBuf::from(std::env::var_os("COBOX_LANGGRAPH_BIN").expect("scripts/check-langgraph says where langgraph is"));
+        let programs = PathBuf::from(std::env::var_os("COBOX_LANGGRAPH_BIN").expect("set by scripts/check-langgraph"));
         let folder = tempfile::Builder::new().prefix("cobox-chat-").tempdir().expect("a folder");
         let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/langgraph");
         for file in fs::read_dir(example).expect("the example").flatten().filter(|f| f.path().is_file()) {
@@ -54,8 +54,8 @@ impl Example {
         let client = self.as_ann();
         let deadline = tokio::time::Instant::now() + START_TIMEOUT;
         while client.assistants().await.is_err() {
-            let ended = self.child.try_wait().expect("it can be asked");
-            assert!(ended.is_none() && tokio::time::Instant::now() < deadline, "langgraph dev did not come up: {}", self.log());
+            let ended = self.child.try_wait().expect("the process can be queried");
+            assert!(ended.is_none() && tokio::time::Instant::now() < deadline, "langgraph dev did not start: {}", self.log());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }

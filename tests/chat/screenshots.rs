@@ -43,10 +43,10 @@ async fn the_screenshots_in_the_documentation_are_up_to_date() {
         assert_eq!(comparable_parts(&there), comparable_parts(&picture), "docs/images/{name} is outdated: run scripts/screenshots");
     };
     ann.wait_for("user@").await;
-    ann.press("mend the leap years\r");
-    eventually("the story's end", || {
+    ann.press("fix the leap years\r");
+    eventually("the end of the story", || {
         let shown = ann.screen_text();
-        async move { (shown.contains("OK") && !shown.contains("at work")).then_some(()) }
+        async move { (shown.contains("OK") && !shown.contains("is working")).then_some(()) }
     })
     .await;
     ann.press(&alt('2'));
@@ -68,7 +68,7 @@ async fn the_screenshots_in_the_documentation_are_up_to_date() {
 
     ann.press(&alt('1'));
     ann.press("delete /workspace/leap.py\r");
-    ann.wait_for("may the agent use delete?").await;
+    ann.wait_for("allow the agent to use delete?").await;
     save("question.svg", &ann);
 }
 

@@ -42,7 +42,7 @@ async fn a_user_and_an_agent_work_side_by_side() {
 
     // The terminal pane is attached to the same sandbox.
     ann.press(&alt('2'));
-    ann.wait_for("you type").await;
+    ann.wait_for("you have control").await;
     ann.press("cat from-agent.txt; echo from-ann-$((6*7)) > from-ann.txt\r");
     let in_pane = || {
         let shown = ann
@@ -58,11 +58,11 @@ async fn a_user_and_an_agent_work_side_by_side() {
     // The agent reads the file that the user wrote there.
     ann.press("read /workspace/from-ann.txt\r");
     ann.wait_for("from-ann-42").await;
-    eventually("the run's end", || std::future::ready((!ann.screen_text().contains("at work")).then_some(()))).await;
+    eventually("the run's end", || std::future::ready((!ann.screen_text().contains("is working")).then_some(()))).await;
 
     // The agent asks before it deletes a file.
     ann.press("delete /workspace/from-ann.txt\r");
-    ann.wait_for("may the agent use delete?").await;
+    ann.wait_for("allow the agent to use delete?").await;
     ann.press("y\r");
     ann.wait_for("you approved (delete)").await;
     let box_ = broker.client().sandbox_at(&sandbox);
@@ -83,7 +83,7 @@ async fn a_user_and_an_agent_work_side_by_side() {
     eventually("the list to close", || std::future::ready((!ann.screen_text().contains("binds this thread")).then_some(()))).await;
     ann.press("/quit\r");
     assert!(ann.ended().await.success());
-    assert!(!ann.look(|screen| screen.alternate_screen()), "the terminal is as it was");
+    assert!(!ann.look(|screen| screen.alternate_screen()), "the terminal is restored");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -100,10 +100,10 @@ async fn without_a_deployment_the_sandbox_can_still_be_used() {
     ann.wait_for("there.txt").await;
     ann.press(&alt('1'));
     ann.press("hello?\r");
-    ann.wait_for("nobody to talk to").await;
+    ann.wait_for("no deployment: start").await;
     ann.press("\x11");
     assert!(ann.ended().await.success());
-    assert!(!ann.look(|screen| screen.alternate_screen() || screen.bracketed_paste()), "the terminal is as it was");
+    assert!(!ann.look(|screen| screen.alternate_screen() || screen.bracketed_paste()), "the terminal is restored");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -122,7 +122,7 @@ async fn a_terminal_left_in_the_alternate_screen_is_redrawn_and_restored() {
     ann.signal(Signal::TERM);
     ann.ended().await;
     let is_back = ann.look(|screen| !screen.alternate_screen() && !screen.bracketed_paste() && !screen.hide_cursor());
-    assert!(is_back, "the terminal is given back at a signal too");
+    assert!(is_back, "the terminal is restored after a signal, too");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -135,7 +135,7 @@ async fn a_crash_restores_the_terminal_and_its_message_is_readable() {
     ann.wait_for("user@").await;
     ann.press("echo break-$((6*7))\r");
     assert_eq!(ann.ended().await.code(), Some(1));
-    ann.wait_for("the TUI broke: ").await;
+    ann.wait_for("the TUI crashed: ").await;
     let is_back = || {
         let is_plain = ann.look(|screen| {
             let has_mouse = screen.mouse_protocol_mode() != vt100::MouseProtocolMode::None;
@@ -143,8 +143,8 @@ async fn a_crash_restores_the_terminal_and_its_message_is_readable() {
         });
         std::future::ready((is_plain && ann.is_cooked()).then_some(()))
     };
-    eventually("a terminal as it was", is_back).await;
-    assert!(ann.screen_text().contains("thread and sandbox live on"), "{}", ann.screen_text());
+    eventually("a restored terminal", is_back).await;
+    assert!(ann.screen_text().contains("thread and sandbox keep running"), "{}", ann.screen_text());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -58,7 +58,7 @@ async fn a_cached_sandbox_that_is_gone_is_replaced_with_a_notice() {
     let mut command = broker.cobox();
     command.args(["exec", "-t", "t", "--", "echo", "here"]);
     let mut terminal = TestTerminal::start("ada", &command, (120, 24));
-    terminal.wait_for("made a sandbox for thread t; the one it had is gone").await;
+    terminal.wait_for("created a sandbox for thread t; its previous sandbox").await;
     terminal.wait_for("here").await;
     assert!(terminal.ended().await.success());
     assert_ne!(sandbox_of(&broker, "t"), before);
@@ -119,7 +119,7 @@ async fn several_brokers_are_used_by_name_each_with_its_own_key() {
     assert!(by_name.contains("only-in-one"), "{by_name}");
     // The key of one broker is not sent to the other.
     let stranger = cobox(&["--url", one.url(), "session", "list"]).output().unwrap();
-    assert!(String::from_utf8_lossy(&stranger.stderr).contains("no API key is given for"), "{stranger:?}");
+    assert!(String::from_utf8_lossy(&stranger.stderr).contains("no API key is configured for"), "{stranger:?}");
 
     let config = home.path().join(".config/cobox");
     for file in ["config.toml", "keys/one", "keys/two"] {

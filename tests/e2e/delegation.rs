@@ -140,7 +140,7 @@ async fn the_master_key_is_replaced_from_the_command_line_while_a_sandbox_runs()
     assert!(!is_done && output.contains("in use"), "{output}");
     broker.kill();
     let (is_done, output) = rotate(&broker, &[]);
-    assert!(is_done && output.contains("good until"), "{output}");
+    assert!(is_done && output.contains("valid until"), "{output}");
     broker.launch().await;
     // The broker's address has changed.
     let base = |broker: &TestBroker| format!("{}/dp/{}/v1", broker.url(), info.sandbox.id);

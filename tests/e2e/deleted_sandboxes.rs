@@ -32,7 +32,7 @@ async fn a_release_counts_the_files_needs_yes_without_a_terminal_and_can_be_undo
     assert_eq!(stdout(&run(&broker, &["exec", "-t", "t", "--", "ls"])), "b\nsrc\n", "nothing was changed");
     let released = stdout(&run(&broker, &["session", "release", "t", "--yes"]));
     assert!(released.contains("2 files, 1.00 KiB"), "{released}");
-    assert!(released.contains("within 1h, or until you need the room for another sandbox"), "{released}");
+    assert!(released.contains("within 1h, or until one of your new sandboxes would exceed a limit"), "{released}");
     let listed = stdout(&run(&broker, &["sandbox", "list", "--deleted"]));
     assert!(listed.contains("sb_") && listed.contains("  t  "), "{listed}");
     stdout(&run(&broker, &["sandbox", "restore", "t"]));
@@ -105,7 +105,7 @@ async fn a_restore_says_whether_its_thread_returns_to_the_sandbox() {
     let restored = run(&broker, &["sandbox", "restore", "r1"]);
     stdout(&restored);
     let notes = String::from_utf8(restored.stderr).unwrap();
-    assert!(notes.contains("thread r1 has another sandbox by now and keeps it") && !notes.contains("starts it"), "{notes}");
+    assert!(notes.contains("thread r1 uses another sandbox now and keeps it") && !notes.contains("resumes it"), "{notes}");
     assert!(notes.contains(&format!("cobox exec --sandbox {first}")), "{notes}");
     assert_eq!(stdout(&run(&broker, &["exec", "--sandbox", &first, "--", "cat", "file"])), "old\n");
 
@@ -114,7 +114,7 @@ async fn a_restore_says_whether_its_thread_returns_to_the_sandbox() {
     let restored = run(&broker, &["sandbox", "restore", "r2"]);
     stdout(&restored);
     let notes = String::from_utf8(restored.stderr).unwrap();
-    assert!(notes.contains("the next command of thread r2 starts it"), "{notes}");
+    assert!(notes.contains("the next command of thread r2 resumes it"), "{notes}");
 }
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn revoking_a_share_warns_while_the_whole_workspace_may_enter() {
     let revoked = run(&broker, &["share", "revoke", "demo", "bob"]);
     let warnings = String::from_utf8(revoked.stderr.clone()).unwrap();
     stdout(&revoked);
-    assert!(warnings.contains("can enter without the share") && warnings.contains("bob can still enter"), "{warnings}");
+    assert!(warnings.contains("has access without the share") && warnings.contains("bob still has access"), "{warnings}");
 }
 
 #[tokio::test]
@@ -151,11 +151,11 @@ async fn revoking_a_share_of_a_private_session_warns_while_its_sandbox_is_open_w
     stdout(&run(&broker, &["sandbox", "create", "--name", "dev"]));
     stdout(&run(&broker, &["session", "ensure", "h2", "--sandbox", "dev", "--access", "owner"]));
     let granted = run(&broker, &["share", "grant", "h2", "bob", "--capability", "fs_read"]);
-    assert!(String::from_utf8_lossy(&granted.stderr).contains("can enter without the share"), "{granted:?}");
+    assert!(String::from_utf8_lossy(&granted.stderr).contains("has access without the share"), "{granted:?}");
     let revoked = run(&broker, &["share", "revoke", "h2", "bob"]);
     let warnings = String::from_utf8(revoked.stderr.clone()).unwrap();
-    assert!(!stdout(&revoked).contains("no longer let in"), "{revoked:?}");
-    assert!(warnings.contains("can enter without the share") && warnings.contains("bob can still enter"), "{warnings}");
+    assert!(!stdout(&revoked).contains("no longer has access"), "{revoked:?}");
+    assert!(warnings.contains("has access without the share") && warnings.contains("bob still has access"), "{warnings}");
     assert!(warnings.contains("cobox sandbox set dev --access owner"), "{warnings}");
     let again = stderr_of_failure(&run(&broker, &["share", "revoke", "h2", "bob"]));
     assert!(again.contains("not shared with `bob`") && again.contains("bob can still enter"), "{again}");
@@ -164,5 +164,5 @@ async fn revoking_a_share_of_a_private_session_warns_while_its_sandbox_is_open_w
     stdout(&run(&broker, &["sandbox", "set", "dev", "--access", "owner"]));
     stdout(&run(&broker, &["share", "grant", "h2", "bob", "--capability", "fs_read"]));
     let revoked = run(&broker, &["share", "revoke", "h2", "bob"]);
-    assert_eq!((stdout(&revoked).as_str(), revoked.stderr.len()), ("bob is no longer let in\n", 0));
+    assert_eq!((stdout(&revoked).as_str(), revoked.stderr.len()), ("bob no longer has access\n", 0));
 }

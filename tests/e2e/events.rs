@@ -142,7 +142,7 @@ async fn watch_describes_every_session_of_a_thread() {
 
     let bot = broker.client_of("bot", PrincipalKind::Agent, None).await;
     let session = bot.open(&negotiate("t", Mode::Ensure)).await.unwrap();
-    watch.wait_for("bot (agent) made the session").await;
+    watch.wait_for("bot (agent) created the session").await;
     sh(session.dataplane(), "exit 7").await;
     watch.wait_for("bot (agent) ran exit 7 → exit 7").await;
     session.dataplane().write_file(b"/workspace/\x1b[2Ja", None, cobox_client::Upload::from_bytes("12345678")).await.unwrap();
@@ -153,7 +153,7 @@ async fn watch_describes_every_session_of_a_thread() {
     watch.wait_for("the session ended").await;
 
     let session = bot.open(&negotiate("t", Mode::Ensure)).await.unwrap();
-    watch.wait_for("bot (agent) made the session").await;
+    watch.wait_for("bot (agent) created the session").await;
     drop(session);
     drop(watch);
 

@@ -182,7 +182,7 @@ async fn conflicts_are_listed_compared_and_resolved() {
     assert_eq!(diff.status.code(), Some(1));
     let diff = String::from_utf8(diff.stdout).unwrap();
     assert!(diff.contains("-mine") && diff.contains("+theirs"), "{diff}");
-    assert_eq!(test.stdout(&["sync", "resolve", "--keep", "both", "x"]), "settled 1\n");
+    assert_eq!(test.stdout(&["sync", "resolve", "--keep", "both", "x"]), "resolved 1\n");
     test.stdout(&["sync", "flush", "--wait"]);
     assert_eq!(fs::read_to_string(test.local("x")).unwrap(), "theirs\n");
     assert_eq!(test.read_sandbox("x.here").await.as_deref(), Some("mine\n"));
@@ -191,7 +191,7 @@ async fn conflicts_are_listed_compared_and_resolved() {
     assert!(test.stdout(&["sync", "list"]).contains("stopped"));
     assert!(test.stdout(&["sync", "status"]).contains("not running"));
     let refused = test.run(&["sync", "pause"]);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("does not run"), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is not running"), "{refused:?}");
 }
 
 #[tokio::test]

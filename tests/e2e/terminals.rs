@@ -32,7 +32,7 @@ async fn two_people_and_an_observer_share_one_shell() {
     bob.press("echo bob-was-here-$((6*7))\r");
     bob.wait_for("ada (human) has control").await;
     eve.press("echo eve-was-here-$((6*7))\r");
-    eve.wait_for("you only look").await;
+    eve.wait_for("read-only").await;
     ada.press("echo ada-$((6*7))\r");
     for person in [&ada, &bob, &eve] {
         person.wait_for("ada-42").await;
@@ -66,14 +66,14 @@ async fn two_people_and_an_observer_share_one_shell() {
 
     // After a release, the next participant who types gets control.
     bob.press("\r~r");
-    ada.wait_until_printed("nobody has control").await;
+    ada.wait_until_printed("no controller").await;
     ada.press("clear; echo back-to-ada\r");
     bob.wait_for("back-to-ada").await;
 
     // Leaving does not affect the shell; `exit` ends it for all participants, with its exit code.
     ada.press("\r~.");
     assert_eq!(ada.ended().await.code(), Some(255));
-    ada.wait_for("which lives on").await;
+    ada.wait_for("reattach with").await;
     bob.press("\r~t");
     bob.press("clear; echo alive-$((6*7))\r");
     for person in [&bob, &eve] {

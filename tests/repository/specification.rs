@@ -42,7 +42,7 @@ fn every_file_that_the_specification_names_exists() {
             _ => false,
         })
         .collect();
-    assert!(missing.is_empty(), "SPECIFICATION.md names what is not there: {missing:#?}");
+    assert!(missing.is_empty(), "SPECIFICATION.md names missing items: {missing:#?}");
 }
 
 #[test]
@@ -53,5 +53,5 @@ fn every_test_that_the_specification_names_exists() {
         .filter(|text| text.contains("::") && !text.contains(' '))
         .filter(|text| text.split("::").any(|part| !part.is_empty() && part != "…" && !known.contains(part)))
         .collect();
-    assert!(missing.is_empty(), "SPECIFICATION.md names tests that are not there: {missing:#?}");
+    assert!(missing.is_empty(), "SPECIFICATION.md names missing tests: {missing:#?}");
 }

@@ -181,11 +181,11 @@ impl Authority {
 
     fn verify(&self, token: &str) -> Result<Claims, ApiError> {
         if token.starts_with(API_KEY_PREFIX) {
-            let message = "this is an API key; a sandbox takes tokens only: negotiate with the broker for one";
+            let message = "this is an API key, but a sandbox takes tokens only; request a token from the broker";
             return Err(ApiError::new(ErrorCode::Unauthenticated, message));
         }
         if token.starts_with(OPAQUE_TOKEN_PREFIX) {
-            let message = "an opaque token is read by the gateway alone; use the sandbox through it";
+            let message = "only the gateway can read an opaque token; access the sandbox through the gateway";
             return Err(ApiError::new(ErrorCode::Unauthenticated, message));
         }
         let pushed_state = self.pushed_state();
@@ -303,7 +303,7 @@ fn require(claims: &Claims, needed: Capability) -> Result<(), ApiError> {
     if claims.scope.contains(needed) {
         return Ok(());
     }
-    let message = format!("this needs the capability `{needed}`, which the token doesn't have; ask the broker for a token with it");
+    let message = format!("the token lacks the capability `{needed}`; request a token with it from the broker");
     Err(ApiError::new(ErrorCode::CapabilityDenied, message).with_details(serde_json::json!({ "capability": needed.as_str() })))
 }
 

@@ -21,9 +21,9 @@ pub fn chunks(body: Body) -> impl Stream<Item = Result<Bytes, ApiError>> + Send 
     let next = |mut data: axum::body::BodyDataStream| async move {
         let item = match tokio::time::timeout(STALL_TIMEOUT, data.next()).await {
             Ok(Some(Ok(bytes))) => Ok(bytes),
-            Ok(Some(Err(error))) => Err(ApiError::invalid(format!("the request's body broke off: {error}"))),
+            Ok(Some(Err(error))) => Err(ApiError::invalid(format!("the request body ended early: {error}"))),
             Ok(None) => return None,
-            Err(_) => Err(ApiError::invalid(format!("the request's body stalled for {} s", STALL_TIMEOUT.as_secs()))),
+            Err(_) => Err(ApiError::invalid(format!("no request body data received for {} s", STALL_TIMEOUT.as_secs()))),
         };
         Some((item, data))
     };
@@ -37,7 +37,7 @@ pub async fn collect(body: Body, limit: usize) -> Result<Bytes, ApiError> {
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk?;
         if whole.len() + chunk.len() > limit {
-            return Err(too_large("the request's body", limit as u64));
+            return Err(too_large("the request body", limit as u64));
         }
         whole.extend_from_slice(&chunk);
     }

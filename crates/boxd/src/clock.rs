@@ -24,7 +24,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// Resolves at a time, also where the clock is set meanwhile.
+/// Resolves at a time, also if the clock is set in the meantime.
 pub async fn sleep_until(clock: &dyn Clock, time: Timestamp) {
     loop {
         let left = time.saturating_since(clock.now());

@@ -45,7 +45,7 @@ pub async fn accept_loop(listener: UnixListener, router: Router, max_connections
                 tasks.spawn(async move {
                     match LocalSocketStream::new(stream, Peer::Proxy) {
                         Ok(stream) => serve_connection(stream, router, shutdown).await,
-                        Err(error) => tracing::warn!(%error, "a connection could not be waited on"),
+                        Err(error) => tracing::warn!(%error, "registering a connection failed"),
                     }
                     drop(slot);
                 });

@@ -57,7 +57,7 @@ mod tests {
     fn numbering_starts_anywhere_and_is_separate_for_each_client_and_principal() {
         let mut dedup = InputDeduplicator::default();
         let ada = InputSource::new("ada", Some("tab"), 1);
-        assert!(dedup.is_new(&ada, 0), "0 is a number too");
+        assert!(dedup.is_new(&ada, 0), "0 is a valid number");
         dedup.record(&ada, 0);
         assert!(!dedup.is_new(&ada, 0) && dedup.is_new(&ada, 1));
         dedup.record(&ada, u64::MAX);
@@ -65,7 +65,7 @@ mod tests {
         {
             assert!(dedup.is_new(&other, 0), "{other:?}");
         }
-        assert_eq!(ada, InputSource::new("ada", Some("tab"), 2), "whichever connection it has");
+        assert_eq!(ada, InputSource::new("ada", Some("tab"), 2), "on any connection");
         assert_ne!(InputSource::new("ada", None, 1), InputSource::new("ada", None, 2));
     }
 

@@ -62,7 +62,7 @@ fn main() -> ExitCode {
 
 fn usage() -> ExitCode {
     let text = format!(
-        "boxd {}: the daemon inside a Cobox sandbox.\nIt is started by the broker, which passes it listeners and a configuration; there is nothing to run by hand.\n",
+        "boxd {}: the daemon inside a Cobox sandbox.\nThe broker starts it and passes it listeners and a configuration. It can't be started manually.\n",
         env!("CARGO_PKG_VERSION")
     );
     // A closed standard output is not an error.
@@ -94,7 +94,7 @@ fn run() -> anyhow::Result<()> {
     launcher.write_all(b"r")?;
     let mut proceed = [0u8; 1];
     if launcher.read(&mut proceed)? == 0 {
-        bail!("the launcher died before everything was in place");
+        bail!("the launcher died before the sandbox was set up");
     }
     drop(launcher);
 
@@ -103,7 +103,7 @@ fn run() -> anyhow::Result<()> {
         let (workloads, init_ended) = Workloads::new(sockets, &config)?;
         let ids = file_ids(&config.workload);
         let files = FileWorkers::start(root()?, move || cobox_kernel::set_fs_ids(ids.0, ids.1)).context("starting the file workers")?;
-        files.allow_inline_steps().context("taking on the workload's user")?;
+        files.allow_inline_steps().context("switching to the workload's user")?;
         tokio::spawn(cobox_kernel::keep_polling());
         let shutdown = CancellationToken::new();
         let stop = shutdown.clone();
@@ -133,7 +133,7 @@ fn prepare(config: &BoxdConfig) -> anyhow::Result<WorkloadSockets> {
     leave_workload_cgroups(config.groups).context("moving to boxd's control groups")?;
     // The files API resolves paths in this mount namespace, so this makes /proc unreachable through it. The tmpfs over
     // it accepts no files either.
-    unmount("/proc", UnmountFlags::DETACH).context("taking /proc away")?;
+    unmount("/proc", UnmountFlags::DETACH).context("unmounting /proc")?;
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("none", "/proc", "tmpfs", flags, Some(c"size=4k,mode=0555")).context("covering /proc")?;
     set_no_new_privs(true)?;

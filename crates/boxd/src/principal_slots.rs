@@ -39,17 +39,19 @@ impl PrincipalSlots {
         if in_use >= self.limit_per_principal {
             return refused(match self.kind {
                 SlotKind::Commands => {
-                    format!("{principal} has {in_use} commands running here, the most for one principal; end one and try again")
+                    format!("{principal} has {in_use} commands running, which is the limit for one principal; end one and try again")
                 }
                 SlotKind::Streams => {
-                    format!("{principal} has {in_use} streams open here, the most for one principal; close one and try again")
+                    format!("{principal} has {in_use} streams open, which is the limit for one principal; close one and try again")
                 }
             });
         }
         if counts.total >= limit {
             return refused(match self.kind {
-                SlotKind::Commands => format!("{limit} commands are already running here; try again when one has ended"),
-                SlotKind::Streams => format!("{limit} streams are already open in this sandbox; close one and try again"),
+                SlotKind::Commands => {
+                    format!("{limit} commands are already running, which is the sandbox's limit; try again when one has exited")
+                }
+                SlotKind::Streams => format!("{limit} streams are already open, which is the sandbox's limit; close one and try again"),
             });
         }
         counts.total += 1;

@@ -217,9 +217,6 @@ pub async fn cancel(State(server): State<Arc<Server>>, _caller: Caller<Exec>, Pa
 fn find(server: &Server, id: &str) -> Result<Arc<Job>, ApiError> {
     server.processes.find(id).ok_or_else(|| {
         let shown: String = id.chars().take(64).collect();
-        ApiError::new(
-            ErrorCode::CommandNotFound,
-            format!("there is no command or shell `{}`; see GET /v1/processes", shown.escape_default()),
-        )
+        ApiError::new(ErrorCode::CommandNotFound, format!("no command or shell `{}`; GET /v1/processes lists them", shown.escape_default()))
     })
 }

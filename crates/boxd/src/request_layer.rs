@@ -252,9 +252,9 @@ fn status_of(error: &ApiError) -> StatusCode {
 }
 
 pub async fn route_not_found() -> ErrorResponse {
-    ErrorResponse(ApiError::new(ErrorCode::RouteNotFound, "there is no such route in a sandbox; see the protocol's dataplane section"))
+    ErrorResponse(ApiError::new(ErrorCode::RouteNotFound, "no such route in a sandbox; see the dataplane section of the protocol"))
 }
 
 pub async fn method_not_allowed(request: Request) -> ErrorResponse {
-    ErrorResponse(ApiError::new(ErrorCode::MethodNotAllowed, format!("this route doesn't take {}", request.method())))
+    ErrorResponse(ApiError::new(ErrorCode::MethodNotAllowed, format!("this route does not support {}", request.method())))
 }

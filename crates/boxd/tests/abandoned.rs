@@ -30,7 +30,7 @@ async fn until_running(boxd: &TestBoxd, count: usize) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(SOON, ended).await.expect("abandoned commands end by themselves");
+    tokio::time::timeout(SOON, ended).await.expect("abandoned commands are ended");
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn the_streams_of_one_principal_leave_slots_for_another() {
         held.push(watch(&ann).open().await);
     }
     let message = watch(&ann).send().await.refused(429, "RATE_LIMITED");
-    assert!(message.contains("ann has 3 streams open here"), "{message}");
+    assert!(message.contains("ann has 3 streams open"), "{message}");
     held.push(watch(&bob).open().await);
     let message = watch(&bob).send().await.refused(429, "RATE_LIMITED");
     assert!(message.contains("4 streams are already open"), "{message}");
@@ -133,9 +133,9 @@ async fn the_commands_of_one_principal_leave_slots_for_another() {
         held.push(ExecClient::start_as(&boxd, &ann, command("exec sleep 1000")).await);
     }
     let message = boxd.post("/v1/exec", TRUE).token(&ann).send().await.refused(429, "RATE_LIMITED");
-    assert!(message.contains("ann has 3 commands running here"), "{message}");
+    assert!(message.contains("ann has 3 commands running"), "{message}");
     boxd.post("/v1/exec", TRUE).token(&bob).send().await.ok(200);
     held.push(ExecClient::start_as(&boxd, &bob, command("exec sleep 1000")).await);
     let message = boxd.post("/v1/exec", TRUE).token(&bob).send().await.refused(429, "RATE_LIMITED");
-    assert!(message.contains("4 commands are already running here"), "{message}");
+    assert!(message.contains("4 commands are already running"), "{message}");
 }

@@ -295,7 +295,7 @@ async fn hard_links_and_sparse_files_are_unpacked() {
         created.stdout
     };
     let gnu = archive_by_tar("gnu");
-    assert!(gnu.len() < 1_000_000, "the holes are left out");
+    assert!(gnu.len() < 1_000_000, "the holes are not sent");
     for _ in 0..2 {
         // The second time over the existing files.
         unpack(&boxd, "/workspace/out", gnu.clone()).await.ok(200);
@@ -303,7 +303,7 @@ async fn hard_links_and_sparse_files_are_unpacked() {
         assert_eq!((stat("a/first").ino(), stat("b/second").nlink()), (stat("b/second").ino(), 2));
         assert_eq!(std::fs::read(boxd.host("/workspace/out/b/second")).unwrap(), b"shared");
         assert!(std::fs::read(boxd.host("/workspace/out/holes")).unwrap() == expected);
-        assert_eq!(std::fs::read_dir(boxd.host("/workspace/out/b")).unwrap().count(), 1, "nothing is left over");
+        assert_eq!(std::fs::read_dir(boxd.host("/workspace/out/b")).unwrap().count(), 1, "no temporary file is left");
     }
     // The PAX form puts a map of the holes into the data, under another name. Unpacking it as a plain file would be
     // wrong.
@@ -325,7 +325,7 @@ async fn a_hard_link_to_a_file_outside_the_directory_is_refused() {
         message.refused(400, "INVALID_REQUEST");
         assert!(std::fs::symlink_metadata(boxd.host("/workspace/in/slip")).is_err(), "{target}");
     }
-    assert_eq!(std::fs::read_dir(boxd.host("/workspace/in")).unwrap().count(), 4, "nothing is left over");
+    assert_eq!(std::fs::read_dir(boxd.host("/workspace/in")).unwrap().count(), 4, "no temporary file is left");
 }
 
 #[tokio::test]

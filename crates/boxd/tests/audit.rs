@@ -32,7 +32,7 @@ async fn every_request_leaves_one_record_with_principal_target_and_result() {
     assert!(ran.jti.is_some() && ran.actor.is_some() && ran.request_id.starts_with("req_"));
     assert_eq!((read.target.as_deref(), read.status, read.error.as_deref()), (Some("/workspace/a b\u{fffd}"), 404, Some("FILE_NOT_FOUND")));
     assert_eq!((denied.jti.as_deref(), denied.status, denied.error.as_deref()), (None, 403, Some("CAPABILITY_DENIED")));
-    assert_eq!(claims(&boxd).await.items.len(), 3, "kept until they are taken");
+    assert_eq!(claims(&boxd).await.items.len(), 3, "kept until they are acknowledged");
     let path = format!("/control/claims?life={}&after=2", fetched.life);
     let rest: ClaimBatch = boxd.control(Method::GET, &path).send().await.ok(200).json();
     assert_eq!(rest.items.iter().map(|c| c.seq).collect::<Vec<_>>(), [3]);

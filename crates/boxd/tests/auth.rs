@@ -143,7 +143,7 @@ async fn unknown_routes_and_methods_get_the_error_envelope_with_a_request_id() {
     let given = "req_01j0000000000000000000000a";
     let answer = boxd.get("/healthz").header("x-request-id", given).send().await;
     assert_eq!(answer.header("x-request-id"), given);
-    let answer = boxd.get("/healthz").header("x-request-id", "not one of ours").send().await;
+    let answer = boxd.get("/healthz").header("x-request-id", "not a boxd response").send().await;
     assert!(answer.header("x-request-id").starts_with("req_"));
     // The clients' socket doesn't serve the control routes.
     boxd.get("/control/status").send().await.refused(404, "ROUTE_NOT_FOUND");

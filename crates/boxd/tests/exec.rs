@@ -78,7 +78,7 @@ async fn a_command_that_times_out_is_killed_with_its_process_tree() {
     let request = json!({ "command": support::DAEMONS, "timeout_seconds": 1 });
     let (done, pids) = tokio::join!(exec(&boxd, request), support::daemons(&boxd));
     assert!(done.timed_out);
-    assert!(!pids.iter().any(|pid| is_running(pid)), "the daemon too");
+    assert!(!pids.iter().any(|pid| is_running(pid)), "the daemon is ended, too");
 }
 
 #[tokio::test]
@@ -87,7 +87,7 @@ async fn a_background_child_that_holds_the_pipes_does_not_delay_the_response() {
     let started = Instant::now();
     let done = exec(&boxd, json!({ "command": "sleep 1000 & echo $!" })).await;
     assert!(started.elapsed() < Duration::from_secs(5));
-    assert!(is_running(&done.stdout), "what was left in the background goes on");
+    assert!(is_running(&done.stdout), "background processes keep running");
     exec(&boxd, json!({ "command": format!("kill {}", done.stdout) })).await;
 }
 

@@ -48,7 +48,7 @@ impl Events {
                     None => continue,
                 }
             }
-            let frame = tokio::time::timeout(SOON, self.body.frame()).await.expect("an event comes soon")?.unwrap();
+            let frame = tokio::time::timeout(SOON, self.body.frame()).await.expect("an event arrives in time")?.unwrap();
             self.text.push_str(std::str::from_utf8(frame.data_ref().unwrap()).unwrap());
         }
     }

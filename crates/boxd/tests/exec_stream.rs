@@ -265,7 +265,7 @@ async fn a_repeatedly_broken_connection_loses_and_repeats_no_byte() {
         }
     }
     let printed = std::fs::read(boxd.host("/workspace/printed")).unwrap();
-    assert!(stdout == printed, "{} bytes came of {}", stdout.len(), printed.len());
+    assert!(stdout == printed, "received {} of {} bytes", stdout.len(), printed.len());
     assert!(stderr == printed[..100_000]);
 }
 
@@ -315,7 +315,7 @@ async fn the_id_of_an_answered_command_can_not_be_run_again() {
     let again = json!({"command": "echo ran >> runs", "command_id": id});
     for request in [again, json!({"command_id": id})] {
         let why = boxd.post("/v1/exec", request.to_string()).send().await.refused(410, "COMMAND_EXPIRED");
-        assert!(why.contains("whoever started it"), "{why}");
+        assert!(why.contains("the request that started"), "{why}");
     }
     assert_eq!(ExecClient::try_start(&boxd, named(id, command("echo ran >> runs"))).await.err().as_deref(), Some("COMMAND_EXPIRED"));
     assert_eq!(std::fs::read_to_string(boxd.host("/workspace/runs")).unwrap(), "ran\n");
@@ -365,7 +365,7 @@ async fn a_second_viewer_that_never_reads_delays_neither_the_program_nor_the_fir
     assert_eq!(quick.exit().await.0, 0);
     assert_eq!(quick.stdout.len(), BYTES);
     assert_eq!(stuck.exit().await.0, 0);
-    assert_eq!((stuck.stdout.len(), stuck.gaps.as_slice()), (BYTES, [].as_slice()), "it finds all of it when it reads");
+    assert_eq!((stuck.stdout.len(), stuck.gaps.as_slice()), (BYTES, [].as_slice()), "a late reader receives all of it");
 }
 
 #[tokio::test]

@@ -105,7 +105,7 @@ async fn a_file_truncated_while_it_is_sent_ends_with_an_error() {
     stream.read_to_end(&mut rest).await.unwrap();
     // The connection ends before the announced length. The number of received bytes depends on how much had been
     // written to the socket when the truncation was found: the server drops what it still buffers.
-    assert!(content[..left as usize].starts_with(&rest), "{} bytes came", rest.len());
+    assert!(content[..left as usize].starts_with(&rest), "{} bytes received", rest.len());
 }
 
 #[tokio::test]
@@ -210,7 +210,7 @@ async fn a_truncated_body_leaves_the_old_file_and_nothing_else() {
             tokio::task::yield_now().await
         }
     };
-    tokio::time::timeout(SOON, gone).await.expect("the temporary file goes away");
+    tokio::time::timeout(SOON, gone).await.expect("the temporary file is deleted");
 }
 
 #[tokio::test]
@@ -288,7 +288,7 @@ async fn no_path_leads_out_of_the_root() {
     ] {
         for method in [Method::GET, Method::PUT, Method::DELETE] {
             let message = boxd.call(method, path).send().await.refused(400, "INVALID_REQUEST");
-            assert!(message.contains("has `..` in it"), "{path}: {message}");
+            assert!(message.contains("contains `..`"), "{path}: {message}");
         }
     }
     for nowhere in ["/v1/files/workspace/absolute", "/v1/files/up"] {

@@ -253,7 +253,7 @@ async fn concurrent_edits_of_one_file_are_all_applied() {
     let answers = futures_util::future::join_all(edits).await;
     let done = answers.iter().filter(|a| a.status == 200).count();
     let body = boxd.get("/v1/files/workspace/a").send().await.body;
-    assert_eq!(String::from_utf8_lossy(&body).matches("done").count(), done, "every confirmed edit is there");
+    assert_eq!(String::from_utf8_lossy(&body).matches("done").count(), done, "every confirmed edit is present");
     assert!(answers.iter().all(|a| a.status == 200 || a.status == 412));
 }
 

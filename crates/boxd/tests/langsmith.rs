@@ -84,10 +84,10 @@ async fn a_reconnecting_client_gets_every_byte_once_and_no_split_character() {
                 cuts += 1;
                 got.push_str(&client.stdout);
                 let (at, err) = (client.stdout_at, client.stderr_at);
-                assert_eq!(at, got.len() as u64, "the client counts by the text it got");
+                assert_eq!(at, got.len() as u64, "the client computes offsets from the received text");
                 drop(client);
                 client = SdkClient::reconnect(&boxd, "lost", at, err).await.unwrap();
-                assert_eq!(client.command_id, "lost", "`started` comes on every connection");
+                assert_eq!(client.command_id, "lost", "`started` is sent on every connection");
             }
             None => {}
         }
@@ -212,15 +212,15 @@ async fn input_ends_when_closed_and_is_refused_without_stdin() {
 async fn an_unreadable_frame_is_refused_in_the_sdks_format() {
     let boxd = TestBoxd::start();
     for (frame, expected) in [
-        (r#"{"type":"resize","cols":1,"rows":1}"#, "there is no command yet"),
-        (r#"{"type":"brew"}"#, "known are auth, execute, reconnect"),
+        (r#"{"type":"resize","cols":1,"rows":1}"#, "no command on this connection"),
+        (r#"{"type":"brew"}"#, "known types are auth, execute, reconnect"),
         (r#"{"type":"execute"}"#, "command: is missing"),
         (r#"{"type":"execute","command":7}"#, "`execute`"),
         ("[", "not JSON"),
     ] {
         let mut client = SdkClient::dial(&boxd).await;
         client.socket.send(Message::text(frame)).await.unwrap();
-        let Ended::Error(_, message) = client.end().await else { panic!("{frame} was taken") };
+        let Ended::Error(_, message) = client.end().await else { panic!("{frame} was accepted") };
         assert!(message.contains(expected) && message.contains("error_id=req_"), "{frame}: {message}");
         assert_eq!(client.next().await, None);
     }

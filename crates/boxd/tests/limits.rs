@@ -71,7 +71,7 @@ async fn still_answers(boxd: &TestBoxd) {
         assert_eq!(done.json::<serde_json::Value>()["stdout"], "still\n");
         boxd.post("/v1/fs/list", "{}").send().await.ok(200);
     };
-    tokio::time::timeout(SOON, all).await.expect("boxd answers in time");
+    tokio::time::timeout(SOON, all).await.expect("boxd responds in time");
 }
 
 /// Sends a request whose response is not read.
@@ -171,7 +171,7 @@ async fn boxd_answers_while_a_hundred_clients_never_read() {
     assert!(taken < 256 * MIB, "{} MiB", taken / MIB);
     drop(clients);
     // Everything held for the clients is freed when they disconnect, except commands, which can be resumed.
-    tokio::time::timeout(SOON, boxd.idle()).await.expect("nothing is held for those who left");
+    tokio::time::timeout(SOON, boxd.idle()).await.expect("nothing is kept for disconnected clients");
     let list: serde_json::Value = boxd.get("/v1/processes").send().await.json();
     for process in list["items"].as_array().unwrap() {
         boxd.call(Method::DELETE, &format!("/v1/processes/{}", process["id"].as_str().unwrap())).send().await;
@@ -242,9 +242,9 @@ async fn unread_endless_output_stays_within_its_memory_and_disk_limits() {
             }
         }
     };
-    tokio::time::timeout(6 * SOON, gone).await.expect("it goes on printing");
+    tokio::time::timeout(6 * SOON, gone).await.expect("it keeps printing");
     let printed = async { while boxd.get(&format!("/v1/shells/{}", shell.id)).send().await.json::<ShellInfo>().offset < PRINTED / 4 {} };
-    tokio::time::timeout(6 * SOON, printed).await.expect("the shell goes on printing");
+    tokio::time::timeout(6 * SOON, printed).await.expect("the shell keeps printing");
     still_answers(&boxd).await;
     let taken = resident().saturating_sub(before);
     assert!(taken < 48 * MIB, "{} MiB", taken / MIB);
@@ -387,7 +387,7 @@ async fn unread_input_counts_against_the_memory_limit() {
         boxd.delete(&format!("/v1/processes/{number}")).send().await.ok(204);
     }
     let again = async { while start(100).await.status() != 200 {} };
-    tokio::time::timeout(SOON, again).await.expect("with the programs their input goes");
+    tokio::time::timeout(SOON, again).await.expect("input is freed when its programs end");
     boxd.delete("/v1/processes/100").send().await.ok(204);
 }
 

@@ -86,7 +86,7 @@ async fn one_failing_file_does_not_stop_the_others() {
     let response: Value = answer.json();
     let codes: Vec<_> = response["files"].as_array().unwrap().iter().map(|f| f["error"]["code"].as_str()).collect();
     assert_eq!(codes, [Some("INVALID_REQUEST"), None, Some("INVALID_REQUEST"), Some("INVALID_REQUEST"), Some("INVALID_REQUEST")]);
-    assert!(response["files"][3]["error"]["message"].as_str().unwrap().contains("has `..` in it"), "{response}");
+    assert!(response["files"][3]["error"]["message"].as_str().unwrap().contains("contains `..`"), "{response}");
     assert_eq!(response["files"][0]["error"]["request_id"], answer.header("x-request-id"));
     assert_eq!(std::fs::read(boxd.host("/workspace/ok")).unwrap(), b"fine");
     assert!(!boxd.host("/out").exists() && !boxd.outside().join("out").exists());
@@ -154,7 +154,11 @@ async fn a_hash_of_the_whole_file_is_returned_on_request() {
     assert_eq!(get("").header("want-repr-digest", "blake3=3, md5=1, sha-256=0").send().await.ok(200).header("repr-digest"), blake);
     assert!(get("").send().await.ok(200).headers.get("repr-digest").is_none());
     let part = get("?hash=sha256").header("range", "bytes=1-1").send().await.ok(206);
-    assert_eq!((part.body.as_ref(), part.header("repr-digest")), (b"b".as_slice(), sha), "of the whole file, whatever part is sent");
+    assert_eq!(
+        (part.body.as_ref(), part.header("repr-digest")),
+        (b"b".as_slice(), sha),
+        "the hash is of the whole file, also for a partial response"
+    );
     let head = boxd.call(Method::HEAD, "/v1/files/workspace/a?hash=sha256").send().await.ok(200);
     assert_eq!((head.header("repr-digest"), head.header("content-length")), (sha, "3"));
     get("?hash=md5").send().await.refused(400, "INVALID_REQUEST");

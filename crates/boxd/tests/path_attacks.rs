@@ -138,7 +138,7 @@ fn check(what: &str, answer: &Answer, gets: Outcome) {
         Inside(text) => assert_eq!((answer.status.as_u16(), answer.body.as_ref()), (200, text.as_bytes()), "{what}"),
         NoStepUp => {
             let message = answer.refused(400, "INVALID_REQUEST");
-            assert!(message.contains("has `..` in it; send it without"), "{what}: {message}");
+            assert!(message.contains("contains `..`; send the resolved path"), "{what}: {message}");
         }
         Status(status, code) => {
             assert_eq!(answer.status.as_u16(), status, "{what}: {answer:?}");
@@ -246,7 +246,7 @@ async fn no_write_move_or_removal_changes_files_outside_the_root() {
     }
     let before = std::fs::read_dir(boxd.outside()).unwrap().count();
     fs("remove", json!({ "path": "/workspace", "recursive": true })).await.ok(200);
-    assert_eq!(std::fs::read_dir(boxd.outside()).unwrap().count(), before, "links are removed, not what they lead to");
+    assert_eq!(std::fs::read_dir(boxd.outside()).unwrap().count(), before, "links are removed, not their targets");
 }
 
 #[tokio::test]
@@ -320,7 +320,7 @@ async fn a_directory_replaced_by_a_link_during_requests_never_leads_outside() {
         }
     }
     is_over.store(true, Ordering::Relaxed);
-    assert!(swapper.join().unwrap() > 100, "there was a race to be lost");
+    assert!(swapper.join().unwrap() > 100, "no race occurred");
     assert_eq!(std::fs::read(boxd.outside().join("secret")).unwrap(), b"OUTSIDE");
     let mut names: Vec<_> = std::fs::read_dir(boxd.outside()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();

@@ -89,7 +89,7 @@ async fn grep_finds_lines_with_their_context() {
     assert_eq!(paths(&tidy, "counts"), ["docs/kept.log", "src/lib/hello.rs", "src/main.rs"]);
     assert_eq!(tidy["counts"][1]["count"], 3);
     let below = grep(json!({ "pattern": "hello", "output": "files", "respect_ignore": true, "path": "/workspace/docs" })).await;
-    assert_eq!(paths(&below, "files"), ["docs/kept.log"], "rules above where the search begins hold too");
+    assert_eq!(paths(&below, "files"), ["docs/kept.log"], "ignore rules above the search root apply, too");
     let only = grep(json!({ "pattern": "hello", "output": "files", "glob": ["*.rs", "!target/**"] })).await;
     assert_eq!(paths(&only, "files"), [".hidden/x.rs", "src/lib/hello.rs", "src/main.rs"]);
     let one = grep(json!({ "pattern": "hello", "path": "/workspace/src/main.rs" })).await;

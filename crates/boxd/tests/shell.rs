@@ -52,7 +52,7 @@ impl Client {
     }
 
     async fn message(&mut self) -> Message {
-        tokio::time::timeout(SOON, self.socket.next()).await.expect("a frame comes soon").expect("the socket is open").unwrap()
+        tokio::time::timeout(SOON, self.socket.next()).await.expect("a frame arrives in time").expect("the socket is open").unwrap()
     }
 
     async fn next(&mut self) -> ServerFrame {
@@ -199,7 +199,7 @@ async fn a_shell_requires_a_valid_token() {
 async fn an_unreadable_frame_is_described_in_the_error_without_its_content() {
     let boxd = TestBoxd::start();
     for (frame, words) in [
-        (r#"{"type":"dance"}"#, "`dance` is not a type of frame; known are auth, start"),
+        (r#"{"type":"dance"}"#, "unknown frame type `dance`; known types are auth, start"),
         (r#"{"type":"resize","cols":"secret"}"#, "`resize`: must be a whole number"),
         (r#"{"token":"secret"}"#, "must be an object with a `type`"),
         ("secret", "is not JSON"),
@@ -238,7 +238,7 @@ async fn a_client_that_does_not_read_its_close_frame_does_not_delay_the_end() {
     client.read_until("ready").await;
     boxd.state.stop_reason = Some(StopReason::Ended);
     // The client reads nothing, so a server that waits for it would block until it disconnects.
-    tokio::time::timeout(SOON, boxd.push()).await.expect("the broker is answered while the client is still there");
+    tokio::time::timeout(SOON, boxd.push()).await.expect("the broker receives a response while the client is still connected");
 }
 
 #[tokio::test]
@@ -333,7 +333,7 @@ async fn an_oversized_frame_is_refused() {
     // The server may close before it has received everything.
     let _ = client.socket.send(Message::text(frame)).await;
     assert_eq!(client.end().await, (Some("TOO_LARGE".to_owned()), close::TOO_BIG));
-    assert!(client.output.is_empty(), "nothing of it reaches the program");
+    assert!(client.output.is_empty(), "none of it reaches the program");
     tokio::time::timeout(SOON, boxd.idle()).await.unwrap();
 }
 

@@ -37,7 +37,7 @@ async fn until_at_prompt(boxd: &TestBoxd) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(SOON, ready).await.expect("the shell comes to its prompt");
+    tokio::time::timeout(SOON, ready).await.expect("the shell reaches its prompt");
 }
 
 async fn run(boxd: &TestBoxd, command: &str) -> ShellRunResult {
@@ -86,7 +86,7 @@ async fn a_syntax_error_of_the_shell_is_the_output() {
     for command in ["if then", "for i in 1 2; do\n\techo $i\ndone; if then"] {
         let result = run(&boxd, command).await;
         assert!(result.output.ends_with("syntax error near unexpected token `then'\n"), "{result:?}");
-        assert!(!result.output.contains("echo"), "the line itself is not: {result:?}");
+        assert!(!result.output.contains("echo"), "the line itself is not in the output: {result:?}");
         assert_eq!((result.exit_code, result.truncated), (Some(2), false));
     }
     assert_eq!(run(&boxd, "echo and goes on").await.output, "and goes on\n");
@@ -107,7 +107,7 @@ async fn history_expansion_applies_to_typed_lines_and_not_to_api_commands() {
     ada.shows("\n<2> again\nbox>").await;
     until_at_prompt(&boxd).await;
     assert_eq!(run(&boxd, "set -o vi; echo free").await.output, "free\n");
-    assert_eq!(run(&boxd, "echo !!").await.output, "!!\n", "nor where the keys are vi's");
+    assert_eq!(run(&boxd, "echo !!").await.output, "!!\n", "nor in vi mode");
 }
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn a_busy_shell_reports_why_it_is_busy() {
     let mut ada = at_a_prompt(&boxd).await;
     ada.type_in("echo half").await;
     ada.shows("echo half").await;
-    assert!(busy_error(&boxd).await.contains("half a line"));
+    assert!(busy_error(&boxd).await.contains("an unfinished line"));
     ada.type_in("\x15").await;
     ada.send(ClientFrame::Ping { id: None }).await;
     ada.frame(|frame| matches!(frame, ServerFrame::Pong { .. }).then_some(())).await;
@@ -152,7 +152,7 @@ async fn a_busy_shell_reports_why_it_is_busy() {
     ada.shows("\nmeow").await;
     ada.type_in("into the cat\n").await;
     ada.shows("into the cat\ninto the cat").await;
-    assert!(busy_error(&boxd).await.contains("a program runs"));
+    assert!(busy_error(&boxd).await.contains("a program is running"));
     ada.type_in("\x04").await;
     until_at_prompt(&boxd).await;
 
@@ -172,7 +172,7 @@ async fn a_busy_shell_reports_why_it_is_busy() {
     let first = tokio::spawn(boxd.post("/v1/shells/main/run", r#"{"command": "echo re\"ady\"; read line; echo got $line"}"#).open_owned());
     ada.shows("\nready").await;
     let why = busy_error(&boxd).await;
-    assert!(why.contains("another command") || why.contains("a program runs"), "{why}");
+    assert!(why.contains("another command") || why.contains("a program is running"), "{why}");
     ada.type_in("word\n").await;
     assert_eq!(first.await.unwrap().json::<ShellRunResult>().output, "ready\nword\ngot word\n");
 
@@ -185,7 +185,7 @@ async fn a_busy_shell_reports_why_it_is_busy() {
     other.type_in("x\n").await;
     other.shows("x\nx").await;
     let why = boxd.post("/v1/shells/own/run", r#"{"command": "echo no"}"#).send().await.refused(409, "SHELL_BUSY");
-    assert!(why.contains("doesn't tell"), "{why}");
+    assert!(why.contains("with its own command"), "{why}");
 }
 
 #[tokio::test]

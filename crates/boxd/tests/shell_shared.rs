@@ -52,7 +52,7 @@ async fn two_terminals_and_an_observer_share_a_shell_and_control_passes_between_
     assert_eq!(
         (ada.ready.shell_id.clone(), bot.ready.cols, eve.ready.rows),
         (bot.ready.shell_id.clone(), 100, 30),
-        "others don't shrink it"
+        "observers don't shrink it"
     );
     for ready in [&ada.ready, &bot.ready, &eve.ready] {
         assert_eq!(ready.controller.as_ref().unwrap().principal, "ada");
@@ -74,7 +74,7 @@ async fn two_terminals_and_an_observer_share_a_shell_and_control_passes_between_
     bob.control(ControlAction::Take).await;
     for viewer in [&mut ada, &mut bot, &mut eve, &mut bob] {
         assert_eq!(viewer.controller().await.unwrap().principal, "bob");
-        assert_eq!(viewer.resized().await, (120, 40), "the size is the new controller's");
+        assert_eq!(viewer.resized().await, (120, 40), "the size is that of the new controller");
     }
     ada.type_in("not mine any more\n").await;
     assert!(ada.error().await.1.contains("bob"));
@@ -269,7 +269,7 @@ async fn an_observer_that_does_not_read_delays_no_other_and_gets_a_keyframe_late
     ada.type_in("\n").await;
     // 2 MB, far more than the ring buffer and the sockets hold.
     ada.shows("all-done").await;
-    assert_eq!(ada.keyframes, 0, "whoever reads gets every byte");
+    assert_eq!(ada.keyframes, 0, "every reader receives every byte");
     stalled.shows("all-done").await;
     assert!(stalled.keyframes > 1);
     assert_eq!(stalled.screen.screen().contents(), ada.screen.screen().contents());
@@ -288,7 +288,7 @@ async fn an_observer_that_does_not_read_does_not_block_observers_of_another_shel
     ada.type_in("\n").await;
     ada.shows("all-done").await;
     grace.type_in("are you there\n").await;
-    tokio::time::timeout(SOON, watches.shows("are you there")).await.expect("its turn comes");
+    tokio::time::timeout(SOON, watches.shows("are you there")).await.expect("it gets its turn");
 }
 
 #[tokio::test]
@@ -324,7 +324,7 @@ async fn a_controller_that_does_not_read_delays_the_program_only_briefly() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(SOON, done).await.expect("the program goes on without its controller");
+    tokio::time::timeout(SOON, done).await.expect("the program keeps running without a controller");
     ada.shows("300000").await;
     assert!(ada.keyframes > 0);
 }
@@ -352,7 +352,7 @@ async fn only_the_controllers_terminal_is_queried_and_its_clipboard_needs_permis
     let shown = String::from_utf8(watches.output.clone()).unwrap();
     assert!(!shown.contains('\x1b') && !shown.contains("title") && !shown.contains("aGk"), "{shown:?}");
     assert!(shown.replace('\0', "").ends_with("abcde\r\n"));
-    assert_eq!(watches.next, allows.next, "offsets are the same for everybody");
+    assert_eq!(watches.next, allows.next, "offsets are the same for all participants");
 }
 
 #[tokio::test]
@@ -366,7 +366,7 @@ async fn an_unused_shell_is_hung_up_and_the_limits_apply() {
     let left = Viewer::attach(&boxd, &ada, named("left")).await;
     let mut stays = Viewer::attach(&boxd, &ada, named("stays")).await;
     assert_eq!(Viewer::refused(&boxd, &ada, named("third")).await.0.as_deref(), Some("RATE_LIMITED"));
-    assert_eq!(Viewer::refused(&boxd, &ada, named("no good name")).await.0.as_deref(), Some("INVALID_REQUEST"));
+    assert_eq!(Viewer::refused(&boxd, &ada, named("an invalid name")).await.0.as_deref(), Some("INVALID_REQUEST"));
     drop(left);
     let gone = async {
         while boxd.get("/v1/shells/left").send().await.status == 200 {

@@ -52,7 +52,7 @@ impl Client {
                 }
                 continue;
             }
-            match tokio::time::timeout(SOON, self.socket.next()).await.expect("something comes soon") {
+            match tokio::time::timeout(SOON, self.socket.next()).await.expect("a message arrives in time") {
                 Some(Ok(Frame::Binary(bytes))) => self.bytes.extend_from_slice(&bytes),
                 Some(Ok(Frame::Close(frame))) => return Err(frame.map_or(0, |f| u16::from(f.code))),
                 Some(Ok(_)) => {}
@@ -137,10 +137,10 @@ async fn a_hostile_client_stays_within_the_folder() {
     assert!(!boxd.host("/tmp/x").exists() && !boxd.host("/workspace/in/l").exists());
     assert_eq!(client.apply(Change { path: path("good"), old: None, new: Some(Entry::Dir) }).await, Ok(Outcome::Done));
     let claimed = Change { path: path("good"), old: None, new: Some(Entry::Dir) };
-    assert_eq!(client.apply(claimed).await, Ok(Outcome::Changed), "what is there is not what it says");
+    assert_eq!(client.apply(claimed).await, Ok(Outcome::Changed), "the content differs from the announced content");
     client.send(&Message::Needs(vec![Need { path: path("big"), digest: Digest::of(b"x"), size: 1 }])).await;
     client.send(&Message::Scan { all: true }).await;
-    assert!(matches!(client.receive().await, Ok(Message::Fault { .. })), "out of turn");
+    assert!(matches!(client.receive().await, Ok(Message::Fault { .. })), "out of order");
 }
 
 #[tokio::test]

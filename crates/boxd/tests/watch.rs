@@ -62,7 +62,7 @@ impl Watch {
                 }
                 return Some(Event { name: field("event: ").unwrap(), data: serde_json::from_str(&field("data: ").unwrap()).unwrap() });
             }
-            match tokio::time::timeout(SOON, self.body.frame()).await.expect("an event comes soon") {
+            match tokio::time::timeout(SOON, self.body.frame()).await.expect("an event arrives in time") {
                 Some(Ok(frame)) => self.text.push_str(std::str::from_utf8(&frame.into_data().unwrap()).unwrap()),
                 _ => return None,
             }
@@ -74,7 +74,7 @@ impl Watch {
     }
 
     async fn next(&mut self) -> Event {
-        self.frame().await.expect("the stream goes on")
+        self.frame().await.expect("the stream continues")
     }
 
     /// All events up to one of this path, which must arrive.
@@ -117,7 +117,7 @@ async fn changes_by_programs_are_reported_once_and_in_order() {
     let all = mark(&boxd, &mut watch, "mark").await;
     let reported: Vec<_> = all.iter().map(Event::summary).collect();
     let writes = reported.iter().filter(|t| t.0 == "modified").count();
-    assert!((1..50).contains(&writes), "a hundred writes are told as {writes}");
+    assert!((1..50).contains(&writes), "a hundred writes are reported as {writes}");
     // The write to the new file is reported separately if it falls into the next window.
     let is_expected = |t: &&(&str, &str)| t.1 != "/workspace/short" && **t != ("modified", "/workspace/new");
     let mut in_order: Vec<_> = reported.iter().filter(is_expected).collect();
@@ -253,7 +253,7 @@ async fn new_directories_are_watched_and_their_existing_content_is_reported() {
     std::fs::rename(boxd.host("/workspace/in/x"), boxd.host("/workspace/up")).unwrap();
     assert_eq!(watch.next().await.summary(), ("renamed", "/workspace/up"));
     std::fs::write(boxd.host("/workspace/up/y/again"), "").unwrap();
-    assert_eq!(watch.next().await.summary(), ("created", "/workspace/up/y/again"), "under its new name");
+    assert_eq!(watch.next().await.summary(), ("created", "/workspace/up/y/again"), "it is reported under its new name");
     std::fs::rename(boxd.host("/workspace/up"), boxd.host("/out")).unwrap();
     let out = watch.next().await;
     assert_eq!((out.summary(), out.data["kind"].as_str()), (("removed", "/workspace/up"), Some("directory")));
@@ -267,7 +267,7 @@ async fn new_directories_are_watched_and_their_existing_content_is_reported() {
     let deepest = format!("/workspace/{}f", "d/".repeat(19));
     let files: HashSet<String> =
         watch.until(&deepest).await.iter().filter(|e| e.path().ends_with("/f")).map(|e| e.path().to_owned()).collect();
-    assert_eq!(files.len(), 19, "none is missed, however fast they are made");
+    assert_eq!(files.len(), 19, "none is missed, however fast they are created");
 }
 
 #[tokio::test]
@@ -304,7 +304,7 @@ async fn a_reader_that_resumes_with_a_cursor_misses_nothing() {
     tokio::time::timeout(SOON, boxd.idle()).await.unwrap();
     std::fs::write(boxd.host("/workspace/missed"), "").unwrap();
     let mut again = Watch::open(&boxd, "?path=/workspace", Some(&cursor)).await;
-    assert_eq!(again.last_id, cursor, "ready repeats where it goes on");
+    assert_eq!(again.last_id, cursor, "`ready` repeats the resume position");
     assert_eq!(again.next().await.summary(), ("created", "/workspace/missed"));
     let mut by_query = Watch::open(&boxd, &format!("?path=/workspace&cursor={cursor}"), None).await;
     assert_eq!(by_query.next().await.summary(), ("created", "/workspace/missed"));
@@ -337,7 +337,7 @@ async fn a_burst_of_changes_is_reported_completely_or_its_loss_is() {
         seen.insert(event.path().to_owned());
     }
     maker.join().unwrap();
-    assert!(is_lost || seen.len() == FILES + 1, "{} of {FILES} without a word", seen.len());
+    assert!(is_lost || seen.len() == FILES + 1, "{} of {FILES} without an event", seen.len());
     // A slow reader gets all events that are kept, or an overflow event.
     let late = slow.until("/workspace/last").await;
     assert!(late.iter().any(|e| e.name == "overflow") || late.len() > FILES);

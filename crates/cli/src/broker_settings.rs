@@ -50,7 +50,7 @@ pub fn parse(text: &str) -> Result<BrokerSettings, String> {
     })?;
     if !has_data_dir {
         let dir = default_data_dir(&|name| std::env::var_os(name));
-        config.data_dir = dir.ok_or("data_dir is missing, and there is no home directory to default to")?;
+        config.data_dir = dir.ok_or("data_dir is not set, and there is no home directory for the default")?;
     }
     config.validate().map_err(|e| e.to_string())?;
     Ok(BrokerSettings { config, options })

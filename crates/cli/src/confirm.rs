@@ -17,14 +17,14 @@ pub fn confirm(context: &Context, question: &str, has_agreed: bool) -> Result<()
         return Ok(());
     }
     if context.printer.is_json() || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-        return Err(Failure::new(format!("this needs a confirmation: {question}")).with_advice("add --yes to do it without being asked"));
+        return Err(Failure::new(format!("confirmation required: {question}")).with_advice("pass --yes to skip the confirmation"));
     }
     context.printer.err(format!("{question} [y/N] ").as_bytes());
     let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer).map_err(|e| Failure::new(format!("the answer could not be read: {e}")))?;
+    io::stdin().lock().read_line(&mut answer).map_err(|e| Failure::new(format!("reading the answer: {e}")))?;
     match answer.trim().to_ascii_lowercase().as_str() {
         "y" | "yes" => Ok(()),
-        _ => Err(Failure::new("nothing was changed")),
+        _ => Err(Failure::new("cancelled; nothing was changed")),
     }
 }
 
@@ -41,8 +41,8 @@ pub async fn usage(client: &Client, sandbox: &str) -> Result<Option<SandboxUsage
 pub fn format_usage(usage: &SandboxUsage) -> String {
     let (Some(files), Some(bytes)) = (usage.files, usage.bytes) else {
         let reason = match usage.uncounted {
-            Some(Uncounted::OtherNode) => " (they are on another node, and only its broker can count them)",
-            Some(Uncounted::Provider) => " (its provider could not count them)",
+            Some(Uncounted::OtherNode) => " (the sandbox is on another node, and only that node can count its files)",
+            Some(Uncounted::Provider) => " (the provider could not count them)",
             Some(Uncounted::Unknown) | None => "",
         };
         return format!("an unknown number of files{reason}");
@@ -55,9 +55,9 @@ pub fn format_usage(usage: &SandboxUsage) -> String {
 /// Whether the files are erased immediately, or how they can be restored and for how long.
 pub fn restore_hint(usage: &SandboxUsage, sandbox: &str) -> String {
     match usage.restorable_seconds {
-        0 => "they are erased at once and can't be restored".to_owned(),
+        0 => "they are erased immediately and can't be restored".to_owned(),
         seconds => format!(
-            "`cobox sandbox restore {sandbox}` brings them back within {}, or until you need the room for another sandbox",
+            "restore them with `cobox sandbox restore {sandbox}` within {}, or until one of your new sandboxes would exceed a limit",
             approximate(seconds)
         ),
     }

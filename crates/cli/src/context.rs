@@ -197,13 +197,13 @@ pub fn resolve(flags: &BrokerFlags, env: Environment) -> Result<Broker, Failure>
     let BrokerSelection { config_path, context: _, url, key, key_belongs_to, ca_file } = select_broker(flags, env)?;
     let not_configured = |what: &str| {
         let location = config_path.as_deref().map_or_else(|| "the client config".to_owned(), |p| p.display().to_string());
-        Failure::new(format!("no {what} is configured: neither flags, environment nor {location} give one"))
+        Failure::new(format!("no {what} is configured in flags, environment or {location}"))
             .with_advice("run `cobox up` to start a broker here, `cobox config use` to choose one, or set COBOX_URL and COBOX_API_KEY")
     };
     let url = url.ok_or_else(|| not_configured("broker"))?.value;
     let key = key.ok_or_else(|| match key_belongs_to {
-        Some(owner_url) => Failure::new(format!("no API key is given for {url}; the configured one belongs to {owner_url}"))
-            .with_advice("set COBOX_API_KEY, or name its file with --api-key-file"),
+        Some(owner_url) => Failure::new(format!("no API key is configured for {url}; the configured key belongs to {owner_url}"))
+            .with_advice("set COBOX_API_KEY, or pass its file with --api-key-file"),
         None => not_configured("API key"),
     })?;
     let (StoredKey { key: api_key, warning }, key_source) = match &key.value {
@@ -245,7 +245,7 @@ pub fn read_ca(path: &Path) -> Result<Vec<u8>, Failure> {
     let mut pem = Vec::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(MAX_CA_FILE_BYTES).read_to_end(&mut pem))
-        .with_context(|| format!("reading the authorities' certificates from {}", path.display()))?;
+        .with_context(|| format!("reading CA certificates from {}", path.display()))?;
     Ok(pem)
 }
 

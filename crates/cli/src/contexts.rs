@@ -52,7 +52,7 @@ impl Contexts {
         };
         let invalid = |what: String| {
             Failure::new(format!("{} is not a client config: {what}", path.display())).with_advice(
-                "a broker is two lines, url = \"http://…\" and api_key_file = \"/…\", alone or under [contexts.NAME]; or delete it and run `cobox up`",
+                "set url = \"http://…\" and api_key_file = \"/…\" at the top level or under [contexts.NAME], or delete the file and run `cobox up`",
             )
         };
         let file: ConfigFile = toml::from_str(&text).map_err(|e| invalid(e.message().to_owned()))?;
@@ -62,7 +62,7 @@ impl Contexts {
     /// Changes the file, or leaves it unchanged if `update` fails. A lock serializes concurrent changes.
     pub fn update<T>(path: &Path, update: impl FnOnce(&mut Self) -> Result<T, Failure>) -> Result<T, Failure> {
         let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(|| format!("making {}", folder.display()))?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(|| format!("creating {}", folder.display()))?;
         let _lock = lock(&path.with_extension("lock"))?;
         let mut contexts = Self::read(path)?;
         let before = contexts.clone();
@@ -93,9 +93,9 @@ impl Contexts {
     pub fn get(&self, name: &str) -> Result<&ContextEntry, Failure> {
         self.entries.get(name).ok_or_else(|| {
             let names: Vec<&str> = self.entries.keys().map(String::as_str).collect();
-            let existing = if names.is_empty() { "there are none yet".to_owned() } else { format!("there are: {}", names.join(", ")) };
-            Failure::new(format!("there is no context `{}`", visible(name)))
-                .with_advice(format!("{existing}; `cobox config add NAME --url URL` adds one"))
+            let existing = if names.is_empty() { "no contexts".to_owned() } else { format!("available contexts: {}", names.join(", ")) };
+            Failure::new(format!("no context `{}`", visible(name)))
+                .with_advice(format!("{existing}; add one with `cobox config add NAME --url URL`"))
         })
     }
 
@@ -114,7 +114,7 @@ impl Contexts {
         if self.current.as_deref() == Some(name) {
             self.current = None;
         }
-        self.entries.remove(name).ok_or_else(|| Failure::new(format!("there is no context `{}`", visible(name))))
+        self.entries.remove(name).ok_or_else(|| Failure::new(format!("no context `{}`", visible(name))))
     }
 }
 
@@ -125,7 +125,9 @@ pub fn parse_name(text: &str) -> Result<String, String> {
     if has_plain_characters && starts_alphanumeric && text.len() <= MAX_NAME_BYTES {
         Ok(text.to_owned())
     } else {
-        Err(format!("a context's name is letters, digits, `-`, `_` and `.`, at most {MAX_NAME_BYTES}, and begins with a letter or a digit"))
+        Err(format!(
+            "a context name consists of letters, digits, `-`, `_` and `.`, has at most {MAX_NAME_BYTES} characters, and starts with a letter or a digit"
+        ))
     }
 }
 
@@ -173,11 +175,11 @@ impl TryFrom<ConfigFile> for Contexts {
             let name = parse_name(&name)?;
             let entry = entry.into_entry().map_err(|e| format!("[contexts.{name}]: {e}"))?;
             if entries.insert(name, entry).is_some() {
-                return Err(format!("`{LOCAL}` is the broker at the top of the file and can't be under [contexts] too"));
+                return Err(format!("`{LOCAL}` is defined at the top of the file and can't also be under [contexts]"));
             }
         }
         if let Some(current) = file.current.as_ref().filter(|current| !entries.contains_key(*current)) {
-            return Err(format!("current = \"{current}\" names a context that isn't there"));
+            return Err(format!("current = \"{current}\": no such context"));
         }
         Ok(Self { current: file.current, entries })
     }
@@ -196,7 +198,7 @@ impl ConfigFileEntry {
         let key = match (self.api_key_file, self.keyring) {
             (Some(path), false) => KeyLocation::File(path),
             (None, true) => KeyLocation::Keyring,
-            (Some(_), true) => return Err("api_key_file and keyring are two places for one key".to_owned()),
+            (Some(_), true) => return Err("api_key_file and keyring are mutually exclusive".to_owned()),
             (None, false) => return Err("missing field `api_key_file`".to_owned()),
         };
         Ok(ContextEntry { url: self.url.ok_or("missing field `url`")?, key, ca_file: self.ca_file })
@@ -267,7 +269,7 @@ mod tests {
             contexts.select("b")
         });
         let failure = failed.unwrap_err();
-        assert!(failure.message.contains("no context `b`") && failure.advice.unwrap().contains("there are: a"));
+        assert!(failure.message.contains("no context `b`") && failure.advice.unwrap().contains("available contexts: a"));
         assert!(!path.exists());
     }
 

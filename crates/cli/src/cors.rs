@@ -5,13 +5,13 @@ use cobox_broker::Cors;
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Browsers")]
 pub struct CorsArgs {
-    /// Let pages of this origin speak to the broker, such as http://localhost:5173; may be repeated
+    /// Allow browser pages of this origin, such as http://localhost:5173; may be repeated
     #[arg(long, value_name = "ORIGIN", env = "COBOX_CORS_ALLOW_ORIGIN", value_delimiter = ',')]
     cors_allow_origin: Vec<String>,
-    /// With these methods only; may be repeated
+    /// Allow only this method; may be repeated
     #[arg(long, value_name = "METHOD", env = "COBOX_CORS_ALLOW_METHOD", value_delimiter = ',')]
     cors_allow_method: Vec<String>,
-    /// With these headers only; may be repeated
+    /// Allow only this header; may be repeated
     #[arg(long, value_name = "HEADER", env = "COBOX_CORS_ALLOW_HEADER", value_delimiter = ',')]
     cors_allow_header: Vec<String>,
 }

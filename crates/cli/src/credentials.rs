@@ -24,7 +24,7 @@ const OWNER_ONLY: u32 = 0o600;
 pub enum KeyStore {
     /// The system's keyring (Secret Service)
     Keyring,
-    /// A file beside the config, readable by you alone
+    /// A file next to the config file that only you can read
     File,
 }
 
@@ -57,15 +57,15 @@ pub fn store_key(
         Some(KeyStore::Keyring) | None => match account.store(key) {
             Ok(()) => return Ok((KeyLocation::Keyring, None)),
             Err(reason) if requested.is_some() => {
-                return Err(Failure::new(format!("the key could not be kept in the keyring: {reason}"))
-                    .with_advice("leave out `--store keyring` to keep it in a file that only you can read"));
+                return Err(Failure::new(format!("storing the key in the keyring: {reason}"))
+                    .with_advice("omit `--store keyring` to store it in a file that only you can read"));
             }
             Err(reason) => Some(reason),
         },
     };
     let path = key_file_path(config, &account.context);
     let folder = path.parent().unwrap_or(Path::new("."));
-    DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(|| format!("making {}", folder.display()))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(|| format!("creating {}", folder.display()))?;
     write_key(&path, key)?;
     Ok((KeyLocation::File(path), keyring_refusal))
 }
@@ -76,10 +76,10 @@ pub fn read_key(account: &Account, location: &KeyLocation) -> Result<StoredKey, 
         KeyLocation::File(path) => read_file(path, KeyFileOrigin::Config),
         KeyLocation::Keyring => match account.read() {
             Ok(Some(key)) => Ok(StoredKey { key, warning: None }),
-            Ok(None) => Err(Failure::new(format!("the keyring has no key of context `{}` for {}", account.context, account.url))
-                .with_advice(format!("`cobox config add {} --url {}` takes it again", account.context, account.url))),
-            Err(reason) => Err(Failure::new(format!("the API key of context `{}` can't be had: {reason}", account.context))
-                .with_advice("unlock the keyring, or set COBOX_API_KEY for this once")),
+            Ok(None) => Err(Failure::new(format!("the keyring has no key for context `{}` ({})", account.context, account.url))
+                .with_advice(format!("add it again with `cobox config add {} --url {}`", account.context, account.url))),
+            Err(reason) => Err(Failure::new(format!("reading the API key of context `{}`: {reason}", account.context))
+                .with_advice("unlock the keyring, or set COBOX_API_KEY")),
         },
     }
 }
@@ -87,9 +87,9 @@ pub fn read_key(account: &Account, location: &KeyLocation) -> Result<StoredKey, 
 /// Removes a key that [`store_key`] stored; a file that the user named is kept.
 pub fn delete_key(account: &Account, config: &Path, location: &KeyLocation) -> Result<(), Failure> {
     match location {
-        KeyLocation::Keyring => account.delete().map_err(|reason| {
-            Failure::new(format!("the key of context `{}` could not be removed from the keyring: {reason}", account.context))
-        }),
+        KeyLocation::Keyring => account
+            .delete()
+            .map_err(|reason| Failure::new(format!("removing the key of context `{}` from the keyring: {reason}", account.context))),
         KeyLocation::File(path) if *path == key_file_path(config, &account.context) => match std::fs::remove_file(path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Failure::new(format!("removing {}: {e}", path.display()))),
             _ => Ok(()),
@@ -109,7 +109,7 @@ pub fn read_file(path: &Path, origin: KeyFileOrigin) -> Result<StoredKey, Failur
     let mut text = String::new();
     file.take(MAX_KEY_FILE_BYTES).read_to_string(&mut text).with_context(context)?;
     Ok(StoredKey {
-        key: parse_key(&text).map_err(|reason| Failure::new(format!("{} holds no API key: {reason}", path.display())))?,
+        key: parse_key(&text).map_err(|reason| Failure::new(format!("{} contains no API key: {reason}", path.display())))?,
         warning,
     })
 }
@@ -117,14 +117,14 @@ pub fn read_file(path: &Path, origin: KeyFileOrigin) -> Result<StoredKey, Failur
 /// Parses a key that a user wrote, pasted or piped.
 pub fn parse_key(text: &str) -> Result<Secret, &'static str> {
     match text.trim() {
-        "" => Err("it is empty"),
-        text if !text.bytes().all(|b| b.is_ascii_graphic()) => Err("a key is one word that starts with cbx_"),
+        "" => Err("the key is empty"),
+        text if !text.bytes().all(|b| b.is_ascii_graphic()) => Err("a key is a single word that starts with cbx_"),
         key => Ok(Secret::new(key)),
     }
 }
 
 fn check_permissions(path: &Path, file: &File, origin: KeyFileOrigin) -> Result<Option<String>, Failure> {
-    let metadata = file.metadata().with_context(|| format!("looking at {}", path.display()))?;
+    let metadata = file.metadata().with_context(|| format!("checking {}", path.display()))?;
     let mode = metadata.permissions().mode() & 0o777;
     // A pipe, for example from `<(…)`, is not accessible to other users.
     if mode & GROUP_AND_OTHERS == 0 || !metadata.is_file() {
@@ -133,15 +133,15 @@ fn check_permissions(path: &Path, file: &File, origin: KeyFileOrigin) -> Result<
     let shown = path.display();
     match origin {
         KeyFileOrigin::Caller => {
-            Ok(Some(format!("note: others on this machine may read the API key in {shown} (mode {mode:o}); `chmod 600` keeps them out")))
+            Ok(Some(format!("note: other users of this machine can read the API key in {shown} (mode {mode:o}); run `chmod 600` on it")))
         }
         KeyFileOrigin::Config => match file.set_permissions(Permissions::from_mode(OWNER_ONLY)) {
             Ok(()) => Ok(Some(format!(
-                "note: others on this machine could read the API key in {shown} (mode {mode:o}); now only you can, and a new key would be safer"
+                "note: other users of this machine could read the API key in {shown} (mode {mode:o}); its mode is now 600, but consider replacing the key"
             ))),
             Err(e) => {
-                Err(Failure::new(format!("others on this machine can read the API key in {shown} (mode {mode:o}), so it is not used: {e}"))
-                    .with_advice(format!("its owner can keep them out with `chmod 600 {shown}`; a new key would be safer still")))
+                Err(Failure::new(format!("the API key in {shown} is not used, because other users of this machine can read it (mode {mode:o}) and its mode can't be changed: {e}"))
+                    .with_advice(format!("its owner can run `chmod 600 {shown}`; consider replacing the key")))
             }
         },
     }

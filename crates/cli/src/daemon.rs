@@ -21,7 +21,7 @@ pub async fn local_provider(data_dir: &Path, options: LocalOptions) -> Result<Lo
     let (launcher, boxd) = program_paths()?;
     let config = LocalConfig { data_dir: data_dir.to_owned(), boxd, launcher, options };
     let provider = tokio::task::spawn_blocking(move || LocalProvider::new(config)).await.context("preparing the local provider")?;
-    provider.map_err(|e| Failure::from(e).with_advice("`cobox doctor` checks what local sandboxes need"))
+    provider.map_err(|e| Failure::from(e).with_advice("run `cobox doctor` to check the requirements of local sandboxes"))
 }
 
 /// The paths of this program and of the daemon that runs in each sandbox.
@@ -40,11 +40,11 @@ fn check_boxd_at(path: &Path) -> Check {
     let shown = path.display();
     let (status, detail, fix) = match std::fs::metadata(path) {
         Err(e) => {
-            (CheckStatus::Missing, format!("{shown}: {e}"), Some("put boxd beside cobox, or say where it is with COBOX_BOXD".to_owned()))
+            (CheckStatus::Missing, format!("{shown}: {e}"), Some("place boxd next to cobox, or set COBOX_BOXD to its path".to_owned()))
         }
         Ok(meta) if !meta.is_file() => (CheckStatus::Missing, format!("{shown} is not a file"), None),
         Ok(_) if rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_err() => {
-            (CheckStatus::Missing, format!("{shown} can't be executed"), Some(format!("chmod +x {shown}")))
+            (CheckStatus::Missing, format!("{shown} is not executable"), Some(format!("chmod +x {shown}")))
         }
         Ok(_) => (CheckStatus::Enforced, shown.to_string(), None),
     };
@@ -62,9 +62,9 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
         return Ok(SocketAddr::from(([127, 0, 0, 1], port)));
     }
     let addresses: Vec<SocketAddr> =
-        text.to_socket_addrs().map_err(|_| "it must look like 127.0.0.1:8421, localhost:8421 or 8421".to_owned())?.collect();
+        text.to_socket_addrs().map_err(|_| "expected an address such as 127.0.0.1:8421, localhost:8421 or 8421".to_owned())?.collect();
     // A name may resolve to IPv4 and IPv6; IPv4 is the most compatible with local clients and URLs.
-    addresses.iter().find(|a| a.is_ipv4()).or(addresses.first()).copied().ok_or_else(|| "it stands for no address".to_owned())
+    addresses.iter().find(|a| a.is_ipv4()).or(addresses.first()).copied().ok_or_else(|| "the name resolves to no address".to_owned())
 }
 
 pub async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
@@ -72,7 +72,7 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
         let failure = Failure::new(format!("can't listen on {address}: {e}"));
         match e.kind() {
             std::io::ErrorKind::AddrInUse => {
-                failure.with_advice("another program has it; choose another, such as --listen 127.0.0.1:0 for any free port")
+                failure.with_advice("another program uses the port; choose another one, or --listen 127.0.0.1:0 for any free port")
             }
             _ => failure,
         }

@@ -81,7 +81,7 @@ impl DataDir {
         if let Err(error) = std::fs::remove_file(self.info_file())
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!(%error, "broker.json could not be removed");
+            tracing::warn!(%error, "removing broker.json failed");
         }
     }
 
@@ -94,7 +94,7 @@ fn in_use_failure(path: &Path) -> Failure {
     let info: Option<BrokerInfo> = std::fs::read(path.join("broker.json")).ok().and_then(|text| serde_json::from_slice(&text).ok());
     let holder = info.map_or_else(|| "another broker".to_owned(), |n| format!("the broker at {} (pid {})", n.url, n.pid));
     Failure::new(format!("{} is in use by {holder}", path.display()))
-        .with_advice("end that one first, or choose another directory with --data-dir")
+        .with_advice("stop that process first, or choose another directory with --data-dir")
 }
 
 pub fn write_key(path: &Path, key: &Secret) -> Result<(), Failure> {

@@ -8,18 +8,18 @@ use cobox_broker::Config;
 use crate::daemon;
 
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "The dataplane's own address")]
+#[command(next_help_heading = "Separate dataplane address")]
 pub struct DataplaneAddressArgs {
-    /// Give each sandbox a host name of its own, SANDBOX_ID.DOMAIN, on which nothing of the broker is served
+    /// Serve each sandbox on its own host name, SANDBOX_ID.DOMAIN, which serves no broker API
     #[arg(long, value_name = "DOMAIN", env = "COBOX_DATAPLANE_DOMAIN")]
     dataplane_domain: Option<String>,
-    /// A second address to listen on, for sandboxes alone
+    /// Additional listen address that serves only sandboxes
     #[arg(long, value_name = "ADDR", env = "COBOX_GATEWAY_LISTEN", value_parser = daemon::parse_address)]
     gateway_listen: Option<SocketAddr>,
-    /// How clients reach that address, such as https://box.example.com
+    /// External URL of the additional address, such as https://box.example.com
     #[arg(long, value_name = "URL", env = "COBOX_GATEWAY_URL")]
     gateway_url: Option<String>,
-    /// Serve sandboxes under the broker's own address too
+    /// Serve sandboxes on the broker's own origin, too
     #[arg(long, env = "COBOX_DATAPLANE_ON_MAIN_ORIGIN")]
     dataplane_on_main_origin: bool,
 }
@@ -59,7 +59,7 @@ mod tests {
         assert_eq!(config.dataplane_domain.as_deref(), Some("box.example.com"));
         assert_eq!(config.gateway_listen, Some("127.0.0.1:8422".parse().unwrap()));
         assert_eq!(config.gateway_url.as_deref(), Some("https://box.example.com"));
-        assert!(config.dataplane_on_main_origin, "the file's word stays");
+        assert!(config.dataplane_on_main_origin, "the value from the file is kept");
         assert!(config.validate().is_ok());
     }
 }

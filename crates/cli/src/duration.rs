@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Parses `30d`, `12h` or `90s`: one number and one unit.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let invalid = || format!("`{text}` is not a time such as 30d, 12h or 90m");
+    let invalid = || format!("`{text}` is not a duration such as 30d, 12h or 90m");
     let unit_at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(invalid)?;
     let number: u64 = text[..unit_at].parse().map_err(|_| invalid())?;
     let unit = match &text[unit_at..] {
@@ -23,10 +23,10 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 pub fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(s) if s.is_finite() && s >= 0.0 => Ok(s),
-        Ok(_) => Err("it must be 0 or more".to_owned()),
+        Ok(_) => Err("must not be negative".to_owned()),
         Err(_) => parse_duration(text)
             .map(|d| d.as_secs_f64())
-            .map_err(|_| "it must be a number of seconds, or a time such as 90s, 5m or 1h".to_owned()),
+            .map_err(|_| "expected a number of seconds, or a duration such as 90s, 5m or 1h".to_owned()),
     }
 }
 

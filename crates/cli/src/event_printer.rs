@@ -74,27 +74,27 @@ pub fn sentence(event: &SandboxEvent) -> String {
     let actor = match (&event.principal, &event.actor) {
         (Some(principal), Some(actor)) => format!("{principal} ({actor})"),
         (Some(principal), None) => principal.clone(),
-        _ => "somebody".to_owned(),
+        _ => "unknown".to_owned(),
     };
     let text = match &event.kind {
-        EventKind::Created { state } => format!("{actor} made the session ({})", state.as_str()),
-        EventKind::Active => "the sandbox runs".to_owned(),
+        EventKind::Created { state } => format!("{actor} created the session ({})", state.as_str()),
+        EventKind::Active => "the sandbox is running".to_owned(),
         EventKind::Idle => "the sandbox is idle".to_owned(),
         EventKind::Suspended { reason } => format!("the sandbox was suspended{}", suffix(reason)),
-        EventKind::Resumed => "the sandbox runs again".to_owned(),
+        EventKind::Resumed => "the sandbox was resumed".to_owned(),
         EventKind::Restored => format!("{actor} restored the deleted sandbox"),
         EventKind::Terminated { reason } => format!("the session ended{}", suffix(reason)),
         EventKind::Failed { reason } => format!("the session failed{}", suffix(reason)),
         EventKind::Changed { change } => format!("{actor} changed the sandbox{}", suffix(change)),
-        EventKind::Shared { with, capabilities } => format!("{actor} let {with} in ({})", capabilities.names().join(" ")),
-        EventKind::Unshared { with } => format!("{actor} no longer lets {with} in"),
+        EventKind::Shared { with, capabilities } => format!("{actor} shared the session with {with} ({})", capabilities.names().join(" ")),
+        EventKind::Unshared { with } => format!("{actor} revoked the share of {with}"),
         EventKind::Connected => format!("{actor} connected"),
         EventKind::FileWritten(file) => format!("{actor} wrote {}", describe_file(file)),
         EventKind::FileRemoved(file) => format!("{actor} removed {}", describe_file(file)),
         EventKind::Exec(end) => format!("{actor} ran {}", describe_exec(end)),
-        EventKind::Gap { lost: Some(lost) } => format!("({lost} events were not kept)"),
-        EventKind::Gap { lost: None } => "(events are missing here)".to_owned(),
-        EventKind::Unknown => "(something this version of cobox has no words for)".to_owned(),
+        EventKind::Gap { lost: Some(lost) } => format!("({lost} events are missing)"),
+        EventKind::Gap { lost: None } => "(some events are missing)".to_owned(),
+        EventKind::Unknown => "(an event that this version of cobox does not know)".to_owned(),
     };
     visible(&text)
 }
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(ran(None, false, 1), "bot (agent) ran make → no exit code (1 ms)");
         let file = FileChange { path: "/workspace/a.py".into(), size: Some(8), ..FileChange::default() };
         assert_eq!(sentence_for(EventKind::FileWritten(file)), "bot (agent) wrote /workspace/a.py (8 bytes)");
-        assert_eq!(sentence_for(EventKind::Created { state: State::Active }), "bot (agent) made the session (active)");
+        assert_eq!(sentence_for(EventKind::Created { state: State::Active }), "bot (agent) created the session (active)");
     }
 
     #[test]

@@ -10,18 +10,18 @@ const WIDTH: usize = 100;
 
 /// Commands without a transcript among the snapshots, and what tests them instead.
 const NO_TRANSCRIPT: &[(&str, &str)] = &[
-    ("up", "runs until it is ended; tests/command_line.rs"),
-    ("serve", "runs until it is ended; every end-to-end test with a database"),
-    ("shell", "is a terminal's; tests/e2e/terminals.rs"),
+    ("up", "runs until stopped; tests/command_line.rs"),
+    ("serve", "runs until stopped; every end-to-end test with a database"),
+    ("shell", "needs a terminal; tests/e2e/terminals.rs"),
     ("session connect", "is `shell`; tests/e2e/cli_state.rs"),
     ("sandbox connect", "is `shell`; tests/e2e/cli_state.rs"),
     ("sandbox sync", "is `sync`; tests/e2e/cli_state.rs"),
     ("session events", "runs until the session ends; tests/e2e/events.rs"),
     ("sandbox restore", "needs a broker that keeps deleted sandboxes; tests/e2e/deleted_sandboxes.rs"),
-    ("watch", "runs until it is ended; tests/e2e/events.rs"),
-    ("doctor", "says what this machine is like; tests/e2e/isolation"),
-    ("completions", "is a program for another shell; tests/completions.rs"),
-    ("man", "is a page for man; tests/completions.rs"),
+    ("watch", "runs until stopped; tests/e2e/events.rs"),
+    ("doctor", "depends on the machine; tests/e2e/isolation"),
+    ("completions", "prints a shell script; tests/completions.rs"),
+    ("man", "prints manual pages; tests/completions.rs"),
 ];
 
 /// Every command except `help`, with its full name as typed.
@@ -64,7 +64,7 @@ fn the_help_of_every_command_matches_its_snapshot() {
         expected.insert(snapshot);
     }
     let stale: Vec<_> = snapshots("help__").difference(&expected).cloned().collect();
-    assert!(stale.is_empty(), "snapshots of commands that are no more; remove them: {stale:?}");
+    assert!(stale.is_empty(), "snapshots of commands that no longer exist; remove them: {stale:?}");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn every_command_has_a_transcript_or_a_documented_exception() {
         let has_excuse = NO_TRANSCRIPT.iter().any(|(excused, _)| *excused == name);
         let has_transcript = transcripts.contains(&snapshot_name("output", &name));
         assert!(has_excuse || has_transcript, "`cobox {name}` has no transcript; add one to tests/output/main.rs");
-        assert!(!(has_excuse && has_transcript), "`cobox {name}` has a transcript and a reason not to");
+        assert!(!(has_excuse && has_transcript), "`cobox {name}` has a transcript and an exception from it");
     }
 }
 
@@ -88,6 +88,6 @@ fn every_command_accepts_json_and_has_a_description() {
     for (name, command) in commands() {
         let has_json = command.get_arguments().any(|arg| arg.get_long() == Some("json"));
         assert!(has_json, "`cobox {name}` has no --json");
-        assert!(name.is_empty() || command.get_about().is_some(), "`cobox {name}` doesn't say what it does");
+        assert!(name.is_empty() || command.get_about().is_some(), "`cobox {name}` has no description");
     }
 }

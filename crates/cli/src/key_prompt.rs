@@ -21,8 +21,9 @@ const BACKSPACE: [u8; 2] = [8, 127];
 pub fn read_key(printer: Printer, prompt: &str) -> Result<Secret, Failure> {
     let text = if io::stdin().is_terminal() { read_typed(printer, prompt)? } else { read_piped()? };
     credentials::parse_key(&text).map_err(|reason| {
-        Failure::new(format!("that is no API key: {reason}"))
-            .with_advice("pipe it in, as in `cat key | cobox config add NAME --url URL`, or paste it when asked")
+        Failure::new(format!("invalid API key: {reason}")).with_advice(
+            "pipe the key to standard input, for example `cat key | cobox config add NAME --url URL`, or paste it at the prompt",
+        )
     })
 }
 

@@ -84,13 +84,13 @@ fn run_on_thread<T: Send + 'static>(
     operation_fn: impl for<'a> FnOnce(&'a SecretService<'static>) -> KeyringFuture<'a, T> + Send + 'static,
 ) -> Result<T, KeyringRefusal> {
     if !has_bus() {
-        return Err("there is no session bus here".to_owned());
+        return Err("no D-Bus session bus".to_owned());
     }
     let worker = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
         let operation = async {
             let connection = tokio::time::timeout(CONNECT_TIMEOUT, SecretService::connect(EncryptionType::Dh)).await;
-            let service = connection.map_err(|_| "the keyring doesn't answer".to_owned())?.map_err(describe_error)?;
+            let service = connection.map_err(|_| "the keyring does not respond".to_owned())?.map_err(describe_error)?;
             let result = tokio::time::timeout(OPERATION_TIMEOUT, operation_fn(&service)).await;
             result.map_err(|_| format!("the keyring was not unlocked within {} s", OPERATION_TIMEOUT.as_secs()))?.map_err(describe_error)
         };
@@ -98,7 +98,7 @@ fn run_on_thread<T: Send + 'static>(
         runtime.shutdown_background();
         result
     });
-    worker.join().map_err(|_| "asking the keyring failed".to_owned())?
+    worker.join().map_err(|_| "the keyring request failed".to_owned())?
 }
 
 /// Whether a session bus may exist; without one, a connection attempt would only wait.
@@ -110,10 +110,10 @@ fn has_bus() -> bool {
 fn describe_error(e: Error) -> KeyringRefusal {
     match e {
         Error::Locked => "the keyring is locked".to_owned(),
-        Error::NoResult => "the keyring has no collection to keep it in".to_owned(),
+        Error::NoResult => "the keyring has no default collection".to_owned(),
         Error::Prompt => "the keyring was not unlocked".to_owned(),
-        Error::Unavailable => "there is no keyring on the session bus".to_owned(),
-        other if other.to_string().contains(NO_SERVICE) => "there is no keyring on the session bus".to_owned(),
+        Error::Unavailable => "the D-Bus session bus has no keyring service".to_owned(),
+        other if other.to_string().contains(NO_SERVICE) => "the D-Bus session bus has no keyring service".to_owned(),
         other => format!("the keyring failed: {other}"),
     }
 }

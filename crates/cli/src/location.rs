@@ -43,7 +43,7 @@ pub fn parse(text: &OsStr) -> Result<Location, String> {
         Some(colon_at) if slash.is_none_or(|slash| colon_at < slash) => {
             parse_remote(&bytes[..colon_at], &bytes[colon_at + 1..]).map(Location::Remote)
         }
-        _ if bytes.is_empty() => Err("an empty path names nothing; `.` is the current directory".to_owned()),
+        _ if bytes.is_empty() => Err("the path is empty; use `.` for the current directory".to_owned()),
         _ => Ok(Location::Local(PathBuf::from(OsString::from(text)))),
     }
 }
@@ -57,7 +57,7 @@ fn parse_remote(target_name: &[u8], path: &[u8]) -> Result<RemotePath, String> {
     let mut absolute = if path.starts_with(b"/") { Vec::new() } else { [WORK_DIR.as_bytes(), b"/"].concat() };
     absolute.extend_from_slice(path);
     if absolute.split(|b| *b == b'/').any(|part| part == b"..") {
-        return Err("a path in a sandbox can't have `..` in it; write the path it leads to".to_owned());
+        return Err("a sandbox path can't contain `..`; write the resulting path".to_owned());
     }
     let is_directory = absolute.ends_with(b"/") || absolute.ends_with(b"/.");
     let mut clean = Vec::with_capacity(absolute.len());
@@ -76,7 +76,7 @@ impl RemotePath {
     pub fn target(&self, options: &TargetArgs) -> Result<Target, Failure> {
         match &self.target {
             Some(_) if options.sandbox.is_some() => {
-                Err(Failure::new("the sandbox is named twice").with_advice("with --sandbox write the path alone, as :/path"))
+                Err(Failure::new("the sandbox is given twice").with_advice("with --sandbox, write the path as :/path"))
             }
             Some(target) => Ok(target.clone()),
             None => Ok(options.resolve()),
@@ -114,7 +114,7 @@ mod tests {
     fn remote_path(text: &str) -> RemotePath {
         match parse(OsStr::new(text)).unwrap() {
             Location::Remote(remote) => remote,
-            Location::Local(path) => panic!("{text} was read as the local {path:?}"),
+            Location::Local(path) => panic!("{text} was parsed as the local {path:?}"),
         }
     }
 

@@ -61,29 +61,29 @@ use crate::{
     about = "One sandbox, shared by a human and an agent",
     after_help = "\
 Start here:
-  cobox up                           a broker on this machine
+  cobox up                           start a broker on this machine
   cobox exec -t demo -- uname -a     run a command in the thread's sandbox
-  cobox shell -t demo                or sit down in it
-  cobox chat --deployment URL        talk with an agent in it
+  cobox shell -t demo                attach to its shared shell
+  cobox chat --deployment URL        chat with an agent in it
 
-Client commands find their broker by --url and --api-key-file, then COBOX_URL and COBOX_API_KEY
-(or COBOX_API_KEY_FILE), then the context that COBOX_CONTEXT or `cobox config use` names, then the
-broker of `cobox up`. `cobox config show` says what that comes to. COBOX_CA_FILE is as --ca-file."
+Client commands select their broker by --url and --api-key-file, then COBOX_URL and COBOX_API_KEY
+(or COBOX_API_KEY_FILE), then the context set by COBOX_CONTEXT or `cobox config use`, then the
+broker of `cobox up`. `cobox config show` prints the result. COBOX_CA_FILE is equivalent to --ca-file."
 )]
 struct Cli {
-    /// The context to use: one of the brokers that `cobox config contexts` shows
+    /// The context to use, as listed by `cobox config contexts`
     #[arg(long, global = true, value_name = "NAME", help_heading = "Global options")]
     context: Option<String>,
     /// The broker's URL
     #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
     url: Option<String>,
-    /// A file that holds the API key; a key itself is never an argument, where others could read it
+    /// File that contains the API key; the key itself can't be an argument, because other users could read it
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     api_key_file: Option<PathBuf>,
-    /// A file with the certificates of authorities to trust beside the system's: for brokers with one of their own
+    /// PEM file of certificate authorities to trust in addition to the system's
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     ca_file: Option<PathBuf>,
-    /// Print JSON instead of words
+    /// Print output as JSON
     #[arg(long, global = true, help_heading = "Global options")]
     json: bool,
     #[command(subcommand)]
@@ -147,10 +147,10 @@ fn usage_failure(e: &clap::Error) -> Failure {
     let usage = text.split("\n\n").find(|part| part.starts_with("Usage:")).map(paragraph);
     let message = match e.kind() {
         // This kind of error contains the whole help text.
-        clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "this says nothing to do".to_owned(),
+        clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "no command given".to_owned(),
         _ => paragraph(text.split("\n\n").next().unwrap_or_default().trim_start_matches("error:")),
     };
-    Failure::new(message).with_advice(usage.unwrap_or_else(|| "`--help` shows what there is".to_owned())).with_exit_code(USAGE_ERROR)
+    Failure::new(message).with_advice(usage.unwrap_or_else(|| "run with --help for usage".to_owned())).with_exit_code(USAGE_ERROR)
 }
 
 /// `cobox` without a command opens the sandbox view, or prints help if there is no sandbox to view.
@@ -222,7 +222,7 @@ mod tests {
             let error = with(&["-t", "sb_00000000000000000000000000"]).unwrap_err().to_string();
             assert!(error.contains("--sandbox"), "{error}");
         }
-        assert!(parse(&["cp", "a", "b", "-t", "demo", ":c"]).is_ok(), "options may stand anywhere");
+        assert!(parse(&["cp", "a", "b", "-t", "demo", ":c"]).is_ok(), "options are accepted in any position");
         assert!(parse(&["shell", "demo"]).is_ok());
         assert!(parse(&["shell", "demo", "-t", "other"]).is_err());
     }
@@ -246,7 +246,7 @@ mod tests {
         let failure = parse_failure(&["exec", "--tread", "demo", "--", "ls"]);
         assert_eq!((failure.message.as_str(), failure.exit_code), ("unexpected argument '--tread' found", USAGE_ERROR));
         assert!(failure.advice.unwrap().starts_with("Usage: cobox exec "));
-        assert_eq!(parse_failure(&["sandbox"]).message, "this says nothing to do");
+        assert_eq!(parse_failure(&["sandbox"]).message, "no command given");
     }
 
     #[test]
@@ -282,8 +282,8 @@ mod tests {
             assert!(parse(line).is_ok(), "{line:?}");
         }
         assert!(parse(&["sync", "resolve", "--keep", "here", "a", "b"]).is_ok());
-        assert!(parse(&["sync", "resolve", "--keep", "here"]).is_err(), "one says which, or --all");
-        assert!(parse(&["sync", "resolve", "a"]).is_err(), "one says who wins");
+        assert!(parse(&["sync", "resolve", "--keep", "here"]).is_err(), "paths and --all are mutually exclusive");
+        assert!(parse(&["sync", "resolve", "a"]).is_err(), "--keep is required");
         assert!(parse(&["sync", "--once", "--mode", "push", "."]).is_err());
         assert!(parse(&["sync", "--mode", "sideways"]).unwrap_err().to_string().contains("two-way-safe"));
     }

@@ -42,7 +42,7 @@ impl Notices {
 
     pub fn set_connected(&mut self, now: Instant) {
         if self.outage.take().is_some_and(|(since, _)| now.duration_since(since) >= OUTAGE_THRESHOLD) {
-            self.notify_at("connected again", now);
+            self.notify_at("reconnected", now);
         }
     }
 
@@ -60,7 +60,7 @@ impl Notices {
         let notice = self.notice.as_ref().filter(|(_, until)| *until > now).map(|(message, _)| message.clone());
         let outage = self.outage.as_ref().filter(|(since, _)| now >= *since + OUTAGE_THRESHOLD).map(|(since, advice)| {
             let seconds = now.duration_since(*since).as_secs();
-            format!("no connection for {seconds} s; trying again{advice}")
+            format!("no connection for {seconds} s; reconnecting{advice}")
         });
         let message = notice.or(outage).or_else(|| self.status.clone())?;
         Some(format!(" cobox: {} ", visible(&message)))
@@ -103,14 +103,14 @@ mod tests {
         assert!(notices.message(now).unwrap().contains("status"));
         notices.set_disconnected(now, "; leave");
         now = notices.next_change_at(now).unwrap();
-        assert_eq!(notices.message(now).unwrap(), " cobox: no connection for 0 s; trying again; leave ");
+        assert_eq!(notices.message(now).unwrap(), " cobox: no connection for 0 s; reconnecting; leave ");
         now = notices.next_change_at(now).unwrap();
         now = notices.next_change_at(now).unwrap();
         assert!(notices.message(now).unwrap().contains("for 2 s"));
         notices.notify_at("said \x1b[2J", now);
         assert!(notices.message(now).unwrap().contains("said \\u{1b}[2J"));
         notices.set_connected(now);
-        assert_eq!(notices.message(now).unwrap(), " cobox: connected again ");
+        assert_eq!(notices.message(now).unwrap(), " cobox: reconnected ");
         now = notices.next_change_at(now).unwrap();
         assert_eq!((notices.message(now).unwrap().as_str(), notices.next_change_at(now)), (" cobox: status ", None));
         assert!(notices.try_ring(now) && !notices.try_ring(now) && notices.try_ring(now + BELL_PERIOD));

@@ -47,7 +47,7 @@ mod tests {
     fn a_terminal_gets_no_sequence_that_acts_on_this_machine_and_a_pipe_gets_every_byte() {
         assert_eq!(shown(OutputFilter::new(true, SequenceKinds::ALL)), b"abcdef\x1b[31mg");
         let queries = SequenceKinds::ALL.without(SequenceKinds::QUERY);
-        assert_eq!(shown(OutputFilter::new(true, queries)), b"abcdef\x1b[31mg\x1b[6n", "its own terminal answers");
+        assert_eq!(shown(OutputFilter::new(true, queries)), b"abcdef\x1b[31mg\x1b[6n", "its own terminal replies");
         assert_eq!(shown(OutputFilter::new(false, SequenceKinds::ALL)), HOSTILE, "a pipe, or --raw");
     }
 

@@ -41,7 +41,7 @@ pub const MAX_NOTICES: usize = 20;
 
 impl PackReport {
     fn skip(&mut self, path: &Path, why: &str) {
-        self.notice(format!("left out {}: {why}", path.display()));
+        self.notice(format!("skipped {}: {why}", path.display()));
     }
 
     fn notice(&mut self, text: String) {
@@ -101,7 +101,7 @@ fn skip_unlisted(root: &Path, e: &ignore::Error, report: &mut PackReport) {
             let relative = path.strip_prefix(root).unwrap_or(path);
             report.skip(relative, &unreadable_reason(cause));
         }
-        _ => report.notice(format!("left out: {e}")),
+        _ => report.notice(format!("skipped an entry: {e}")),
     }
 }
 
@@ -115,8 +115,8 @@ fn error_path(e: &ignore::Error) -> Option<&Path> {
 
 fn unreadable_reason(e: &io::Error) -> String {
     match e.kind() {
-        io::ErrorKind::PermissionDenied => "no permission to read it".to_owned(),
-        _ => format!("it can't be read: {e}"),
+        io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        _ => format!("reading it failed: {e}"),
     }
 }
 
@@ -185,7 +185,7 @@ fn append_file<W: Write>(
         Ok(fd) => File::from(fd),
         Err(rustix::io::Errno::NOENT) => return Ok(()),
         Err(rustix::io::Errno::LOOP | rustix::io::Errno::XDEV) => {
-            report.skip(path, "it became a link while the folder was read");
+            report.skip(path, "it was replaced by a symbolic link during the copy");
             return Ok(());
         }
         Err(e) => {
@@ -195,7 +195,7 @@ fn append_file<W: Write>(
     };
     let meta = file.metadata()?;
     if !meta.is_file() {
-        report.skip(path, "it is no longer a regular file");
+        report.skip(path, "it was replaced by something else than a regular file during the copy");
         return Ok(());
     }
     report.files += 1;
@@ -206,7 +206,7 @@ fn append_file<W: Write>(
     tar.append_data(&mut header, path, &mut contents)?;
     if contents.missing > 0 {
         let (path, missing) = (path.display(), contents.missing);
-        report.notice(format!("{path} became shorter while it was read: its last {missing} bytes there are zeros; copy it again"));
+        report.notice(format!("{path} was truncated during the copy: the last {missing} bytes of the copy are zeros; copy it again"));
     }
     Ok(())
 }
@@ -351,7 +351,7 @@ mod tests {
         fs::write(dir.path().join("f"), "f").unwrap();
         let (report, found) = contents(dir.path(), IgnoreMode::Nothing);
         assert_eq!(names(&found), ["f"]);
-        assert_eq!(report.notices, ["left out s: it is a socket"]);
+        assert_eq!(report.notices, ["skipped s: it is a socket"]);
     }
 
     #[test]
@@ -363,7 +363,7 @@ mod tests {
         let mut out = Vec::new();
         let report = pack(dir.path(), IgnoreMode::Nothing, &mut out, &shrink).unwrap();
         assert_eq!(report.files, 1);
-        assert!(report.notices[0].starts_with("a became shorter while it was read: its last "), "{:?}", report.notices);
+        assert!(report.notices[0].starts_with("a was truncated during the copy: the last "), "{:?}", report.notices);
     }
 
     #[test]
@@ -387,7 +387,7 @@ mod tests {
         let report = pack(root, IgnoreMode::Nothing, &mut out, &change).unwrap();
         assert_eq!(report.files, 3, "a, other and z");
         assert_eq!(report.notices.len(), 1, "{:?}", report.notices);
-        assert!(report.notices[0].starts_with("left out other: it can't be read: "), "{:?}", report.notices);
+        assert!(report.notices[0].starts_with("skipped other: reading it failed: "), "{:?}", report.notices);
     }
 
     #[test]

@@ -119,10 +119,10 @@ impl OutputSink for TerminalSink {
             ExecEvent::Stderr(bytes) => self.printer.err(&self.stderr.apply(bytes)),
             ExecEvent::Gap { stream, from, to } => {
                 let name = if stream == OutputStream::Stdout { "stdout" } else { "stderr" };
-                self.printer.note(&format!("cobox: bytes {from} to {to} of {name} are missing: the sandbox no longer had them"));
+                self.printer.note(&format!("cobox: bytes {from} to {to} of {name} are missing: the sandbox no longer has them"));
             }
-            ExecEvent::Reconnecting { .. } => self.note_if_interactive("cobox: the connection is lost; trying again"),
-            ExecEvent::Reconnected => self.note_if_interactive("cobox: connected again"),
+            ExecEvent::Reconnecting { .. } => self.note_if_interactive("cobox: connection lost; reconnecting"),
+            ExecEvent::Reconnected => self.note_if_interactive("cobox: reconnected"),
             ExecEvent::Refused(failure) => self.printer.note(&format!("cobox: {}", crate::printer::visible(&failure.message))),
             ExecEvent::Started { .. } | ExecEvent::Exit { .. } => {}
         }
@@ -231,7 +231,7 @@ impl RemoteCommand {
                 },
                 written = &mut *writer => match written {
                     Ok((sink, Ok(()))) => {
-                        let not_written = || Err(Failure::new("the output was no longer written").into());
+                        let not_written = || Err(Failure::new("the output writer stopped").into());
                         return Ok((sink, outcome.unwrap_or_else(not_written)));
                     }
                     Ok((sink, Err(e))) => {
@@ -243,7 +243,7 @@ impl RemoteCommand {
                     }
                     Err(e) => return Err(Failure::new(format!("writing the output: {e}")).into()),
                 },
-                stdin_result = async { stdin_task.as_mut().expect("checked by its condition").await }, if stdin_task.is_some() => match stdin_result {
+                stdin_result = async { stdin_task.as_mut().expect("checked by the branch condition").await }, if stdin_task.is_some() => match stdin_result {
                     Ok(Ok(true)) => return Err(self.stop(dataplane, &outcome, INTERRUPTED).await),
                     // A failure here is also reported by the reading side, with a better message.
                     Ok(_) => stdin_task = None,
@@ -279,7 +279,7 @@ impl RemoteCommand {
     async fn cancel(&self, dataplane: &Dataplane) {
         let cancelled = tokio::time::timeout(CANCEL_TIMEOUT, dataplane.cancel(&self.command_id)).await;
         if !matches!(cancelled, Ok(Ok(()))) {
-            let text = format!("cobox: the command could not be ended; try `cobox kill {}`", self.command_id);
+            let text = format!("cobox: could not kill the command; try `cobox kill {}`", self.command_id);
             let printer = self.printer;
             // Ignored if stderr is closed or blocked.
             let _ = tokio::time::timeout(WRITE_TIMEOUT, tokio::task::spawn_blocking(move || printer.note(&text))).await;

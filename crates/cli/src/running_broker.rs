@@ -77,7 +77,7 @@ impl RunningBroker {
                 // The name may belong to a human by now. An agent key can be created by hand, so the broker starts
                 // without one.
                 Err(failure) => {
-                    tracing::warn!(reason = failure.message, "there is no key for an agent; `cobox keys create` makes one");
+                    tracing::warn!(reason = failure.message, "no agent key; create one with `cobox keys create`");
                     None
                 }
             },
@@ -100,7 +100,7 @@ impl RunningBroker {
         let reason = match (&mut self.server).await {
             Ok(Ok(())) => "the broker stopped by itself".to_owned(),
             Ok(Err(reason)) => reason.to_string(),
-            Err(e) => format!("the broker stopped by itself: {e}"),
+            Err(e) => format!("the broker stopped unexpectedly: {e}"),
         };
         // Clients that read the note would look for a broker that is gone.
         self.data_dir.remove_info();
@@ -112,9 +112,9 @@ impl RunningBroker {
         // Errors are logged by the broker.
         let _ = self.broker.reload_policy().await;
         match self.broker.reload_tls() {
-            Ok(true) => tracing::info!("a new certificate is in use"),
+            Ok(true) => tracing::info!("reloaded the certificate"),
             Ok(false) => {}
-            Err(error) => tracing::error!(%error, "the certificate stays as it was"),
+            Err(error) => tracing::error!(%error, "reloading the certificate failed; the old one stays in use"),
         }
     }
 
@@ -126,7 +126,7 @@ impl RunningBroker {
         match self.server.await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::error!(%error, "the broker stopped by itself"),
-            Err(error) => tracing::error!(%error, "the broker did not end in order"),
+            Err(error) => tracing::error!(%error, "the broker did not shut down cleanly"),
         }
         StoppedBroker { broker: self.broker, _data_dir: self.data_dir }
     }
@@ -136,13 +136,13 @@ impl RunningBroker {
 fn export_spans(broker: &mut Broker, endpoint: &str) -> Result<(), Failure> {
     let exporter = cobox_telemetry::Exporter::start(endpoint).context(OTLP_ENDPOINT)?;
     broker.trace_to(Arc::new(exporter));
-    tracing::info!(endpoint, "spans of requests are sent to this OpenTelemetry collector");
+    tracing::info!(endpoint, "exporting request spans to OpenTelemetry");
     Ok(())
 }
 
 #[cfg(not(feature = "otel"))]
 fn export_spans(_: &mut Broker, endpoint: &str) -> Result<(), Failure> {
-    tracing::warn!(endpoint, "no spans are sent: this cobox was built without OpenTelemetry; build it with `--features otel`");
+    tracing::warn!(endpoint, "not exporting spans: built without OpenTelemetry (feature `otel`)");
     Ok(())
 }
 
@@ -151,7 +151,7 @@ fn export_spans(_: &mut Broker, endpoint: &str) -> Result<(), Failure> {
 fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        tracing::warn!(%error, "the limit of open files stays as it is");
+        tracing::warn!(%error, "raising the limit of open files failed");
     }
 }
 
@@ -172,16 +172,16 @@ impl StoppedBroker {
 async fn ensure_key(broker: &Broker, path: &Path, principal: &str, kind: PrincipalKind) -> Result<bool, Failure> {
     match std::fs::read_to_string(path) {
         Ok(key) => {
-            let is_known = broker.knows_key(&Secret::new(key.trim())).await.map_err(|e| api_failure("looking at the key in use", e))?;
+            let is_known = broker.knows_key(&Secret::new(key.trim())).await.map_err(|e| api_failure("checking the existing key", e))?;
             if is_known {
                 return Ok(false);
             }
-            tracing::warn!(path = %path.display(), "the key there is not valid here; making another")
+            tracing::warn!(path = %path.display(), "the existing key is not valid; creating a new one")
         }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
         Err(e) => return Err(anyhow::Error::from(e).context(format!("reading {}", path.display())).into()),
     }
-    let key = broker.bootstrap_key(principal, kind).await.map_err(|e| api_failure(&format!("making a key for {principal}"), e))?;
+    let key = broker.bootstrap_key(principal, kind).await.map_err(|e| api_failure(&format!("creating a key for {principal}"), e))?;
     write_key(path, &key)?;
     Ok(true)
 }

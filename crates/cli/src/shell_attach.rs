@@ -241,22 +241,22 @@ impl ShellAttachment {
             ShellEvent::Reconnecting { .. } => {
                 let advice = match self.options.escape {
                     EscapeKey::None => String::new(),
-                    key => format!(" · {} leaves", key.then(".")),
+                    key => format!(" · {} detaches", key.then(".")),
                 };
                 self.notices.set_disconnected(Instant::now(), &advice);
             }
             ShellEvent::Reconnected => self.notices.set_connected(Instant::now()),
             ShellEvent::InputDropped { bytes } => {
-                self.notices.notify(&format!("{bytes} bytes typed without a connection were too old and were not sent"));
+                self.notices.notify(&format!("{bytes} bytes typed while disconnected were too old and were not sent"));
             }
             ShellEvent::Refused(failure) if failure.is(ErrorCode::Forbidden) => {
                 if std::mem::take(&mut self.is_control_requested) {
-                    self.control_text = "somebody else has control".to_owned();
+                    self.control_text = "another participant has control".to_owned();
                 }
                 // An observer's resize is refused as well, which the user need not know.
                 if *self.input_state.borrow() == InputState::Controlling && !self.options.is_observer {
                     self.ring_bell();
-                    self.notices.notify(&format!("control is elsewhere; {} takes it", self.options.escape.then("t")));
+                    self.notices.notify(&format!("another participant has control; {} takes it", self.options.escape.then("t")));
                 }
             }
             ShellEvent::Refused(failure) => {
@@ -304,8 +304,8 @@ impl ShellAttachment {
         self.control_text = match &other {
             Some(c) if self.options.principal.as_ref() == Some(&c.principal) => "another terminal of yours has control".to_owned(),
             Some(c) => format!("{} ({}) has control", c.principal, c.actor.as_str()),
-            None if self.options.is_observer => "nobody has control".to_owned(),
-            None if is_free => "nobody has control; typing takes it".to_owned(),
+            None if self.options.is_observer => "no controller".to_owned(),
+            None if is_free => "no controller; type to take control".to_owned(),
             None => "you have control".to_owned(),
         };
         self.draw(|screen| screen.set_passive(other.is_some() || is_free));
@@ -325,7 +325,7 @@ impl ShellAttachment {
     fn warn_if_clipped(&mut self, cols: u16, rows: u16) {
         let is_passive = self.options.is_observer || *self.input_state.borrow() != InputState::Controlling;
         if is_passive && size().is_some_and(|(c, r)| c < cols || r < rows) {
-            self.notices.notify(&format!("this shell is {cols}×{rows}, larger than your terminal: you see a part of it"));
+            self.notices.notify(&format!("this shell is {cols}×{rows}, larger than your terminal; only a part is visible"));
         }
     }
 
@@ -333,8 +333,8 @@ impl ShellAttachment {
         self.ring_bell();
         let message = match &*self.input_state.borrow() {
             InputState::Waiting(message) => format!("{message} · {TAKE_KEY_NAME} takes it"),
-            InputState::Observing if self.options.may_join => format!("you only look · {TAKE_KEY_NAME} takes part"),
-            InputState::Observing => "you only look, and may not do more here".to_owned(),
+            InputState::Observing if self.options.may_join => format!("read-only · {TAKE_KEY_NAME} joins"),
+            InputState::Observing => "read-only; you have no permission to type here".to_owned(),
             InputState::Controlling => return,
         };
         self.notices.notify(&message);
@@ -373,7 +373,7 @@ impl ShellAttachment {
         if let Some(raw) = &self.raw
             && let Err(error) = raw.resume()
         {
-            tracing::debug!(%error, "the terminal can't be made raw again");
+            tracing::debug!(%error, "restoring the terminal's raw mode failed");
         }
         self.draw(VirtualScreen::redraw);
         self.handle_resize(input).await;
@@ -383,8 +383,8 @@ impl ShellAttachment {
 /// A shell that is not found after a reconnect has ended in the meantime.
 fn explain_error(error: ClientError) -> Failure {
     if error.is(ErrorCode::ShellNotFound) {
-        return Failure::new("the shell ended while the connection was lost, or there is none of that name")
-            .with_advice("`cobox ps` shows the shells there are; `cobox shell` without --observe starts one");
+        return Failure::new("the shell ended while disconnected, or no shell has that name")
+            .with_advice("list shells with `cobox ps`; start one with `cobox shell` without --observe");
     }
     error.into()
 }

@@ -101,7 +101,7 @@ mod tests {
         let rendered = lines(&["A", "B"], &rows(&[&[ID, ID]]), Some(40));
         assert!(rendered.iter().all(|line| line.width() <= 40), "{rendered:?}");
         let rendered = lines(&["A", "B"], &rows(&[&["short", "short"]]), Some(3));
-        assert_eq!(rendered[1], "short  short", "a terminal of no width wraps");
+        assert_eq!(rendered[1], "short  short", "a terminal of width 0 wraps");
     }
 
     #[test]

@@ -74,7 +74,7 @@ pub fn negotiate_request(thread: &str, mode: Mode) -> NegotiateRequest {
 /// Replaces the broker's message, which mentions modes that the command line doesn't have.
 pub fn no_session_failure(thread: &str, failure: Failure) -> Failure {
     Failure { message: format!("thread `{thread}` has no session"), ..failure }
-        .with_advice("`cobox session list` shows the threads that have one; `cobox session ensure` makes one")
+        .with_advice("list threads with a session with `cobox session list`; create one with `cobox session ensure`")
 }
 
 impl Context {
@@ -97,8 +97,8 @@ impl Context {
         }
         let session = client.open(&negotiate_request(thread, Mode::Ensure)).await?;
         if self.printer.is_interactive() {
-            let instead = if is_lost { "; the one it had is gone, and its files with it" } else { "" };
-            self.printer.note(&format!("made a sandbox for thread {}{instead}", visible(thread)));
+            let instead = if is_lost { "; its previous sandbox and files no longer exist" } else { "" };
+            self.printer.note(&format!("created a sandbox for thread {}{instead}", visible(thread)));
         }
         Ok(self.remember_and_connect(session))
     }
@@ -115,7 +115,7 @@ impl Context {
         match client.get_sandbox(name).await {
             Ok(sandbox) => {
                 if self.printer.is_interactive() {
-                    self.printer.note(&format!("there is no thread {0}; {0} is sandbox {1}", visible(name), sandbox.id));
+                    self.printer.note(&format!("no thread {0}; using sandbox {1}, which has that name", visible(name), sandbox.id));
                 }
                 Ok(Target::Sandbox(name.to_owned()))
             }

@@ -128,7 +128,7 @@ pub fn panic_on_marker(output: &[u8]) {
     static MARKER: std::sync::LazyLock<Option<String>> =
         std::sync::LazyLock::new(|| std::env::var("COBOX_PANIC_AT").ok().filter(|marker| !marker.is_empty()));
     if let Some(marker) = &*MARKER {
-        assert!(!output.windows(marker.len()).any(|part| part == marker.as_bytes()), "told to break at {marker}");
+        assert!(!output.windows(marker.len()).any(|part| part == marker.as_bytes()), "instructed to panic at {marker}");
     }
 }
 
@@ -181,8 +181,8 @@ mod tests {
         let is_raw = || !tcgetattr(&terminal).unwrap().local_modes.contains(LocalModes::ECHO);
         let raw = RawMode::for_terminal(&terminal).unwrap();
         assert!(is_raw());
-        assert!(without_panic_hook(|| std::panic::catch_unwind(|| panic!("over what a stranger sent"))).is_err());
-        assert!(is_raw(), "it is caught, and nobody need know");
+        assert!(without_panic_hook(|| std::panic::catch_unwind(|| panic!("on untrusted input"))).is_err());
+        assert!(is_raw(), "a caught panic prints nothing");
         raw.pause();
         assert!(!is_raw());
         raw.resume().unwrap();

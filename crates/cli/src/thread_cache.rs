@@ -114,7 +114,7 @@ impl ThreadCache {
 
     fn write(&self, file: &CacheFile) {
         if let Err(error) = serde_json::to_vec(file).map_err(io::Error::other).and_then(|text| replace_file(&self.path, &text)) {
-            tracing::debug!(path = %self.path.display(), %error, "the thread cache is not written");
+            tracing::debug!(path = %self.path.display(), %error, "writing the thread cache failed");
         }
     }
 }

@@ -10,13 +10,14 @@ use crate::failure::Failure;
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "TLS")]
 pub struct TlsArgs {
-    /// Serve HTTPS with this certificate: PEM, the server's own first, its issuers after it. Read again when it changes and at SIGHUP
+    /// Serve HTTPS with this certificate chain: a PEM file, server certificate first; reloaded when it changes and on
+    /// SIGHUP
     #[arg(long, value_name = "FILE", env = "COBOX_TLS_CERT")]
     tls_cert: Option<PathBuf>,
-    /// Its private key: PEM, not encrypted
+    /// Private key of the certificate: an unencrypted PEM file
     #[arg(long, value_name = "FILE", env = "COBOX_TLS_KEY")]
     tls_key: Option<PathBuf>,
-    /// Listen beyond this machine without TLS: for a proxy in front that has it
+    /// Allow listening beyond this machine without TLS, for use behind a proxy that terminates TLS
     #[arg(long)]
     insecure_listen: bool,
 }
@@ -30,8 +31,12 @@ impl TlsArgs {
             (Some(cert), Some(key), _) => Some(TlsFiles { cert, key }),
             (Some(cert), None, Some(configured)) => Some(TlsFiles { cert, ..configured }),
             (None, Some(key), Some(configured)) => Some(TlsFiles { key, ..configured }),
-            (Some(_), None, None) => return Err(Failure::new("a certificate needs its private key").with_advice("name it with --tls-key")),
-            (None, Some(_), None) => return Err(Failure::new("a private key needs its certificate").with_advice("name it with --tls-cert")),
+            (Some(_), None, None) => {
+                return Err(Failure::new("--tls-cert needs --tls-key").with_advice("pass the private key with --tls-key"));
+            }
+            (None, Some(_), None) => {
+                return Err(Failure::new("--tls-key needs --tls-cert").with_advice("pass the certificate with --tls-cert"));
+            }
         };
         Ok(())
     }

@@ -42,7 +42,7 @@ fn an_exec_that_took_too_long_ends_with_124_and_names_the_limit() {
     assert!(output.contains("limit of 300 s"), "{output}");
     assert_eq!(stub.requests("/exec/ws")[0].json()["timeout_seconds"], 300.0);
     run(cobox(&stub).args(["exec", "--", "quick"]));
-    assert_eq!(stub.requests("/exec/ws")[1].json()["timeout_seconds"], 0.0, "no limit unless one is asked for");
+    assert_eq!(stub.requests("/exec/ws")[1].json()["timeout_seconds"], 0.0, "there is no limit by default");
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn parse_errors_are_json_with_the_json_flag() {
     assert_eq!(code, Some(2));
     assert!(output.starts_with("error: unexpected argument '--tread' found"), "{output}");
     let (code, out, _) = run(cobox(&stub).args(["exec", "--json", "--help"]));
-    assert!(code == Some(0) && out.contains("Usage: cobox exec"), "help is help");
+    assert!(code == Some(0) && out.contains("Usage: cobox exec"), "the help does not depend on the command");
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn a_policy_is_checked_and_explained_without_a_broker() {
     assert_eq!((code, output), (Some(1), format!("{path}:2: `capabilites` is not known; did you mean `capabilities`?\n")));
     assert_eq!(policy(&["explain", "--policy", path, "--principal", "bot", "--kind", "agent"]).0, Some(1));
     fs::write(&file, "[agent]\ncapabilities = [\"fs_read\"]\n").unwrap();
-    assert_eq!(policy(&["check", path]), (Some(0), format!("{path} is good\n"), String::new()));
+    assert_eq!(policy(&["check", path]), (Some(0), format!("{path} is valid\n"), String::new()));
     let (code, output, error) =
         policy(&["explain", "--policy", path, "--principal", "bot", "--kind", "agent", "--capabilities", "exec,fs:ro"]);
     assert_eq!(code, Some(0), "{error}");

@@ -145,7 +145,7 @@ impl<C: StreamHandler> ReconnectLoop<C> {
                     connection.outbox.push_back(Message::Ping(bytes::Bytes::new()));
                 }
                 ConnectionEvent::NoAnswerAfterSleep => {
-                    return ConnectionEnd::Lost(Loss::broken("nothing was received since this machine was asleep".to_owned()));
+                    return ConnectionEnd::Lost(Loss::broken("nothing was received since this machine woke up".to_owned()));
                 }
             }
         }

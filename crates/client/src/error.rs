@@ -20,10 +20,10 @@ pub enum ClientError {
     #[error("{0}")]
     Api(Box<ApiFailure>),
     /// No response was received, or only a part of it.
-    #[error("no answer from {url}: {cause}")]
+    #[error("no response from {url}: {cause}")]
     Transport { url: String, cause: String },
     /// The response is not from a Cobox server.
-    #[error("{url} answered {status} with something that is not a Cobox answer: {excerpt}")]
+    #[error("{url} returned {status} with a body that is not a Cobox response: {excerpt}")]
     NotCobox { url: String, status: u16, excerpt: String },
     #[error("invalid CA certificates: {cause}")]
     InvalidAuthority { cause: String },
@@ -129,7 +129,7 @@ impl ClientError {
                 Some("pass the certificate of the broker's certificate authority with --ca-file or COBOX_CA_FILE, or check the host name")
             }
             ClientError::Transport { .. } => {
-                Some("is the broker running? start it with `cobox up`, or name another with --url or COBOX_URL")
+                Some("is the broker running? start it with `cobox up`, or select another with --url or COBOX_URL")
             }
             ClientError::NotCobox { url, excerpt, .. } if url.starts_with("http:") && excerpt.contains("HTTPS") => {
                 Some("this address requires TLS; try https://")
@@ -138,13 +138,13 @@ impl ClientError {
             ClientError::InvalidUrl { .. } => Some("a broker URL looks like http://127.0.0.1:8421"),
             ClientError::Api(failure) => advice_for(&failure.code).filter(|advice| !repeats_server_advice(&failure.message, advice)),
             ClientError::Closed { code, .. } => match *code {
-                close::GOING_AWAY | ABNORMAL_CLOSURE => Some("the broker or the sandbox has gone; try again in a moment"),
-                close::ENDED => Some("the session was ended or released, or the key was revoked; the next command makes a new session"),
+                close::GOING_AWAY | ABNORMAL_CLOSURE => Some("the broker or the sandbox was stopped; try again later"),
+                close::ENDED => Some("the session was ended or released, or the key was revoked; the next command creates a new session"),
                 _ => None,
             },
-            ClientError::GaveUp { .. } => Some("once the broker can be reached again, `cobox ps` shows what still runs"),
+            ClientError::GaveUp { .. } => Some("when the broker is reachable again, list running commands with `cobox ps`"),
             ClientError::MayHaveRun { .. } => Some("check whether the command had its effect, and start it again if not"),
-            ClientError::MissingOutput { .. } => Some("this should not happen; please report it"),
+            ClientError::MissingOutput { .. } => Some("this is a bug; please report it"),
             ClientError::InvalidAuthority { .. } | ClientError::InvalidPath { .. } | ClientError::InvalidKey | ClientError::Source(_) => {
                 None
             }
@@ -198,21 +198,23 @@ fn advice_for(code: &str) -> Option<&'static str> {
     let known = ErrorCode::ALL.iter().find(|c| c.as_str() == code)?;
     Some(match known {
         ErrorCode::Unauthenticated => "check the API key: COBOX_API_KEY, --api-key-file, or the config that `cobox up` wrote",
-        ErrorCode::TokenRevoked => "the key or the session was revoked; with a valid key `cobox session ensure` makes a new session",
-        ErrorCode::SessionExpired => "`cobox session ensure` makes a new one",
-        ErrorCode::CapabilityDenied => "ask for a key or a session that has this capability",
-        ErrorCode::SessionNotFound => "`cobox session ensure` makes one for a thread",
-        ErrorCode::SandboxNotFound => "`cobox sandbox list` shows those you can use",
+        ErrorCode::TokenRevoked => "the key or the session was revoked; with a valid key, create a new session with `cobox session ensure`",
+        ErrorCode::SessionExpired => "create a new one with `cobox session ensure`",
+        ErrorCode::CapabilityDenied => "request a key or a session with this capability",
+        ErrorCode::SessionNotFound => "create one for a thread with `cobox session ensure`",
+        ErrorCode::SandboxNotFound => "`cobox sandbox list` lists the sandboxes that you can use",
         ErrorCode::SandboxStarting | ErrorCode::RateLimited | ErrorCode::ShellBusy => "try again in a moment",
         ErrorCode::ShellNotFound | ErrorCode::CommandNotFound => {
-            "`cobox ps` shows the running processes; a restarted sandbox has none of the earlier ones"
+            "list running processes with `cobox ps`; processes do not survive a sandbox restart"
         }
-        ErrorCode::QuotaExceeded => "`cobox sandbox list` shows your sandboxes, and `cobox sandbox delete` removes one with its files",
+        ErrorCode::QuotaExceeded => {
+            "list your sandboxes with `cobox sandbox list`, and delete one with its files with `cobox sandbox delete`"
+        }
         ErrorCode::DiskFull => "delete files in the sandbox and try again",
-        ErrorCode::KeyNotFound => "`cobox keys list` shows the existing keys",
-        ErrorCode::BackendUnavailable => "try again; the broker's log has the cause under this request id",
-        ErrorCode::Internal => "the broker's log has the cause under this request id",
-        ErrorCode::ProviderUnavailable => "try again; `cobox doctor` on the broker's machine checks what sandboxes need",
+        ErrorCode::KeyNotFound => "list the existing keys with `cobox keys list`",
+        ErrorCode::BackendUnavailable => "try again; the broker's log has the cause under this request ID",
+        ErrorCode::Internal => "the broker's log has the cause under this request ID",
+        ErrorCode::ProviderUnavailable => "try again; run `cobox doctor` on the broker's machine to check its requirements",
         _ => return None,
     })
 }
@@ -239,7 +241,7 @@ pub(crate) fn close_reason(code: u16, reason: &str) -> String {
         close::UNAUTHENTICATED => "the token was not accepted",
         close::CAPABILITY => "the token doesn't allow this",
         close::AUTH_TIMEOUT => "no token was received in time",
-        close::TAKEN_OVER => "another connection of this client took its place",
+        close::TAKEN_OVER => "it was replaced by another connection of this client",
         close::ENDED => "the session was ended or released",
         close::INVALID => "the server could not parse a frame",
         close::TOO_BIG => "a frame was too large",

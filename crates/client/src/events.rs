@@ -116,7 +116,7 @@ impl EventStream {
             self.has_received |= chunk.is_some();
             match chunk {
                 Some(chunk) if self.received.len() + chunk.len() <= MAX_EVENT_BYTES => self.received.extend_from_slice(&chunk),
-                Some(_) => return Err(Loss::Final(self.not_cobox("an event without an end"))),
+                Some(_) => return Err(Loss::Final(self.not_cobox("the event is incomplete"))),
                 None => return Err(Loss::broken("the broker ended the stream".to_owned())),
             }
         }
@@ -129,7 +129,7 @@ impl EventStream {
             EventsFrom::Start => {}
             EventsFrom::Now => call.url += "?after=now",
             EventsFrom::After(id) => {
-                let id = HeaderValue::from_str(id).map_err(|_| self.not_cobox("an event's id that can't be sent back"))?;
+                let id = HeaderValue::from_str(id).map_err(|_| self.not_cobox("the event ID is not a valid header value"))?;
                 call = call.header(LAST_EVENT_ID, id);
             }
         }
@@ -163,7 +163,7 @@ fn position(block: &[u8]) -> Option<String> {
 /// Parses an event; `None` for a comment or an unknown event type.
 fn read_block(url: &str, block: &[u8]) -> Result<Option<SandboxEvent>, Loss> {
     let unreadable =
-        || Loss::Final(ClientError::NotCobox { url: url.to_owned(), status: 200, excerpt: "an event that can't be read".to_owned() });
+        || Loss::Final(ClientError::NotCobox { url: url.to_owned(), status: 200, excerpt: "the event can't be parsed".to_owned() });
     let text = std::str::from_utf8(block).map_err(|_| unreadable())?;
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_start);
     let Some(data) = field("data:") else { return Ok(None) };
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(position("id: evt_7\nretry: 1000\n\n").as_deref(), Some("evt_7"));
         assert_eq!(position("id:\nretry: 1000\n\n"), None);
         assert_eq!(position("retry: 1000\n\n"), None);
-        assert_eq!(position("id: evt_7\nevent: sandbox\ndata: {}\n\n"), None, "an event counts when it was given");
+        assert_eq!(position("id: evt_7\nevent: sandbox\ndata: {}\n\n"), None, "an event is acknowledged when it was returned");
     }
 
     #[test]

@@ -144,7 +144,7 @@ impl FileWatch {
     }
 
     fn unreadable(&self) -> Loss {
-        let excerpt = "a change that can't be read".to_owned();
+        let excerpt = "the change can't be parsed".to_owned();
         Loss::Final(ClientError::NotCobox { url: self.url.clone(), status: 200, excerpt })
     }
 }

@@ -177,7 +177,7 @@ impl<C: StreamHandler> ReconnectLoop<C> {
                 WaitOutcome::Gone => return Ok(None),
                 WaitOutcome::Done(Ok(Ok(socket))) => return Ok(Some(socket)),
                 WaitOutcome::Done(Ok(Err(error))) => Loss::refused(error),
-                WaitOutcome::Done(Err(_)) => Loss::broken("no answer in time".to_owned()),
+                WaitOutcome::Done(Err(_)) => Loss::broken("no response in time".to_owned()),
                 // The user has just opened the lid: reconnect immediately instead of after the previous wait.
                 WaitOutcome::WokeUp => {
                     self.backoff = Backoff::new(self.dataplane.reconnect);

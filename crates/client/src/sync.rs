@@ -53,7 +53,7 @@ impl Dataplane {
                     Loss::Final(error) => SyncUnavailable::Final(error),
                 });
             }
-            Err(_) => return Err(SyncUnavailable::Transient("no answer in time".to_owned())),
+            Err(_) => return Err(SyncUnavailable::Transient("no response in time".to_owned())),
         };
         let (to_caller, chunks) = mpsc::channel(CHUNKS_IN_FLIGHT);
         let (from_caller, waiting) = mpsc::channel(CHUNKS_IN_FLIGHT);

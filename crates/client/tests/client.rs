@@ -263,7 +263,7 @@ async fn an_exceeded_quota_is_reported_without_a_retry() {
     let error = session.dataplane().exec(&argv("over-quota")).await.unwrap_err();
     assert!(error.is(ErrorCode::QuotaExceeded) && !error.is_retryable());
     assert!(error.advice().unwrap().contains("cobox sandbox delete"));
-    assert_eq!(stub.execs.load(Ordering::SeqCst), 1, "it was not repeated");
+    assert_eq!(stub.execs.load(Ordering::SeqCst), 1, "the request was not repeated");
 }
 
 #[tokio::test]

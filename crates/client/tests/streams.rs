@@ -228,7 +228,7 @@ async fn a_cut_exec_stream_resumes_at_its_offset_and_the_command_never_runs_twic
     let mut third = stub.peer().await;
     let joins: ExecStart = third.start().await;
     assert_eq!((joins.stdout_from, joins.stderr_from), (Some(8), Some(4)));
-    assert_eq!((&joins.command_id, &joins.argv), (&start.command_id, &None), "an id alone only joins");
+    assert_eq!((&joins.command_id, &joins.argv), (&start.command_id, &None), "an ID alone joins and does not start");
     third.exec_ready(&joins).await;
     // Repeated bytes are not delivered twice.
     third.out(4, b"two three").await;

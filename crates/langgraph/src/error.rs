@@ -33,7 +33,9 @@ impl LangGraphError {
     /// What the user can do next.
     pub fn advice(&self) -> Option<&'static str> {
         match self {
-            Self::Transport { .. } => Some("is the deployment running? `langgraph dev` starts one; name another with --deployment"),
+            Self::Transport { .. } => {
+                Some("is the deployment running? start one with `langgraph dev`, or select another with --deployment")
+            }
             Self::Refused { status: 401 | 403, .. } => {
                 Some("check the deployment's key: COBOX_DEPLOYMENT_KEY, or api_key_file in chat.toml")
             }

@@ -383,7 +383,7 @@ fn text_between_any_number_of_hidden_sequences_is_visible() {
     let one = b"\x1b]0;title\x07text ";
     let all: Vec<u8> = one.repeat(5000);
     let shown = filtered(&all, &[64], &[4096], SequenceKinds::TITLE);
-    assert_eq!(shown.len(), all.len(), "every offset stays what it was");
+    assert_eq!(shown.len(), all.len(), "every offset is unchanged");
     let text: Vec<u8> = shown.into_iter().filter(|b| *b != 0).collect();
     assert_eq!(text, b"text ".repeat(5000));
 }

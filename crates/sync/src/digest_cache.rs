@@ -116,7 +116,7 @@ mod tests {
         let entry = Entry::File { digest: Digest::of(b"content"), size: 7, exec: false };
         let tree: Tree = [(path.clone(), entry.clone())].into_iter().collect();
         let at = |seen| [(path.clone(), Stamp::of(&stat, seen))].into_iter().collect();
-        assert!(DigestCache::of(&tree, &at(SystemTime::now() - Duration::from_secs(1))).is_empty(), "too fresh to be believed");
+        assert!(DigestCache::of(&tree, &at(SystemTime::now() - Duration::from_secs(1))).is_empty(), "too recent to be trusted");
         let digest_cache = DigestCache::of(&tree, &at(SystemTime::now() + Duration::from_secs(1)));
         digest_cache.save(&saved).unwrap();
         let loaded = DigestCache::load(&saved);

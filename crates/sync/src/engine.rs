@@ -399,7 +399,7 @@ impl Engine {
         match self.inbox.inputs.recv_timeout(within) {
             Ok(arrival) => match self.inbox.dispatch(arrival) {
                 Some(Err(e)) => Err(e),
-                Some(Ok(_)) => Err(SyncError::Protocol("it sent an answer without a request")),
+                Some(Ok(_)) => Err(SyncError::Protocol("it sent a response without a request")),
                 None if self.inbox.stopped => Err(SyncError::Stopped),
                 None => Ok(true),
             },
@@ -417,7 +417,7 @@ impl Engine {
                 Err(SyncError::Stopped) => return Err(SyncError::Stopped),
                 _ => {
                     self.handle_commands()?;
-                    self.reject_commands("the sandbox is not reachable at the moment");
+                    self.reject_commands("the sandbox is not reachable");
                 }
             }
         }

@@ -44,7 +44,7 @@ pub enum SyncError {
     #[error("nothing was changed: {0}")]
     Halted(Halt),
     /// Without git's answer it is unknown which files git would execute, so nothing may be written.
-    #[error("git did not answer within {seconds} s in {}; run `git config --list` there to find the cause", folder.display())]
+    #[error("git did not respond within {seconds} s in {}; run `git config --list` there to find the cause", folder.display())]
     GitTimeout { folder: PathBuf, seconds: u64 },
     #[error("the sync was stopped")]
     Stopped,

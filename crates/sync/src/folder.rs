@@ -338,7 +338,7 @@ mod tests {
         let path = RelPath::new(b"f").unwrap();
         std::fs::write(dir.path().join("f"), "now").unwrap();
         let stamp = Stamp::of(&rustix::fs::stat(dir.path().join("f")).unwrap(), SystemTime::now() + Duration::from_secs(1));
-        let digest = Digest::of(b"as it was read then");
+        let digest = Digest::of(b"the content as it was read");
         let tree = [(path.clone(), Entry::File { digest, size: 3, exec: false })].into_iter().collect();
         let digest_cache = DigestCache::of(&tree, &[(path.clone(), stamp)].into_iter().collect());
         let scanned = || {

@@ -71,7 +71,7 @@ impl Inbox {
             }
             let input = self.inputs.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()?;
             match self.dispatch(input) {
-                Some(Ok(_)) => return Some(SyncError::Protocol("it sent an answer before the request was complete")),
+                Some(Ok(_)) => return Some(SyncError::Protocol("it sent a response before the request was complete")),
                 Some(Err(failure)) => return Some(failure),
                 None => {}
             }
@@ -86,7 +86,7 @@ impl MessageSource for Inbox {
                 return Err(SyncError::Stopped);
             }
             let input = self.inputs.recv_timeout(ANSWER_TIMEOUT).map_err(|e| match e {
-                RecvTimeoutError::Timeout => SyncError::Lost(io::Error::new(io::ErrorKind::TimedOut, "timed out waiting for an answer")),
+                RecvTimeoutError::Timeout => SyncError::Lost(io::Error::new(io::ErrorKind::TimedOut, "timed out waiting for a response")),
                 // All senders are gone only when the engine itself is gone.
                 RecvTimeoutError::Disconnected => SyncError::Stopped,
             })?;
@@ -137,7 +137,7 @@ impl Peer {
             };
             match inbox.dispatch(input).transpose()? {
                 Some(Message::Welcome { version: VERSION }) => return Ok(peer),
-                Some(_) => return Err(SyncError::Protocol("unexpected answer to the hello")),
+                Some(_) => return Err(SyncError::Protocol("unexpected response to the hello")),
                 None if inbox.stopped => return Err(SyncError::Stopped),
                 None => {}
             }

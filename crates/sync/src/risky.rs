@@ -448,7 +448,7 @@ mod tests {
 
     #[test]
     fn a_link_in_place_of_a_directory_with_risky_files_is_risky() {
-        assert!(risky("tools") && risky(".github") && risky("home/.config"), "they are no directories in the tree");
+        assert!(risky("tools") && risky(".github") && risky("home/.config"), "they are not directories in the tree");
         let tree: Tree = [(RelPath::new(b"tools").unwrap(), Entry::Dir)].into_iter().collect();
         let executed = [RelPath::new(b"tools/hooks").unwrap()].into_iter().collect();
         let filter = RiskFilter::new(&tree, &executed);

@@ -203,7 +203,7 @@ impl Engine {
                     self.sandbox.is_partial = is_partial;
                     break;
                 }
-                _ => return Err(SyncError::Protocol("unexpected message in the answer to a scan")),
+                _ => return Err(SyncError::Protocol("unexpected message in the response to a scan")),
             }
         }
         self.sandbox.tree.update(updates, most).map_err(|_| SyncError::Protocol("the scan is not a valid tree"))?;

@@ -108,7 +108,7 @@ impl<'a, R: Read> Server<'a, R> {
         let read_only = match Message::read(&mut reader)? {
             Message::Hello { version: VERSION, read_only } => read_only,
             Message::Hello { .. } => {
-                let reason = format!("the sandbox speaks version {VERSION} of the sync protocol; update cobox, or make a new sandbox");
+                let reason = format!("the sandbox speaks version {VERSION} of the sync protocol; update cobox, or create a new sandbox");
                 return Err(SyncError::Sandbox { fault: Fault::Version, reason });
             }
             _ => return Err(SyncError::Protocol("the first message must be a hello")),

@@ -55,7 +55,7 @@ pub enum Trigger<'a> {
 /// Answers to commands. The engine sends them after it has published the new phase, so that the status does not
 /// contradict an answer.
 #[derive(Default)]
-#[must_use = "commands wait for their answers"]
+#[must_use = "commands wait for their responses"]
 pub struct Replies(Vec<(Responder<()>, Result<(), String>)>);
 
 impl Replies {

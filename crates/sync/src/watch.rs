@@ -281,13 +281,16 @@ mod tests {
         assert!(watch.0.record_writing(&path, ReadFlags::CREATE));
         assert!(watch.0.writing().contains_key(&path));
         assert!(watch.0.record_writing(&path, ReadFlags::MODIFY));
-        assert!(watch.0.record_writing(&path, ReadFlags::CLOSE_WRITE), "it is looked at now");
+        assert!(watch.0.record_writing(&path, ReadFlags::CLOSE_WRITE), "it is scanned now");
         assert!(watch.0.writing().is_empty());
         assert!(!watch.0.record_writing(&path, ReadFlags::CLOSE_WRITE), "nothing was written that time");
         let now = Instant::now();
         watch.0.writing().insert(path.clone(), (now - OPEN_FILE_WAIT.total, now));
-        assert!(watch.half_written([(&path, false)].into_iter()).is_empty(), "one that is written without end is taken as it is");
-        assert!(watch.half_written([(&path, true)].into_iter()).contains(&path), "but not one that was emptied");
+        assert!(
+            watch.half_written([(&path, false)].into_iter()).is_empty(),
+            "a file that is written continuously is synced in its current state"
+        );
+        assert!(watch.half_written([(&path, true)].into_iter()).contains(&path), "but not a file that was truncated");
         watch.0.writing().insert(path.clone(), (now - TRUNCATED_FILE_WAIT.total, now));
         assert!(watch.half_written([(&path, true)].into_iter()).is_empty(), "for ever");
     }

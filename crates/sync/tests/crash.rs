@@ -47,7 +47,7 @@ fn assert_whole(folder: &Path) {
         let first = text.lines().next().unwrap_or_default();
         let lines: usize = first.rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
         let is_whole = text.lines().count() == lines && text.lines().all(|line| line == first);
-        assert!(is_whole, "{} is half of something", entry.path().display());
+        assert!(is_whole, "{} is a partial file", entry.path().display());
     }
 }
 
@@ -207,7 +207,7 @@ fn settle(pair: &SyncPair, last: &[Option<String>]) {
     drop(sync);
     for (number, text) in last.iter().enumerate() {
         for path in [pair.local(&format!("f{number}")), pair.sandbox(&format!("f{number}"))] {
-            assert!(fs::read_to_string(&path).ok() == *text, "{} is not what was saved last", path.display());
+            assert!(fs::read_to_string(&path).ok() == *text, "{} is not the last saved version", path.display());
         }
     }
 }

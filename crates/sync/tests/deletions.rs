@@ -97,7 +97,7 @@ fn a_save_does_not_wait_for_held_deletions() {
     pair.write_local("saved", "now");
     sync.resume(false).unwrap();
     pair.wait_until(|| pair.sandbox("saved").exists());
-    assert_eq!(files_in(&pair.sandbox("src")), 40, "they are held");
+    assert_eq!(files_in(&pair.sandbox("src")), 40, "the deletions are held back");
     sync.flush();
     pair.assert_same();
 }

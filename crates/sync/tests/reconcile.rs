@@ -43,10 +43,10 @@ fn flatten(folder: &Children) -> Tree {
 fn apply(tree: &Tree, changes: &[Change]) -> Tree {
     let mut tree = tree.clone();
     for change in changes {
-        assert_eq!(tree.get(&change.path), change.old.as_ref(), "a change starts from what is there: {}", change.path);
+        assert_eq!(tree.get(&change.path), change.old.as_ref(), "a change starts from the current state: {}", change.path);
     }
     let updates = changes.iter().map(|c| (c.path.clone(), c.new.clone())).collect();
-    tree.update(updates, usize::MAX).expect("what comes out is a tree again");
+    tree.update(updates, usize::MAX).expect("the result is a valid tree");
     tree
 }
 
@@ -183,7 +183,7 @@ proptest! {
         let got = run(&base, &local, &sandbox, Mode::TwoWaySafe);
         for (before, after) in [(&local, &got.local), (&sandbox, &got.sandbox)] {
             for (path, entry) in before.iter().filter(|(path, entry)| entry.is_file() && base.get(path) != Some(entry)) {
-                prop_assert_eq!(after.get(path), Some(entry), "{} was new and is gone", path);
+                prop_assert_eq!(after.get(path), Some(entry), "{} was new and was lost", path);
             }
         }
     }
@@ -224,7 +224,7 @@ proptest! {
         prop_assert!(push.plan.local.is_empty() && pull.plan.sandbox.is_empty());
         for (got, before, after) in [(&push, &sandbox, &push.sandbox), (&pull, &local, &pull.local)] {
             for (path, entry) in before.iter().filter(|(path, entry)| entry.is_file() && base.get(path) != Some(entry)) {
-                prop_assert_eq!(after.get(path), Some(entry), "{} was new and is gone: {:?}", path, got.plan);
+                prop_assert_eq!(after.get(path), Some(entry), "{} was new and was lost: {:?}", path, got.plan);
             }
         }
     }

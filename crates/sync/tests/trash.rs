@@ -78,14 +78,14 @@ fn restoring_a_replaced_file_keeps_its_mode_and_the_sandbox_version() {
     assert_eq!(pair.read_local("run.sh"), "theirs");
     let mut names = stored(&pair);
     names.sort();
-    assert_eq!(names, [".git/index", "link", "run.sh"], "version control is no exception");
+    assert_eq!(names, [".git/index", "link", "run.sh"], "version control files are moved to the trash, too");
     restored(&pair.trash(), &RestoreScope::LastBatch);
     let meta = fs::metadata(pair.local("run.sh")).unwrap();
     assert_eq!((meta.permissions().mode() & 0o777, meta.ino()), (0o750, inode), "the very same file, by rename");
     assert_eq!((pair.read_local("run.sh"), pair.read_local(".git/index")), ("mine".into(), "index 1".into()));
     assert_eq!(fs::read_link(pair.local("link")).unwrap().to_str(), Some("target"));
     sync.flush();
-    assert_eq!(pair.read_sandbox("run.sh"), "mine", "an ordinary edit for the sync");
+    assert_eq!(pair.read_sandbox("run.sh"), "mine", "the sync treats it as an ordinary edit");
     let aside: Vec<_> = pair.trash().items().unwrap();
     assert!(aside.iter().all(|item| item.is_from_undo) && aside.len() == 2, "{aside:?}");
     let ids: BTreeSet<String> = aside.iter().filter(|i| i.path.to_string() == "run.sh").map(|i| i.id.clone()).collect();
@@ -135,7 +135,7 @@ fn undo_since_a_time_restores_that_version_and_keeps_later_ones() {
     assert_eq!(restored(&pair.trash(), &RestoreScope::Since(began)), [("x".to_owned(), "x".to_owned())]);
     assert_eq!(pair.read_local("x"), "one");
     let sizes: Vec<u64> = pair.trash().items().unwrap().iter().map(|item| item.size).collect();
-    assert_eq!(sizes, [4, 3, 5], "four, which was there, and then the versions between");
+    assert_eq!(sizes, [4, 3, 5], "the existing version 4, then the versions between");
     assert!(restored(&pair.trash(), &RestoreScope::Since(began)).is_empty());
     assert_eq!(pair.sync_once(Mode::TwoWaySafe).conflicts, []);
     assert_eq!(pair.read_sandbox("x"), "one");
@@ -159,7 +159,7 @@ fn a_full_trash_halts_the_sync_until_space_is_freed() {
         phase => panic!("{phase:?}"),
     };
     assert!(why.contains("the trash is full"), "{why}");
-    assert!(sync.resume(true).unwrap_err().contains("trash empty"), "no confirmation makes room");
+    assert!(sync.resume(true).unwrap_err().contains("trash empty"), "a confirmation does not free space");
     assert_eq!(pair.read_local("b").len(), 6000);
     assert_eq!(pair.trash().empty(None).unwrap().files, 1);
     sync.resume(false).unwrap();

@@ -163,7 +163,7 @@ fn risky_files_stay_in_the_sandbox() {
     assert!(pair.local(".git/HEAD").exists() && pair.local("src/main").exists());
     pair.write_local(".envrc", "mine");
     sync.flush();
-    assert_eq!(pair.read_sandbox(".envrc"), "mine", "the other way nothing is held back");
+    assert_eq!(pair.read_sandbox(".envrc"), "mine", "nothing is held back in the other direction");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use super::*;
 
 const TOO_OLD: &str = "too old";
 const LOST: &str = "no connection for";
-const BACK: &str = "connected again";
+const BACK: &str = "reconnected";
 
 /// A second client whose network is never cut: its screen is the reference for Ada's.
 struct ReferenceViewer {

@@ -49,7 +49,7 @@ async fn two_people_and_an_agent_share_a_shell() {
         assert!(!person.screen_text().contains("nowhere"));
     }
     ada.press("\r~r");
-    bob.wait_for("nobody has control").await;
+    bob.wait_for("no controller").await;
     bob.press("exit 8\r");
     assert_eq!((bob.ended().await.code(), ada.ended().await.code()), (Some(8), Some(8)));
 }
@@ -91,7 +91,7 @@ async fn an_observer_takes_control_with_one_key_unless_its_capabilities_forbid_i
     let mut bob = TestTerminal::start("bob", &command, (100, 30));
     bob.wait_for("$ ").await;
     bob.press("echo nothing\r");
-    bob.wait_until_printed("you only look · Ctrl-T takes part").await;
+    bob.wait_until_printed("read-only · Ctrl-T joins").await;
     bob.press("\x14");
     bob.wait_for("you have control").await;
     ada.wait_until_printed("bob (human) has control").await;
@@ -107,10 +107,10 @@ async fn an_observer_takes_control_with_one_key_unless_its_capabilities_forbid_i
     let mut command = broker.cobox();
     command.env("COBOX_API_KEY", key.expose()).args(["shell", "demo"]);
     let mut bot = TestTerminal::start("bot", &command, SIZE);
-    bot.wait_until_printed("you may only look here").await;
+    bot.wait_until_printed("attached read-only, as with --observe").await;
     bot.wait_until_printed("size 30 100").await;
     bot.press("\x14x");
-    bot.wait_until_printed("you only look, and may not do more here").await;
+    bot.wait_until_printed("read-only; you have no permission to type here").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

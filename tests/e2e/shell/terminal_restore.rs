@@ -43,7 +43,7 @@ async fn every_way_to_leave_restores_the_terminal() {
             Some(signal) => ada.signal(signal),
         }
         assert_eq!(ada.ended().await.code(), Some(255), "{signal:?}");
-        ada.wait_for("which lives on; come back with: cobox shell demo --name modes").await;
+        ada.wait_for("reattach with: cobox shell demo --name modes").await;
         wait_until_restored(&ada).await;
         // A client that returns finds the shell as it was left.
         let mut again = attach(&broker, "ada", &["--name", "modes", "--take"]).await;
@@ -90,7 +90,7 @@ async fn a_crash_restores_the_terminal() {
         ada.press("\r");
         assert!(!ada.ended().await.success());
         wait_until_restored(&ada).await;
-        ada.wait_for("told to break at break-here").await;
+        ada.wait_for("instructed to panic at break-here").await;
         assert_eq!(ada.screen_text().contains("all on"), !is_alternate, "{}", ada.screen_text());
     }
 }
@@ -200,7 +200,7 @@ async fn the_escape_key_can_be_changed() {
     ada.wait_for("~.: command not found").await;
     ada.press("echo in the middle\x1d.");
     assert_eq!(ada.ended().await.code(), Some(255));
-    ada.wait_for("which lives on").await;
+    ada.wait_for("reattach with").await;
     let refused = shell_command(&broker, "bob", &["--escape", "^C"]).await.output().unwrap();
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("one sign such as ~"), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("a single character such as ~"), "{refused:?}");
 }

@@ -102,7 +102,7 @@ async fn a_program_looks_the_same_inside_tmux() {
     tmux.press("there", &["Escape", "Enter", "~", "s"]);
     tmux.wait_for("there", "you have control · connected · 60×18").await;
     tmux.press("there", &["Enter", "~", "."]);
-    tmux.wait_for("there", "left the shell").await;
+    tmux.wait_for("there", "detached from").await;
     tmux.wait_for("there", "code 255").await;
     let state = tmux.run(&["display-message", "-p", "-t", "there", "#{alternate_on} #{mouse_any_flag}"]);
     assert_eq!(state.trim(), "0 0");

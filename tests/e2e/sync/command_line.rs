@@ -39,7 +39,7 @@ async fn an_interrupted_sync_until_synced_does_not_report_success() {
         let ended = child.wait_with_output().unwrap();
         assert_eq!(ended.status.code(), Some(code), "{rest:?} {ended:?}");
         assert!(!rest.iter().any(|line| line.contains(r#""event":"end""#)), "{rest:?}");
-        assert!(String::from_utf8_lossy(&ended.stderr).contains("before both sides were the same"), "{ended:?}");
+        assert!(String::from_utf8_lossy(&ended.stderr).contains("before both sides were in sync"), "{ended:?}");
     }
 }
 
@@ -68,13 +68,13 @@ async fn a_home_directory_is_synced_only_on_request_and_without_coboxs_own_files
         fs::write(test.local(place).join("key"), "secret").unwrap();
     }
     let at_home = |args: &[&str]| test.cobox(args).env("HOME", test.folder.path()).output().unwrap();
-    for (folder, why) in [(".", "home directory"), ("/", "whole machine")] {
+    for (folder, why) in [(".", "home directory"), ("/", "root directory of this machine")] {
         let refused = at_home(&["sync", "--until-synced", folder, "t:"]);
         let output = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(!refused.status.success() && output.contains(why) && output.contains("--any-folder"), "{output}");
     }
     let within = at_home(&["sync", "--until-synced", ".config/cobox", "t:"]);
-    assert!(String::from_utf8_lossy(&within.stderr).contains("its own keys"), "{within:?}");
+    assert!(String::from_utf8_lossy(&within.stderr).contains("own keys and state"), "{within:?}");
     let done = at_home(&["sync", "--until-synced", "--any-folder", ".", "t:"]);
     assert!(done.status.success(), "{done:?}");
     let there = sh(test.dataplane(), "find . -type f | sort").await.stdout;
@@ -108,7 +108,7 @@ async fn a_conflict_with_a_name_that_is_not_utf8_is_resolved_by_its_escaped_name
     let mut sync = test.start(&[]);
     sync.until_phase("watching");
     assert!(test.stdout(&["sync", "status"]).contains(r"caf\xe9  (here: 4 bytes"));
-    assert_eq!(test.stdout(&["sync", "resolve", "--keep", "sandbox", r"caf\xe9"]), "settled 1\n");
+    assert_eq!(test.stdout(&["sync", "resolve", "--keep", "sandbox", r"caf\xe9"]), "resolved 1\n");
     test.stdout(&["sync", "flush", "--wait"]);
     assert_eq!(fs::read_to_string(name).unwrap(), "theirs");
 }

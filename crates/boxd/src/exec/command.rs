@@ -131,7 +131,7 @@ impl Command {
 
     pub fn resize(&self, cols: u16, rows: u16) -> Result<(), ApiError> {
         let pty = self.pty().clone();
-        let Some(pty) = pty else { return Err(ApiError::invalid("this command has no terminal, or has ended; start it with `pty`")) };
+        let Some(pty) = pty else { return Err(ApiError::invalid("this command has no terminal or has exited; start it with `pty`")) };
         let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&*pty, size).map_err(|e| internal(format!("setting the terminal's size: {e}")))
     }
@@ -314,7 +314,7 @@ impl OutputPump {
                     .files
                     .create_unnamed(server.programs.work_dir())
                     .await
-                    .map_err(|error| tracing::warn!(%error, "no file for a command's output"))
+                    .map_err(|error| tracing::warn!(%error, "creating the spool file failed"))
                     .ok(),
             };
             // Only this task sets it.
@@ -323,7 +323,7 @@ impl OutputPump {
         let (log, length, bytes) = (self.log.clone(), bytes.len(), bytes.to_vec());
         let appended = tokio::task::spawn_blocking(move || log.append(&bytes)).await;
         if let Some(error) = self.log.take_spool_failure() {
-            tracing::warn!(%error, "a command's output is kept in memory only from here on");
+            tracing::warn!(%error, "spooling output failed; keeping it in memory only");
         }
         // `None` only after a panic in that thread; these bytes are then lost together with the spool.
         appended.unwrap_or(length)

@@ -196,5 +196,5 @@ fn event(frame: &ServerFrame<ExecReady>, (stdout, stderr): (u64, u64)) -> Bytes 
 pub(crate) fn parse_last_event_id(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ApiError> {
     let Some(value) = headers.get(LAST_EVENT_ID) else { return Ok(None) };
     let offsets = value.to_str().ok().and_then(|v| v.split_once('-')).and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-    offsets.map(Some).ok_or_else(|| ApiError::invalid("Last-Event-ID must be the id of an event of this route, such as 1024-0"))
+    offsets.map(Some).ok_or_else(|| ApiError::invalid("Last-Event-ID must be the ID of an event of this route, such as 1024-0"))
 }

@@ -169,9 +169,9 @@ mod tests {
         let consumed: Vec<u8> = input.state().pending.iter().flatten().copied().collect();
         assert_eq!(String::from_utf8(consumed).unwrap(), "a0 a1 b0 b1 uncounted");
         input.close();
-        assert!(input.push(Some((&a, 1)), Bytes::new()), "what was taken is acknowledged again");
+        assert!(input.push(Some((&a, 1)), Bytes::new()), "accepted input is acknowledged again");
         for _ in 0..2 {
-            assert!(!input.push(Some((&a, 2)), Bytes::new()), "what was refused was not taken, however often it is sent");
+            assert!(!input.push(Some((&a, 2)), Bytes::new()), "rejected input is never accepted");
         }
     }
 

@@ -20,7 +20,7 @@ impl Default for MemoryBudget {
 impl MemoryBudget {
     pub fn reserve(&self, bytes: usize) -> Result<MemoryReservation, ApiError> {
         self.0.clone().try_acquire_many_owned(kib(bytes)).map(MemoryReservation).map_err(|_| {
-            let message = "the commands running here use all memory for input and output; try again, or with a smaller max_output_bytes";
+            let message = "the running commands use all memory for input and output; try again later or with a smaller max_output_bytes";
             ApiError::new(ErrorCode::RateLimited, message)
         })
     }

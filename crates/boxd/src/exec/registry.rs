@@ -138,7 +138,7 @@ impl Commands {
     ) -> Result<Attachment, ApiError> {
         let id = match &start.command_id {
             Some(id) if !is_external_id(id) => {
-                return Err(ApiError::invalid("command_id must be 1 to 256 characters, none of them a control character"));
+                return Err(ApiError::invalid("command_id must have 1 to 256 characters and no control characters"));
             }
             Some(id) => id.clone(),
             None => CommandId::new().to_string(),
@@ -158,7 +158,7 @@ impl Commands {
         match pending.wait_for(Option::is_some).await.map(|outcome| outcome.clone()) {
             Ok(Some(Ok(command))) => Ok(command.attach()),
             Ok(Some(Err(error))) => Err(error),
-            _ => Err(internal("the command was given up while it started")),
+            _ => Err(internal("the command's start was cancelled")),
         }
     }
 
@@ -177,21 +177,19 @@ impl Commands {
             None => {}
         }
         if table.expired_ids.contains(&id) {
-            let message = "this command has run, and what it printed is no longer kept; use another command_id to run it again";
+            let message = "this command has run, and its output is no longer available; use another command_id to run it again";
             return Err(ApiError::new(ErrorCode::CommandExpired, message));
         }
         if server.processes.find(&id).is_some() {
-            return Err(ApiError::new(ErrorCode::CommandNotFound, "this command's output goes only to whoever started it"));
+            return Err(ApiError::new(ErrorCode::CommandNotFound, "only the request that started this command receives its output"));
         }
         if table.answered_ids.contains(&id) {
-            let message = "this command has run, and its output went to whoever started it; use another command_id to run it again";
+            let message =
+                "this command has run, and its output was sent to the request that started it; use another command_id to run it again";
             return Err(ApiError::new(ErrorCode::CommandExpired, message));
         }
         let Some(spec) = spec else {
-            return Err(ApiError::new(
-                ErrorCode::CommandNotFound,
-                "there is no command of that id here; give a command or argv to start it",
-            ));
+            return Err(ApiError::new(ErrorCode::CommandNotFound, "no command has this ID; set command or argv to start one"));
         };
         let slot = self.slot(claims)?;
         let (started_sender, pending) = watch::channel(None);

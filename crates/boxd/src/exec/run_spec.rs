@@ -187,11 +187,11 @@ pub fn to_exec_start(request: ExecRequest) -> ExecStart {
 }
 
 fn duplicate_stdin() -> ApiError {
-    ApiError::invalid("stdin and stdin_b64 can't both be given")
+    ApiError::invalid("stdin and stdin_b64 are mutually exclusive")
 }
 
 fn decode_base64(b64: &str) -> Result<Vec<u8>, ApiError> {
-    STANDARD.decode(b64).map_err(|e| ApiError::invalid(format!("stdin_b64: is not base64: {e}")))
+    STANDARD.decode(b64).map_err(|e| ApiError::invalid(format!("stdin_b64: invalid base64: {e}")))
 }
 
 fn build_argv(command: Option<String>, argv: Option<Vec<String>>, shell: Option<String>) -> Result<Vec<Vec<u8>>, ApiError> {
@@ -202,12 +202,12 @@ fn build_argv(command: Option<String>, argv: Option<Vec<String>>, shell: Option<
         }
         (None, Some(argv)) => {
             if shell.is_some() {
-                return Err(ApiError::invalid("shell goes with command, not with argv"));
+                return Err(ApiError::invalid("shell can be set only with command, not with argv"));
             }
             argv.into_iter().map(|arg| reject_nul("argv", arg)).collect::<Result<_, _>>()?
         }
-        (Some(_), Some(_)) => return Err(ApiError::invalid("command and argv can't both be given")),
-        (None, None) => return Err(ApiError::invalid("command or argv is needed")),
+        (Some(_), Some(_)) => return Err(ApiError::invalid("command and argv are mutually exclusive")),
+        (None, None) => return Err(ApiError::invalid("command or argv is required")),
     };
     check_total_length("argv", argv.iter().map(Vec::len))?;
     if argv.first().is_none_or(Vec::is_empty) {
@@ -236,7 +236,7 @@ pub fn environment(env: Option<BTreeMap<String, String>>) -> Result<Vec<Variable
         .map(|(name, value)| {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
                 let display_name: String = name.escape_default().take(64).collect();
-                return Err(ApiError::invalid(format!("env: `{display_name}` can't be a variable (no `=` in its name, no NUL)")));
+                return Err(ApiError::invalid(format!("env: `{display_name}` is not a valid variable (no `=` in the name, no NUL)")));
             }
             Ok((name.into_bytes(), value.into_bytes()))
         })
@@ -246,7 +246,9 @@ pub fn environment(env: Option<BTreeMap<String, String>>) -> Result<Vec<Variable
 /// Checks the total length of the strings before they are processed one by one.
 fn check_total_length(field: &str, lengths: impl Iterator<Item = usize>) -> Result<(), ApiError> {
     match lengths.map(|length| length + STRING_OVERHEAD_BYTES).sum::<usize>() > MAX_EXEC_ARGS_BYTES {
-        true => Err(too_large(&format!("{field}, with {STRING_OVERHEAD_BYTES} bytes for each string,"), MAX_EXEC_ARGS_BYTES as u64)),
+        true => {
+            Err(too_large(&format!("{field} (counting {STRING_OVERHEAD_BYTES} extra bytes for each string)"), MAX_EXEC_ARGS_BYTES as u64))
+        }
         false => Ok(()),
     }
 }
@@ -262,7 +264,7 @@ pub fn working_directory(cwd: Option<String>) -> Result<Option<Vec<u8>>, ApiErro
 
 pub fn reject_nul(field: &str, value: String) -> Result<Vec<u8>, ApiError> {
     if value.contains('\0') {
-        return Err(ApiError::invalid(format!("{field} has a NUL character in it")));
+        return Err(ApiError::invalid(format!("{field} contains a NUL character")));
     }
     Ok(value.into_bytes())
 }
@@ -272,7 +274,7 @@ fn parse_timeout(seconds: Option<f64>, default: Duration) -> Result<Duration, Ap
         None => Ok(default),
         Some(0.0) => Ok(MAX_TIMEOUT),
         Some(s) if s.is_finite() && s > 0.0 => Ok(Duration::from_secs_f64(s.min(MAX_TIMEOUT.as_secs_f64()))),
-        Some(_) => Err(ApiError::invalid("timeout_seconds must be a number of seconds, 0 or more")),
+        Some(_) => Err(ApiError::invalid("timeout_seconds must be a non-negative number of seconds")),
     }
 }
 

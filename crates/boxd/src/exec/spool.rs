@@ -45,7 +45,7 @@ pub struct SpoolFile {
 
 impl SpoolFile {
     fn file(&self) -> io::Result<&File> {
-        self.lazy_file.get().and_then(Option::as_ref).ok_or_else(|| io::Error::other("there is no file for it"))
+        self.lazy_file.get().and_then(Option::as_ref).ok_or_else(|| io::Error::other("there is no spool file"))
     }
 
     /// The file ranges that hold `length` bytes from an offset on: one, or two where it wraps around.

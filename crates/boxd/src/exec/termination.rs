@@ -32,9 +32,9 @@ pub fn describe_start_failure(name: &str, error: &std::io::Error) -> Result<(Exi
         return Err(ApiError::invalid(format!("cwd: {error}")));
     }
     match Errno::from_io_error(error) {
-        Some(Errno::TOOBIG) => Err(ApiError::invalid("argv and env together are larger than the kernel takes")),
+        Some(Errno::TOOBIG) => Err(ApiError::invalid("argv and env together exceed the kernel's limit")),
         Some(Errno::AGAIN | Errno::NOMEM) => {
-            Err(ApiError::new(ErrorCode::RateLimited, "the sandbox has no room for another process; end some and try again"))
+            Err(ApiError::new(ErrorCode::RateLimited, "the sandbox has reached its process limit; end some processes and try again"))
         }
         Some(errno) => match shell_message(errno) {
             Some((code, why)) => Ok((Exit { code, signal: None }, format!("{name}: {why}\n"))),
@@ -69,8 +69,8 @@ fn shell_message(errno: Errno) -> Option<(i32, &'static str)> {
     match errno {
         Errno::NOENT => Some((127, "not found")),
         Errno::ACCESS | Errno::PERM => Some((126, "permission denied")),
-        Errno::NOEXEC => Some((126, "not something that can be run")),
-        Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::ISDIR => Some((126, "not the name of a program")),
+        Errno::NOEXEC => Some((126, "not executable")),
+        Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::ISDIR => Some((126, "not a program name")),
         _ => None,
     }
 }

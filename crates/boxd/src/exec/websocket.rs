@@ -103,7 +103,7 @@ async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ExecStart>>) -> Result<E
     loop {
         match peer.next().await? {
             ClientFrame::Start(start) => return Ok(start),
-            _ => peer.out.send_error(&ApiError::invalid("there is no command yet; send `start`")).await?,
+            _ => peer.out.send_error(&ApiError::invalid("no command on this connection; send `start` first")).await?,
         }
     }
 }
@@ -167,7 +167,7 @@ async fn handle_frame(
             viewer.acknowledge(stream.unwrap_or(OutputStream::Stdout), offset);
             Ok(None)
         }
-        ClientFrame::Start(_) => Err(ApiError::invalid("this connection has its command already; open another for a second one")),
-        _ => Err(ApiError::invalid("that frame means nothing to a command")),
+        ClientFrame::Start(_) => Err(ApiError::invalid("this connection already has a command; open another connection for a second one")),
+        _ => Err(ApiError::invalid("this frame type is not valid for a command")),
     }
 }

@@ -9,19 +9,19 @@ use super::root::SymbolicLinks;
 pub fn file_error(errno: Errno, shown: impl std::fmt::Display) -> ApiError {
     let (code, why) = match errno {
         Errno::NOENT => (ErrorCode::FileNotFound, "no such file or directory"),
-        Errno::ACCESS | Errno::PERM => (ErrorCode::Forbidden, "the sandbox's user may not do that"),
-        Errno::ROFS => (ErrorCode::Forbidden, "it is on a read-only file system"),
-        Errno::NOTDIR => (ErrorCode::InvalidRequest, "a part of the path is not a directory"),
-        Errno::LOOP => (ErrorCode::InvalidRequest, "too many symbolic links, or one of the kernel's own"),
-        Errno::NAMETOOLONG => (ErrorCode::InvalidRequest, "a name in it is longer than 255 bytes"),
+        Errno::ACCESS | Errno::PERM => (ErrorCode::Forbidden, "permission denied for the sandbox's user"),
+        Errno::ROFS => (ErrorCode::Forbidden, "read-only file system"),
+        Errno::NOTDIR => (ErrorCode::InvalidRequest, "a component of the path is not a directory"),
+        Errno::LOOP => (ErrorCode::InvalidRequest, "too many symbolic links, or a magic link of the kernel"),
+        Errno::NAMETOOLONG => (ErrorCode::InvalidRequest, "a component of the path is longer than 255 bytes"),
         Errno::ISDIR => (ErrorCode::InvalidRequest, "it is a directory"),
-        Errno::NOTEMPTY => (ErrorCode::InvalidRequest, "the directory is not empty; delete what is in it first"),
-        Errno::EXIST => (ErrorCode::InvalidRequest, "something else is there already"),
-        Errno::XDEV => (ErrorCode::InvalidRequest, "it leads out of the directory"),
-        Errno::INVAL | Errno::ILSEQ => (ErrorCode::InvalidRequest, "the file system doesn't take this name"),
-        Errno::BUSY | Errno::TXTBSY => (ErrorCode::Forbidden, "it is in use, or a mount point"),
+        Errno::NOTEMPTY => (ErrorCode::InvalidRequest, "the directory is not empty; delete its contents first"),
+        Errno::EXIST => (ErrorCode::InvalidRequest, "the path already exists"),
+        Errno::XDEV => (ErrorCode::InvalidRequest, "the path leads out of the directory"),
+        Errno::INVAL | Errno::ILSEQ => (ErrorCode::InvalidRequest, "the file system does not support this name"),
+        Errno::BUSY | Errno::TXTBSY => (ErrorCode::Forbidden, "the path is in use or a mount point"),
         Errno::NOSPC | Errno::DQUOT | Errno::FBIG => return disk_full(),
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM => (ErrorCode::RateLimited, "the sandbox has too much open at once; try again"),
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM => (ErrorCode::RateLimited, "too many open files in the sandbox; try again later"),
         other => return ApiError::new(ErrorCode::Internal, format!("{shown}: {other}")),
     };
     ApiError::new(code, format!("{shown}: {why}"))
@@ -30,21 +30,21 @@ pub fn file_error(errno: Errno, shown: impl std::fmt::Display) -> ApiError {
 /// Like [`file_error`], for operations that may refuse links.
 pub fn link_error(errno: Errno, links: SymbolicLinks, shown: impl std::fmt::Display) -> ApiError {
     if errno == Errno::LOOP && links == SymbolicLinks::Refuse {
-        let message = format!("{shown}: goes through a symbolic link, which was not to be followed; name the file itself");
+        let message = format!("{shown}: the path contains a symbolic link, and the request forbids following it; use the resolved path");
         return ApiError::new(ErrorCode::Forbidden, message);
     }
     file_error(errno, shown)
 }
 
 pub fn disk_full() -> ApiError {
-    ApiError::new(ErrorCode::DiskFull, "the disk of the sandbox or of its machine is full; delete files and try again")
+    ApiError::new(ErrorCode::DiskFull, "the disk of the sandbox or of its host is full; delete files and try again")
 }
 
 /// The error for something that exists and is not a regular file.
 pub fn not_a_regular_file(kind: FileType, shown: impl std::fmt::Display) -> ApiError {
     let type_name = file_type_name(kind);
     let message = match kind {
-        FileType::Directory => format!("{shown} is a directory; GET /v1/archive?path= gives its contents as a tar"),
+        FileType::Directory => format!("{shown} is a directory; GET /v1/archive?path= returns its contents as a tar"),
         FileType::Unknown => format!("{shown} is not a regular file"),
         _ => format!("{shown} is a {type_name}, not a regular file"),
     };

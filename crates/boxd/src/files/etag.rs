@@ -87,9 +87,7 @@ impl Conditions {
     pub fn check_change(&self, current: Option<&str>, shown: impl std::fmt::Display) -> Result<(), ApiError> {
         self.check_match(current, &shown)?;
         match &self.if_none_match {
-            Some(tags) if current.is_some_and(|c| matches_weakly(tags, c)) => {
-                Err(file_changed(current, format!("{shown} is there already")))
-            }
+            Some(tags) if current.is_some_and(|c| matches_weakly(tags, c)) => Err(file_changed(current, format!("{shown} already exists"))),
             _ => Ok(()),
         }
     }
@@ -109,8 +107,8 @@ impl Conditions {
         match (&self.if_match, current) {
             (None, _) => Ok(()),
             (Some(tags), Some(c)) if matches_strongly(tags, c) => Ok(()),
-            (Some(_), Some(_)) => Err(file_changed(current, format!("{shown} is no longer the version of If-Match; read it again"))),
-            (Some(_), None) => Err(file_changed(None, format!("{shown} is not there, so no version of If-Match can be"))),
+            (Some(_), Some(_)) => Err(file_changed(current, format!("{shown} has changed and no longer matches If-Match; read it again"))),
+            (Some(_), None) => Err(file_changed(None, format!("{shown} does not exist, so it can't match If-Match"))),
         }
     }
 }
@@ -152,7 +150,7 @@ mod tests {
     fn if_match_requires_a_file_with_one_of_its_tags() {
         let c = conditions(header::IF_MATCH, "\"a\", \"b\", W/\"d\"");
         assert!(c.check_change(Some("\"b\""), "f").is_ok());
-        assert_eq!(c.check_change(Some("\"d\""), "f").unwrap_err().code, ErrorCode::FileChanged, "a weak tag is no version");
+        assert_eq!(c.check_change(Some("\"d\""), "f").unwrap_err().code, ErrorCode::FileChanged, "weak entity tags are not supported");
         assert!(Conditions::matching(Some("\"a\"")).check_change(Some("\"a\""), "f").is_ok());
         assert!(Conditions::matching(Some("W/\"a\"")).check_change(Some("\"a\""), "f").is_err());
         assert_eq!(c.check_change(Some("\"c\""), "f").unwrap_err().code, ErrorCode::FileChanged);

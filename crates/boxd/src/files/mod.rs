@@ -94,7 +94,7 @@ impl FileStore {
     pub async fn create_unnamed(&self, directory: &str) -> Result<OwnedFd, ApiError> {
         let path = directory.as_bytes().to_vec();
         let created = self.workers.run(move |root| create_unnamed(root, &path)).await?;
-        created.map_err(|e| ApiError::new(cobox_protocol::ErrorCode::Internal, format!("making a file without a name in the sandbox: {e}")))
+        created.map_err(|e| ApiError::new(cobox_protocol::ErrorCode::Internal, format!("creating a temporary file in the sandbox: {e}")))
     }
 
     pub async fn is_file(&self, path: &'static str) -> Result<bool, ApiError> {
@@ -208,7 +208,7 @@ fn check_announced_length(headers: &HeaderMap, limit: u64) -> Result<(), ApiErro
 /// A PUT replaces the whole file. Treating a part as the whole would lose the rest.
 fn refuse_partial_content(headers: &HeaderMap) -> Result<(), ApiError> {
     match headers.contains_key(header::CONTENT_RANGE) {
-        true => Err(ApiError::invalid("Content-Range: a part of a file can't be put; send the whole file without it")),
+        true => Err(ApiError::invalid("Content-Range: partial writes are not supported; send the whole file without it")),
         false => Ok(()),
     }
 }

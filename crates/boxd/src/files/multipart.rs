@@ -71,7 +71,7 @@ pub async fn upload(
     let write_all_parts = async {
         while let Some(field) = parts.next_field().await.map_err(multipart_error)? {
             if files.len() == MAX_UPLOADS {
-                return Err(ApiError::invalid(format!("an upload has at most {MAX_UPLOADS} files; send the rest in another")));
+                return Err(ApiError::invalid(format!("an upload can have at most {MAX_UPLOADS} files; send the rest in another request")));
             }
             let requested_path = part_path(&field);
             let path = SandboxPath::beneath(Some(base.bytes()), requested_path.clone());
@@ -108,7 +108,7 @@ pub async fn upload(
     };
     caller.stream.until_revoked(write_all_parts).await?;
     if files.is_empty() {
-        return Err(ApiError::invalid("the multipart body has no file in it").into());
+        return Err(ApiError::invalid("the multipart body contains no file").into());
     }
     let status = if files.iter().all(|f| f.error.is_none()) { StatusCode::OK } else { StatusCode::MULTI_STATUS };
     Ok((status, Json(UploadResponse { files })).into_response())
@@ -139,7 +139,7 @@ pub async fn download(
         return Ok(read::respond(&server.files, request, caller.stream, &connection).await?);
     }
     if paths.len() > MAX_DOWNLOADS {
-        return Err(ApiError::invalid(format!("a download has at most {MAX_DOWNLOADS} files; ask for the rest in another")).into());
+        return Err(ApiError::invalid(format!("a download can have at most {MAX_DOWNLOADS} files; get the rest in another request")).into());
     }
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|e| ApiError::new(cobox_protocol::ErrorCode::Internal, e.to_string()))?;

@@ -19,17 +19,17 @@ pub struct SandboxPath(Vec<u8>);
 impl SandboxPath {
     pub fn new(path: Vec<u8>) -> Result<Self, ApiError> {
         if path.first() != Some(&b'/') {
-            return Err(ApiError::invalid("path must be absolute in the sandbox, such as /workspace/notes.txt"));
+            return Err(ApiError::invalid("path must be an absolute path in the sandbox, such as /workspace/notes.txt"));
         }
         if path.contains(&0) {
-            return Err(ApiError::invalid("path has a NUL byte in it"));
+            return Err(ApiError::invalid("path contains a NUL byte"));
         }
         if path.len() > MAX_PATH_BYTES {
             return Err(ApiError::invalid(format!("path is longer than {MAX_PATH_BYTES} bytes")));
         }
         // The kernel would keep it inside the root too. The error points out a likely mistake to the client.
         if path.split(|b| *b == b'/').any(|part| part == b"..") {
-            return Err(ApiError::invalid(format!("path {} has `..` in it; send it without", display_name(&path))));
+            return Err(ApiError::invalid(format!("path {} contains `..`; send the resolved path", display_name(&path))));
         }
         Ok(Self(path))
     }
@@ -47,7 +47,7 @@ impl SandboxPath {
     /// The `path` of a query string. A relative one starts at `base`, if the route has one.
     pub fn from_query(uri: &Uri, base: Option<&str>) -> Result<Self, ApiError> {
         let value = query_values(uri, "path").next();
-        let path = value.ok_or_else(|| ApiError::invalid("the query needs a path, such as ?path=/workspace"))?;
+        let path = value.ok_or_else(|| ApiError::invalid("the query parameter path is missing, such as ?path=/workspace"))?;
         Self::beneath(base.map(str::as_bytes), path)
     }
 
@@ -67,7 +67,7 @@ impl SandboxPath {
         let bytes = match (text, b64) {
             (None, None) => return Ok(None),
             // boxd's responses contain both. The base64 bytes are exact.
-            (_, Some(b64)) => STANDARD.decode(b64).map_err(|_| ApiError::invalid(format!("{field}_b64: is not base64")))?,
+            (_, Some(b64)) => STANDARD.decode(b64).map_err(|_| ApiError::invalid(format!("{field}_b64: invalid base64")))?,
             (Some(text), None) => text.as_bytes().to_vec(),
         };
         Self::new(bytes).map(Some).map_err(|e| ApiError::invalid(format!("{field}: {}", e.message)))
@@ -138,7 +138,7 @@ mod tests {
     fn parent_components_are_refused_in_every_encoding() {
         for path in ["/..", "/../etc", "/a/..", "/a/../b", "/a//..//b", "/%2e%2e/etc", "/a%2f..%2Fb", "/.%2e/x"] {
             let message = uri(&format!("/v1/files{path}")).unwrap_err().message;
-            assert!(message.contains("..") && message.contains("without"), "{path}: {message}");
+            assert!(message.contains("..") && message.contains("resolved path"), "{path}: {message}");
         }
         assert!(SandboxPath::beneath(Some(b"/workspace"), b"a/../b".to_vec()).is_err());
         assert!(SandboxPath::from_query(&"/x?path=..".parse().unwrap(), Some("/workspace")).is_err());

@@ -96,7 +96,8 @@ pub async fn respond(
             (from, length)
         }
         RequestedRange::Unsatisfiable => {
-            let error = ApiError::new(ErrorCode::RangeNotSatisfiable, format!("{path} has {size} bytes; the range asked for is not in it"));
+            let error =
+                ApiError::new(ErrorCode::RangeNotSatisfiable, format!("{path} has {size} bytes; the requested range is outside of it"));
             let mut response = crate::request_layer::ErrorResponse(error).into_response();
             set_header(response.headers_mut(), header::CONTENT_RANGE, format!("bytes */{size}"));
             return Ok(response);
@@ -297,7 +298,7 @@ impl<H> FileChunks<H> {
         let (read, duration) = pending.await.map_err(io::Error::other)?;
         let read = read?;
         if read.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was truncated while it was read"));
         }
         self.advance(read.len());
         self.bytes_to_distrust = self.bytes_to_distrust.saturating_sub(read.len() as u64);

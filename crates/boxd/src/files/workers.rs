@@ -65,7 +65,7 @@ impl FileWorkers {
         let root = Arc::new(Root::new(root));
         let setup: Setup = Arc::new(setup);
         let probe = setup.clone();
-        thread::spawn(move || probe()).join().map_err(|_| io::Error::other("taking on the workload's user panicked"))??;
+        thread::spawn(move || probe()).join().map_err(|_| io::Error::other("switching to the workload's user panicked"))??;
         let pool = |name, count, queue| Arc::new(Pool::new(name, count, queue, root.clone(), setup.clone()));
         let (steps, archives) = (pool("files", STEP_WORKERS, STEP_QUEUE), pool("archive", ARCHIVE_WORKERS, ARCHIVE_WORKERS));
         let long = pool("long", LONG_WORKERS, LONG_WORKERS);
@@ -145,7 +145,7 @@ impl FileWorkers {
         thread.spawn(move || match setup() {
             Ok(()) => work(&root),
             // The same call worked at the start. Without it this thread must not access files.
-            Err(error) => tracing::error!(%error, "a thread for files could not take on the workload's user"),
+            Err(error) => tracing::error!(%error, "a file thread could not switch to the workload's user"),
         })?;
         Ok(())
     }
@@ -168,7 +168,7 @@ impl FileWorkers {
         self.archive_slots.clone().try_acquire_owned().map_err(|_| {
             ApiError::new(
                 ErrorCode::RateLimited,
-                format!("{ARCHIVE_WORKERS} archives are already being transferred here; try again when one is done"),
+                format!("{ARCHIVE_WORKERS} archive transfers are already running, which is the limit; try again later"),
             )
         })
     }
@@ -177,9 +177,7 @@ impl FileWorkers {
     pub async fn long_slots(&self, count: u32) -> Result<OwnedSemaphorePermit, ApiError> {
         match tokio::time::timeout(LONG_WAIT, self.long_slots.clone().acquire_many_owned(count)).await {
             Ok(slots) => slots.map_err(|_| operation_aborted()),
-            Err(_) => {
-                Err(ApiError::new(ErrorCode::RateLimited, "too many searches and copies are under way here; try again when one is done"))
-            }
+            Err(_) => Err(ApiError::new(ErrorCode::RateLimited, "too many searches and copies are already running; try again later")),
         }
     }
 
@@ -248,7 +246,7 @@ async fn run_on_pool<T: Send + 'static>(
 }
 
 pub fn operation_aborted() -> ApiError {
-    ApiError::new(ErrorCode::Internal, "the file operation was given up half-way")
+    ApiError::new(ErrorCode::Internal, "the file operation was cancelled")
 }
 
 type Setup = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
@@ -285,10 +283,10 @@ impl Pool {
         let started = thread.spawn(move || match setup() {
             Ok(()) => work(&jobs, &root),
             // The same call worked at the start. Without it this thread must not access files.
-            Err(error) => tracing::error!(%error, "a file worker could not take on the workload's user"),
+            Err(error) => tracing::error!(%error, "a file worker could not switch to the workload's user"),
         });
         if let Err(error) = started {
-            tracing::error!(%error, "a file worker could not be started");
+            tracing::error!(%error, "starting a file worker failed");
         }
     }
 }
@@ -322,7 +320,7 @@ mod tests {
         let root = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
         let workers = FileWorkers::start(root, || Ok(())).unwrap();
         let this_thread = thread::current().id();
-        assert_ne!(thread_of_quick_steps(&workers).await, this_thread, "this thread hasn't the workload's user yet");
+        assert_ne!(thread_of_quick_steps(&workers).await, this_thread, "this thread has not switched to the workload's user yet");
         workers.allow_inline_steps().unwrap();
         assert_eq!(thread_of_quick_steps(&workers).await, this_thread);
         workers.inline_policy.record(MAX_QUICK_STEP + Duration::from_micros(1));

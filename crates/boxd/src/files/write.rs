@@ -231,7 +231,7 @@ impl PendingWrite {
             conditions.check_change(existing.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
             match self.temp.rename_to(&self.name, conditions.only_if_absent()) {
                 Err(Errno::EXIST) if conditions.only_if_absent() => {
-                    return Err(ApiError::new(ErrorCode::FileChanged, format!("{path} is there already")));
+                    return Err(ApiError::new(ErrorCode::FileChanged, format!("{path} already exists")));
                 }
                 Err(_) if self.temp.name.is_none() => return Ok(None),
                 other => other.map_err(to_api_error)?,

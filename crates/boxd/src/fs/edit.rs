@@ -71,13 +71,13 @@ fn replacements(request: EditRequest) -> Result<Vec<Replacement>, ApiError> {
     let edits = match (request.old, request.new, request.edits) {
         (Some(old), Some(new), None) => vec![Replacement { old, new, replace_all: request.replace_all }],
         (None, None, Some(edits)) if !edits.is_empty() => edits,
-        _ => return Err(ApiError::invalid("old: send `old` and `new`, or a list `edits` of them")),
+        _ => return Err(ApiError::invalid("old: send `old` and `new`, or a list of them in `edits`")),
     };
     if edits.len() > MAX_EDITS {
-        return Err(ApiError::invalid(format!("edits: are more than {MAX_EDITS}")));
+        return Err(ApiError::invalid(format!("edits: more than {MAX_EDITS} entries")));
     }
     if let Some(number) = edits.iter().position(|e| e.old.is_empty()) {
-        return Err(ApiError::invalid(format!("edits[{number}].old: is empty; to write a new file, PUT it")));
+        return Err(ApiError::invalid(format!("edits[{number}].old: is empty; create files with PUT")));
     }
     Ok(edits)
 }
@@ -92,12 +92,14 @@ impl MatchError {
     fn into_api(self, path: &SandboxPath, number: usize, of: usize) -> ApiError {
         let field = if of == 1 { "old".to_owned() } else { format!("edits[{number}].old") };
         match self {
-            MatchError::Absent => ApiError::invalid(format!("{field}: is not in {path}; read the file again, the text must match exactly"))
-                .with_details(serde_json::json!({ "reason": "no_match", "edit": number, "count": 0 })),
-            MatchError::Ambiguous { count } => {
-                ApiError::invalid(format!("{field}: is in {path} {count} times; give more of the text around it, or set `replace_all`"))
-                    .with_details(serde_json::json!({ "reason": "not_unique", "edit": number, "count": count }))
+            MatchError::Absent => {
+                ApiError::invalid(format!("{field}: not found in {path}; read the file again: the text must match exactly"))
+                    .with_details(serde_json::json!({ "reason": "no_match", "edit": number, "count": 0 }))
             }
+            MatchError::Ambiguous { count } => ApiError::invalid(format!(
+                "{field}: found {count} times in {path}; include more of the surrounding text, or set `replace_all`"
+            ))
+            .with_details(serde_json::json!({ "reason": "not_unique", "edit": number, "count": count })),
         }
     }
 }
@@ -212,7 +214,11 @@ mod tests {
         assert_eq!(run("a\r\nb\r\n", "a\r\nb", "x\ny", false).unwrap().0, "x\ny\r\n", "exact where `old` is");
         assert_eq!(run("a\nb\n", "a\nb", "x\r\ny", false).unwrap().0, "x\r\ny\n");
         assert_eq!(run("a\r\nb\r\n", "\n", " ", true).unwrap().0, "a b ");
-        assert_eq!(run("a\r\nb\nc\n", "b\nc", "x\ny", false).unwrap().0, "a\r\nx\ny\n", "a mixed file: as the lines that go");
+        assert_eq!(
+            run("a\r\nb\nc\n", "b\nc", "x\ny", false).unwrap().0,
+            "a\r\nx\ny\n",
+            "in a mixed file, line endings are those of the replaced lines"
+        );
         assert_eq!(run("a\r\nb\nc\n", "a\nb", "x\ny", false).unwrap().0, "x\r\ny\nc\n");
         assert_eq!(run("a\r\n", "a\n", "b\r\nc\n", false).unwrap().0, "b\r\nc\r\n");
         assert_eq!(run("a\rb\r\n", "a\rb", "x", false).unwrap().0, "x\r\n");

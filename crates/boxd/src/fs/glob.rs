@@ -62,9 +62,9 @@ impl GlobPlan {
         let only_directories = pattern.ends_with('/');
         let parts: Vec<&str> = pattern.split('/').filter(|p| !p.is_empty() && *p != ".").collect();
         if parts.contains(&"..") {
-            return Err(ApiError::invalid("pattern: has `..` in it; name the directory to begin at in `path`"));
+            return Err(ApiError::invalid("pattern: contains `..`; set `path` to the directory to search"));
         }
-        let Some((_, parents)) = parts.split_last() else { return Err(ApiError::invalid("pattern: names nothing")) };
+        let Some((_, parents)) = parts.split_last() else { return Err(ApiError::invalid("pattern: has no name in it")) };
         let is_plain = |p: &&&str| !request.case_insensitive && !p.contains(['*', '?', '[', ']', '{', '}', '\\']);
         let literal = parents.iter().take_while(is_plain).count();
         let mut start = if pattern.starts_with('/') { b"/".to_vec() } else { path_prefix(&path) };

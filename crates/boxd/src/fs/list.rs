@@ -37,7 +37,7 @@ pub fn list(
         return Err(ApiError::invalid(format!("limit: must be between 1 and {MAX_LIMIT}")));
     }
     if request.recursive && (request.sort != SortBy::Name || request.descending) {
-        return Err(ApiError::invalid("sort: a recursive list is by name, ascending"));
+        return Err(ApiError::invalid("sort: a recursive list can only be sorted by name, ascending"));
     }
     let position = request.cursor.as_deref().map(|c| decode_cursor(c, request)).transpose()?;
     let directory = root.open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY).and_then(|fd| refuse_kernel_files(&fd).map(|()| fd));
@@ -117,7 +117,7 @@ fn decode_cursor(cursor: &str, request: &ListRequest) -> Result<ListPosition, Ap
         }
         Some(ListPosition { rank: i128::from_be_bytes(*rank), name: name.to_vec(), is_descending: request.descending })
     });
-    position.ok_or_else(|| ApiError::invalid("cursor: must be the next_cursor of a list in the same order"))
+    position.ok_or_else(|| ApiError::invalid("cursor: must be the next_cursor of a list with the same order"))
 }
 
 fn rank(stat: &Stat, request: &ListRequest) -> i128 {

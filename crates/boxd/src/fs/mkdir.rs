@@ -55,5 +55,5 @@ pub fn mkdir(root: &Root, path: &SandboxPath, request: &MkdirRequest, recorder: 
 }
 
 pub fn already_exists(path: &SandboxPath) -> ApiError {
-    ApiError::new(ErrorCode::FileExists, format!("{path} is there already"))
+    ApiError::new(ErrorCode::FileExists, format!("{path} already exists"))
 }

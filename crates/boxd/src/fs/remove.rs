@@ -48,7 +48,7 @@ pub fn remove(
             response.entries += remove_tree(&location.parent, &location.name, recorder, stop).map_err(to_api_error)?
         }
         Err(Errno::NOTEMPTY) => {
-            return Err(ApiError::invalid(format!("{path}: the directory is not empty; set `recursive` to remove what is in it too")));
+            return Err(ApiError::invalid(format!("{path}: the directory is not empty; set `recursive` to delete its contents, too")));
         }
         other => {
             other.map_err(to_api_error)?;

@@ -119,9 +119,9 @@ impl Transfer<'_> {
         match errno {
             Errno::EXIST | Errno::NOTEMPTY => already_exists(self.to),
             Errno::ISDIR | Errno::NOTDIR => {
-                ApiError::new(cobox_protocol::ErrorCode::FileExists, format!("{} is there already and of another kind", self.to))
+                ApiError::new(cobox_protocol::ErrorCode::FileExists, format!("{} already exists and has another type", self.to))
             }
-            Errno::INVAL => ApiError::invalid(format!("{} can't be put into itself", self.from)),
+            Errno::INVAL => ApiError::invalid(format!("{} can't be copied or moved into itself", self.from)),
             other => file_error(other, self.to),
         }
     }
@@ -203,7 +203,7 @@ impl Transfer<'_> {
         };
         if copied.skipped > 0 {
             return Err(ApiError::invalid(format!(
-                "{} was copied to {} and stays too: it has fifos, sockets or devices in it, which can't be moved to another file system",
+                "{} was copied to {} and also kept: it contains fifos, sockets or devices, which can't be moved to another file system",
                 self.from, self.to
             )));
         }

@@ -91,11 +91,11 @@ pub fn stream_start(request: Execute, server: &Server, shells: AvailableShells) 
 
 fn exec_start(request: Execute, server: &Server, shells: AvailableShells) -> Result<ExecStart, ApiError> {
     if request.ssh_agent_forward == Some(true) {
-        return Err(ApiError::invalid("ssh_agent_forward: no agent can be forwarded into this sandbox; leave it out"));
+        return Err(ApiError::invalid("ssh_agent_forward: not supported by this sandbox; omit it"));
     }
     let (cwd, env) = match request.run_config {
         Some(_) if request.cwd.is_some() || request.env.is_some() => {
-            return Err(ApiError::invalid("run_config: goes in place of cwd and env, not beside them"));
+            return Err(ApiError::invalid("run_config: can't be combined with cwd and env"));
         }
         Some(RunConfig { user, work_dir, env_vars }) => {
             check_user(user.as_deref(), server.programs.user())?;
@@ -109,7 +109,7 @@ fn exec_start(request: Execute, server: &Server, shells: AvailableShells) -> Res
     let (command, argv, shell) = match request.command.filter(|command| !(pty && command.is_empty())) {
         Some(command) => (Some(command), None, Some(shell)),
         None if pty => (None, Some(vec![shell]), None),
-        None => return Err(ApiError::invalid("command: is missing; only a terminal (`pty`) starts without one")),
+        None => return Err(ApiError::invalid("command: is missing; only a terminal (`pty`) can be started without one")),
     };
     Ok(ExecStart {
         command,
@@ -131,7 +131,7 @@ fn exec_start(request: Execute, server: &Server, shells: AvailableShells) -> Res
 fn check_user(requested: Option<&str>, user: &str) -> Result<(), ApiError> {
     match requested.filter(|requested| !requested.is_empty() && *requested != user) {
         None => Ok(()),
-        Some(_) => Err(ApiError::invalid(format!("run_config.user: commands run as `{user}` here; leave it out"))),
+        Some(_) => Err(ApiError::invalid(format!("run_config.user: commands always run as `{user}`; omit it"))),
     }
 }
 

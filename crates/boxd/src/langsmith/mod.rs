@@ -54,7 +54,7 @@ pub async fn upload(
     let mut parts = multer::Multipart::with_constraints(body::chunks(content), boundary, multer::Constraints::new().size_limit(limit));
     let write = async {
         let mut field = parts.next_field().await.map_err(multipart_error)?.filter(|f| f.name() == Some("file"));
-        let Some(field) = field.take() else { return Err(ApiError::invalid("the multipart body needs a field `file` first")) };
+        let Some(field) = field.take() else { return Err(ApiError::invalid("the first field of the multipart body must be `file`")) };
         let chunks =
             stream::try_unfold(field, async |mut field| Ok(field.chunk().await.map_err(multipart_error)?.map(|chunk| (chunk, field))));
         let recorder = server.files.recorder(&caller.claims);
@@ -143,13 +143,13 @@ pub async fn grep(State(server): State<Arc<Server>>, caller: Caller<FsRead>, con
 
 /// `GET /tunnel`: not supported, because this sandbox's ports can't be reached from outside.
 pub async fn tunnel() -> ErrorResponse {
-    let message = "tunnels to ports of a sandbox are not served here; run what you need inside it";
+    let message = "tunnels to sandbox ports are not supported; run clients inside the sandbox";
     ErrorResponse(ApiError::new(ErrorCode::Unsupported, message))
 }
 
 pub(crate) fn multipart_error(error: multer::Error) -> ApiError {
     match error {
         multer::Error::FieldSizeExceeded { limit, .. } => too_large("the file", limit),
-        other => ApiError::invalid(format!("the multipart body can't be read: {other}")),
+        other => ApiError::invalid(format!("invalid multipart body: {other}")),
     }
 }

@@ -83,7 +83,7 @@ impl SocketHandler for LangsmithSocket {
         let (start, policy) = match peer.next().await? {
             LangsmithClientFrame::Execute(request) => stream_start(*request, peer.server, shells)?,
             LangsmithClientFrame::Reconnect(request) => (resume_start(request), LifetimePolicy::with_timeout(MAX_TIMEOUT)),
-            _ => return Err(ApiError::invalid("there is no command yet; send `execute` or `reconnect`").into()),
+            _ => return Err(ApiError::invalid("no command on this connection; send `execute` or `reconnect` first").into()),
         };
         peer.record.set_target(&describe_command(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
         run(peer, start, policy).await
@@ -159,7 +159,7 @@ async fn handle_frame(frame: LangsmithClientFrame, viewer: &Viewer, commands: &C
             if command.job().ended().is_none() { command.resize(cols, rows) } else { Ok(()) }
         }
         LangsmithClientFrame::Execute(_) | LangsmithClientFrame::Reconnect(_) | LangsmithClientFrame::Auth { .. } => {
-            Err(ApiError::invalid("this connection has its command already; open another for a second one"))
+            Err(ApiError::invalid("this connection already has a command; open another connection for a second one"))
         }
     }
 }

@@ -79,7 +79,7 @@ fn time_limit(seconds: Option<f64>) -> Result<Duration, ApiError> {
         Some(0.0) => Ok(MAX_TIMEOUT),
         Some(seconds) => Duration::try_from_secs_f64(seconds)
             .map(|requested| requested.min(MAX_TIMEOUT))
-            .map_err(|_| ApiError::invalid("timeout_seconds must be a number of seconds from 0 on")),
+            .map_err(|_| ApiError::invalid("timeout_seconds must be a non-negative number of seconds")),
     }
 }
 
@@ -104,21 +104,19 @@ async fn wait_for_first_prompt(shell: &Shell, time_limit: Duration) {
 fn check_ready(shell: &Shell) -> Result<ShellKind, ApiError> {
     let busy = |reason: &str| Err(ApiError::new(ErrorCode::ShellBusy, reason));
     let Some(integration) = &shell.terminal.integration else {
-        return busy(
-            "this shell was started with a command of its own and doesn't tell when it is at a prompt; use another shell, or exec",
-        );
+        return busy("this shell was started with its own command, so its prompt can't be detected; use another shell, or exec");
     };
     // A clone, so that the borrow is not held: `Shell::printed` updates the prompt while it holds the screen's lock,
     // which `is_alternate` takes below.
     let prompt = shell.prompt.borrow().clone();
     match prompt.state {
-        PromptState::Unknown => busy("the shell has not come to its first prompt yet; try again"),
+        PromptState::Unknown => busy("the shell has not shown its first prompt yet; try again"),
         PromptState::Running if shell.is_alternate() => {
-            busy("an editor or another full-screen program runs in this shell; try again when it has ended")
+            busy("a full-screen program is running in this shell; try again when it has exited")
         }
-        PromptState::Running => busy("a program runs in this shell; try again when it has ended"),
+        PromptState::Running => busy("a program is running in this shell; try again when it has exited"),
         PromptState::AtPrompt if prompt.has_partial_line() => {
-            busy("somebody has typed half a line in this shell; try again when they have finished it")
+            busy("a participant has typed an unfinished line in this shell; try again when it is finished")
         }
         PromptState::AtPrompt => Ok(integration.shell_kind),
     }
@@ -131,17 +129,19 @@ fn command_keys(shell: &Shell, shell_kind: ShellKind, command: &str) -> Result<V
         return Err(ApiError::invalid("command is empty"));
     }
     if command.len() > MAX_COMMAND_BYTES {
-        return Err(ApiError::invalid(format!("command is longer than {MAX_COMMAND_BYTES} bytes; write a file and run that")));
+        return Err(ApiError::invalid(format!("command is longer than {MAX_COMMAND_BYTES} bytes; write it to a file and run the file")));
     }
     if command.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\t')) {
-        return Err(ApiError::invalid("command holds control characters, which a terminal would take for keys"));
+        return Err(ApiError::invalid("command contains control characters, which a terminal would interpret as keys"));
     }
     let prefix = if shell_kind == ShellKind::Bash { NO_HISTORY_EXPANSION_KEY.as_bytes() } else { b"" };
     if shell.wants_bracketed_paste() {
         return Ok([prefix, b"\x1b[200~", command.as_bytes(), b"\x1b[201~\r"].concat());
     }
     if command.contains(['\n', '\t']) {
-        return Err(ApiError::invalid("this shell takes a command of one line without tabs; write a file and run that"));
+        return Err(ApiError::invalid(
+            "this shell accepts only single-line commands without tabs; write the command to a file and run the file",
+        ));
     }
     Ok([prefix, command.as_bytes(), b"\r"].concat())
 }

@@ -70,7 +70,7 @@ impl Participants {
         if self.by_id.len() >= MAX_PARTICIPANTS {
             return Err(ApiError::new(
                 ErrorCode::RateLimited,
-                format!("{MAX_PARTICIPANTS} are already connected to this shell; try again later"),
+                format!("{MAX_PARTICIPANTS} participants are already connected to this shell, which is the limit; try again later"),
             ));
         }
         let taken_over = CancellationToken::new();
@@ -123,7 +123,7 @@ impl Participants {
             (ControlAction::Take | ControlAction::Request, Some(holder)) if holder.participant != Some(id) => {
                 let is_typing = holder.last_input_at.is_some_and(|at| now.duration_since(at) < HUMAN_TYPING_PAUSE);
                 if participant.identity.actor == PrincipalKind::Agent && holder.identity.actor != PrincipalKind::Agent && is_typing {
-                    let message = format!("{} is typing; ask again when they have paused", holder.identity.principal);
+                    let message = format!("{} is typing; try again after a pause", holder.identity.principal);
                     return Err(ApiError::new(ErrorCode::ShellBusy, message).with_details(self.details()));
                 }
                 self.grant_control(id);
@@ -144,7 +144,7 @@ impl Participants {
         }
     }
 
-    /// Whether this participant may type, resize and signal. If control is free, it gets control.
+    /// Whether this participant may type, resize and signal. If there is no controller, it gets control.
     pub fn require_control(&mut self, id: u64, now: Instant) -> Result<(), ApiError> {
         self.expire(now);
         match &mut self.holder {
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(controller_name(&participants).as_deref(), Some("ada"));
         participants.handle_control(human, ControlAction::Release, start).unwrap();
         assert_eq!(controller_name(&participants), None);
-        assert!(participants.require_control(agent, start).is_ok(), "control is free");
+        assert!(participants.require_control(agent, start).is_ok(), "there is no controller");
     }
 
     #[test]
@@ -269,13 +269,13 @@ mod tests {
         assert_eq!((participants.count(), participants.controlling_participant()), (1, Some(second)));
         assert!(!participants.is_new_input(second, Some(2)) && participants.is_new_input(second, Some(3)));
         participants.leave(first, now);
-        assert_eq!(participants.controlling_participant(), Some(second), "the old connection's end takes nothing away");
+        assert_eq!(participants.controlling_participant(), Some(second), "closing the old connection has no effect");
         let (unnamed, _) = participants.join(join_request("ada", PrincipalKind::Human), now).unwrap();
         assert!(
             participants.is_new_input(unnamed, Some(1)) && !participants.is_new_input(unnamed, Some(1)),
-            "one without a name counts on its own"
+            "a client without a name counts separately"
         );
         let (next, _) = participants.join(join_request("ada", PrincipalKind::Human), now).unwrap();
-        assert!(participants.is_new_input(next, Some(1)), "and its next connection starts again");
+        assert!(participants.is_new_input(next, Some(1)), "its next connection starts at zero again");
     }
 }

@@ -238,7 +238,7 @@ mod tests {
         prompt.note_keys(b"\x7f\x7f");
         assert!(!prompt.has_partial_line());
         prompt.note_keys(b"\x1b[A");
-        assert!(prompt.has_partial_line(), "an older line was recalled");
+        assert!(prompt.has_partial_line(), "an older line was recalled from the history");
         prompt.note_keys(b"\x03");
         assert_eq!(prompt.state, PromptState::Running, "until the next prompt");
         ["D;130", "A", "R"].iter().for_each(|mark| apply_mark(&mut prompt, mark));
@@ -246,9 +246,9 @@ mod tests {
         prompt.note_output();
         assert!(prompt.has_partial_line(), "typed ahead while something ran");
         prompt.note_keys(b"\x7f");
-        assert!(prompt.has_partial_line(), "and only a part of it taken away");
+        assert!(prompt.has_partial_line(), "and only a part of it deleted");
         prompt.note_keys(b"\x15");
-        assert!(prompt.has_partial_line(), "Ctrl-U leaves what is behind the cursor");
+        assert!(prompt.has_partial_line(), "Ctrl-U keeps the text after the cursor");
     }
 
     #[test]

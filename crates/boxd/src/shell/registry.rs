@@ -55,10 +55,7 @@ impl Shells {
         let matching = shells.get(shell).or_else(|| shells.values().find(|s| s.id.as_str() == shell)).cloned();
         matching.ok_or_else(|| {
             let display_name: String = shell.escape_default().take(MAX_NAME_CHARS).collect();
-            ApiError::new(
-                ErrorCode::ShellNotFound,
-                format!("there is no shell `{display_name}` in this sandbox; GET /v1/shells lists those there are"),
-            )
+            ApiError::new(ErrorCode::ShellNotFound, format!("no shell `{display_name}` in this sandbox; GET /v1/shells lists the shells"))
         })
     }
 
@@ -92,7 +89,7 @@ impl Shells {
         {
             return Err(ApiError::new(
                 ErrorCode::ShellExists,
-                format!("there is a shell `{name}` already; connect to it, or choose another name"),
+                format!("shell `{name}` already exists; connect to it, or choose another name"),
             ));
         }
         self.start_shell(server, create, claims).await
@@ -105,7 +102,7 @@ impl Shells {
             None => id.to_string(),
         };
         if self.shells().len() >= self.limit {
-            let message = format!("{} shells are already open here; end one and try again", self.limit);
+            let message = format!("{} shells are already open, which is the limit; end one and try again", self.limit);
             return Err(ApiError::new(ErrorCode::RateLimited, message));
         }
         let size = terminal::size(create.cols, create.rows)?;
@@ -151,6 +148,6 @@ impl Shells {
 fn validate_name(name: &str) -> Result<&str, ApiError> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let is_valid = !name.is_empty() && name.len() <= MAX_NAME_CHARS && name.chars().all(is_plain) && name.parse::<ShellId>().is_err();
-    let message = "a shell's name is 1 to 64 letters, digits, `.`, `_` or `-`, and no id";
+    let message = "a shell name must have 1 to 64 letters, digits, `.`, `_` or `-`, and must not look like an ID";
     if is_valid { Ok(name) } else { Err(ApiError::invalid(message)) }
 }

@@ -322,7 +322,9 @@ impl Shell {
     /// Reserves the shell for an API request's command; see [`RunGuard`].
     pub fn reserve(self: &Arc<Self>) -> Result<RunGuard, ApiError> {
         match self.is_reserved.swap(true, Ordering::AcqRel) {
-            true => Err(ApiError::new(ErrorCode::ShellBusy, "another command is being run in this shell; try again when it has ended")),
+            true => {
+                Err(ApiError::new(ErrorCode::ShellBusy, "another command is already running in this shell; try again when it has exited"))
+            }
             false => Ok(RunGuard(self.clone())),
         }
     }

@@ -57,7 +57,7 @@ impl Terminal {
         let command = ProgramSpec { argv, env, cwd: working_directory(create.cwd)?, stdio: Stdio::Pty { cols, rows } };
         let started = programs::start(&server.programs, &server.tasks, command).await.map_err(|error| match is_bad_cwd(&error) {
             true => ApiError::invalid(format!("cwd: {error}")),
-            false => ApiError::new(ErrorCode::Internal, format!("the shell can't be started: {error}")),
+            false => ApiError::new(ErrorCode::Internal, format!("starting the shell: {error}")),
         })?;
         let program = started.program;
         let internal = |message: String| ApiError::new(ErrorCode::Internal, message);

@@ -71,7 +71,7 @@ async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ShellStart>>) -> Result<
             }
             // For clients that send their size first and then just type.
             ClientFrame::Resize { cols, rows } => size = Some((cols, rows)),
-            _ => peer.out.send_error(&ApiError::invalid("there is no shell yet; send `start`")).await?,
+            _ => peer.out.send_error(&ApiError::invalid("no shell on this connection; send `start` first")).await?,
         }
     }
 }
@@ -194,7 +194,8 @@ async fn handle_frame(
     let may_control = !is_observer && peer.claims().scope.contains(Capability::Shell);
     if !may_control {
         shell.with_participants(|participants, _| participants.revoke_control(*id));
-        let message = "this connection only looks; connect without `observe` and with a token that has the capability `shell` to do more";
+        let message =
+            "this connection is an observer; to send input, connect without `observe` and with a token that has the capability `shell`";
         return Err(ApiError::new(ErrorCode::CapabilityDenied, message).with_details(serde_json::json!({ "capability": "shell" })));
     }
     match frame {
@@ -213,7 +214,7 @@ async fn handle_frame(
         ClientFrame::Control { action } => {
             shell.with_participants(|participants, now| participants.handle_control(*id, action, now)).map(|()| None)
         }
-        ClientFrame::Start(_) => Err(ApiError::invalid("this connection has its shell already; open another for a second one")),
-        _ => Err(ApiError::invalid("that frame means nothing to a shell")),
+        ClientFrame::Start(_) => Err(ApiError::invalid("this connection already has a shell; open another connection for a second one")),
+        _ => Err(ApiError::invalid("this frame type is not valid for a shell")),
     }
 }

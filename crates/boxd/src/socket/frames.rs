@@ -97,7 +97,7 @@ pub enum ReceivedFrame<D> {
 
 /// Decodes a message from the socket.
 pub fn receive<D: FrameProtocol>(message: Option<Result<Message, axum::Error>>) -> Result<ReceivedFrame<D>, CloseReason> {
-    let unreadable = |why: String| CloseReason::from(ApiError::invalid(format!("a frame can't be read: {why}")));
+    let unreadable = |why: String| CloseReason::from(ApiError::invalid(format!("invalid frame: {why}")));
     match message {
         Some(Ok(Message::Text(text))) => {
             let frame: D = serde_json::from_str(&text).map_err(|e| unreadable(describe_frame_error::<D>(&text, &e)))?;
@@ -136,7 +136,7 @@ fn describe_frame_error<D: FrameProtocol>(text: &str, error: &serde_json::Error)
         Some(frame_type) if D::TYPES.contains(&frame_type) => describe_parse_error(&format!("`{frame_type}`"), &error.to_string()),
         Some(frame_type) => {
             let shown: String = frame_type.escape_default().take(MAX_SHOWN_CHARS).collect();
-            format!("`{shown}` is not a type of frame; known are {}", D::TYPES.join(", "))
+            format!("unknown frame type `{shown}`; known types are {}", D::TYPES.join(", "))
         }
         None => "it must be an object with a `type`".to_owned(),
     }

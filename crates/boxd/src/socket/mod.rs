@@ -171,12 +171,12 @@ async fn authenticate(
 }
 
 fn displaced_handshake() -> ApiError {
-    let message = "too many connections have not sent their `auth` frame, and the oldest is closed; send the token as a header";
+    let message = "closed because too many connections have not sent their `auth` frame; send the token as a header";
     ApiError::new(ErrorCode::RateLimited, message)
 }
 
 fn auth_timeout() -> CloseReason {
-    let message = format!("no `auth` frame with a token came within {} s", AUTH_TIMEOUT.as_secs());
+    let message = format!("no `auth` frame with a token was received within {} s", AUTH_TIMEOUT.as_secs());
     CloseReason { code: close::AUTH_TIMEOUT, error: Some(ApiError::new(ErrorCode::Unauthenticated, message)) }
 }
 

@@ -113,9 +113,9 @@ impl<D: FrameProtocol> Peer<'_, D> {
         let current = self.claims();
         let renewed = self.server.authority.authorize_token(token, self.needs).and_then(|fresh| {
             let is_same = fresh.sub == current.sub && fresh.sid == current.sid;
-            is_same
-                .then_some(fresh)
-                .ok_or_else(|| ApiError::new(ErrorCode::Forbidden, "the token is of another principal or session than this connection's"))
+            is_same.then_some(fresh).ok_or_else(|| {
+                ApiError::new(ErrorCode::Forbidden, "the token belongs to another principal or session than this connection")
+            })
         });
         match renewed {
             Ok(fresh) => {

@@ -53,8 +53,9 @@ impl Inotify {
     }
 
     pub fn limit_message(&self) -> String {
-        let why = if self.is_exhausted { "the kernel lets this sandbox watch no more" } else { "more may not be watched at once" };
-        format!("{} directories are watched and {why}; changes in the others are not told", self.users.len())
+        let why =
+            if self.is_exhausted { "the kernel's watch limit for this sandbox is reached" } else { "the limit for one watch is reached" };
+        format!("{} directories are watched, and {why}; changes in other directories are not reported", self.users.len())
     }
 
     /// Watches a directory. Without /proc a descriptor has no path, so this thread changes to the directory and watches

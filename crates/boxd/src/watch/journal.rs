@@ -118,7 +118,7 @@ mod tests {
         let journal = Journal::new(10);
         assert!(matches!(journal.read_after(9), JournalRead::Lost(10)));
         assert!(matches!(journal.read_after(10), JournalRead::Empty));
-        assert!(matches!(journal.read_after(11), JournalRead::Lost(10)), "a cursor of the future is not ours");
+        assert!(matches!(journal.read_after(11), JournalRead::Lost(10)), "a cursor beyond the end is invalid");
         for number in 11..=13 {
             journal.append(number, Bytes::from_static(b"x"));
             journal.publish(number);

@@ -143,7 +143,7 @@ impl WatchStream {
                 JournalRead::Lost(number) => {
                     self.last_sent = number;
                     return Some(
-                        self.overflow(OverflowReason::FellBehind, "changes came faster than they were read; look at the files again"),
+                        self.overflow(OverflowReason::FellBehind, "changes occurred faster than they were read; list the files again"),
                     );
                 }
                 JournalRead::Ended => return None,
@@ -155,7 +155,7 @@ impl WatchStream {
                 // Fails only when the journal is dropped, but this reader keeps it alive.
                 _ = changed.changed() => {}
                 () = sleep_until(&*self.clock, self.ends_at) => {
-                    return Some(self.end(&ApiError::new(ErrorCode::TokenExpired, "the token has expired; come back with a fresh one and the last event's id")));
+                    return Some(self.end(&ApiError::new(ErrorCode::TokenExpired, "the token has expired; reconnect with a new token and the last event's ID")));
                 }
                 () = tokio::time::sleep(HEARTBEAT) => return Some(Bytes::from_static(b":\n\n")),
             }
@@ -167,8 +167,8 @@ impl WatchStream {
         let mut overflow = Bytes::new();
         if let JournalRead::Lost(number) = self.reader.journal.read_after(self.last_sent) {
             self.last_sent = number;
-            overflow = self
-                .overflow(OverflowReason::CursorExpired, "what happened since that cursor is not known any more; look at the files again");
+            overflow =
+                self.overflow(OverflowReason::CursorExpired, "the events after this cursor are no longer available; list the files again");
         }
         let cursor = cursor(&self.run_id, self.last_sent);
         let (path, path_b64) = self.path.to_json();

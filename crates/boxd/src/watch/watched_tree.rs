@@ -126,7 +126,7 @@ impl WatchedTree {
 
     fn end(&mut self, inotify: &mut Inotify, publisher: &EventPublisher<'_>) {
         self.flush(inotify, publisher);
-        self.overflow(OverflowReason::Gone, "what was watched was removed or moved away; watch it again when it is back", publisher);
+        self.overflow(OverflowReason::Gone, "the watched path was deleted or moved; watch it again when it exists", publisher);
         self.is_gone = true;
     }
 
@@ -199,7 +199,7 @@ impl WatchedTree {
         }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "one event's parts, and what is needed to act on it")]
+    #[allow(clippy::too_many_arguments, reason = "an event's fields and the context to handle it")]
     fn handle_moved_to(
         &mut self,
         wd: i32,
@@ -385,7 +385,11 @@ impl WatchedTree {
     /// The kernel dropped events, so new directories may have been missed.
     pub fn kernel_overflow(&mut self, inotify: &mut Inotify, publisher: &EventPublisher<'_>) {
         self.flush(inotify, publisher);
-        self.overflow(OverflowReason::KernelQueue, "there were more changes than the kernel keeps; look at the files again", publisher);
+        self.overflow(
+            OverflowReason::KernelQueue,
+            "the kernel dropped changes because its queue was full; list the files again",
+            publisher,
+        );
         self.watch_below(self.root_wd, None, inotify, publisher);
     }
 

@@ -99,7 +99,7 @@ impl WatchService {
         let wake_fd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(watch_failed)?);
         let (requests, receiver) = mpsc::channel();
         let watch_thread = WatchThread {
-            inotify: Inotify::new(self.limit).map_err(|e| watch_failed(format!("the kernel gives no more watching instances: {e}")))?,
+            inotify: Inotify::new(self.limit).map_err(|e| watch_failed(format!("creating an inotify instance: {e}")))?,
             trees: HashMap::new(),
             next_tree: 0,
             requests: receiver,
@@ -115,7 +115,7 @@ impl WatchService {
 }
 
 fn watch_failed(why: impl std::fmt::Display) -> ApiError {
-    ApiError::new(ErrorCode::Internal, format!("files can't be watched: {why}"))
+    ApiError::new(ErrorCode::Internal, format!("watching files is not available: {why}"))
 }
 
 struct WatchThread {
@@ -138,7 +138,7 @@ impl WatchThread {
             // Without its own working directory, this thread would change that of all of boxd. The requester gets an
             // error because the answer channel is dropped.
             Err(error) => {
-                tracing::error!(%error, "the watching thread could not have its own working directory");
+                tracing::error!(%error, "the watch thread could not unshare its working directory");
                 *self.running.lock() = None;
             }
         }
@@ -236,8 +236,9 @@ impl WatchThread {
             let longest_unread =
                 self.trees.iter().filter(|(_, t)| !t.journal.has_readers()).min_by_key(|(_, t)| t.unread_since).map(|(id, _)| *id);
             let Some(mut oldest) = longest_unread.and_then(|id| self.trees.remove(&id)) else {
-                let message =
-                    format!("{MAX_TREES} different directories are already being watched here; watch one above them, or try again later");
+                let message = format!(
+                    "{MAX_TREES} directories are already being watched, which is the limit; watch a common parent directory, or try again later"
+                );
                 return Err(ApiError::new(ErrorCode::RateLimited, message));
             };
             oldest.stop(&mut self.inotify);

@@ -128,7 +128,7 @@ impl Init {
                 seq
             }
             Order::WatchMemory => return Ok(()),
-            Order::CreateStandby => return Err(io::Error::new(io::ErrorKind::InvalidData, "that is for the starter")),
+            Order::CreateStandby => return Err(io::Error::new(io::ErrorKind::InvalidData, "this request is for the spawner")),
         };
         send(&self.socket, &Report::Completed { seq }, &[])
     }

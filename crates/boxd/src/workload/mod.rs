@@ -178,8 +178,10 @@ impl Workloads {
             // anything.
             Err(_) => {
                 process.kill_tree().await;
-                let message =
-                    format!("it didn't begin within {} s, and was ended; is something stopping all programs?", START_WITHIN.as_secs());
+                let message = format!(
+                    "the program did not start within {} s and was killed; check whether a program stops all others",
+                    START_WITHIN.as_secs()
+                );
                 Err(io::Error::new(io::ErrorKind::TimedOut, message))
             }
         }
@@ -214,7 +216,7 @@ impl Workloads {
                 return Ok(process);
             }
         }
-        Err(io::Error::other("every process that was to become it was ended; is something ending all programs?"))
+        Err(io::Error::other("every standby process for the program was killed; check whether a program kills all others"))
     }
 
     /// Forbids all programs to enlarge files, or allows it again.
@@ -239,7 +241,7 @@ impl Workloads {
             ("COBOX_SANDBOX", "1"),
         ];
         if spec.env.iter().any(|(name, _)| name.is_empty() || name.contains(&b'=')) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a variable's name can't be empty or hold `=`"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a variable's name can't be empty or contain `=`"));
         }
         // Precedence: the variables of this command, then those of the sandbox, then the defaults.
         let sandbox_env = workload.env.0.iter().map(|(name, value)| (name.as_str(), value.as_str()));
@@ -355,7 +357,7 @@ const NOT_STARTED: Exit = Exit { code: 126, signal: None };
 const KILLED: Exit = Exit { code: 128 + libc::SIGKILL, signal: Some(libc::SIGKILL) };
 
 fn init_exited() -> io::Error {
-    io::Error::new(io::ErrorKind::BrokenPipe, "the sandbox's init is gone")
+    io::Error::new(io::ErrorKind::BrokenPipe, "the sandbox's init process has exited")
 }
 
 impl WorkloadState {
@@ -433,7 +435,7 @@ impl WorkloadState {
         if queued.len() < MAX_WAITING_ORDERS {
             queued.push_back(order);
         } else {
-            tracing::warn!(?order, "init is busy, and so many signals wait for it that this one is not sent");
+            tracing::warn!(?order, "init is busy and its signal queue is full; the signal was not sent");
             self.complete_order(seq);
         }
     }

@@ -53,7 +53,7 @@ pub fn start(config: &BoxdConfig) -> anyhow::Result<WorkloadSockets> {
 }
 
 fn socket_pair() -> anyhow::Result<(OwnedFd, OwnedFd)> {
-    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).context("making a link")
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).context("creating a symbolic link")
 }
 
 /// Also returns init's pidfd, which gives access to the namespaces that init is in.
@@ -83,7 +83,7 @@ fn start_init(config: &BoxdConfig) -> anyhow::Result<(OwnedFd, OwnedFd)> {
 fn start_spawner(namespaces: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     let (boxd_end, child_end) = socket_pair()?;
     // SAFETY: as above.
-    match unsafe { clone_process(0) }.context("cloning the starter")? {
+    match unsafe { clone_process(0) }.context("cloning the spawner")? {
         Cloned::Child => {
             drop(boxd_end);
             match join_namespaces(namespaces, config) {
@@ -117,7 +117,7 @@ fn expect_report(socket: &OwnedFd, is_expected: impl Fn(&Report) -> bool) -> any
     match receive::<Report>(socket)? {
         Some(r) if is_expected(&r.message) => Ok(()),
         Some(ReceivedMessage { message: Report::Failed { what }, .. }) => bail!("setting up the workloads' namespaces failed: {what}"),
-        Some(r) => bail!("a process of the workloads' namespaces said {:?} out of turn", r.message),
+        Some(r) => bail!("unexpected message {:?} from a process of the workloads' namespaces", r.message),
         None => bail!("a process of the workloads' namespaces died while it was being set up"),
     }
 }
@@ -144,10 +144,10 @@ fn set_up_init(socket: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd>
         let _ = limit.map(|limit| rustix::io::write(&limit, pages.to_string().as_bytes()));
     }
     // SAFETY: this process has one thread and shares no memory or descriptors with another.
-    unsafe { unshare_unsafe(UnshareFlags::NEWUSER) }.context("making the workloads' user namespace")?;
+    unsafe { unshare_unsafe(UnshareFlags::NEWUSER) }.context("creating the workloads' user namespace")?;
     send(socket, &Report::Unshared, &[])?;
     if receive::<Report>(socket)?.is_none() {
-        bail!("boxd is gone");
+        bail!("boxd has exited");
     }
     // Uses the handle opened earlier, because the /proc that programs see is already read-only.
     let limit = openat(&settings, "user/max_user_namespaces", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
@@ -170,12 +170,12 @@ fn drop_privileges(config: &BoxdConfig) -> anyhow::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
 
     if config.workload.uid_count > 1 {
-        rustix::thread::set_thread_groups(&[]).context("leaving all groups")?;
+        rustix::thread::set_thread_groups(&[]).context("dropping supplementary groups")?;
     }
     init::limit_resources(&config.limits).context("setting limits")?;
     rustix::thread::set_no_new_privs(true)?;
-    cobox_kernel::drop_bounding_set().context("emptying the bounding set")?;
-    seccomp::confine().map_err(|e| anyhow::anyhow!("confining system calls: {e}"))
+    cobox_kernel::drop_bounding_set().context("clearing the capability bounding set")?;
+    seccomp::confine().map_err(|e| anyhow::anyhow!("installing the seccomp filter: {e}"))
 }
 
 /// Replaces boxd's /proc with one of this pid namespace, with machine settings read-only. Returns a handle through

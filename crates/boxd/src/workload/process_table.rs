@@ -242,7 +242,7 @@ mod tests {
             async move { reap_ended_children(&state, children).await }
         });
         outcome.wait_for(Option::is_some).await.unwrap();
-        assert!(is_unreaped(&first) && is_unreaped(&second), "the first can't be reaped, and it hides the second");
+        assert!(is_unreaped(&first) && is_unreaped(&second), "the first can't be reaped and hides the second");
         state.complete_order(10);
         assert!(!is_unreaped(&first));
         while is_unreaped(&second) {
@@ -256,7 +256,7 @@ mod tests {
         let mut table = ProcessTable::default();
         let (mut child, _socket, outcome) = start_child(&mut table, 5);
         let pid = child.id() as i32;
-        assert!(!table.register_order_for(10, (pid, 4)).0, "that was another program");
+        assert!(!table.register_order_for(10, (pid, 4)).0, "the id belonged to another process");
         let ((first, _), (second, _)) = (table.register_order_for(11, (pid, 5)), table.register_order_for(12, (pid, 5)));
         assert!(first && second);
         let ended = close_input_and_wait(&mut child);

@@ -3,7 +3,7 @@
 //!
 //! The spawner is forked from boxd and never executes a program itself, so workloads can't access its memory. It is in
 //! boxd's pid namespace, so they can't refer to it either.
-#![allow(unsafe_code, reason = "it makes processes, and takes over an inherited descriptor by its number")]
+#![allow(unsafe_code, reason = "it creates processes and takes ownership of an inherited descriptor by number")]
 
 use std::{
     fs::File,

@@ -152,7 +152,7 @@ mod tests {
         let pool = StandbyPool::default();
         let all: Vec<_> = (0..MAX_READY + 2).map(|_| add_standby(&pool)).collect();
         let ended: Vec<bool> = all.iter().map(has_ended).collect();
-        assert_eq!(ended, [[true; 2].as_slice(), &[false; MAX_READY]].concat(), "the oldest end");
+        assert_eq!(ended, [[true; 2].as_slice(), &[false; MAX_READY]].concat(), "the oldest processes are ended");
         pool.clear();
         assert!(all.iter().all(has_ended));
     }
@@ -201,7 +201,7 @@ mod tests {
         pool.state().requested = 3;
         assert_eq!([shortfall(0), shortfall(TARGET_READY)], [0, TARGET_READY]);
         let _ends = [add_standby(&pool), add_standby(&pool)];
-        assert_eq!([shortfall(0), shortfall(TARGET_READY)], [0, TARGET_READY], "one waits, and one is coming");
+        assert_eq!([shortfall(0), shortfall(TARGET_READY)], [0, TARGET_READY], "one is waiting, and one is starting");
         pool.fail_requests(libc::EAGAIN);
         assert_eq!([shortfall(0), shortfall(TARGET_READY)], [0, TARGET_READY], "no request waits any more");
         let _end = add_standby(&pool);

@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 
 use self::support::TestBoxd;
 
-const ABOUT: &str = "What a human's and an agent's client say to boxd, the daemon inside a sandbox. Every error has the same envelope, but on the \
-`langsmith` routes, which have that SDK's. Every answer has `X-Request-Id`. Names that are not UTF-8 are percent-encoded in URLs and come beside \
-the text as `…_b64` in JSON.";
+const ABOUT: &str = "The API of boxd, the daemon inside a sandbox, for clients of humans and agents. All errors have the same envelope, except on the \
+                   `langsmith` routes, which use the envelope of that SDK. Every response has `X-Request-Id`. Names that are not UTF-8 are \
+                   percent-encoded in URLs and additionally returned as `…_b64` in JSON.";
 
 fn document() -> Value {
     let document = Document {
@@ -29,22 +29,22 @@ fn document() -> Value {
         about: ABOUT,
         server: json!({
             "url": "{dataplane}",
-            "description": "As the broker told it, without its `/v1`.",
+            "description": "As the broker returned it, without `/v1`.",
             "variables": { "dataplane": { "default": "http://127.0.0.1:7717/dp/sb_00000000000000000000000000" } },
         }),
         tags: &[
-            ("health", "Whether it answers."),
-            ("exec", "Commands and what runs."),
-            ("shells", "Terminals that human and agent share."),
-            ("files", "Files, one or many."),
-            ("tree", "The file system around them."),
-            ("langsmith", "The LangSmith sandbox SDK's own routes."),
+            ("health", "Health check."),
+            ("exec", "Commands and processes."),
+            ("shells", "Terminals that humans and agents share."),
+            ("files", "Reading and writing files."),
+            ("tree", "Directories, search and watching."),
+            ("langsmith", "Routes of the LangSmith sandbox SDK."),
         ],
         security: json!([{ "token": [] }]),
         security_schemes: json!({
             "token": {
                 "type": "http", "scheme": "bearer", "bearerFormat": "JWT",
-                "description": "A sandbox's token from the broker; the words of a requirement are the capabilities it must have.",
+                "description": "A sandbox's token, issued by the broker; the scopes of a security requirement are the capabilities that it must have.",
             },
         }),
     };
@@ -120,7 +120,7 @@ fn the_protocols_route_table_matches_the_document() {
         .collect();
     let documented: BTreeSet<_> =
         routes::all().iter().map(|o| (o.path.to_owned(), o.method.to_owned(), o.needed().to_vec())).map(with_capability_names).collect();
-    assert_eq!(known, documented, "crates/protocol/src/route.rs and tests/openapi/routes say the same");
+    assert_eq!(known, documented, "crates/protocol/src/route.rs and tests/openapi/routes agree");
 }
 
 fn with_capability_names((path, method, needs): (String, String, Vec<Capability>)) -> (String, String, Vec<&'static str>) {

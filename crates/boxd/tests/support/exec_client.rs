@@ -69,7 +69,7 @@ impl ExecClient {
 
     /// `None` when the connection has ended.
     pub async fn message(&mut self) -> Option<Message> {
-        match tokio::time::timeout(SOON, self.socket.next()).await.expect("a frame comes soon") {
+        match tokio::time::timeout(SOON, self.socket.next()).await.expect("a frame arrives in time") {
             Some(Ok(Message::Close(_))) | None => None,
             Some(Err(tungstenite::Error::ConnectionClosed | tungstenite::Error::AlreadyClosed)) => None,
             Some(message) => Some(message.unwrap()),
@@ -118,7 +118,7 @@ impl ExecClient {
             OutputStream::Stdout => (&mut self.stdout, &mut self.stdout_at),
             OutputStream::Stderr => (&mut self.stderr, &mut self.stderr_at),
         };
-        assert_eq!(offset, *at, "no byte twice and none left out");
+        assert_eq!(offset, *at, "no byte is duplicated or missing");
         *at += bytes.len() as u64;
         all.extend_from_slice(bytes);
     }
@@ -140,7 +140,7 @@ impl ExecClient {
         loop {
             match self.answer().await {
                 Some(ServerFrame::Exit { exit_code, signal, timed_out }) => {
-                    assert_eq!(self.message().await, None, "nothing comes after the exit");
+                    assert_eq!(self.message().await, None, "nothing is sent after the exit");
                     return (exit_code, signal, timed_out);
                 }
                 Some(ServerFrame::StdinAck { .. }) => {}

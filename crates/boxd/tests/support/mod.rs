@@ -60,7 +60,7 @@ pub async fn wait_for(condition: impl Fn() -> bool) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(SOON, met).await.expect("it happens soon");
+    tokio::time::timeout(SOON, met).await.expect("the condition becomes true in time");
 }
 
 /// Whether a process is running. A zombie has ended.

@@ -75,9 +75,9 @@ impl SdkClient {
     }
 
     pub async fn next(&mut self) -> Option<LangsmithServerFrame> {
-        match tokio::time::timeout(SOON, self.socket.next()).await.expect("a frame comes soon") {
+        match tokio::time::timeout(SOON, self.socket.next()).await.expect("a frame arrives in time") {
             Some(Ok(Message::Text(text))) => {
-                assert!(text.len() < 1 << 20, "the SDK takes no frame of a MiB");
+                assert!(text.len() < 1 << 20, "the SDK accepts no frame of 1 MiB");
                 Some(serde_json::from_str(&text).unwrap())
             }
             Some(Ok(Message::Close(frame))) => {
@@ -99,7 +99,7 @@ impl SdkClient {
             Some(other) => panic!("{other:?}"),
             None => return Some(Ended::Closed),
         };
-        assert_eq!(offset, *at, "no byte twice and none left out");
+        assert_eq!(offset, *at, "no byte is duplicated or missing");
         *at += data.len() as u64;
         stream.push_str(&data);
         None

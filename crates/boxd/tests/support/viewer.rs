@@ -81,7 +81,7 @@ impl Viewer {
     /// Handles the next message; `false` when the socket has closed.
     pub async fn step(&mut self) -> bool {
         let message = tokio::time::timeout(SOON, self.socket.next()).await;
-        match message.unwrap_or_else(|_| panic!("nothing comes; so far {:?}", String::from_utf8_lossy(&self.output))) {
+        match message.unwrap_or_else(|_| panic!("nothing arrives; so far {:?}", String::from_utf8_lossy(&self.output))) {
             Some(Ok(message)) => self.take(message),
             _ => false,
         }

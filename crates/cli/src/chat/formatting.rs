@@ -38,23 +38,23 @@ fn format_sentence(actor: Option<&str>, principal: Option<&str>, kind: &EventKin
     };
     let reason_suffix = |reason: &str| if reason.is_empty() { String::new() } else { format!(": {reason}") };
     let line = match kind {
-        EventKind::Created { .. } => format!("{actor_name} made the session"),
-        EventKind::Active => "the sandbox runs".to_owned(),
+        EventKind::Created { .. } => format!("{actor_name} created the session"),
+        EventKind::Active => "the sandbox is running".to_owned(),
         EventKind::Idle => "the sandbox is idle".to_owned(),
         EventKind::Suspended { reason } => format!("the sandbox was suspended{}", reason_suffix(reason)),
-        EventKind::Resumed => "the sandbox runs again".to_owned(),
+        EventKind::Resumed => "the sandbox was resumed".to_owned(),
         EventKind::Restored => format!("{actor_name} restored the deleted sandbox"),
         EventKind::Terminated { reason } => format!("the session ended{}", reason_suffix(reason)),
         EventKind::Failed { reason } => format!("the session failed{}", reason_suffix(reason)),
         EventKind::Changed { change } => format!("{actor_name} changed the sandbox{}", reason_suffix(change)),
-        EventKind::Shared { with, .. } => format!("{actor_name} let {with} in"),
-        EventKind::Unshared { with } => format!("{actor_name} no longer lets {with} in"),
+        EventKind::Shared { with, .. } => format!("{actor_name} shared the session with {with}"),
+        EventKind::Unshared { with } => format!("{actor_name} revoked the share of {with}"),
         EventKind::Connected => format!("{actor_name} connected"),
         EventKind::FileWritten(file) => format!("{actor_name} wrote {}", describe_file(file)),
         EventKind::FileRemoved(file) => format!("{actor_name} removed {}", describe_file(file)),
         EventKind::Exec(end) => format!("{actor_name} ran {} → {}", end.command, describe_exit(end)),
-        EventKind::Gap { .. } => "(events are missing here)".to_owned(),
-        EventKind::Unknown => "(something new happened)".to_owned(),
+        EventKind::Gap { .. } => "(some events are missing)".to_owned(),
+        EventKind::Unknown => "(unknown event)".to_owned(),
     };
     one_line(&line)
 }
@@ -102,15 +102,15 @@ pub fn format_tool_outcome(tool: &ToolUse) -> String {
 pub fn format_question(action: &Action) -> String {
     // Control characters are escaped, not dropped: the user must see exactly what they approve.
     let description = clean(&visible(&action.args.to_string()), MAX_LINE_BYTES * 8);
-    format!("may the agent use {}? {description}", action.name)
+    format!("allow the agent to use {}? {description}", action.name)
 }
 
 /// The answers that the action allows.
 pub fn format_choices(action: &Action) -> String {
     let mut answers = vec!["yes"];
-    answers.extend(action.may_reject.then_some("no [why]"));
+    answers.extend(action.may_reject.then_some("no [reason]"));
     answers.extend(action.may_edit.then_some("edit {arguments as JSON}"));
-    answers.extend(action.may_respond.then_some("say [instead]"));
+    answers.extend(action.may_respond.then_some("say [text]"));
     answers.join(", ")
 }
 

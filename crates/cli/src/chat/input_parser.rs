@@ -27,21 +27,21 @@ pub enum SlashCommand {
 
 /// Every command with its arguments and its effect, in the order of the help.
 pub const COMMANDS: [(&str, &str, &str); 15] = [
-    ("/help", "", "this list"),
-    ("/new", "", "a new thread"),
-    ("/threads", "[id]", "threads there are; with an id, go on with it"),
-    ("/assistant", "[name]", "who there is; with a name, talk to that one"),
-    ("/sandbox list", "", "sandboxes you may use"),
-    ("/sandbox use", "<name>", "bind this thread to a sandbox that exists"),
-    ("/sandbox new", "[name]", "make this thread a sandbox now"),
-    ("/terminal", "[name]", "the shared shell, or another of that name"),
-    ("/files", "", "the sandbox's files"),
-    ("/diff", "[path]", "what changed in a file since you came"),
-    ("/events", "", "what happens in the sandbox"),
-    ("/sync", "", "the state of sync"),
-    ("/cancel", "", "end the run under way"),
-    ("/clear", "", "empty the screen; the thread keeps all"),
-    ("/quit", "", "leave; thread and sandbox live on"),
+    ("/help", "", "show this help"),
+    ("/new", "", "start a new thread"),
+    ("/threads", "[id]", "list threads, or resume the one with this id"),
+    ("/assistant", "[name]", "list assistants, or chat with this one"),
+    ("/sandbox list", "", "list the sandboxes that you can use"),
+    ("/sandbox use", "<name>", "bind this thread to an existing sandbox"),
+    ("/sandbox new", "[name]", "create a sandbox for this thread"),
+    ("/terminal", "[name]", "attach to the shared shell, or the named one"),
+    ("/files", "", "show the sandbox's files"),
+    ("/diff", "[path]", "show changes in a file since you joined"),
+    ("/events", "", "show the sandbox's events"),
+    ("/sync", "", "show the state of the sync"),
+    ("/cancel", "", "cancel the current run"),
+    ("/clear", "", "clear the screen; the thread keeps its messages"),
+    ("/quit", "", "quit; the thread and sandbox keep running"),
 ];
 
 impl SlashCommand {
@@ -58,7 +58,7 @@ impl SlashCommand {
         let optional_argument = || match arguments[..] {
             [] => Ok(None),
             [argument] => Ok(Some(argument.to_owned())),
-            _ => Err(format!("{name} takes one word")),
+            _ => Err(format!("{name} takes at most one argument")),
         };
         Some(match name {
             "/help" | "/?" => Ok(SlashCommand::Help),
@@ -70,7 +70,7 @@ impl SlashCommand {
                 ["use", name] => Ok(SlashCommand::SandboxUse(name.to_owned())),
                 ["new"] => Ok(SlashCommand::SandboxNew(None)),
                 ["new", name] => Ok(SlashCommand::SandboxNew(Some(name.to_owned()))),
-                _ => Err("/sandbox list, /sandbox use <name> or /sandbox new [name]".to_owned()),
+                _ => Err("usage: /sandbox list, /sandbox use <name> or /sandbox new [name]".to_owned()),
             },
             "/terminal" | "/shell" => optional_argument().map(SlashCommand::Terminal),
             "/files" => Ok(SlashCommand::Files),
@@ -80,7 +80,7 @@ impl SlashCommand {
             "/cancel" | "/stop" => Ok(SlashCommand::Cancel),
             "/clear" => Ok(SlashCommand::Clear),
             "/quit" | "/exit" | "/q" => Ok(SlashCommand::Quit),
-            other => Err(format!("there is no {other}; /help lists what there is")),
+            other => Err(format!("unknown command {other}; /help lists the commands")),
         })
     }
 }
@@ -113,7 +113,7 @@ pub fn parse_decision(line: &str) -> Option<Result<Decision, String>> {
     Some(match verb.trim_end_matches([',', '.', '!', ':']).to_lowercase().as_str() {
         "y" | "yes" | "approve" | "ok" => Ok(Decision::Approve),
         "n" | "no" | "reject" => Ok(Decision::Reject(text.to_owned())),
-        "edit" => serde_json::from_str(text).map(Decision::Edit).map_err(|e| format!("these arguments are no JSON: {e}")),
+        "edit" => serde_json::from_str(text).map(Decision::Edit).map_err(|e| format!("the arguments are not valid JSON: {e}")),
         "say" | "respond" if !text.is_empty() => Ok(Decision::Respond(text.to_owned())),
         _ => return None,
     })

@@ -49,7 +49,7 @@ pub fn choose_assistant<'a>(assistants: &'a [Assistant], requested: Option<&str>
         let known: Vec<&str> = assistants.iter().map(|a| a.name.as_str()).collect();
         match requested {
             Some(name) => Failure::new(format!("the deployment has no assistant `{}`", visible(name)))
-                .with_advice(format!("it has: {}", if known.is_empty() { "none".to_owned() } else { known.join(", ") })),
+                .with_advice(format!("available assistants: {}", if known.is_empty() { "none".to_owned() } else { known.join(", ") })),
             None => Failure::new("the deployment has no assistants").with_advice("is a graph named in its langgraph.json?"),
         }
     })

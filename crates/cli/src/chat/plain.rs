@@ -27,8 +27,8 @@ const QUEUED_EVENTS: usize = 64;
 const DRAIN_IDLE: Duration = Duration::from_millis(500);
 /// Maximum number of threads or sandboxes in a list.
 const LIST_LIMIT: u32 = 20;
-const HELP: &str = "a line is a message; one that ends with \\ goes on in the next.\n\
-    /new a new thread, /threads [id] list them or go on with one, /assistant [name], /sandbox list, /quit; Ctrl-C ends the run under way";
+const HELP: &str = "Each line is a message; a line that ends with \\ continues on the next line.\n\
+    /new: new thread; /threads [id]: list or resume threads; /assistant [name]; /sandbox list; /quit; Ctrl-C cancels the current run";
 
 pub async fn run(chat: ChatOptions, printer: Printer) -> Result<u8, Failure> {
     let mut output = LineOutput::new(printer);
@@ -141,14 +141,15 @@ impl Conversation {
                 NextInput::Line(InputLine::Text(text)) => text,
                 NextInput::Line(InputLine::TooLong) => {
                     output.print_failure(
-                        &Failure::new("this line is too long for a message").with_advice("put it into a file in the sandbox: `cobox cp`"),
+                        &Failure::new("the line exceeds the maximum message size")
+                            .with_advice("copy it to the sandbox as a file with `cobox cp`"),
                     )?;
                     continue;
                 }
                 NextInput::Interrupt => return Ok(INTERRUPTED),
                 NextInput::End if self.review.is_some() => {
-                    return Err(Failure::new("the agent waits for an answer, and there is no more input")
-                        .with_advice(format!("go on with it: cobox chat --thread {}", self.thread)));
+                    return Err(Failure::new("the agent waits for an answer, but the input has ended")
+                        .with_advice(format!("resume with `cobox chat --thread {}`", self.thread)));
                 }
                 NextInput::End => {
                     self.drain_events(output).await?;
@@ -222,7 +223,7 @@ impl Conversation {
         };
         let decision = match review.next() {
             Some(Question::Text(_)) => Decision::Respond(text.trim().to_owned()),
-            _ => input_parser::parse_decision(text).unwrap_or_else(|| Err("the answer is one of the words above".to_owned()))?,
+            _ => input_parser::parse_decision(text).unwrap_or_else(|| Err("answer with one of the words above".to_owned()))?,
         };
         review.decide(decision)?;
         let answer = review.answer();
@@ -244,7 +245,7 @@ impl Conversation {
         let request = RunRequest { assistant: self.assistant.clone(), input, sandbox };
         let mut run = tokio::select! {
             run = self.deployment.run(&self.thread, &request) => run?,
-            _ = tokio::signal::ctrl_c() => return Err(Failure::new("interrupted before the run began")),
+            _ = tokio::signal::ctrl_c() => return Err(Failure::new("interrupted before the run started")),
         };
         let (mut failure_message, mut is_cancelled) = (None, false);
         loop {
@@ -280,7 +281,7 @@ impl Conversation {
             // The broker's event stream reports the same events, and also those of other users.
             RunEvent::Custom(_) if matches!(self.sandbox, ChatSandboxState::Open { .. }) => {}
             RunEvent::Custom(event) => output.print_custom_event(&event)?,
-            RunEvent::Reconnected => output.notice("(connected again)", json!({"type": "reconnected"}))?,
+            RunEvent::Reconnected => output.notice("(reconnected)", json!({"type": "reconnected"}))?,
             RunEvent::Started { run_id } => output.json_notice(json!({"type": "run", "run_id": run_id}))?,
             RunEvent::Failed { .. } => {}
         }
@@ -290,7 +291,7 @@ impl Conversation {
     async fn cancel(&self, run: &RunStream, output: &mut LineOutput) -> Result<(), Failure> {
         let Some(id) = run.run_id() else { return Ok(()) };
         self.deployment.cancel(&self.thread, id).await?;
-        Ok(output.notice("(the run is told to end)", json!({"type": "cancelled", "run_id": id}))?)
+        Ok(output.notice("(cancelling the run)", json!({"type": "cancelled", "run_id": id}))?)
     }
 
     fn finish_opening(&mut self, result: Result<Option<ChatSandbox>, ClientError>, output: &mut LineOutput) -> Result<(), Failure> {
@@ -366,8 +367,8 @@ impl Conversation {
             }
             SlashCommand::SandboxList => self.list_sandboxes(output).await,
             SlashCommand::Help => Ok(output.notice(HELP, json!({"type": "help", "text": HELP}))?),
-            _ => Err(Failure::new("this is for the TUI")
-                .with_advice("without it: cobox shell, cobox session events, cobox sandbox list, cobox cp")),
+            _ => Err(Failure::new("this command works only in the TUI")
+                .with_advice("outside the TUI, use cobox shell, cobox session events, cobox sandbox list or cobox cp")),
         }
     }
 }
@@ -381,7 +382,7 @@ async fn wait_for_sandbox(sandbox: &mut ChatSandboxState) -> Result<Option<ChatS
 }
 
 pub fn no_deployment() -> Failure {
-    Failure::new("no LangGraph deployment is configured, so there is nobody to chat with").with_advice(
-        "name one with --deployment URL or COBOX_DEPLOYMENT_URL (its key: COBOX_DEPLOYMENT_KEY); examples/langgraph is one that runs offline",
+    Failure::new("no LangGraph deployment is configured").with_advice(
+        "set --deployment URL or COBOX_DEPLOYMENT_URL (and COBOX_DEPLOYMENT_KEY for its key); examples/langgraph runs one offline",
     )
 }

@@ -73,9 +73,9 @@ fn read_chat_file(path: &Path) -> Result<ChatFile, Failure> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(ChatFile::default()),
         Err(e) => return Err(anyhow::Error::new(e).context(format!("reading {}", path.display())).into()),
     };
-    toml::from_str(&text).with_context(|| format!("{} is not a chat config", path.display())).map_err(|e| {
-        Failure::from(e).with_advice("it has up to three lines: deployment = \"http://…\", api_key_file = \"/…\", assistant = \"…\"")
-    })
+    toml::from_str(&text)
+        .with_context(|| format!("{} is not a chat config", path.display()))
+        .map_err(|e| Failure::from(e).with_advice("it may contain deployment = \"http://…\", api_key_file = \"/…\" and assistant = \"…\""))
 }
 
 #[cfg(test)]
@@ -109,7 +109,7 @@ mod tests {
 
         let found = resolved(&[("HOME", &home), ("COBOX_DEPLOYMENT_URL", "http://env:2")], None, None);
         assert_eq!(found.deployment.as_deref(), Some("http://env:2"));
-        assert!(found.key.is_none(), "the configured key is not shown to another deployment");
+        assert!(found.key.is_none(), "the configured key is not sent to another deployment");
 
         let found = resolved(&[("HOME", &home), ("COBOX_DEPLOYMENT_KEY", "k")], Some("http://flag:3"), None);
         assert_eq!((found.deployment.as_deref(), found.key.unwrap().expose()), (Some("http://flag:3"), "k"));

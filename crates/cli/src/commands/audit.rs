@@ -13,8 +13,8 @@ const PAGE_SIZE: u32 = 100;
 /// Links per request: a chain may have millions.
 const LINKS_PER_REQUEST: u32 = 1000;
 /// The chain alone can't show that its end is missing.
-const UNKNOWN_WITHOUT_HEAD: &str = "no saved head was given, so this can't show whether the newest records were cut off, the chain was \
-    written again from its beginning, or the database was replaced by an older copy; save `cobox audit head` elsewhere and pass it with --head";
+const UNKNOWN_WITHOUT_HEAD: &str = "no saved head was given, so verification can't detect removed newest records, a chain \
+    that was rewritten from its beginning, or an older copy of the database; save `cobox audit head` elsewhere and pass it with --head";
 /// Exit code when verification finds a fault in the audit chain.
 const EXIT_BROKEN: u8 = 1;
 
@@ -30,33 +30,34 @@ Examples:
   cobox audit head > elsewhere/head
   cobox audit verify --head \"$(cat elsewhere/head)\"
 
-A `sandbox.claim` is what a sandbox says of itself; all others are the broker's own word."
+Records of type `sandbox.claim` were reported by a sandbox and are not verified. All others were recorded by the broker."
 )]
 pub struct AuditArgs {
     #[command(subcommand)]
     command: Option<AuditCommand>,
-    /// Only what is about this sandbox, by name or id; an ended one by its id
+    /// Only records about this sandbox, by name or ID; by ID if the sandbox was deleted
     #[arg(long, value_name = "NAME|ID")]
     sandbox: Option<String>,
-    /// Only what was done with this token, by its id (jti): that it was issued, and each use
+    /// Only records about the token with this ID (jti): its issue and each use
     #[arg(long, value_name = "JTI")]
     token: Option<String>,
-    /// How many records, at most
+    /// Maximum number of records
     #[arg(long, default_value_t = 50, value_name = "COUNT")]
     limit: u32,
 }
 
 #[derive(Debug, clap::Subcommand)]
 pub enum AuditCommand {
-    /// Where each broker's chain of records ends, to be kept where nobody who can change the database can change it too
+    /// Print the newest hash of each broker's audit chain; save it where database administrators can't change it
     Head,
-    /// Whether every record is there as it was written; exits with 1 where one isn't, and says which
+    /// Verify that no record is missing or changed; exits with 1 and names the first fault if one is
     Verify {
-        /// A head that was kept, as `cobox audit head` prints it; may be repeated, or hold several lines
+        /// A saved head, as printed by `cobox audit head`; may be repeated, or contain several lines
         #[arg(long = "head", value_name = "WRITER:NUMBER:HASH")]
         heads: Vec<String>,
     },
-    /// Every record with its hashes, a JSON object a line, oldest first; of other workspaces the hashes alone
+    /// Export all records with their hashes as JSON lines, oldest first; other workspaces' records are exported as
+    /// hashes only
     Export,
 }
 
@@ -128,8 +129,10 @@ async fn verify(context: &Context, client: &Client, saved_heads: &[String]) -> O
             }
         }
         for number in &verifier.too_old {
-            messages
-                .push(format!("note: head {number} of {} is older than what is kept, which begins after {}", head.writer, head.kept_after));
+            messages.push(format!(
+                "note: head {number} of {} is older than the retained records, which begin after {}",
+                head.writer, head.kept_after
+            ));
         }
         if verifier.faults.is_empty() {
             messages.push(format!("ok: {} records of {}, {} to {}", verifier.checked, head.writer, head.kept_after + 1, head.number));

@@ -16,31 +16,31 @@ use crate::{
 #[derive(Debug, Default, clap::Args)]
 #[command(after_help = "\
 Examples:
-  cobox chat --sandbox                a new thread; its sandbox is being made
-  cobox chat -t 5f3c… --sandbox=dev   go on with one, in the sandbox called dev
-  echo 'mend the tests' | cobox chat --sandbox > answer
-                                      what the agent says; all else on stderr
-  cobox --json chat < questions       everything on stdout, an object a line
+  cobox chat --sandbox                new thread with a new sandbox
+  cobox chat -t 5f3c… --sandbox=dev   resume a thread in sandbox dev
+  echo 'fix the tests' | cobox chat --sandbox > answer
+                                      only the agent's reply on stdout
+  cobox --json chat < questions       everything on stdout, as JSON lines
 
-The deployment is that of --deployment, of COBOX_DEPLOYMENT_URL, or of chat.toml
-beside the client's config. Its key: COBOX_DEPLOYMENT_KEY, COBOX_DEPLOYMENT_KEY_FILE,
-`api_key_file` in chat.toml, or the broker's where both have one address.
-Without a deployment the thread's terminal, events and files are shown.
-/help lists what can be typed.")]
+The deployment comes from --deployment, COBOX_DEPLOYMENT_URL, or chat.toml next to the
+client config. Its key comes from COBOX_DEPLOYMENT_KEY, COBOX_DEPLOYMENT_KEY_FILE or
+`api_key_file` in chat.toml; if the deployment and the broker have the same address, the broker's key is used.
+Without a deployment, the TUI shows only the thread's terminal, events and files.
+Type /help for a list of commands.")]
 pub struct ChatArgs {
-    /// The LangGraph deployment to talk to
+    /// URL of the LangGraph deployment
     #[arg(long, value_name = "URL")]
     deployment: Option<String>,
-    /// Whom to talk to, by name or id [default: the first there is]
+    /// Assistant, by name or ID [default: the deployment's first assistant]
     #[arg(long, value_name = "NAME|ID")]
     assistant: Option<String>,
-    /// Go on with this thread
+    /// Resume this thread
     #[arg(short, long, value_name = "THREAD", value_parser = parse_thread)]
     thread: Option<String>,
-    /// Have the thread's sandbox ready before the first message; of this name, if one is given
+    /// Create the thread's sandbox before the first message; with NAME, use the sandbox of that name
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     sandbox: Option<String>,
-    /// Plain lines instead of panes: for pipes and screen readers, and wherever there is no terminal
+    /// Print plain lines instead of the TUI: for pipes, screen readers and output that is not a terminal
     #[arg(long)]
     no_tui: bool,
 }

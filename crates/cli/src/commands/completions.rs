@@ -16,11 +16,11 @@ Examples:
   cobox completions bash > ~/.local/share/bash-completion/completions/cobox
   cobox completions zsh > ~/.zfunc/_cobox     with ~/.zfunc in your fpath
   cobox completions fish > ~/.config/fish/completions/cobox.fish
-  source <(cobox completions bash)            for this shell alone")]
+  source <(cobox completions bash)            in the current shell only")]
 pub struct CompletionsArgs {
     #[command(flatten)]
     _hidden_flags: HiddenBrokerFlags,
-    /// The shell to complete for
+    /// Shell to generate completions for
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -40,7 +40,7 @@ Examples:
 pub struct ManArgs {
     #[command(flatten)]
     _hidden_flags: HiddenBrokerFlags,
-    /// Write a page for cobox and one for each of its commands here, instead of printing the first
+    /// Write a page for cobox and for each of its commands to this directory, instead of printing the first page
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -53,7 +53,7 @@ pub fn run_completions(args: CompletionsArgs, context: &Context) -> Outcome {
     };
     let mut script = Vec::new();
     aot::generate(shell, &mut help::command(), "cobox", &mut script);
-    let script = String::from_utf8(script).map_err(|_| Failure::new("the completions are not text"))?;
+    let script = String::from_utf8(script).map_err(|_| Failure::new("the completions are not UTF-8"))?;
     context.printer.result(&json!({"shell": name, "script": script}), || script.trim_end().to_owned())?;
     Ok(0)
 }
@@ -63,11 +63,11 @@ pub fn run_man(args: ManArgs, context: &Context) -> Outcome {
     let Some(dir) = args.dir else {
         let mut page = Vec::new();
         clap_mangen::Man::new(cli).render(&mut page)?;
-        let page = String::from_utf8(page).map_err(|_| Failure::new("the page is not text"))?;
+        let page = String::from_utf8(page).map_err(|_| Failure::new("the page is not UTF-8"))?;
         context.printer.result(&json!({"name": "cobox.1", "page": page}), || page.trim_end().to_owned())?;
         return Ok(0);
     };
-    std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
     cli.build();
     let mut written = Vec::new();
     let mut remaining = vec![cli];

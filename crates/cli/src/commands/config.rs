@@ -19,39 +19,39 @@ use crate::{
 
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "\
-A context is a broker, a key for it and maybe a certificate authority. `cobox up` writes the one called `local`.
-Flags win over the environment, the environment over the context; a context named by --context wins over the environment.
+A context names a broker, its API key and optionally a certificate authority. `cobox up` creates the context `local`.
+Precedence, highest first: flags, the context named by --context, environment variables, the current context.
 
 Examples:
-  cobox config add prod --url https://cobox.example.com     asks for the key
+  cobox config add prod --url https://cobox.example.com     prompts for the key
   pass cobox/prod | cobox config add prod --url https://cobox.example.com
   cobox config use prod
   cobox --context local session list
   cobox config show")]
 pub enum ConfigCommand {
-    /// Every setting of this command line, and where it came from
+    /// Show every client setting and its source
     Show,
-    /// The contexts there are
+    /// List contexts
     Contexts,
-    /// Let commands go to this context from now on
+    /// Set the current context
     Use {
-        /// One of those that `cobox config contexts` shows
+        /// A context listed by `cobox config contexts`
         name: String,
     },
-    /// Add a context, or replace it; the API key is read from standard input or asked for
+    /// Add or replace a context; the API key is read from standard input or a prompt
     Add(AddContextArgs),
-    /// Forget a context and the key that was kept for it
+    /// Remove a context and its stored key
     Remove {
-        /// One of those that `cobox config contexts` shows
+        /// A context listed by `cobox config contexts`
         name: String,
     },
-    /// Where the config file is, whether it is there or not
+    /// Print the path of the config file
     Path,
 }
 
 #[derive(Debug, clap::Args)]
 pub struct AddContextArgs {
-    /// What to call it
+    /// Name of the context
     #[arg(value_parser = contexts::parse_name)]
     name: String,
     // Separate from the global options of the same names: those choose the broker to use, these describe a broker to
@@ -59,23 +59,24 @@ pub struct AddContextArgs {
     /// The broker's URL
     #[arg(id = "url", long = "url", value_name = "URL")]
     url: Option<String>,
-    /// Use the key in this file, where it is, instead of keeping one
+    /// Use the key in this file instead of storing a copy
     #[arg(id = "api_key_file", long = "api-key-file", value_name = "FILE", conflicts_with = "store")]
     api_key_file: Option<PathBuf>,
-    /// A file with the certificates of authorities to trust beside the system's
+    /// PEM file of certificate authorities to trust in addition to the system's
     #[arg(id = "ca_file", long = "ca-file", value_name = "FILE")]
     ca_file: Option<PathBuf>,
-    /// Where to keep the key [default: the keyring where there is one, else a file]
+    /// Where to store the key [default: the keyring if available, otherwise a file]
     #[arg(long, value_enum)]
     store: Option<KeyStore>,
-    /// Add it without asking the broker whether the key is good
+    /// Add the context without checking the key at the broker
     #[arg(long)]
     no_check: bool,
 }
 
 pub async fn run(command: ConfigCommand, context: &Context) -> Outcome {
     let path = context::config_path(&|name| std::env::var_os(name)).ok_or_else(|| {
-        Failure::new("there is no home directory to keep a config in").with_advice("set COBOX_CONFIG to where it should be")
+        Failure::new("no config file: neither XDG_CONFIG_HOME nor HOME is set")
+            .with_advice("set COBOX_CONFIG to the path of the config file")
     })?;
     match command {
         ConfigCommand::Show => show(context)?,
@@ -85,7 +86,7 @@ pub async fn run(command: ConfigCommand, context: &Context) -> Outcome {
                 contexts.select(&name)?;
                 Ok(contexts.get(&name)?.url.clone())
             })?;
-            context.printer.result(&json!({"current": name, "url": url}), || format!("commands go to {name} at {url}"))?;
+            context.printer.result(&json!({"current": name, "url": url}), || format!("switched to context {name} ({url})"))?;
         }
         ConfigCommand::Add(add) => return self::add(add, &path, context).await,
         ConfigCommand::Remove { name } => remove(&name, &path, context)?,
@@ -96,9 +97,9 @@ pub async fn run(command: ConfigCommand, context: &Context) -> Outcome {
 
 async fn add(args: AddContextArgs, path: &Path, context: &Context) -> Outcome {
     if args.name == LOCAL {
-        return Err(Failure::new("`local` is the broker that `cobox up` starts here").with_advice("choose another name"));
+        return Err(Failure::new("the context name `local` is reserved for `cobox up`").with_advice("choose another name"));
     }
-    let url = args.url.ok_or_else(|| Failure::new("a context needs its broker's URL").with_advice("name it with --url"))?;
+    let url = args.url.ok_or_else(|| Failure::new("--url is missing").with_advice("pass the broker's URL with --url"))?;
     check_url(&url)?;
     let ca_file = args.ca_file.as_deref().map(absolute_path).transpose()?;
     let account = Account { context: args.name.clone(), url: url.clone() };
@@ -145,13 +146,15 @@ async fn add(args: AddContextArgs, path: &Path, context: &Context) -> Outcome {
         }
     }
     if let Some(reason) = keyring_refusal {
-        context.printer.note(&format!("note: the key is in a file that only you can read, not in a keyring: {reason}"));
+        context
+            .printer
+            .note(&format!("note: stored the key in a file that only you can read, because the keyring is not available: {reason}"));
     }
     let output =
         json!({"name": args.name, "url": url, "key": location_name(&location), "key_file": key_file(&location), "current": is_current});
     context.printer.result(&output, || {
-        let next = if is_current { String::new() } else { format!("; `cobox config use {}` lets commands go there", args.name) };
-        format!("added {} at {url}, its key in {}{next}", args.name, describe_location(&location))
+        let next = if is_current { String::new() } else { format!("; switch to it with `cobox config use {}`", args.name) };
+        format!("added context {} ({url}); key stored in {}{next}", args.name, describe_location(&location))
     })?;
     Ok(0)
 }
@@ -163,13 +166,13 @@ async fn check_key(client: &Client, context: &Context) -> Result<(), Failure> {
     match client.list_sessions(&filter).await {
         Ok(_) => Ok(()),
         Err(e) if e.is(ErrorCode::Unauthenticated) => {
-            Err(Failure::from(e).with_advice("check the key; nothing was added (--no-check adds it all the same)"))
+            Err(Failure::from(e).with_advice("check the key, or add the context unchecked with --no-check"))
         }
         Err(e) if e.is_retryable() => {
-            context.printer.note(&format!("note: the key was not checked: {e}"));
+            context.printer.note(&format!("note: could not check the key: {e}"));
             Ok(())
         }
-        Err(e) => Err(Failure::from(e).with_advice("is there a broker at this URL? --no-check adds it all the same")),
+        Err(e) => Err(Failure::from(e).with_advice("check the URL, or add the context unchecked with --no-check")),
     }
 }
 
@@ -199,7 +202,7 @@ fn list(context: &Context, path: &Path) -> Result<(), Failure> {
         vec![mark.to_owned(), name.to_owned(), entry.url.clone(), describe_location(&entry.key)]
     };
     let rows: Vec<_> = contexts.iter().map(row).collect();
-    let empty = "no contexts yet; `cobox up` makes one, and `cobox config add NAME --url URL`";
+    let empty = "no contexts; create one with `cobox up` or `cobox config add NAME --url URL`";
     context.printer.list(&json!({ "items": items }), &["", "CONTEXT", "URL", "KEY"], &rows, empty)?;
     Ok(())
 }
@@ -215,9 +218,9 @@ fn show(context: &Context) -> Result<(), Failure> {
         let (value, source) = sourced.map_or((None, default_source.to_owned()), |sourced| (Some(sourced.value), sourced.source));
         rows.push((name, value, source));
     };
-    add("context", selected_context, "none chosen");
+    add("context", selected_context, "none selected");
     add("url", url, "not set");
-    let no_key = key_belongs_to.map_or_else(|| "not set".to_owned(), |url| format!("not set; the context's is for {url}"));
+    let no_key = key_belongs_to.map_or_else(|| "not set".to_owned(), |url| format!("not set; the context's key is for {url}"));
     // Shows where the key is stored, never the key itself.
     let describe = |source: &KeySource| match source {
         KeySource::Variable(_) => "(hidden)".to_owned(),

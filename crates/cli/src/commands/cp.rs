@@ -22,29 +22,29 @@ use crate::{
 #[command(
     override_usage = "cobox cp [OPTIONS] SRC... DST",
     after_help = "\
-One side is in a sandbox: THREAD:/path, or :/path for the default thread or --sandbox. A relative path there starts in /workspace.
-As with cp -r, what is copied onto an existing folder lands in it, and of `.` or DIR/. what is in it does. Modes are kept, links stay
-links inside a folder. `-` is standard input or output, for one file. On a terminal, escape sequences that would act on this machine are
-left out of it; --raw lets them through. Pipes and files get every byte.
+One side must be in a sandbox: THREAD:/path, or :/path for the default thread or --sandbox. Relative sandbox paths start in /workspace.
+As with cp -r, a source is copied into an existing destination folder; for `.` or DIR/. its contents are. File modes and symbolic
+links within a folder are preserved. `-` is standard input or output, for a single file. When a file is copied to a terminal,
+escape sequences that affect this machine are removed unless --raw is given. Pipes and files receive every byte.
 
 Examples:
   cobox cp report.pdf demo:/workspace/
   cobox cp -t demo ./src :src
   cobox cp --sandbox build :/workspace/out ./out
-  cobox cp . demo:/workspace             what is in this folder
+  cobox cp . demo:/workspace             the contents of this folder
   cobox cp demo:/workspace/log - | less"
 )]
 pub struct CpArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// Taken for the habit of it: folders are always copied with all that is in them
+    /// Accepted for compatibility with cp: folders are always copied recursively
     #[arg(id = "recursive", short = 'r', long = "recursive", short_alias = 'R')]
     _recursive: bool,
-    /// Write all escape sequences of a file that is copied to a terminal; without this, those that reach the clipboard, the title, the
-    /// keyboard, printers, notifications or files of this machine are left out
+    /// Write all escape sequences when copying to a terminal; by default, sequences that access the clipboard, title,
+    /// keyboard, printers, notifications or files of this machine are removed
     #[arg(long)]
     raw: bool,
-    /// From and to: local paths, or THREAD:/path; the last one is a folder when there are more than two
+    /// Sources and destination: local paths, or THREAD:/path; with several sources, the destination must be a folder
     #[arg(value_name = "SRC... DST", required = true, num_args = 1..)]
     paths: Vec<OsString>,
 }
@@ -71,7 +71,11 @@ async fn copy(args: &CpArgs, context: &Context) -> Result<Option<TransferTotals>
     let parse = |text: &OsString| location::parse(text).map_err(|e| Failure::new(format!("{}: {e}", text.display())));
     let (to, sources) = match args.paths.split_last() {
         Some((to, sources)) if !sources.is_empty() => (parse(to)?, sources),
-        _ => return Err(Failure::new("a copy has a source and a destination").with_advice("as in `cobox cp report.pdf demo:/workspace/`")),
+        _ => {
+            return Err(
+                Failure::new("cp needs a source and a destination").with_advice("for example `cobox cp report.pdf demo:/workspace/`")
+            );
+        }
     };
     let is_several = sources.len() > 1;
     let (mut uploads, mut downloads): (Vec<PathBuf>, Vec<Download>) = Default::default();
@@ -86,13 +90,12 @@ async fn copy(args: &CpArgs, context: &Context) -> Result<Option<TransferTotals>
                 downloads.push(Download { target, from: remote, copies_contents: is_contents(from) });
             }
             (Location::Local(_), Location::Local(_)) => {
-                return Err(
-                    Failure::new("neither side is in a sandbox").with_advice("write one as THREAD:/path, or :/path for the default thread")
-                );
+                return Err(Failure::new("neither the source nor the destination is in a sandbox")
+                    .with_advice("write one of them as THREAD:/path, or :/path for the default thread"));
             }
             (Location::Remote(_), Location::Remote(_)) => {
-                return Err(Failure::new("both sides are in a sandbox")
-                    .with_advice("copy within one with `cobox exec -- cp …`, or through here in two steps"));
+                return Err(Failure::new("the source and the destination are both in a sandbox")
+                    .with_advice("copy within a sandbox with `cobox exec -- cp …`; copy between sandboxes through a local path"));
             }
         }
     }
@@ -110,7 +113,7 @@ async fn copy(args: &CpArgs, context: &Context) -> Result<Option<TransferTotals>
         }
         Location::Local(to) => {
             if is_several && !to.is_dir() {
-                return Err(Failure::new(format!("{} is not a folder; several things can only be copied into one", to.display())));
+                return Err(Failure::new(format!("{} is not a folder; several sources need a destination folder", to.display())));
             }
             for item in &downloads {
                 let connection = context.open_existing_sandbox(&item.target).await?;
@@ -126,8 +129,7 @@ fn check_upload(from: &Path, is_several: bool) -> Result<(), Failure> {
     if from.as_os_str() == STDIO {
         return match is_several {
             true => {
-                Err(Failure::new("standard input has no name to be called by in a folder")
-                    .with_advice("copy it by itself, to a file's path"))
+                Err(Failure::new("standard input has no file name for the destination folder").with_advice("copy it alone, to a file path"))
             }
             false => Ok(()),
         };
@@ -135,7 +137,7 @@ fn check_upload(from: &Path, is_several: bool) -> Result<(), Failure> {
     let meta = std::fs::metadata(from).map_err(|e| Failure::new(format!("{}: {e}", from.display())))?;
     match meta.is_file() || meta.is_dir() {
         true => Ok(()),
-        false => Err(Failure::new(format!("{} is neither a file nor a folder", from.display())).with_advice("`-` copies standard input")),
+        false => Err(Failure::new(format!("{} is neither a file nor a folder", from.display())).with_advice("use `-` for standard input")),
     }
 }
 
@@ -150,14 +152,14 @@ async fn upload(
     let shown = || String::from_utf8_lossy(&to.path).into_owned();
     if from.as_os_str() == STDIO {
         if kind == PathKind::Directory || to.is_directory {
-            return Err(Failure::new(format!("{} is a folder, and standard input has no name to be called by in it", shown()))
-                .with_advice("write the path of the file that it is to be"));
+            return Err(Failure::new(format!("{} is a folder, and standard input has no file name", shown()))
+                .with_advice("write the path of the destination file"));
         }
         return send_stdin(context, dataplane, &to.path).await;
     }
     let meta = std::fs::metadata(from).map_err(|e| Failure::new(format!("{}: {e}", from.display())))?;
     if kind == PathKind::File && (is_several || meta.is_dir()) {
-        let what = if is_several { "several things" } else { "a folder" };
+        let what = if is_several { "several sources" } else { "a folder" };
         return Err(Failure::new(format!("{} is a file; {what} can't be copied onto it", shown())));
     }
     let lands_inside = kind == PathKind::Directory || is_several || (to.is_directory && meta.is_file());
@@ -202,18 +204,20 @@ async fn download(context: &Context, dataplane: &Dataplane, item: &Download, to:
 /// Copies one file to standard output.
 async fn print_file(context: &Context, downloads: &[Download], is_raw: bool) -> Result<(), Failure> {
     let [Download { target, from, .. }] = downloads else {
-        return Err(Failure::new("several files would run into one on standard output").with_advice("copy them one by one"));
+        return Err(Failure::new("standard output takes a single file").with_advice("copy the files one by one"));
     };
     if context.printer.is_json() {
-        return Err(Failure::new("the file and JSON can't both be on standard output").with_advice("copy it to a path, or without --json"));
+        return Err(
+            Failure::new("--json can't be used when the destination is standard output").with_advice("copy to a path, or omit --json")
+        );
     }
     let dataplane = context.open_existing_sandbox(target).await?.dataplane;
     let shown = String::from_utf8_lossy(&from.path).into_owned();
     match dataplane.kind(&from.path).await? {
         PathKind::File if !from.is_directory => receive_to_stdout(context, dataplane.read_file(&from.path).await?, is_raw).await,
         PathKind::File => Err(Failure::new(format!("{shown} is a file, not a folder"))),
-        PathKind::Directory => Err(Failure::new(format!("{shown} is a folder, which is no one file for standard output"))
-            .with_advice("`cobox exec -- tar c …` prints an archive of one")),
+        PathKind::Directory => Err(Failure::new(format!("{shown} is a folder; standard output takes a single file"))
+            .with_advice("use `cobox exec -- tar c …` to print an archive")),
         PathKind::Missing => Err(Failure::new(format!("there is no {shown} in the sandbox"))),
     }
 }

@@ -19,14 +19,14 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Run it as the user who runs the broker, on its machine.
-Exit code: 0 when sandboxes can run here, also where something is weaker; 1 when something they need is missing.")]
+Exit code: 0 if sandboxes can run here, even with weaker isolation; 1 if a requirement is missing.")]
 pub struct DoctorArgs {
     #[command(flatten)]
     _hidden_flags: HiddenBrokerFlags,
-    /// The broker's data directory, to look for what is in quarantine [default: ~/.local/share/cobox]
+    /// Data directory of the broker to check for quarantined files [default: ~/.local/share/cobox]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Confirm that you dealt with what a restored database lacks, so that it is no longer reported
+    /// Acknowledge that the database was restored from a backup, so that it is no longer reported
     #[arg(long)]
     acknowledge_restore: bool,
 }
@@ -54,7 +54,7 @@ pub async fn run(args: DoctorArgs, context: &Context) -> Outcome {
 
 fn acknowledge(data_dir: Option<&Path>) -> Result<(), Failure> {
     let no_restored_database = |directory: String| {
-        Failure::new(format!("{directory} has no restored database to acknowledge")).with_advice("name it with --data-dir")
+        Failure::new(format!("{directory} has no unacknowledged database restore")).with_advice("name it with --data-dir")
     };
     let Some(dir) = data_dir else { return Err(no_restored_database("the default data directory".to_owned())) };
     match acknowledge_restored(dir, Timestamp::now()).map_err(|e| unreadable(dir, &e))? {
@@ -71,13 +71,13 @@ fn inspect_data_dir(data_dir: &Path) -> Result<(Vec<Quarantined>, Option<Restore
 }
 
 fn unreadable(data_dir: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(format!("looking into {}: {error}", data_dir.display())).with_advice("run it as the user who runs the broker")
+    Failure::new(format!("reading {}: {error}", data_dir.display())).with_advice("run it as the user who runs the broker")
 }
 
 fn restored_check(data_dir: &Path, restored: &Restored) -> Check {
     let from = restored.database_at.map_or_else(|| "before its first record".to_owned(), |at| format!("from {at}"));
     let mut detail = format!(
-        "it was restored from a backup {from}, and was in use until {}: {} audit records are lost",
+        "the database was restored from a backup {from}, but was in use until {}: {} audit records are lost",
         restored.seen_at,
         restored.last_lost.saturating_sub(restored.first_lost) + 1
     );
@@ -85,8 +85,8 @@ fn restored_check(data_dir: &Path, restored: &Restored) -> Check {
         detail += &format!("; lost: {}", visible(&record.to_string()));
     }
     let fix = format!(
-        "make lost keys and revocations again where they still matter, then run `cobox doctor --acknowledge-restore --data-dir {}`; or stop the \
-         broker and restore the newer database",
+        "create lost keys and revocations again if still needed, then run `cobox doctor --acknowledge-restore --data-dir {}`; or stop the \
+broker and restore the newer database",
         data_dir.display()
     );
     Check { name: "database".to_owned(), status: CheckStatus::Weaker, detail, fix: Some(fix) }
@@ -96,10 +96,10 @@ fn quarantine_check(data_dir: &Path, quarantine: &[Quarantined]) -> Check {
     let items: Vec<String> = quarantine.iter().map(|q| format!("{} until {}", q.item, q.until)).collect();
     let dir = data_dir.display();
     let fix = format!(
-        "to get them back, stop the broker, restore the database that has them, and start the broker; the files are in {dir}/sandboxes/ID (disk.img, which \
+        "to recover them, stop the broker, restore the database that contains them, and start the broker; the files are in {dir}/sandboxes/ID (disk.img, which \
          mount -o ro,loop opens, or data/upper), {dir}/snapshots/ID and {dir}/volumes/ID; to remove one early, remove its directory"
     );
-    let detail = format!("the database does not know {}, whose files are kept: {}", format_counts(quarantine), items.join(", "));
+    let detail = format!("{} not found in the database; files kept in quarantine: {}", format_counts(quarantine), items.join(", "));
     Check { name: "quarantine".to_owned(), status: CheckStatus::Weaker, detail, fix: Some(fix) }
 }
 
@@ -133,13 +133,13 @@ fn format_checks(printer: Printer, checks: &[Check]) -> String {
         };
         let status = printer.paint(tone, &format!("{:<7}", status_name(check.status)));
         lines.push(format!("{status}  {:<width$}  {}", check.name, check.detail));
-        lines.extend(check.fix.iter().map(|fix| format!("{:<7}  {:<width$}  to mend it: {fix}", "", "")));
+        lines.extend(check.fix.iter().map(|fix| format!("{:<7}  {:<width$}  fix: {fix}", "", "")));
     }
     let count = |status| checks.iter().filter(|c| c.status == status).count();
     lines.push(match (count(CheckStatus::Missing), count(CheckStatus::Weaker)) {
-        (0, 0) => "Everything sandboxes need is here.".to_owned(),
-        (0, weaker) => format!("Sandboxes can run here; {weaker} of {} checks are weaker than they could be.", checks.len()),
-        (missing, _) => format!("Sandboxes can't run here: {missing} of {} checks fail.", checks.len()),
+        (0, 0) => "This machine can run sandboxes; all checks passed.".to_owned(),
+        (0, weaker) => format!("This machine can run sandboxes; {weaker} of {} checks report weaker isolation.", checks.len()),
+        (missing, _) => format!("This machine can't run sandboxes: {missing} of {} checks failed.", checks.len()),
     });
     lines.join("\n")
 }

@@ -35,11 +35,11 @@ Examples:
   tar c src | cobox exec -t demo -- tar x
   cobox exec --tty -- vim notes.txt
 
-On a terminal, escape sequences that would act on this machine are left out; --raw lets them through. Pipes and files get every byte.
-Output comes as it is made, and a lost connection is made again by itself with nothing lost or run twice.
-Ctrl-C interrupts the command; a second one ends it and everything it started.
-With --json the answer comes whole when the command has ended, up to 16 MiB of each stream.
-Exit code: the command's own; 124 when it took longer than --timeout; 125 when cobox failed: the command may not have run."
+On a terminal, escape sequences that affect this machine are removed unless --raw is given. Pipes and files receive every byte.
+Output is streamed. After a lost connection, cobox reconnects: no output is lost and the command doesn't run again.
+Ctrl-C interrupts the command; a second Ctrl-C kills its process tree.
+With --json the result is printed when the command has exited, with up to 16 MiB of each stream.
+Exit code: the command's own; 124 if it exceeded --timeout; 125 if cobox failed, in which case the command may not have run."
 )]
 pub struct ExecArgs {
     #[command(flatten)]
@@ -57,29 +57,30 @@ pub struct ExecOptions {
     /// Set an environment variable; may be repeated
     #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = parse_variable)]
     env: Vec<(String, String)>,
-    /// End the command after this time: seconds, or such as 90s, 5m or 1h; 0 for no limit, which comes to 24 hours [default: 0]
+    /// Maximum run time: seconds, or a value such as 90s, 5m or 1h; 0 means the sandbox's limit of 24 hours [default:
+    /// 0]
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     timeout: Option<f64>,
-    /// Read standard input although it may be a terminal's; without this it is read where it is none
+    /// Read standard input even if it is a terminal; by default, it is read only if it is not
     #[arg(long, conflicts_with = "no_stdin")]
     stdin: bool,
-    /// Read nothing from standard input, as ssh -n does
+    /// Read nothing from standard input, like ssh -n
     #[arg(short = 'n', long)]
     no_stdin: bool,
-    /// Give the command a terminal, this one
+    /// Allocate a terminal for the command and connect it to this one
     #[arg(long, conflicts_with = "no_stdin")]
     tty: bool,
-    /// Write all escape sequences to the terminal; without this, those that reach the clipboard, the title, the keyboard, printers,
-    /// notifications or files of this machine are left out
+    /// Write all escape sequences to the terminal; by default, sequences that access the clipboard, title, keyboard,
+    /// printers, notifications or files of this machine are removed
     #[arg(long)]
     raw: bool,
-    /// Don't wait for a running `cobox sync` of the thread to bring over what was just saved
+    /// Don't wait for a running `cobox sync` of the thread to upload pending changes
     #[arg(long)]
     no_flush: bool,
-    /// A command for the sandbox's shell to run
+    /// Command line to run in the sandbox's shell
     #[arg(short, value_name = "SHELL COMMAND", conflicts_with = "argv")]
     c: Option<String>,
-    /// The command and its arguments, run as they are
+    /// Command and arguments, run without a shell
     #[arg(trailing_var_arg = true, value_name = "COMMAND", required_unless_present = "c")]
     argv: Vec<OsString>,
 }
@@ -87,7 +88,7 @@ pub struct ExecOptions {
 fn parse_variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("it must look like NAME=VALUE".to_owned()),
+        _ => Err("expected NAME=VALUE".to_owned()),
     }
 }
 
@@ -112,7 +113,7 @@ async fn run_remote(target: &Target, args: ExecOptions, context: &Context) -> Ou
     match remote_exec::run(&connection.dataplane, start, context.printer, args.raw).await {
         Ok(ended) if ended.timed_out => {
             let limit = args.timeout.filter(|s| *s > 0.0).unwrap_or(MAX_RUN_SECONDS).min(MAX_RUN_SECONDS);
-            context.printer.note(&format!("cobox: the command was ended: it took longer than its limit of {limit} s"));
+            context.printer.note(&format!("cobox: the command was killed: it exceeded its limit of {limit} s"));
             Ok(TIMED_OUT)
         }
         Ok(ended) => Ok(exit_code(ended.exit_code)),
@@ -165,7 +166,7 @@ fn argv(args: &ExecOptions) -> Result<Option<Vec<String>>, Failure> {
     let text = |arg: &OsString| {
         arg.to_str().map(str::to_owned).ok_or_else(|| {
             Failure::new(format!("the argument {arg:?} is not UTF-8"))
-                .with_advice("put it in a file in the sandbox and name the file instead")
+                .with_advice("write it to a file in the sandbox and pass the file's path instead")
         })
     };
     let argv = args.argv.iter().map(text).collect::<Result<Vec<_>, _>>()?;

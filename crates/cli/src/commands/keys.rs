@@ -26,34 +26,34 @@ Examples:
   cobox keys expire key_01j… --in 1d
   cobox keys revoke key_01j…")]
 pub enum KeysCommand {
-    /// The keys there are
+    /// List keys
     List,
-    /// Make a key and print it, this once
+    /// Create a key and print it; it can't be shown again
     Create {
-        /// What the principal is called
+        /// Name of the principal
         name: String,
-        /// What it is; this can't be changed later
+        /// Kind of principal; can't be changed later
         #[arg(long, value_enum)]
         kind: PrincipalKindArg,
-        /// When it ends: a number and s, m, h, d or w
+        /// Lifetime of the key: a number and s, m, h, d or w
         #[arg(long, value_name = "TIME", value_parser = parse_duration)]
         expires: Option<Duration>,
-        /// The workspace it belongs to [default: yours]
+        /// Workspace of the principal [default: yours]
         #[arg(long)]
         workspace: Option<String>,
     },
-    /// Let a key end later, so that its successor can take its place first
+    /// Set an expiry for a key, so that a new key can replace it first
     Expire {
-        /// The key's id (key_…)
+        /// The key's ID (key_…)
         #[arg(value_name = "KEY")]
         id: KeyId,
-        /// In how long: a number and s, m, h, d or w
+        /// Time until the key expires: a number and s, m, h, d or w
         #[arg(long = "in", value_name = "TIME", value_parser = parse_duration)]
         after: Duration,
     },
-    /// End a key and every token made with it
+    /// Revoke a key and every token issued under it
     Revoke {
-        /// The key's id (key_…)
+        /// The key's ID (key_…)
         #[arg(value_name = "KEY")]
         id: KeyId,
     },
@@ -92,7 +92,7 @@ pub async fn run(command: KeysCommand, context: &Context) -> Outcome {
             }
             let rows: Vec<_> = keys.iter().map(|key| row(context.printer, key)).collect();
             let header = ["KEY", "NAME", "KIND", "WORKSPACE", "CREATED", "LAST USED", "EXPIRES", "STATE"];
-            context.printer.list(&json!({ "items": keys }), &header, &rows, "no keys yet; `cobox keys create` makes one")?;
+            context.printer.list(&json!({ "items": keys }), &header, &rows, "no keys; create one with `cobox keys create`")?;
         }
         KeysCommand::Create { name, kind, expires, workspace } => {
             let expires_at = expires.map(|after| Timestamp::now().plus(after));
@@ -107,12 +107,12 @@ pub async fn run(command: KeysCommand, context: &Context) -> Outcome {
                     ("api key", created.api_key.expose().to_owned()),
                 ])
             })?;
-            context.printer.note("This is the only time the key is shown: store it now.");
+            context.printer.note("Store the key now: it can't be shown again.");
         }
         KeysCommand::Expire { id, after } => {
             let key = client.expire_key(&id, Timestamp::now().plus(after)).await?;
             let at = key.expires_at.map_or_else(String::new, |t| context.printer.moment(t));
-            context.printer.result(&key, || format!("{id} ends {at}"))?;
+            context.printer.result(&key, || format!("{id} expires {at}"))?;
         }
         KeysCommand::Revoke { id } => {
             client.revoke_key(&id).await?;

@@ -16,29 +16,29 @@ use crate::{
 
 #[derive(Debug, clap::Subcommand)]
 pub enum MasterKeyCommand {
-    /// Make a new master key, and a new token key for every sandbox
+    /// Create a new master key, and a new token key for every sandbox
     #[command(after_help = "\
-Stop every broker on the database first. Sandboxes may go on running; they get their new keys when their broker starts again.
-Several brokers: run this at one of them, copy its master.key (and master.previous.key, if there is one) to the data directory
-of each of the others, with mode 0600, then start them all.
+Stop every broker on the database first. Sandboxes may keep running; they receive their new keys when their broker starts again.
+With several brokers, run this command on one of them, copy its master.key (and master.previous.key, if present) to the data
+directory of every other broker with mode 0600, then start them all.
 
 Examples:
   cobox master-key rotate --config /etc/cobox.toml
-  cobox master-key rotate --immediate            after a leak: every token ends
-  cobox master-key rotate --immediate --lost     the file is gone for good")]
+  cobox master-key rotate --immediate            after a leak: revoke all tokens
+  cobox master-key rotate --immediate --lost     the old key file is lost")]
     Rotate {
         #[command(flatten)]
         _hidden_flags: HiddenBrokerFlags,
-        /// The config file of `cobox serve` [default: config.toml in the data directory]
+        /// Config file of `cobox serve` [default: config.toml in the data directory]
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// Overrides the file's data_dir [default: ~/.local/share/cobox]
+        /// Data directory; overrides data_dir of the config file [default: ~/.local/share/cobox]
         #[arg(long, value_name = "DIR")]
         data_dir: Option<PathBuf>,
-        /// Tokens issued so far end now, instead of when they expire
+        /// Revoke all tokens issued so far, instead of letting them expire
         #[arg(long)]
         immediate: bool,
-        /// The old key is gone for good
+        /// Continue although the old key is lost
         #[arg(long, requires = "immediate")]
         lost: bool,
     },
@@ -50,7 +50,9 @@ pub async fn run(command: MasterKeyCommand, context: &Context) -> Outcome {
     let BrokerSettings { mut config, .. } = match (&file, &explicit_dir) {
         (Some(file), _) => BrokerSettings::read(file)?,
         (None, Some(dir)) => BrokerSettings::read_or_default(&dir.join("config.toml"))?,
-        (None, None) => return Err(Failure::new("there is no home directory to find data in").with_advice("name one with --data-dir")),
+        (None, None) => {
+            return Err(Failure::new("no data directory: neither XDG_DATA_HOME nor HOME is set").with_advice("pass one with --data-dir"));
+        }
     };
     if let Some(dir) = explicit_dir {
         config.data_dir = dir;
@@ -70,7 +72,7 @@ pub async fn run(command: MasterKeyCommand, context: &Context) -> Outcome {
             ("master key", rotated.master_key.display().to_string()),
             ("previous key", rotated.previous_key.as_ref().map_or_else(|| "removed".to_owned(), |p| p.display().to_string())),
             ("sandboxes", rotated.sandboxes.to_string()),
-            ("old tokens", rotated.old_tokens_until.map_or_else(|| "ended".to_owned(), |t| format!("good until {t} at most"))),
+            ("old tokens", rotated.old_tokens_until.map_or_else(|| "ended".to_owned(), |t| format!("valid until {t} at most"))),
         ])
     })?;
     if config.database_url.is_some() {

@@ -31,57 +31,57 @@ pub type Outcome = Result<u8, Failure>;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Start a broker here with everything embedded, and say what to type next
+    /// Start a broker on this machine with everything included, and print the next steps
     Up(up::UpArgs),
-    /// Talk with an agent in a sandbox that you share; `cobox` alone does the same
+    /// Chat with an agent in a shared sandbox; same as `cobox` without a command
     Chat(chat::ChatArgs),
     /// Run a command in a thread's sandbox
     Exec(exec::ExecArgs),
-    /// Join a shell in a thread's sandbox, which human and agent share
+    /// Attach to a shell in a thread's sandbox that humans and agents share
     Shell(shell::ShellArgs),
-    /// What goes on in a thread's sandbox: who ran what, who wrote what
+    /// Stream the events of a thread's sandbox: commands, file changes and their actors
     Watch(watch::WatchArgs),
-    /// What runs in a thread's sandbox, and who started it
+    /// List the commands and shells in a thread's sandbox
     Ps(ps::PsArgs),
-    /// End a command or a shell, or send it a signal
+    /// Kill a command or a shell, or send it a signal
     Kill(ps::KillArgs),
-    /// Copy files and folders into or out of a sandbox
+    /// Copy files and folders to or from a sandbox
     Cp(cp::CpArgs),
-    /// Keep a folder and a sandbox's the same, live
+    /// Keep a local folder and a sandbox folder in sync
     Sync(sync::SyncArgs),
-    /// Get, make, refresh or release a thread's session
+    /// Manage the sessions of threads
     #[command(subcommand)]
     Session(session::SessionCommand),
-    /// Let others into a thread's session, see who is, and take it back
+    /// Share a thread's session with other principals
     #[command(subcommand)]
     Share(share::ShareCommand),
-    /// List, make, show or delete sandboxes
+    /// Manage sandboxes
     #[command(subcommand)]
     Sandbox(sandbox::SandboxCommand),
-    /// List, make, expire or revoke API keys
+    /// Manage API keys
     #[command(subcommand)]
     Keys(keys::KeysCommand),
-    /// List principals, shut one out or let one in again
+    /// List, disable and enable principals
     #[command(subcommand)]
     Principals(principals::PrincipalsCommand),
-    /// Check a policy file, or say why somebody gets what they get
+    /// Check a policy file, or explain its decisions
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
-    /// Replace a broker's master key, while it is stopped
+    /// Rotate the master key of a stopped broker
     #[command(subcommand)]
     MasterKey(master_key::MasterKeyCommand),
-    /// Show who did what, for operators
+    /// Show and verify the audit records
     Audit(audit::AuditArgs),
-    /// The brokers you use, which of them commands go to, and where each setting comes from
+    /// Manage the contexts of this client and show where each setting comes from
     #[command(subcommand)]
     Config(config::ConfigCommand),
-    /// Check what this machine offers for sandboxes
+    /// Check whether this machine can run sandboxes
     Doctor(doctor::DoctorArgs),
     /// Run a broker for production from a config file
     Serve(serve::ServeArgs),
-    /// Completions for a shell
+    /// Generate shell completions
     Completions(completions::CompletionsArgs),
-    /// Manual pages
+    /// Generate manual pages
     Man(completions::ManArgs),
 }
 
@@ -117,10 +117,10 @@ impl Command {
 /// Selects the sandbox of a command: a thread's, or one by its own name.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct TargetArgs {
-    /// The thread whose sandbox to use; it gets one if it has none [default: COBOX_THREAD, or `default`]
+    /// The thread whose sandbox to use; created if missing [default: COBOX_THREAD, or `default`]
     #[arg(short, long, value_name = "THREAD", value_parser = parse_thread)]
     pub thread: Option<String>,
-    /// Use this sandbox, by name or id, instead of a thread's
+    /// Use this sandbox, by name or ID, instead of a thread's
     #[arg(long, value_name = "NAME|ID", conflicts_with = "thread")]
     pub sandbox: Option<String>,
 }
@@ -139,13 +139,13 @@ impl TargetArgs {
 /// would create a new sandbox.
 pub fn parse_thread(text: &str) -> Result<String, String> {
     if text.is_empty() {
-        return Err("a thread has a name".to_owned());
+        return Err("the thread name is empty".to_owned());
     }
     if text.parse::<SandboxId>().is_ok() {
-        return Err("this is a sandbox's id, not a thread; name it with --sandbox".to_owned());
+        return Err("this is a sandbox ID, not a thread; pass it with --sandbox".to_owned());
     }
     if text.parse::<SessionId>().is_ok() {
-        return Err("this is a session's id; name its thread, which `cobox session list` shows".to_owned());
+        return Err("this is a session ID, not a thread; `cobox session list` shows its thread".to_owned());
     }
     Ok(text.to_owned())
 }
@@ -154,7 +154,7 @@ pub fn parse_thread(text: &str) -> Result<String, String> {
 pub fn parse_tag(text: &str) -> Result<(String, String), String> {
     match text.split_once(['=', ':']) {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("it must look like KEY=VALUE".to_owned()),
+        _ => Err("expected KEY=VALUE".to_owned()),
     }
 }
 

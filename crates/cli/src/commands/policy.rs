@@ -21,14 +21,14 @@ Examples:
   cobox policy explain --workspace default --principal ci --kind agent
   cobox policy explain --policy new.toml --principal ann --capabilities exec")]
 pub enum PolicyCommand {
-    /// Say what is wrong with a policy file, line by line; ends with 1 if anything is
+    /// Check a policy file and report errors with their lines; exits with 1 if it has errors
     Check {
         #[command(flatten)]
         _hidden_flags: HiddenBrokerFlags,
         /// The policy file
         file: PathBuf,
     },
-    /// Say for each capability and limit what somebody gets, and which line decides it
+    /// Explain a principal's permissions: for each capability and limit, the value and the line that sets it
     Explain(ExplainArgs),
 }
 
@@ -36,22 +36,23 @@ pub enum PolicyCommand {
 pub struct ExplainArgs {
     #[command(flatten)]
     _hidden_flags: HiddenBrokerFlags,
-    /// The policy file [default: policy.toml in the default data directory, or what is built in where there is none]
+    /// The policy file [default: policy.toml in the default data directory, or the built-in policy if that is
+    /// missing]
     #[arg(long, value_name = "FILE", env = "COBOX_POLICY")]
     policy: Option<PathBuf>,
     /// The principal's workspace
     #[arg(long, default_value = "default")]
     workspace: String,
-    /// What the principal is called
+    /// Name of the principal
     #[arg(long, value_name = "NAME")]
     principal: String,
-    /// What the principal is
+    /// Kind of principal
     #[arg(long, value_enum)]
     kind: PrincipalKindArg,
-    /// What it acts as, where that is less than it is
+    /// Kind to act as, if it has fewer permissions than the principal's own kind
     #[arg(long, value_enum, value_name = "KIND")]
     acting_as: Option<PrincipalKindArg>,
-    /// What it asks for [default: nothing in particular]
+    /// Requested capabilities [default: no specific ones]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     capabilities: Vec<String>,
 }
@@ -66,7 +67,7 @@ pub fn run(command: PolicyCommand, context: &Context) -> Outcome {
 fn check(file: &Path, context: &Context) -> Outcome {
     match read_policy(file)? {
         Ok(_) => {
-            context.printer.result(&json!({ "file": file, "problems": [] }), || format!("{} is good", file.display()))?;
+            context.printer.result(&json!({ "file": file, "problems": [] }), || format!("{} is valid", file.display()))?;
             Ok(0)
         }
         Err(error) => {
@@ -84,7 +85,7 @@ fn explain(args: ExplainArgs, context: &Context) -> Outcome {
         found.exists().then_some(found)
     });
     let policy = match &file {
-        Some(file) => read_policy(file)?.map_err(|e| Failure::new(format!("{} is wrong:\n{e}", file.display())))?,
+        Some(file) => read_policy(file)?.map_err(|e| Failure::new(format!("{} is invalid:\n{e}", file.display())))?,
         None => Policy::default(),
     };
     let kind = PrincipalKind::from(args.kind);
@@ -103,7 +104,7 @@ fn explain(args: ExplainArgs, context: &Context) -> Outcome {
             .collect();
         let limits: Vec<Vec<String>> =
             explanation.limits.iter().map(|(name, value, by)| vec![(*name).to_owned(), value.clone(), by.clone()]).collect();
-        let source = file.as_ref().map_or_else(|| "no policy file".to_owned(), |f| f.display().to_string());
+        let source = file.as_ref().map_or_else(|| "built-in policy".to_owned(), |f| f.display().to_string());
         format!(
             "{source}, for {} {} of workspace {}\n\n{}\n\n{}",
             acting.as_str(),

@@ -11,26 +11,26 @@ use crate::{context::Context, printer::Printer};
 #[command(after_help = "\
 Examples:
   cobox principals list
-  cobox principals disable ann     every key, sign-in and token of ann ends now
-  cobox principals enable ann      new keys may be made; old ones stay ended")]
+  cobox principals disable ann     revoke every key, sign-in and token of ann
+  cobox principals enable ann      allow new keys; old ones stay revoked")]
 pub enum PrincipalsCommand {
-    /// The principals of a workspace
+    /// List the principals of a workspace
     List {
-        /// Which workspace [default: yours]
+        /// Workspace to list [default: yours]
         #[arg(long)]
         workspace: Option<String>,
     },
-    /// End every key, sign-in and token of somebody, and let nobody in by that name
+    /// Disable a principal: revoke its keys, sign-ins and tokens, and reject new ones
     Disable(PrincipalArgs),
-    /// Let somebody in again, with new keys
+    /// Enable a disabled principal; it needs new keys
     Enable(PrincipalArgs),
 }
 
 #[derive(Debug, clap::Args)]
 pub struct PrincipalArgs {
-    /// What the principal is called
+    /// Name of the principal
     name: String,
-    /// The workspace it belongs to [default: yours]
+    /// Workspace of the principal [default: yours]
     #[arg(long)]
     workspace: Option<String>,
 }
@@ -51,19 +51,17 @@ pub async fn run(command: PrincipalsCommand, context: &Context) -> Outcome {
             }
             let rows: Vec<_> = all.iter().map(|p| row(context.printer, p)).collect();
             let header = ["NAME", "KIND", "WORKSPACE", "KEYS", "LAST USED", "STATE"];
-            context.printer.list(&json!({ "items": all }), &header, &rows, "no principals here; `cobox keys create` makes one")?;
+            context.printer.list(&json!({ "items": all }), &header, &rows, "no principals; create one with `cobox keys create`")?;
         }
         PrincipalsCommand::Disable(PrincipalArgs { name, workspace }) => {
             client.disable_principal(workspace.as_deref(), &name).await?;
-            context
-                .printer
-                .result(&json!({ "name": name, "disabled": true }), || format!("{name} is shut out: every key, sign-in and token ended"))?;
+            context.printer.result(&json!({ "name": name, "disabled": true }), || {
+                format!("disabled {name}; its keys, sign-ins and tokens are revoked")
+            })?;
         }
         PrincipalsCommand::Enable(PrincipalArgs { name, workspace }) => {
             client.enable_principal(workspace.as_deref(), &name).await?;
-            context
-                .printer
-                .result(&json!({ "name": name, "disabled": false }), || format!("{name} may come in again; the old keys stay ended"))?;
+            context.printer.result(&json!({ "name": name, "disabled": false }), || format!("enabled {name}; its old keys stay revoked"))?;
         }
     }
     Ok(0)

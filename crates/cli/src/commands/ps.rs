@@ -17,15 +17,15 @@ const MAX_COMMAND_CHARS: usize = 60;
 #[command(after_help = "\
 Examples:
   cobox ps demo
-  cobox ps -t demo --all         those that ended lately too
+  cobox ps -t demo --all         include recently exited ones
   cobox --json ps -t demo")]
 pub struct PsArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// The thread whose sandbox to look at, as with --thread; or a sandbox's name, where no thread is called so
+    /// The thread, as with --thread; or a sandbox's name if no thread has that name
     #[arg(value_name = "THREAD|NAME", value_parser = parse_thread, conflicts_with_all = ["thread", "sandbox"])]
     thread_name: Option<String>,
-    /// Also what has ended and is still remembered
+    /// Include commands and shells that have exited and are still listed
     #[arg(short, long)]
     all: bool,
 }
@@ -33,16 +33,16 @@ pub struct PsArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  cobox kill -t demo cmd_01jq…            end a command and all that it started
+  cobox kill -t demo cmd_01jq…            kill a command's process tree
   cobox kill -t demo --signal HUP cmd_01jq…
-  cobox kill -t demo main                 end a shell, for everybody")]
+  cobox kill -t demo main                 end a shell for all participants")]
 pub struct KillArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// Send this signal instead of ending it: a name or a number
+    /// Signal to send instead of killing it: a name or a number
     #[arg(short, long, value_name = "SIGNAL")]
     signal: Option<String>,
-    /// A command's id, or a shell's id or name, as `cobox ps` shows them
+    /// ID of a command, or ID or name of a shell, as listed by `cobox ps`
     #[arg(value_name = "ID", required = true)]
     ids: Vec<String>,
 }
@@ -61,7 +61,7 @@ pub async fn run(args: PsArgs, context: &Context) -> Outcome {
         shells.iter().map(|s| shell_row(context.printer, s)).chain(processes.iter().map(|p| row(context.printer, p))).collect();
     let header = ["ID", "PID", "WHO", "STATE", "STARTED", "COMMAND"];
     let value = json!({ "shells": shells, "processes": processes });
-    context.printer.list(&value, &header, &rows, "nothing runs here; `cobox shell` or `cobox exec` start something")?;
+    context.printer.list(&value, &header, &rows, "nothing is running; start a command with `cobox exec` or a shell with `cobox shell`")?;
     Ok(0)
 }
 
@@ -81,9 +81,9 @@ fn row(printer: Printer, p: &ProcessInfo) -> Vec<String> {
 fn shell_row(printer: Printer, s: &ShellInfo) -> Vec<String> {
     let controller = s.controller.as_ref().map_or_else(|| "-".to_owned(), |c| c.principal.clone());
     let viewers = match s.viewers {
-        0 => "nobody there".to_owned(),
-        1 => "1 there".to_owned(),
-        n => format!("{n} there"),
+        0 => "no participants".to_owned(),
+        1 => "1 participant".to_owned(),
+        n => format!("{n} participants"),
     };
     let command = s.command.as_deref().map_or_else(|| "(shell)".to_owned(), |c| format!("(shell) {c}"));
     let command = command.chars().take(MAX_COMMAND_CHARS).collect();
@@ -101,8 +101,8 @@ pub async fn kill(args: KillArgs, context: &Context) -> Outcome {
         let is_shell = id.parse::<CommandId>().is_err();
         match &signal {
             Some(_) if is_shell => {
-                return Err(Failure::new(format!("`{id}` is a shell's name, and a shell takes its signals from its keyboard"))
-                    .with_advice("without --signal it is ended; a command's id starts with cmd_"));
+                return Err(Failure::new(format!("`{id}` is a shell, and --signal works only with commands"))
+                    .with_advice("omit --signal to end the shell, or pass a command ID (cmd_…)"));
             }
             Some(signal) => connection.dataplane.signal(id, signal.clone()).await?,
             None if is_shell => connection.dataplane.end_shell(id).await?,

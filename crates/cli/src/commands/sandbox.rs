@@ -35,135 +35,135 @@ Examples:
   cobox sandbox delete build --yes
   cobox sandbox restore build")]
 pub enum SandboxCommand {
-    /// The sandboxes you can use
+    /// List the sandboxes that you can use
     List {
-        /// Only those with this tag, or used by a session with it; may be repeated
+        /// Only sandboxes with this tag, or used by a session with it; may be repeated
         #[arg(long = "tag", value_name = "KEY[=VALUE]")]
         tags: Vec<String>,
-        /// Those that were released or deleted and can be restored
+        /// List released and deleted sandboxes that can be restored
         #[arg(long, conflicts_with = "tags")]
         deleted: bool,
     },
-    /// A new sandbox without a session
+    /// Create a sandbox without a session
     Create {
-        /// A name for it: letters, digits, `-`, `_` and `.`
+        /// Name of the sandbox: letters, digits, `-`, `_` and `.`
         #[arg(long)]
         name: Option<String>,
-        /// Who else may use it
+        /// Principals with access to the sandbox
         #[arg(long, value_enum)]
         access: Option<AccessArg>,
-        /// It is suspended, not ended, when its last session ends
+        /// Suspend the sandbox instead of deleting it when its last session ends
         #[arg(long)]
         keep: bool,
-        /// A tag to find it by; may be repeated
+        /// Tag of the sandbox; may be repeated
         #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::parse_tag)]
         tags: Vec<(String, String)>,
-        /// The template to make it by, as `cobox sandbox templates` shows it
+        /// Template, as listed by `cobox sandbox templates`
         #[arg(long, value_name = "NAME")]
         template: Option<String>,
-        /// A snapshot to start from
+        /// Snapshot to start from
         #[arg(long, value_name = "NAME[:TAG]|ID")]
         snapshot: Option<String>,
     },
-    /// The templates a sandbox can be made by
+    /// List the templates for new sandboxes
     Templates,
-    /// Change a sandbox's name, access or tags, or whether it is kept
+    /// Change a sandbox's name, access, tags or retention
     Set {
-        /// The sandbox, as `cobox sandbox list` shows it
+        /// The sandbox, as listed by `cobox sandbox list`
         #[arg(value_name = "NAME|ID")]
         which: String,
-        /// Its new name
+        /// New name
         #[arg(long, conflicts_with = "no_name")]
         name: Option<String>,
-        /// Take its name away
+        /// Remove the sandbox's name
         #[arg(long)]
         no_name: bool,
-        /// Keep it when its last session ends
+        /// Keep the sandbox when its last session ends
         #[arg(long, conflicts_with = "no_keep")]
         keep: bool,
-        /// Let it end with its last session
+        /// Delete the sandbox when its last session ends
         #[arg(long)]
         no_keep: bool,
-        /// Who else may use it
+        /// Principals with access to the sandbox
         #[arg(long, value_enum)]
         access: Option<AccessArg>,
-        /// Add or replace a tag; may be repeated
+        /// Tag to add or replace; may be repeated
         #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::parse_tag)]
         tags: Vec<(String, String)>,
-        /// Take a tag away; may be repeated
+        /// Tag to remove; may be repeated
         #[arg(long = "untag", value_name = "KEY")]
         untags: Vec<String>,
     },
-    /// One sandbox, by name or id
+    /// Show a sandbox
     Get {
-        /// The sandbox, as `cobox sandbox list` shows it
+        /// The sandbox, as listed by `cobox sandbox list`
         #[arg(value_name = "NAME|ID")]
         which: String,
     },
-    /// Run a command in a sandbox, as `cobox exec --sandbox` does
+    /// Run a command in a sandbox; same as `cobox exec --sandbox`
     #[command(
         override_usage = "cobox sandbox exec [OPTIONS] <NAME|ID> -- COMMAND [ARG]...\n       cobox sandbox exec [OPTIONS] <NAME|ID> -c 'SHELL COMMAND'"
     )]
     Exec {
-        /// The sandbox, as `cobox sandbox list` shows it
+        /// The sandbox, as listed by `cobox sandbox list`
         #[arg(value_name = "NAME|ID")]
         which: String,
         #[command(flatten)]
         options: exec::ExecOptions,
     },
-    /// Join a shell in a sandbox, as `cobox shell --sandbox` does
+    /// Attach to a shell in a sandbox; same as `cobox shell --sandbox`
     Connect {
-        /// The sandbox, as `cobox sandbox list` shows it
+        /// The sandbox, as listed by `cobox sandbox list`
         #[arg(value_name = "NAME|ID")]
         which: String,
         #[command(flatten)]
         options: shell::ShellOptions,
     },
-    /// Bring a folder into a sandbox, as `cobox sync --sandbox` does
+    /// Sync a folder with a sandbox; same as `cobox sync --sandbox`
     #[command(
         override_usage = "cobox sandbox sync [GLOBAL OPTIONS] <NAME|ID> [OPTIONS OF SYNC] [DIR [:/PATH]]",
         after_help = "\
-`cobox sync --help` shows what may follow the sandbox.
+`cobox sync --help` lists the options and arguments that may follow the sandbox.
 
 Example:
   cobox sandbox sync build --once . :/workspace/app"
     )]
     Sync {
-        /// The sandbox, as `cobox sandbox list` shows it
+        /// The sandbox, as listed by `cobox sandbox list`
         #[arg(value_name = "NAME|ID")]
         which: String,
-        /// As `cobox sync` takes them
+        /// Options and arguments of `cobox sync`
         #[arg(value_name = "ARG", trailing_var_arg = true, allow_hyphen_values = true)]
         rest: Vec<OsString>,
     },
-    /// End a sandbox and every session that uses it
+    /// Delete a sandbox and end every session that uses it
     #[command(after_help = "\
-Shows how many files the sandbox has and asks. `cobox sandbox restore` brings a deleted sandbox back within an hour, unless the broker's
-settings say otherwise, or until you need the room for another sandbox.")]
+Shows the number of files in the sandbox and asks for confirmation. A deleted sandbox can be restored with `cobox sandbox restore`
+for one hour by default (a broker setting), or until one of your new sandboxes would exceed a limit.")]
     Delete {
-        /// The sandbox, as `cobox sandbox list` or `cobox sandbox list --deleted` shows it
+        /// The sandbox, as listed by `cobox sandbox list` or `cobox sandbox list --deleted`
         #[arg(value_name = "NAME|ID")]
         which: String,
-        /// Don't ask; needed where there is no terminal
+        /// Skip the confirmation; required without a terminal
         #[arg(long, short)]
         yes: bool,
-        /// Remove its files at once: it can't be restored
+        /// Erase the sandbox's files immediately; it can't be restored
         #[arg(long)]
         permanent: bool,
     },
-    /// Bring a released or deleted sandbox back, with its files
+    /// Restore a released or deleted sandbox with its files
     #[command(after_help = "\
-The sandbox is suspended. Its thread's next command starts it, unless the thread has had another sandbox since: then use it with
-`--sandbox`, as in `cobox exec --sandbox demo -- ls`. Shares and tokens from before are not restored.
+A restored sandbox is suspended. The next command of its thread resumes it. If the thread has used another sandbox since, use the
+restored one with `--sandbox`, for example `cobox exec --sandbox demo -- ls`. Shares and tokens are not restored.
 
 Examples:
   cobox sandbox list --deleted
   cobox sandbox restore demo")]
     Restore {
-        /// The sandbox, or the thread that used it, as `cobox sandbox list --deleted` shows them
+        /// The sandbox, or the thread that used it, as listed by `cobox sandbox list --deleted`
         #[arg(value_name = "NAME|ID|THREAD")]
         which: String,
-        /// Another name for it, where its own is taken by now
+        /// New name, if another sandbox uses the old one
         #[arg(long)]
         name: Option<String>,
     },
@@ -191,7 +191,7 @@ pub async fn run(command: SandboxCommand, context: &Context) -> Outcome {
             };
             let rows: Vec<_> = sandboxes.iter().map(row).collect();
             let header = ["SANDBOX", "NAME", "THREADS", "OWNER", "DELETED", "RESTORABLE UNTIL"];
-            context.printer.list(&json!({ "items": sandboxes }), &header, &rows, "no deleted sandboxes that could be restored")?;
+            context.printer.list(&json!({ "items": sandboxes }), &header, &rows, "no deleted sandboxes to restore")?;
         }
         SandboxCommand::List { tags, .. } => {
             let mut sandboxes: Vec<SandboxInfo> = Vec::new();
@@ -206,7 +206,7 @@ pub async fn run(command: SandboxCommand, context: &Context) -> Outcome {
             }
             let rows: Vec<_> = sandboxes.iter().map(|s| row(context.printer, s)).collect();
             let header = ["SANDBOX", "NAME", "STATE", "THREADS", "OWNER", "LAST ACTIVE"];
-            context.printer.list(&json!({ "items": sandboxes }), &header, &rows, "no sandboxes yet; `cobox sandbox create` makes one")?;
+            context.printer.list(&json!({ "items": sandboxes }), &header, &rows, "no sandboxes; create one with `cobox sandbox create`")?;
         }
         SandboxCommand::Create { name, access, keep, tags, template, snapshot } => {
             let (access, keep) = (access.map(Into::into), keep.then_some(true));
@@ -234,7 +234,7 @@ pub async fn run(command: SandboxCommand, context: &Context) -> Outcome {
                 ..Default::default()
             };
             if patch == PatchSandbox::default() {
-                return Err(Failure::new("there is nothing to change").with_advice("`cobox sandbox set --help` shows what can be"));
+                return Err(Failure::new("no change requested").with_advice("`cobox sandbox set --help` lists the options"));
             }
             show(context, &client.patch_sandbox(&which, &patch).await?)?;
         }
@@ -246,7 +246,7 @@ pub async fn run(command: SandboxCommand, context: &Context) -> Outcome {
                 &json!({ "items": templates }),
                 &header,
                 &rows,
-                "no templates; an operator adds them to the broker's settings",
+                "no templates; an operator can add them to the broker's settings",
             )?;
         }
         SandboxCommand::Get { which } => show(context, &client.get_sandbox(&which).await?)?,
@@ -261,7 +261,7 @@ pub async fn run(command: SandboxCommand, context: &Context) -> Outcome {
                         let is_missing = missing.is(ErrorCode::SandboxNotFound);
                         let failure = Failure::from(missing);
                         if is_missing {
-                            failure.with_advice("`cobox sandbox list` and `cobox sandbox list --deleted` show those there are")
+                            failure.with_advice("list sandboxes with `cobox sandbox list` or `cobox sandbox list --deleted`")
                         } else {
                             failure
                         }
@@ -288,7 +288,7 @@ pub async fn run(command: SandboxCommand, context: &Context) -> Outcome {
                 Err(e) if e.is(ErrorCode::SandboxNotFound) => {
                     let deleted_sandbox = list_deleted(&client).await?.into_iter().find(|s| s.threads.contains(&which));
                     let Some(deleted_sandbox) = deleted_sandbox else {
-                        return Err(Failure::from(e).with_advice("`cobox sandbox list --deleted` shows what can be restored"));
+                        return Err(Failure::from(e).with_advice("`cobox sandbox list --deleted` lists the sandboxes that can be restored"));
                     };
                     client.restore_sandbox(deleted_sandbox.id.as_str(), &request).await?
                 }
@@ -298,16 +298,18 @@ pub async fn run(command: SandboxCommand, context: &Context) -> Outcome {
             context.printer.result(&restored, || fields(&pairs(sandbox)))?;
             let name_or_id = sandbox.name.as_deref().unwrap_or(sandbox.id.as_str());
             for thread in returning_threads {
-                context.printer.note(&format!("the next command of thread {} starts it", visible(thread)));
+                context.printer.note(&format!("the next command of thread {} resumes it", visible(thread)));
             }
             for thread in threads_elsewhere {
                 let (shown, has_session) = (visible(thread), session::session_of_thread(&client, thread).await?.is_some());
                 let note =
-                    if has_session { "has another sandbox by now and keeps it" } else { "had another sandbox since and gets a new one" };
-                context.printer.note(&format!("thread {shown} {note}; use this one with `cobox exec --sandbox {name_or_id} -- COMMAND`"));
+                    if has_session { "uses another sandbox now and keeps it" } else { "has used another sandbox since and gets a new one" };
+                context
+                    .printer
+                    .note(&format!("thread {shown} {note}; use the restored one with `cobox exec --sandbox {name_or_id} -- COMMAND`"));
             }
             if returning_threads.is_empty() && threads_elsewhere.is_empty() {
-                context.printer.note(&format!("use it with `cobox exec --sandbox {name_or_id} -- COMMAND`, which starts it"));
+                context.printer.note(&format!("resume it with `cobox exec --sandbox {name_or_id} -- COMMAND`"));
             }
         }
     }

@@ -17,14 +17,14 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The config file is TOML; what is left out has a default. A first API key, an operator's, is written to DATA_DIR/api_key.
-Sandboxes go on running when the broker ends, and are found again at its next start. COBOX_LOG chooses what is logged.
-The policy is read again when its file changes and at SIGHUP; a broken one is told of in the log, and the old one goes on counting.
-Several brokers may share a PostgreSQL database. Each has its own data directory, with a copy of the same master.key; behind one
-public_url each names itself with node_url, because its sandboxes are reached through it alone.
+The config file is TOML; every setting has a default. The first API key, an operator's, is written to DATA_DIR/api_key.
+Sandboxes keep running when the broker stops, and are found again when it starts. COBOX_LOG sets the log filter.
+The policy is reloaded when its file changes and on SIGHUP; if the new one is invalid, the error is logged and the old one stays in use.
+Several brokers can share a PostgreSQL database. Each has its own data directory with a copy of the same master.key. Behind a shared
+public_url, each broker needs its own node_url, because its sandboxes can be reached only through it.
 
-It listens on other machines' networks with a certificate (--tls-cert, --tls-key) or when told that a proxy in front has one
-(--insecure-listen), not otherwise.
+To listen beyond the loopback interface, pass a certificate (--tls-cert, --tls-key), or --insecure-listen if a proxy in front of
+the broker terminates TLS.
 
 Example config:
   listen = \"0.0.0.0:8421\"
@@ -43,17 +43,17 @@ pub struct ServeArgs {
     /// The config file
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Overrides the file's data_dir
+    /// Data directory; overrides data_dir of the config file
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Overrides the file's listen
+    /// Listen address; overrides listen of the config file
     #[arg(long, value_name = "ADDR", value_parser = daemon::parse_address)]
     listen: Option<SocketAddr>,
-    /// A PostgreSQL database for several brokers [default: a file in the data directory]; better set COBOX_DATABASE_URL, because
-    /// other users of this machine can see a command's arguments
+    /// URL of a PostgreSQL database that several brokers share [default: a file in the data directory]; prefer
+    /// COBOX_DATABASE_URL, because other users of this machine can see command line arguments
     #[arg(long, value_name = "URL", value_parser = secret)]
     database_url: Option<Secret>,
-    /// What whom is allowed [default: policy.toml in the data directory]
+    /// Policy file [default: policy.toml in the data directory]
     #[arg(long, value_name = "FILE", env = "COBOX_POLICY")]
     policy: Option<PathBuf>,
     #[command(flatten)]
@@ -62,7 +62,7 @@ pub struct ServeArgs {
     tls: TlsArgs,
     #[command(flatten)]
     cors: CorsArgs,
-    /// How log lines look
+    /// Log format
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
 }
@@ -100,7 +100,7 @@ pub async fn run(args: ServeArgs, context: &Context) -> Outcome {
     let info = running.info.clone();
     tracing::info!(url = %info.url, data_dir = %running.data_dir().display(), "the broker is ready");
     if running.is_first_run {
-        tracing::info!(file = %info.api_key_file.display(), "made the first API key");
+        tracing::info!(file = %info.api_key_file.display(), "created the first API key");
     }
     if context.printer.is_json() {
         context.printer.result(&info, String::new)?;
@@ -112,7 +112,7 @@ pub async fn run(args: ServeArgs, context: &Context) -> Outcome {
             failure = running.stopped() => return Err(failure),
         }
     }
-    tracing::info!("ending; sandboxes go on running");
+    tracing::info!("stopping; sandboxes keep running");
     running.stop().await;
     Ok(0)
 }

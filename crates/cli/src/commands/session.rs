@@ -29,121 +29,121 @@ Examples:
   cobox --json session get demo
   cobox session release demo --yes")]
 pub enum SessionCommand {
-    /// The thread's session, made with a sandbox if there is none
+    /// Get or create a thread's session and its sandbox
     #[command(after_help = "\
-A session that exists is not changed: options that ask for something else than it has fail and say what differs.")]
+An existing session is not changed: if options differ from it, the command fails and reports the difference.")]
     Ensure {
-        /// The thread: any name, such as that of a conversation
+        /// The thread: any name, for example a conversation's ID
         #[arg(value_parser = super::parse_thread)]
         thread: String,
-        /// Ask for these capabilities only, such as fs_read or exec; may be repeated
+        /// Capability to request, such as fs_read or exec; may be repeated [default: all that are allowed]
         #[arg(long = "capability", value_name = "CAPABILITY")]
         capabilities: Vec<String>,
-        /// Who else may attach
+        /// Principals with access to the session
         #[arg(long, value_enum)]
         access: Option<AccessArg>,
-        /// How long the token should live
+        /// Lifetime of the token
         #[arg(long, value_name = "SECONDS")]
         ttl: Option<u32>,
-        /// A sandbox that exists, by name or id, for the thread to use
+        /// Existing sandbox to use, by name or ID
         #[arg(long, value_name = "NAME|ID", conflicts_with_all = ["name", "keep"])]
         sandbox: Option<String>,
-        /// Use the sandbox of this name, made if need be
+        /// Name of the sandbox to use; created if missing
         #[arg(long)]
         name: Option<String>,
-        /// A new sandbox is suspended, not ended, when its last session ends
+        /// Suspend a new sandbox instead of deleting it when its last session ends
         #[arg(long)]
         keep: bool,
-        /// A tag for a new session, to find it by; may be repeated
+        /// Tag of a new session; may be repeated
         #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::parse_tag)]
         tags: Vec<(String, String)>,
-        /// What a new sandbox is made by, as `cobox sandbox templates` shows it
+        /// Template of a new sandbox, as listed by `cobox sandbox templates`
         #[arg(long, value_name = "NAME")]
         template: Option<String>,
-        /// The provider to make a new sandbox with; `auto` is any
+        /// Provider of a new sandbox; `auto` lets the broker choose
         #[arg(long, value_name = "NAME")]
         provider: Option<String>,
-        /// Print the token too
+        /// Print the token, too
         #[arg(long)]
         show_token: bool,
     },
-    /// The thread's session, if there is one
+    /// Show a thread's session
     Get {
-        /// The thread whose session to show
+        /// The thread
         #[arg(value_parser = super::parse_thread)]
         thread: String,
-        /// Print the token too
+        /// Print the token, too
         #[arg(long)]
         show_token: bool,
     },
-    /// The sessions you can use
+    /// List the sessions that you can use
     List {
-        /// Only those with this tag; may be repeated
+        /// Only sessions with this tag; may be repeated
         #[arg(long = "tag", value_name = "KEY[=VALUE]")]
         tags: Vec<String>,
     },
-    /// A fresh token
+    /// Issue a new token
     Refresh {
-        /// A thread, or a session's id (ssn_…)
+        /// A thread, or a session ID (ssn_…)
         #[arg(value_name = "THREAD|SESSION")]
         which: String,
-        /// Print the token too
+        /// Print the token, too
         #[arg(long)]
         show_token: bool,
     },
-    /// Keep a session's sandbox from falling asleep for another while
+    /// Extend the lease of a session's sandbox
     Heartbeat {
-        /// A thread, or a session's id (ssn_…)
+        /// A thread, or a session ID (ssn_…)
         #[arg(value_name = "THREAD|SESSION")]
         which: String,
     },
-    /// Run a command in the session's sandbox, as `cobox exec` does
+    /// Run a command in a session's sandbox, like `cobox exec`
     #[command(
         override_usage = "cobox session exec [OPTIONS] <THREAD|SESSION> -- COMMAND [ARG]...\n       cobox session exec [OPTIONS] <THREAD|SESSION> -c 'SHELL COMMAND'"
     )]
     Exec {
-        /// A thread, or a session's id (ssn_…)
+        /// A thread, or a session ID (ssn_…)
         #[arg(value_name = "THREAD|SESSION")]
         which: String,
         #[command(flatten)]
         options: exec::ExecOptions,
     },
-    /// Join a shell in the session's sandbox, as `cobox shell` does
+    /// Attach to a shell in a session's sandbox, like `cobox shell`
     Connect {
-        /// A thread, or a session's id (ssn_…)
+        /// A thread, or a session ID (ssn_…)
         #[arg(value_name = "THREAD|SESSION")]
         which: String,
         #[command(flatten)]
         options: shell::ShellOptions,
     },
-    /// What happens to a session: its life, who uses it, files written and commands run
+    /// Stream a session's events: state changes, participants, file changes and commands
     #[command(after_help = "\
-Goes on until the session ends, over lost connections too. Files are shown to who may read them, commands to who may run some or
-watch shells; both are the sandbox's own word.
+Runs until the session ends, and reconnects if the connection is lost. File events require permission to read files; command events
+require permission to run commands or observe shells. Both are reported by the sandbox and not verified.
 
 Examples:
   cobox session events demo
   cobox session events demo --json | jq -r 'select(.type == \"exec\").command'")]
     Events {
-        /// A thread, or a session's id (ssn_…)
+        /// A thread, or a session ID (ssn_…)
         #[arg(value_name = "THREAD|SESSION")]
         which: String,
-        /// Only what happens from now on, not what has happened so far
+        /// Only new events
         #[arg(long, conflicts_with = "after")]
         new: bool,
-        /// Only what happened after the event of this id (evt_…)
+        /// Only events after the one with this ID (evt_…)
         #[arg(long, value_name = "EVENT")]
         after: Option<String>,
     },
-    /// End a session, its tokens and its sandbox (unless that is named or used elsewhere)
+    /// End a session and its tokens, and delete its sandbox unless it is named, kept or used by another session
     #[command(after_help = "\
-Shows how many files the sandbox has and asks. `cobox sandbox restore` brings a released sandbox back within an hour, unless the broker's
-settings say otherwise, or until you need the room for another sandbox.")]
+Shows the number of files in the sandbox and asks for confirmation. A released sandbox can be restored with `cobox sandbox restore`
+for one hour by default (a broker setting), or until one of your new sandboxes would exceed a limit.")]
     Release {
-        /// A thread, or a session's id (ssn_…)
+        /// A thread, or a session ID (ssn_…)
         #[arg(value_name = "THREAD|SESSION")]
         which: String,
-        /// Don't ask; needed where there is no terminal
+        /// Skip the confirmation; required without a terminal
         #[arg(long, short)]
         yes: bool,
     },
@@ -151,7 +151,7 @@ settings say otherwise, or until you need the room for another sandbox.")]
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum AccessArg {
-    /// Everybody in the workspace
+    /// Every principal of the workspace
     Workspace,
     /// You and operators
     Owner,
@@ -257,8 +257,8 @@ async fn check_tags(client: &Client, thread: &str, session: &NegotiateResponse, 
     let differs = |(key, value): &(&String, &String)| found.tags.get(*key) != Some(*value);
     let Some((key, value)) = request.tags.iter().find(differs) else { return Ok(()) };
     let actual = found.tags.get(key).map_or("not set", String::as_str);
-    let message = format!("thread `{thread}` has a session already, and its tag {key} is {actual}, not {value}");
-    Err(Failure::new(message).with_advice("leave --tag out to join it; tags are set when a session is made"))
+    let message = format!("thread `{thread}` already has a session, and its tag {key} is {actual}, not {value}");
+    Err(Failure::new(message).with_advice("omit --tag to use it; tags are set when a session is created"))
 }
 
 /// What happens to a session's sandbox when the session is released.
@@ -271,7 +271,7 @@ struct ReleaseOutcome {
 impl ReleaseOutcome {
     fn describe_before(&self) -> String {
         match &self.erased {
-            None => format!("Its sandbox {} stays, with its files.", self.sandbox),
+            None => format!("Its sandbox {} and its files are kept.", self.sandbox),
             Some(usage) => {
                 format!(
                     "Its sandbox {} has {}; {}.",
@@ -285,7 +285,7 @@ impl ReleaseOutcome {
 
     fn describe_after(&self) -> String {
         match &self.erased {
-            None => format!("its sandbox {} stays, with its files", self.sandbox),
+            None => format!("its sandbox {} and its files are kept", self.sandbox),
             Some(usage) => {
                 format!("its sandbox had {}; {}", confirm::format_usage(usage), confirm::restore_hint(usage, self.sandbox.as_str()))
             }
@@ -361,6 +361,6 @@ async fn list(context: &Context, client: &Client, tags: Vec<String>) -> Result<(
     };
     let rows: Vec<_> = sessions.iter().map(row).collect();
     let header = ["THREAD", "STATE", "SESSION", "SANDBOX", "OWNER", "LAST ACTIVE"];
-    context.printer.list(&json!({ "items": sessions }), &header, &rows, "no sessions yet; `cobox session ensure THREAD` makes one")?;
+    context.printer.list(&json!({ "items": sessions }), &header, &rows, "no sessions; create one with `cobox session ensure THREAD`")?;
     Ok(())
 }

@@ -15,38 +15,38 @@ use crate::{context::Context, duration::parse_duration, printer::fields};
 
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "\
-A share lets one other principal of your workspace into a session that is yours alone (`cobox session ensure --access owner`), as
-itself and with at most these capabilities. A share does not limit principals that can enter the session's sandbox without it: the whole
-workspace if the sandbox is open to it, operators, and principals that have a share of another session of the same sandbox.
+A share gives another principal of your workspace access to a session with owner access (`cobox session ensure --access owner`),
+with at most the given capabilities. A share does not limit principals that have access without it: the whole workspace if the
+sandbox has workspace access, operators, and principals with a share of another session of the same sandbox.
 
 Examples:
   cobox share grant demo bob --capability fs_read --expires 2h
   cobox share list demo
   cobox share revoke demo bob")]
 pub enum ShareCommand {
-    /// Let somebody in, or change what they get
+    /// Share a session with a principal, or change an existing share
     Grant {
-        /// A thread, or a session's id (ssn_…)
+        /// A thread, or a session ID (ssn_…)
         #[arg(value_name = "THREAD|SESSION")]
         which: String,
-        /// Whom, by the name their keys have
+        /// Name of the principal
         principal: String,
-        /// What they get at most, such as fs_read or exec; may be repeated
+        /// Capability to grant, such as fs_read or exec; may be repeated
         #[arg(long = "capability", value_name = "CAPABILITY", required = true)]
         capabilities: Vec<String>,
-        /// When it ends: a number and s, m, h, d or w
+        /// Lifetime of the share: a number and s, m, h, d or w
         #[arg(long, value_name = "TIME", value_parser = parse_duration)]
         expires: Option<Duration>,
     },
-    /// Who was let in
+    /// List the shares of a session
     List {
-        /// A thread, or a session's id (ssn_…)
+        /// A thread, or a session ID (ssn_…)
         #[arg(value_name = "THREAD|SESSION")]
         which: String,
     },
-    /// Take it back: their tokens end at once
+    /// Revoke a share and the tokens issued under it
     Revoke {
-        /// A thread, or a session's id (ssn_…)
+        /// A thread, or a session ID (ssn_…)
         #[arg(value_name = "THREAD|SESSION")]
         which: String,
         principal: String,
@@ -73,7 +73,7 @@ pub async fn run(command: ShareCommand, context: &Context) -> Outcome {
                 let paths = AccessPaths::of(&client, &id, &share.principal).await?;
                 let description = paths.describe();
                 context.printer.note(&format!(
-                    "note: {} can enter without the share, which limits nothing while that is so: {description}",
+                    "note: {} has access without the share, so the share's limits have no effect: {description}",
                     share.principal
                 ));
             }
@@ -93,13 +93,13 @@ pub async fn run(command: ShareCommand, context: &Context) -> Outcome {
             };
             let rows: Vec<_> = shares.iter().map(row).collect();
             let header = ["PRINCIPAL", "CAPABILITIES", "BY", "SINCE", "EXPIRES"];
-            context.printer.list(&json!({ "items": shares }), &header, &rows, "shared with nobody")?;
+            context.printer.list(&json!({ "items": shares }), &header, &rows, "no shares")?;
         }
         ShareCommand::Revoke { which, principal } => {
             let id = session::find_session(&client, &which).await?;
             let before = AccessPaths::of(&client, &id, &principal).await?;
             if !before.paths.is_empty() {
-                context.printer.note(&format!("warning: {principal} can enter without the share: {}", before.describe()));
+                context.printer.note(&format!("warning: {principal} has access without the share: {}", before.describe()));
             }
             // If there is no share, the error states again that the principal has access.
             client.unshare(&id, &principal).await?;
@@ -107,11 +107,11 @@ pub async fn run(command: ShareCommand, context: &Context) -> Outcome {
             let can_still_enter = !after.paths.is_empty();
             let revoked = json!({"session_id": id, "principal": principal, "revoked": true, "can_still_enter": can_still_enter, "access_paths": after.paths});
             context.printer.result(&revoked, || match can_still_enter {
-                true => format!("the share of {principal} has ended, and its tokens"),
-                false => format!("{principal} is no longer let in"),
+                true => format!("revoked the share of {principal} and its tokens"),
+                false => format!("{principal} no longer has access"),
             })?;
             if can_still_enter {
-                context.printer.note(&format!("warning: {principal} can still enter: {}", after.describe_with_advice()));
+                context.printer.note(&format!("warning: {principal} still has access: {}", after.describe_with_advice()));
             }
         }
     }
@@ -144,11 +144,11 @@ impl AccessPaths {
     fn describe(&self) -> String {
         let Self { sandbox, principal, .. } = self;
         let describe = |path: &AccessPath| match path {
-            AccessPath::WorkspaceAccess => format!("sandbox {sandbox} is open to the whole workspace"),
+            AccessPath::WorkspaceAccess => format!("sandbox {sandbox} has workspace access"),
             AccessPath::SandboxOwner => format!("sandbox {sandbox} belongs to {principal}"),
             AccessPath::Operator => format!("{principal} is an operator"),
             AccessPath::Share { session_id } => format!("session {session_id}, which uses the same sandbox, is shared with {principal}"),
-            AccessPath::Unknown => "in a way that this version of cobox does not know".to_owned(),
+            AccessPath::Unknown => "by a rule that this version of cobox does not know".to_owned(),
         };
         self.paths.iter().map(describe).collect::<Vec<_>>().join("; ")
     }
@@ -157,9 +157,9 @@ impl AccessPaths {
     fn describe_with_advice(&self) -> String {
         let advice = |path: &AccessPath| match path {
             AccessPath::WorkspaceAccess => {
-                Some(format!("`cobox sandbox set {} --access owner` keeps everyone but its owner and operators out", self.sandbox))
+                Some(format!("`cobox sandbox set {} --access owner` restricts it to its owner and operators", self.sandbox))
             }
-            AccessPath::Share { session_id } => Some(format!("`cobox share revoke {session_id} {}` ends that share", self.principal)),
+            AccessPath::Share { session_id } => Some(format!("`cobox share revoke {session_id} {}` revokes that share", self.principal)),
             AccessPath::SandboxOwner | AccessPath::Operator | AccessPath::Unknown => None,
         };
         let advice: Vec<String> = self.paths.iter().filter_map(advice).collect();

@@ -34,22 +34,22 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  cobox shell demo                       join the shell that everybody meets in
-  cobox shell demo --name build          another one beside it
-  cobox shell demo --observe             only look; Ctrl-T takes part
-  cobox shell -t demo -c top             a program in a shell of its own
+  cobox shell demo                       attach to the shared shell
+  cobox shell demo --name build          another shared shell
+  cobox shell demo --observe             read-only; Ctrl-T joins
+  cobox shell -t demo -c top             run a program in a private shell
   echo 'make test; exit' | cobox shell -t demo
 
-The shell lives on when you leave it, and everybody at it sees the same. One at a time types, and the terminal has their size;
-where somebody else does, Ctrl-T takes control.
-After Enter:  ~. leave   ~t take control   ~r release it   ~s status line   ~l redraw   ~^Z suspend   ~? help   ~~ a ~
-`exit` ends it for everybody. With -c, or where input is no terminal, the shell is yours alone and ends with you.
-A lost connection is made again by itself; nothing is lost on the way.
-Exit code: the shell's own; 255 when you left it or the connection ended for good.")]
+The shell keeps running when you detach, and all participants see the same screen. Only the controller can type, and the shell has
+the size of the controller's terminal; press Ctrl-T to take control.
+After Enter:  ~. detach   ~t take control   ~r release it   ~s status line   ~l redraw   ~^Z suspend   ~? help   ~~ a ~
+`exit` ends the shell for all participants. With -c, or if input is not a terminal, the shell is private and ends when you detach.
+After a lost connection, cobox reconnects; no output is lost.
+Exit code: the shell's own; 255 if you detached or the connection could not be restored.")]
 pub struct ShellArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// The thread whose sandbox to use, as with --thread; or a sandbox's name, where no thread is called so
+    /// The thread, as with --thread; or a sandbox's name if no thread has that name
     #[arg(value_name = "THREAD|NAME", value_parser = parse_thread, conflicts_with_all = ["thread", "sandbox"])]
     thread_name: Option<String>,
     #[command(flatten)]
@@ -59,28 +59,28 @@ pub struct ShellArgs {
 /// Which shell to attach to, and how. The command that flattens these arguments selects the sandbox.
 #[derive(Debug, clap::Args)]
 pub struct ShellOptions {
-    /// The shell to join; it is started if there is none [default: main]
+    /// Name of the shell; started if it doesn't exist [default: main]
     #[arg(long, value_name = "SHELL")]
     name: Option<String>,
-    /// Only look: nothing you type goes in, until you take part with Ctrl-T
+    /// Attach read-only; Ctrl-T joins with input
     #[arg(long)]
     observe: bool,
-    /// Take control at once, whoever has it
+    /// Take control immediately, even from another participant
     #[arg(long, conflicts_with = "observe")]
     take: bool,
-    /// Run this instead of the login shell
+    /// Command to run instead of the login shell
     #[arg(short, value_name = "SHELL COMMAND", conflicts_with = "observe")]
     c: Option<String>,
     /// Working directory in the sandbox [default: /workspace]
     #[arg(long, value_name = "DIR")]
     cwd: Option<String>,
-    /// Show who has control, the connection and the size from the start, as ~s does
+    /// Show the status line (controller, connection and size) from the start, like ~s
     #[arg(long)]
     status: bool,
-    /// The key before ours: a sign after Enter, a control key such as ^] anywhere, or none [default: ~]
+    /// Escape key: a character that is typed after Enter, a control key such as ^], or none [default: ~]
     #[arg(long, value_name = "KEY")]
     escape: Option<EscapeKey>,
-    /// What programs may do to your terminal beside printing: set its title, write its clipboard
+    /// Access that programs get to your terminal: set its title, write its clipboard
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     allow: Vec<Allow>,
 }
@@ -106,7 +106,7 @@ pub async fn attach(target: &Target, args: ShellOptions, context: &Context) -> O
     let mut observe = args.observe;
     let may_type = connection.granted.is_none_or(|g| g.contains(Capability::Shell));
     if let Some(granted) = connection.granted.filter(|g| !observe && !may_type && g.contains(Capability::ShellObserve)) {
-        context.printer.note(&format!("you may only look here ({}), as with --observe", granted.names().join(" ")));
+        context.printer.note(&format!("attached read-only, as with --observe ({})", granted.names().join(" ")));
         observe = true;
     }
     // Private unless it was named: a script or a program in the shared shell would surprise the other participants.
@@ -180,12 +180,12 @@ pub async fn attach(target: &Target, args: ShellOptions, context: &Context) -> O
         AttachEnd::Exited(code) => Ok(u8::try_from(code).unwrap_or(EXIT_DETACHED)),
         _ if !accepts_output => Ok(EXIT_DETACHED),
         AttachEnd::Detached | AttachEnd::JoinRequested if is_private => {
-            context.printer.note("left the shell");
+            context.printer.note("detached from the private shell, which ends now");
             Ok(EXIT_DETACHED)
         }
         AttachEnd::Detached | AttachEnd::JoinRequested => {
             let (name, command) = (visible(shell_name), reattach_command(target, name.as_deref(), start.observe));
-            context.printer.note(&format!("left the shell {name}, which lives on; come back with: {command}"));
+            context.printer.note(&format!("detached from shell {name}; reattach with: {command}"));
             Ok(EXIT_DETACHED)
         }
         AttachEnd::Failed(failure) => Err(failure.with_exit_code(EXIT_DETACHED)),

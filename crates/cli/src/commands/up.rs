@@ -22,9 +22,9 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The first run makes an API key, one for an agent and a client config, so that the other commands find this broker.
-Ctrl-C suspends the sandboxes: their processes end, their files are kept, the next use starts them again.
-Settings, such as limits on sandboxes, are read from config.toml in the data directory; `cobox serve --help` shows one.
+The first run creates an API key for you, one for an agent, and a client config, so that other commands find this broker.
+Ctrl-C suspends the sandboxes: their processes are killed, their files are kept, and the next use resumes them.
+Settings, such as limits on sandboxes, are read from config.toml in the data directory; `cobox serve --help` shows an example.
 
 Examples:
   cobox up
@@ -32,13 +32,13 @@ Examples:
 pub struct UpArgs {
     #[command(flatten)]
     _hidden_flags: HiddenBrokerFlags,
-    /// Where everything is kept [default: ~/.local/share/cobox]
+    /// Data directory [default: ~/.local/share/cobox]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Address and port to listen on; port 0 takes a free one [default: 127.0.0.1:8421]
+    /// Address and port to listen on; port 0 selects a free port [default: 127.0.0.1:8421]
     #[arg(long, value_name = "ADDR", value_parser = daemon::parse_address)]
     listen: Option<SocketAddr>,
-    /// What whom is allowed [default: policy.toml in the data directory]
+    /// Policy file [default: policy.toml in the data directory]
     #[arg(long, value_name = "FILE", env = "COBOX_POLICY")]
     policy: Option<PathBuf>,
     #[command(flatten)]
@@ -52,7 +52,9 @@ pub async fn run(args: UpArgs, context: &Context) -> Outcome {
     let mut signals = StopSignals::new()?;
     let data_dir = match args.data_dir.or_else(|| default_data_dir(&|name| std::env::var_os(name))) {
         Some(dir) => dir,
-        None => return Err(Failure::new("there is no home directory to keep data in").with_advice("name one with --data-dir")),
+        None => {
+            return Err(Failure::new("no data directory: neither XDG_DATA_HOME nor HOME is set").with_advice("pass one with --data-dir"));
+        }
     };
     let BrokerSettings { mut config, options } = BrokerSettings::read_or_default(&data_dir.join("config.toml"))?;
     config.data_dir = data_dir;
@@ -67,17 +69,17 @@ pub async fn run(args: UpArgs, context: &Context) -> Outcome {
     let is_configured = write_client_config(context, &running.info)?;
     print_welcome(context, &running, is_configured)?;
     if !rustix::process::geteuid().is_root() {
-        context.printer.note(&format!("note: isolation is weaker here than as root: `{} doctor` says how", program_name()));
+        context.printer.note(&format!("note: isolation is weaker than as root; see `{} doctor`", program_name()));
     }
     if !is_protected {
-        context.printer.note("note: this listens beyond this machine, without TLS: keys and tokens can be read on the way");
+        context.printer.note("note: listening beyond this machine without TLS; keys and tokens are sent unencrypted");
     }
 
     tokio::select! {
         () = signals.recv() => {}
         failure = running.stopped() => return Err(failure),
     }
-    context.printer.note("\nending; Ctrl-C again to end at once and leave the sandboxes running");
+    context.printer.note("\nstopping; press Ctrl-C again to stop immediately and leave the sandboxes running");
     let sandboxes = running.sandboxes_dir();
     let stopping = async {
         let stopped = running.stop().await;
@@ -86,7 +88,7 @@ pub async fn run(args: UpArgs, context: &Context) -> Outcome {
     let suspended = tokio::select! {
         suspended = stopping => suspended?,
         () = signals.recv() => {
-            context.printer.note("ended at once; sandboxes not yet suspended go on running, and the next `cobox up` finds them again");
+            context.printer.note("stopped; sandboxes that are not yet suspended keep running, and the next `cobox up` finds them");
             return Ok(INTERRUPTED);
         }
     };
@@ -109,7 +111,7 @@ fn print_welcome(context: &Context, running: &RunningBroker, is_configured: bool
         let cobox = program_name();
         let mut lines = vec![format!("cobox is up at {}; its data is in {}", info.url, running.data_dir().display())];
         if running.is_first_run {
-            lines.push(format!("made an API key in {}", info.api_key_file.display()));
+            lines.push(format!("created an API key in {}", info.api_key_file.display()));
         }
         lines.push("\nNext, in another terminal:".to_owned());
         if !is_configured {
@@ -137,7 +139,7 @@ fn write_client_config(context: &Context, info: &BrokerInfo) -> Result<bool, Fai
     let Some(path) = config_path(&|name| std::env::var_os(name)) else { return Ok(false) };
     let entry = ContextEntry { url: info.url.clone(), key: KeyLocation::File(info.api_key_file.clone()), ca_file: None };
     let left_unchanged = |reason: String| {
-        context.printer.note(&format!("note: {reason} and is left as it is"));
+        context.printer.note(&format!("note: {reason}; it was not changed"));
         Ok(false)
     };
     let current = Contexts::update(&path, |contexts| {
@@ -151,7 +153,7 @@ fn write_client_config(context: &Context, info: &BrokerInfo) -> Result<bool, Fai
     });
     match current {
         Ok(Ok(Some(current))) if current != LOCAL => {
-            context.printer.note(&format!("note: commands go to context `{current}`; `cobox config use {LOCAL}` points them here"));
+            context.printer.note(&format!("note: commands use context `{current}`; switch to this broker with `cobox config use {LOCAL}`"));
             Ok(false)
         }
         Ok(Ok(_)) => Ok(true),

@@ -19,22 +19,22 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Begins before the thread has a session, goes on over lost connections and when a new session takes an old one's place, and ends
-with Ctrl-C. Looking on keeps no sandbox awake. Who did it and what it was is the sandbox's own word.
+Waits for the thread's first session, follows later sessions, reconnects if the connection is lost, and stops on Ctrl-C. Watching
+does not extend the sandbox's lease. Events are reported by the sandbox and not verified.
 
 Examples:
   cobox watch demo
   cobox watch demo --history
   cobox watch demo --json | jq -r 'select(.type == \"exec\") | .command'
-  cobox watch demo --after evt_01j…       go on where an earlier watch stopped")]
+  cobox watch demo --after evt_01j…       resume after this event")]
 pub struct WatchArgs {
-    /// The thread to watch, or a sandbox's name, where no thread is called so [default: COBOX_THREAD, or `default`]
+    /// The thread, or a sandbox's name if no thread has that name [default: COBOX_THREAD, or `default`]
     #[arg(value_name = "THREAD|NAME", value_parser = parse_thread)]
     thread: Option<String>,
-    /// What has happened so far too
+    /// Include past events
     #[arg(long, conflicts_with = "after")]
     history: bool,
-    /// What happened after the event of this id (evt_…) too
+    /// Include past events after the one with this ID (evt_…)
     #[arg(long, value_name = "EVENT")]
     after: Option<String>,
 }
@@ -67,7 +67,7 @@ pub async fn run(args: WatchArgs, context: &Context) -> Outcome {
                     has_found_broker = true;
                     Err(format!("thread {} has no session; waiting for one", visible(&thread)))
                 }
-                Err(e) if e.is_retryable() && has_found_broker => Err(format!("cobox: {}; trying again", visible(&e.to_string()))),
+                Err(e) if e.is_retryable() && has_found_broker => Err(format!("cobox: {}; retrying", visible(&e.to_string()))),
                 Err(e) => return Err(e.into()),
             };
         let id = match session {
@@ -92,7 +92,7 @@ pub async fn run(args: WatchArgs, context: &Context) -> Outcome {
             FeedEnd::SessionEnded => (ended, from) = (Some(id), EventsFrom::Start),
             FeedEnd::Failed(e) if has_ended(&e) => (ended, from) = (Some(id), EventsFrom::Start),
             FeedEnd::Failed(e) if e.is_retryable() => {
-                context.printer.note(&format!("cobox: {}; trying again", visible(&e.to_string())));
+                context.printer.note(&format!("cobox: {}; retrying", visible(&e.to_string())));
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
             FeedEnd::Failed(e) => return Err(e.into()),
@@ -104,8 +104,8 @@ pub async fn run(args: WatchArgs, context: &Context) -> Outcome {
 async fn thread_of_sandbox(client: &Client, sandbox: &str) -> Result<String, Failure> {
     let threads = client.get_sandbox(sandbox).await?.threads;
     threads.into_iter().next().ok_or_else(|| {
-        Failure::new(format!("no thread uses sandbox {}, and nobody keeps what happens there", visible(sandbox)))
-            .with_advice("`cobox session ensure THREAD --sandbox` lets one use it")
+        Failure::new(format!("no thread uses sandbox {}, so its events are not recorded", visible(sandbox)))
+            .with_advice("bind a thread to it with `cobox session ensure THREAD --sandbox`")
     })
 }
 

@@ -34,7 +34,7 @@ impl FromStr for EscapeKey {
             [b'^', key] if !b"MJIHCD[".contains(&key.to_ascii_uppercase()) && (b'@'..=b'_').contains(&key.to_ascii_uppercase()) => {
                 Ok(EscapeKey::Anywhere(key.to_ascii_uppercase() & 0x1f))
             }
-            _ => Err("it is one sign such as ~, a control key such as ^], or none".to_owned()),
+            _ => Err("expected a single character such as ~, a control key such as ^], or none".to_owned()),
         }
     }
 }
@@ -54,9 +54,9 @@ impl EscapeKey {
         let key = match self {
             EscapeKey::AfterEnter(sign) => format!("Enter {}", char::from(sign)),
             EscapeKey::Anywhere(code) => format!("Ctrl-{}", char::from(code | 0x40)),
-            EscapeKey::None => return "there are no keys of ours: --escape none".to_owned(),
+            EscapeKey::None => return "escape keys are disabled (--escape none)".to_owned(),
         };
-        format!("{key} and  . leave  t take  r release  s status  l redraw  ^Z stop")
+        format!("{key} and  . detach  t take  r release  s status  l redraw  ^Z stop")
     }
 }
 

@@ -332,6 +332,6 @@ mod tests {
         }
         assert!(modes.reset_sequences().len() < 4096);
         modes.track(b"\x18\x1b[?1003h");
-        assert!(!modes.reports_off().is_empty(), "what counts is still noticed");
+        assert!(!modes.reports_off().is_empty(), "relevant sequences are still detected");
     }
 }

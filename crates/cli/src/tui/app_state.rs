@@ -240,7 +240,7 @@ impl AppState {
 
     fn show_picker(&mut self, result: UserResult<Picker>) -> Vec<Effect> {
         match result {
-            Ok(picker) if picker.items.is_empty() => self.show_notice("there are none"),
+            Ok(picker) if picker.items.is_empty() => self.show_notice("nothing to choose from"),
             Ok(picker) => self.overlay = Some(Overlay::Pick(picker)),
             Err(reason) => self.show_error(reason),
         }
@@ -257,7 +257,7 @@ impl AppState {
                 effects
             }
             ThreadUpdate::Entered(Err(reason)) => {
-                self.show_error(format!("no thread (/new begins one, /threads lists them): {reason}"));
+                self.show_error(format!("no thread (start one with /new, list them with /threads): {reason}"));
                 Vec::new()
             }
             ThreadUpdate::Run(event) => {
@@ -299,7 +299,7 @@ impl AppState {
                 Vec::new()
             }
             ThreadUpdate::FilesListed(Err(reason)) => {
-                self.show_error(format!("the files could not be listed: {reason}"));
+                self.show_error(format!("listing the files failed: {reason}"));
                 Vec::new()
             }
             ThreadUpdate::FirstContents { path, contents } => {
@@ -329,7 +329,7 @@ impl AppState {
             Ok(None) => {
                 self.sandbox = SandboxState::None;
                 if self.deployment.is_none() {
-                    self.show_notice("this thread has no sandbox: /sandbox new makes one");
+                    self.show_notice("this thread has no sandbox: create one with /sandbox new");
                     self.focus = Pane::Chat;
                 }
             }

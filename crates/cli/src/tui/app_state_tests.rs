@@ -85,8 +85,8 @@ fn a_message_waits_for_its_sandbox_and_is_sent_once() {
     state.update(Message::Assistants(Ok(vec![assistant()])));
     apply_update(&mut state, ThreadUpdate::Entered(Ok(("t-1".into(), ThreadState::default()))));
     assert!(!submit_text(&mut state, "hello").iter().any(is_run));
-    assert!(!submit_text(&mut state, "again").iter().any(is_run), "one at a time");
-    assert_eq!(state.chat.editor.text(), "again", "what can't be sent stays");
+    assert!(!submit_text(&mut state, "again").iter().any(is_run), "one run at a time");
+    assert_eq!(state.chat.editor.text(), "again", "a message that can't be sent stays in the editor");
     let effects = apply_update(&mut state, ThreadUpdate::Sandbox(Ok(Some(open_sandbox()))));
     let runs: Vec<_> = effects.iter().filter(|e| is_run(e)).collect();
     let [Effect::Run { thread, assistant, input: RunInput::Message { text, .. }, .. }] = runs[..] else { panic!("{effects:?}") };
@@ -108,8 +108,8 @@ fn a_failed_sandbox_does_not_hold_the_message_back() {
 #[test]
 fn the_first_message_names_the_thread() {
     let mut state = ready_state();
-    let effects = submit_text(&mut state, "mend the tests");
-    assert!(effects.contains(&Effect::NameThread { thread: "t-1".into(), title: "mend the tests".into() }));
+    let effects = submit_text(&mut state, "fix the tests");
+    assert!(effects.contains(&Effect::NameThread { thread: "t-1".into(), title: "fix the tests".into() }));
     apply_update(&mut state, ThreadUpdate::RunEnded(Ok(())));
     assert!(!submit_text(&mut state, "more").iter().any(|e| matches!(e, Effect::NameThread { .. })));
 }
@@ -171,7 +171,7 @@ fn escape_twice_cancels_a_run_and_interrupt_twice_quits() {
     assert_eq!(press(&mut state, KeyCode::Char('c'), KeyModifiers::CONTROL), [Effect::Quit]);
     press(&mut state, KeyCode::Char('c'), KeyModifiers::CONTROL);
     press(&mut state, KeyCode::Left, KeyModifiers::NONE);
-    assert!(press(&mut state, KeyCode::Char('c'), KeyModifiers::CONTROL).is_empty(), "another key in between disarms it");
+    assert!(press(&mut state, KeyCode::Char('c'), KeyModifiers::CONTROL).is_empty(), "another key cancels the confirmation");
 }
 
 #[test]
@@ -186,8 +186,8 @@ fn keys_reach_the_shell_only_without_another_controller() {
     assert_eq!(press(&mut state, KeyCode::Char('t'), KeyModifiers::ALT), [Effect::TakeControl]);
     let ann = Controller { principal: "ann".into(), actor: PrincipalKind::Human };
     let effects = apply_update(&mut state, ThreadUpdate::Shell(ShellUpdate::Control { controller: Some(ann), yours: None }));
-    assert!(matches!(effects[..], [Effect::ResizeShell(..)]), "whoever takes control has the size: {effects:?}");
-    assert_eq!(press(&mut state, KeyCode::Char('c'), KeyModifiers::CONTROL), [Effect::Type(vec![3])], "Ctrl-C is the shell's");
+    assert!(matches!(effects[..], [Effect::ResizeShell(..)]), "taking control resizes the shell: {effects:?}");
+    assert_eq!(press(&mut state, KeyCode::Char('c'), KeyModifiers::CONTROL), [Effect::Type(vec![3])], "Ctrl-C goes to the shell");
     press(&mut state, KeyCode::Char('5'), KeyModifiers::CONTROL);
     assert_eq!(state.focus, Pane::Chat);
 }
@@ -211,7 +211,7 @@ fn the_shell_follows_the_size_of_its_pane() {
     apply_update(&mut state, ThreadUpdate::Shell(ShellUpdate::Control { controller: Some(ann), yours: None }));
     let effects = state.update(Message::Resized(160, 50));
     assert!(matches!(effects[..], [Effect::ResizeShell(78, _)]), "{effects:?}");
-    assert!(state.update(Message::Resized(40, 10)).is_empty(), "a screen that is too small changes nothing for others");
+    assert!(state.update(Message::Resized(40, 10)).is_empty(), "a screen that is too small does not resize the shared shell");
 }
 
 #[test]
@@ -339,21 +339,21 @@ fn mouse_events_go_to_a_program_that_enabled_the_mouse() {
     let inner = Block::bordered().inner(state.layout().unwrap().pane(Pane::Terminal).unwrap());
     let (left, at) = (MouseButton::Left, |kind| mouse_at(kind, inner.x + 4, inner.y + 2));
     state.focus_pane(Pane::Terminal);
-    assert!(state.update(at(MouseEventKind::Down(left))).is_empty(), "nobody asked for it");
+    assert!(state.update(at(MouseEventKind::Down(left))).is_empty(), "the program did not request mouse events");
     apply_update(&mut state, ThreadUpdate::Shell(ShellUpdate::Output((&b"\x1b[?1002h\x1b[?1006h"[..]).into())));
     let input = |text: &str| [Effect::Type(text.as_bytes().to_vec())];
     assert_eq!(state.update(at(MouseEventKind::Down(left))), input("\x1b[<0;5;3M"));
-    assert_eq!(state.update(mouse_at(MouseEventKind::Drag(left), 0, inner.y + 2)), input("\x1b[<32;1;3M"), "held, it stays in the pane");
+    assert_eq!(state.update(mouse_at(MouseEventKind::Drag(left), 0, inner.y + 2)), input("\x1b[<32;1;3M"), "a drag stays in the pane");
     assert_eq!(state.update(at(MouseEventKind::Up(left))), input("\x1b[<0;5;3m"));
     assert_eq!(state.update(at(MouseEventKind::ScrollUp)), input("\x1b[<64;5;3M"));
-    assert!(state.update(at(MouseEventKind::Moved)).is_empty(), "that was not asked for");
+    assert!(state.update(at(MouseEventKind::Moved)).is_empty(), "the program did not request movement events");
     // A click that moves the focus to the pane is not passed to its program, nor are the events that follow from it.
     state.focus_pane(Pane::Chat);
     assert!(state.update(at(MouseEventKind::Down(left))).is_empty() && state.focus == Pane::Terminal);
     assert!(state.update(at(MouseEventKind::Up(left))).is_empty());
     let bob = Controller { principal: "bob".into(), actor: PrincipalKind::Human };
     apply_update(&mut state, ThreadUpdate::Shell(ShellUpdate::Control { controller: Some(bob), yours: None }));
-    assert!(state.update(at(MouseEventKind::Down(left))).is_empty(), "somebody else types");
+    assert!(state.update(at(MouseEventKind::Down(left))).is_empty(), "another participant has control");
 }
 
 #[test]
@@ -376,7 +376,7 @@ fn a_click_chooses_a_list_item() {
     state.update(Message::Sandboxes(Ok(sandboxes)));
     // Four rows, centred in forty, inside a border.
     state.update(mouse_at(MouseEventKind::Down(MouseButton::Left), 2, 19));
-    assert!(matches!(state.overlay, Some(Overlay::Pick(_))), "beside it nothing is chosen");
+    assert!(matches!(state.overlay, Some(Overlay::Pick(_))), "a click beside the list chooses nothing");
     let effects = state.update(mouse_at(MouseEventKind::Down(MouseButton::Left), 60, 19));
     assert_eq!(
         effects,

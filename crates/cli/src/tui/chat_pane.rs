@@ -62,7 +62,7 @@ impl ChatPane {
             Some(Question::Text(_)) => Decision::Respond(text.trim().to_owned()),
             _ => match input_parser::parse_decision(text) {
                 Some(decision) => decision?,
-                None => return Err("the agent waits for your decision: yes, no [why], or edit {…}".to_owned()),
+                None => return Err("the agent waits for your decision: yes, no [reason], or edit {…}".to_owned()),
             },
         };
         self.decide(decision)
@@ -73,9 +73,9 @@ impl ChatPane {
         let Some(review) = &mut self.review else { return Ok(None) };
         let description = match &decision {
             Decision::Approve => "you approved".to_owned(),
-            Decision::Edit(args) => format!("you approved with other arguments: {}", formatting::one_line(&args.to_string())),
-            Decision::Reject(reason) if reason.is_empty() => "you said no".to_owned(),
-            Decision::Reject(reason) => format!("you said no: {}", formatting::one_line(reason)),
+            Decision::Edit(args) => format!("you approved with edited arguments: {}", formatting::one_line(&args.to_string())),
+            Decision::Reject(reason) if reason.is_empty() => "you rejected".to_owned(),
+            Decision::Reject(reason) => format!("you rejected: {}", formatting::one_line(reason)),
             Decision::Respond(text) => format!("you answered: {}", formatting::one_line(text)),
         };
         let note = match review.next() {
@@ -134,7 +134,7 @@ impl ChatPane {
                 self.transcript.add_note(reason);
             }
             Ok(()) if was_cancelling => {
-                self.transcript.add_note("the run was ended");
+                self.transcript.add_note("the run was cancelled");
             }
             Ok(()) => {}
         }

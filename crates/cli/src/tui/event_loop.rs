@@ -47,7 +47,8 @@ pub async fn run(chat: ChatOptions) -> Result<u8, Failure> {
         Ok(outcome) => outcome,
         Err(_) => {
             let message = panic_message.lock().ok().and_then(|mut slot| slot.take()).unwrap_or_default();
-            Err(Failure::new(format!("the TUI broke: {message}")).with_advice("thread and sandbox live on; please report this"))
+            Err(Failure::new(format!("the TUI crashed: {message}"))
+                .with_advice("the thread and sandbox keep running; please report this bug"))
         }
     }
 }

@@ -213,12 +213,12 @@ impl FileTree {
     pub fn compare(&mut self, path: &str, now: &Contents) {
         let before = self.first_contents.get(path).unwrap_or(&Contents::Unavailable);
         let lines = match (before, now) {
-            (Contents::Missing, Contents::Missing) => vec![note("it came and went")],
+            (Contents::Missing, Contents::Missing) => vec![note("the file was created and removed")],
             (Contents::Text(_) | Contents::Missing, Contents::Text(_) | Contents::Missing) => line_diff(text_of(before), text_of(now)),
-            (_, Contents::Unavailable) => vec![note("it is no text, or too large to show")],
-            (Contents::Unavailable, Contents::Missing) => vec![note("it was removed, and had not been seen before")],
+            (_, Contents::Unavailable) => vec![note("the file is not text, or too large to show")],
+            (Contents::Unavailable, Contents::Missing) => vec![note("the file was removed; its old contents are unknown")],
             (Contents::Unavailable, Contents::Text(text)) => {
-                let whole = std::iter::once(note("it was not seen before it changed; this is all of it"));
+                let whole = std::iter::once(note("the old contents are unknown; these are the current contents"));
                 whole.chain(text.lines().take(MAX_DIFF_LINES).map(|line| diff_line(' ', line))).collect()
             }
         };
@@ -261,7 +261,7 @@ fn line_diff(before: &str, now: &str) -> Vec<DiffLine> {
         }
         for change in group.iter().flat_map(|op| diff.iter_changes(op)) {
             if lines.len() == MAX_DIFF_LINES {
-                lines.push(note("(there is more)"));
+                lines.push(note("(truncated)"));
                 return lines;
             }
             let tag = match change.tag() {
@@ -273,7 +273,7 @@ fn line_diff(before: &str, now: &str) -> Vec<DiffLine> {
         }
     }
     if lines.is_empty() {
-        lines.push(note("nothing: it is as it was"));
+        lines.push(note("no changes"));
     }
     lines
 }

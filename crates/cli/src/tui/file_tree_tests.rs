@@ -64,7 +64,7 @@ fn differences_are_against_first_seen_contents() {
     files.compare("/w/a", &text("one\n2\x1b[31m\nthree\n"));
     assert_eq!(lines(&files), [" one", "-two", "+2", " three"]);
     files.compare("/w/a", &text("one\ntwo\nthree\n"));
-    assert_eq!(lines(&files), ["@nothing: it is as it was"]);
+    assert_eq!(lines(&files), ["@no changes"]);
     files.record_contents("/w/new", Contents::Missing);
     files.compare("/w/new", &text("x\n"));
     assert_eq!(lines(&files), ["+x"]);

@@ -173,7 +173,7 @@ mod tests {
             assert_eq!(encoded.as_deref(), bytes, "{kind:?} {mode:?}");
         }
         let click = MouseEvent { kind: MouseEventKind::Down(left), column: 0, row: 0, modifiers: none };
-        assert_eq!(encode_mouse(&click, (300, 2), Mode::Press, Encoding::Default), None, "too far for a byte");
+        assert_eq!(encode_mouse(&click, (300, 2), Mode::Press, Encoding::Default), None, "the position does not fit in a byte");
     }
 
     #[test]

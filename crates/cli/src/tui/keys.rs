@@ -146,7 +146,7 @@ impl AppState {
             return self.cancel().into_iter().collect();
         }
         self.pending_confirmation = Some(PendingConfirmation::Cancel);
-        self.show_notice("Esc again ends the run");
+        self.show_notice("press Esc again to cancel the run");
         Vec::new()
     }
 
@@ -160,7 +160,7 @@ impl AppState {
             return vec![Effect::Quit];
         } else {
             self.pending_confirmation = Some(PendingConfirmation::Quit);
-            self.show_notice("Ctrl-C again leaves; thread and sandbox live on");
+            self.show_notice("press Ctrl-C again to quit; the thread and sandbox keep running");
         }
         Vec::new()
     }

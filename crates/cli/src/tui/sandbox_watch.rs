@@ -26,7 +26,7 @@ pub async fn follow_events(mut events: EventStream, updates: UpdateSender) {
     loop {
         let update = match events.next().await {
             Ok(Some(event)) => ThreadUpdate::SandboxEvent(Box::new(event)),
-            Ok(None) => ThreadUpdate::FeedEnded("the session is over".to_owned()),
+            Ok(None) => ThreadUpdate::FeedEnded("the session ended".to_owned()),
             Err(e) => ThreadUpdate::FeedEnded(format!("no more events: {}", error_text(&e))),
         };
         let has_ended = matches!(update, ThreadUpdate::FeedEnded(_));

@@ -86,7 +86,7 @@ impl ShellPane {
 
     pub fn take_control(&mut self) -> Option<Effect> {
         if self.is_observer {
-            self.message = Some("you may only look here".to_owned());
+            self.message = Some("read-only; you have no permission to type here".to_owned());
             return None;
         }
         self.is_control_requested = true;
@@ -104,10 +104,10 @@ impl ShellPane {
             return Some(Effect::Type(bytes));
         }
         self.message = Some(match (&self.status, &self.controller) {
-            (ShellStatus::Live, _) if self.is_observer => "you may only look here".to_owned(),
+            (ShellStatus::Live, _) if self.is_observer => "read-only; you have no permission to type here".to_owned(),
             (ShellStatus::Live, Some(_)) => format!("{} has control; Alt-t takes it", self.other_controller(principal).unwrap_or_default()),
-            (ShellStatus::Joining, _) => "the shell is being joined".to_owned(),
-            _ => "no shell: /terminal joins one".to_owned(),
+            (ShellStatus::Joining, _) => "attaching to the shell".to_owned(),
+            _ => "no shell: attach to one with /terminal".to_owned(),
         });
         None
     }

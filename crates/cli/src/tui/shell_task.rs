@@ -43,7 +43,7 @@ pub async fn run_shell<F: Future<Output = bool>>(
                 let (update, has_ended) = match event {
                     Some(Ok(event)) => translate(event),
                     Some(Err(e)) => (ShellUpdate::Failed(error_text(&e)), true),
-                    None => (ShellUpdate::Failed("the shell was left".to_owned()), true),
+                    None => (ShellUpdate::Failed("detached from the shell".to_owned()), true),
                 };
                 if !send(update).await || has_ended {
                     return;
@@ -88,14 +88,14 @@ fn translate(event: ShellEvent) -> (ShellUpdate, bool) {
         ShellEvent::Resized { cols, rows } => ShellUpdate::Resized { cols, rows },
         ShellEvent::Control { controller, yours } => ShellUpdate::Control { controller, yours },
         ShellEvent::Gap { .. } => ShellUpdate::Message("some output was lost".to_owned()),
-        ShellEvent::Reconnecting { .. } => ShellUpdate::Message("the connection is lost; trying again".to_owned()),
-        ShellEvent::Reconnected => ShellUpdate::Message("connected again".to_owned()),
+        ShellEvent::Reconnecting { .. } => ShellUpdate::Message("connection lost; reconnecting".to_owned()),
+        ShellEvent::Reconnected => ShellUpdate::Message("reconnected".to_owned()),
         ShellEvent::Refused(failure) if failure.is(ErrorCode::Forbidden) => {
-            ShellUpdate::Message("control is elsewhere; Alt-t takes it".to_owned())
+            ShellUpdate::Message("another participant has control; Alt-t takes it".to_owned())
         }
         ShellEvent::Refused(failure) => ShellUpdate::Message(failure.message),
         ShellEvent::InputDropped { bytes } => {
-            ShellUpdate::Message(format!("{bytes} bytes typed while away were too old and were not sent"))
+            ShellUpdate::Message(format!("{bytes} bytes typed while disconnected were too old and were not sent"))
         }
         ShellEvent::Exit { exit_code, .. } => return (ShellUpdate::Exited(exit_code), true),
     };
@@ -104,7 +104,7 @@ fn translate(event: ShellEvent) -> (ShellUpdate, bool) {
 
 fn error_text(error: &ClientError) -> String {
     if error.is(ErrorCode::ShellNotFound) {
-        return "there is no shell of that name, and you may only look".to_owned();
+        return "no shell has that name, and you have no permission to start one".to_owned();
     }
     error.to_string()
 }

@@ -14,7 +14,7 @@ use crate::chat::{
 
 /// Shown when the user sends a message without a deployment.
 pub const NO_DEPLOYMENT: &str =
-    "nobody to talk to: start with --deployment URL, or set COBOX_DEPLOYMENT_URL or `deployment` in chat.toml (docs/chat.md)";
+    "no deployment: start with --deployment URL, or set COBOX_DEPLOYMENT_URL or `deployment` in chat.toml (docs/chat.md)";
 
 impl AppState {
     pub(super) fn submit(&mut self) -> Vec<Effect> {
@@ -38,7 +38,7 @@ impl AppState {
             }
             // The typed text stays in the input line and can be sent later.
             None if self.chat.is_running() || self.pending_input.is_some() => {
-                self.show_error("the agent is at work: wait, or end the run with Esc Esc");
+                self.show_error("the agent is working: wait, or cancel the run with Esc Esc");
                 Vec::new()
             }
             None => {
@@ -69,8 +69,8 @@ impl AppState {
         let effect = self.start_pending_run();
         if effect.is_none() {
             self.show_notice(match (&self.thread, &self.assistant, &self.sandbox) {
-                (Some(_), Some(_), SandboxState::Opening) => "sent as soon as the sandbox is ready",
-                _ => "sent as soon as the deployment answers",
+                (Some(_), Some(_), SandboxState::Opening) => "will be sent when the sandbox is ready",
+                _ => "will be sent when the deployment responds",
             });
         }
         effect.into_iter().collect()
@@ -102,7 +102,7 @@ impl AppState {
             SlashCommand::Sync => self.focus_pane(Pane::Sync),
             SlashCommand::Cancel => match self.cancel() {
                 Some(effect) => return vec![effect],
-                None => self.show_notice("no run is under way"),
+                None => self.show_notice("no run to cancel"),
             },
             SlashCommand::Clear => self.chat.transcript = cobox_langgraph::Transcript::default(),
             SlashCommand::Quit => return vec![Effect::Quit],
@@ -133,7 +133,7 @@ impl AppState {
             return Vec::new();
         }
         let Some(thread) = self.thread.clone() else {
-            self.show_notice("the sandbox is made with the thread");
+            self.show_notice("the sandbox will be created with the thread");
             return Vec::new();
         };
         self.open_sandbox(&thread).into_iter().collect()
@@ -146,7 +146,7 @@ impl AppState {
                 self.focus_pane(Pane::Terminal);
                 return self.use_sandbox(&name);
             }
-            self.show_error("this thread has no sandbox yet: /sandbox new makes one");
+            self.show_error("this thread has no sandbox: create one with /sandbox new");
             return Vec::new();
         };
         self.focus_pane(Pane::Terminal);
@@ -170,7 +170,7 @@ impl AppState {
                 vec![Effect::ReadFile { visit: self.visit, path }]
             }
             None => {
-                self.show_notice(if path.is_some() { "no file of that name changed" } else { "no file changed since you came" });
+                self.show_notice(if path.is_some() { "no changed file has that name" } else { "no file has changed since you joined" });
                 Vec::new()
             }
         }

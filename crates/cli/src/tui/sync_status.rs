@@ -63,14 +63,14 @@ impl SyncState {
         let conflicts = array("conflicts");
         details.extend(conflicts.iter().map(|c| format!("conflict: {}", text(&c["path"]))));
         if !conflicts.is_empty() {
-            details.push("`cobox sync resolve` settles them".to_owned());
+            details.push("resolve with `cobox sync resolve`".to_owned());
         }
         details.extend(array("held_back").iter().map(|path| format!("held back: {}", text(path))));
         details.extend(array("problems").iter().map(|p| format!("not synced: {}: {}", text(&p["path"]), text(&p["message"]))));
         if details.len() > MAX_LINES {
             let more = details.len() - (MAX_LINES - 1);
             details.truncate(MAX_LINES - 1);
-            details.push(format!("and {more} more, which `cobox sync status` shows"));
+            details.push(format!("and {more} more; see `cobox sync status`"));
         }
         Self::Running { summary, details, conflicts: conflicts.len() }
     }
@@ -115,7 +115,7 @@ mod tests {
                 "/home/ann/project  <->  /workspace",
                 "12 files, two-way-safe",
                 "conflict: notes.txt",
-                "`cobox sync resolve` settles them",
+                "resolve with `cobox sync resolve`",
                 "held back: .envrc",
                 "not synced: a: no"
             ]
@@ -124,6 +124,6 @@ mod tests {
         let many = json!({"phase": "halted", "why": "it is empty", "problems": vec![json!({"path": "x"}); 1000]});
         let SyncState::Running { summary, details, .. } = SyncState::from_status(Some(Ok(many))) else { panic!("it runs") };
         assert_eq!((summary.as_str(), details.len()), ("halted", MAX_LINES));
-        assert_eq!(details.last().unwrap(), "and 964 more, which `cobox sync status` shows");
+        assert_eq!(details.last().unwrap(), "and 964 more; see `cobox sync status`");
     }
 }

@@ -197,7 +197,7 @@ async fn watch_ends_when_its_reader_closes() {
     let mut watching = broker.cobox().args(["watch", "demo", "--history"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut first = String::new();
     BufReader::new(watching.stdout.take().unwrap()).read_line(&mut first).unwrap();
-    assert!(first.contains("made the session"), "{first}");
+    assert!(first.contains("created the session"), "{first}");
     // No further event arrives, and the command ends anyway, as in `cobox watch
     // head -1`.
     assert!(watching.wait().unwrap().success());

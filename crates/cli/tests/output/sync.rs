@@ -172,7 +172,7 @@ async fn mass_deletions_need_confirmation() {
     files.for_each(|entry| fs::remove_file(entry.path()).unwrap());
     transcript.run_text_and_json(&["sync", "--until-synced", fixture.path(), "demo:"]);
     fixture.assert_snapshot(transcript, "sync_mass_deletion");
-    assert_eq!(fixture.in_sandbox("ls | wc -l").trim(), "5", "nothing was deleted that nobody confirmed");
+    assert_eq!(fixture.in_sandbox("ls | wc -l").trim(), "5", "nothing was deleted without confirmation");
 }
 
 #[tokio::test]

@@ -15,49 +15,49 @@ use super::files::read;
 use cobox_openapi::{Operation, Parameter, Shape, read as read_shape, written};
 
 pub fn routes() -> Vec<Operation> {
-    let path = || Parameter::query("path", "Relative ones start at the shared folder.").required();
+    let path = || Parameter::query("path", "Relative paths start at the shared folder.").required();
     let routes = vec![
-        Operation::new("post", EXECUTE, "langsmithExecute", "Run a command to its end")
+        Operation::new("post", EXECUTE, "langsmithExecute", "Run a command and wait for it")
             .needs(&[Exec])
             .takes::<Execute>()
             .gives_as(
                 200,
-                "It has ended.",
+                "The command has exited.",
                 "application/json",
                 object(json!({ "stdout": TEXT, "stderr": TEXT, "exit_code": { "type": "integer" } })),
             )
             .fails(&[CommandNotFound, CommandExpired]),
-        Operation::new("get", EXECUTE_WS, "langsmithExecuteStream", "Run a command, or join one, over a WebSocket")
+        Operation::new("get", EXECUTE_WS, "langsmithExecuteStream", "Run a command, or join a running one, over a WebSocket")
             .about(
-                "The first frame is `execute` or `reconnect`, the first answer `started`. Output is addressed by byte offset, is never cut in \
-                the middle of a character, and `data` has exactly as many bytes as were printed.",
+                "The first frame is `execute` or `reconnect`; the server responds with `started`. Output is addressed by byte offset and never split \
+                     within a character, and `data` has exactly as many bytes as the command printed.",
             )
             .needs(&[Exec])
             .websocket(read_shape::<LangsmithClientFrame>(), written::<LangsmithServerFrame>()),
-        stream(EXECUTE_START, "langsmithExecuteEvents", "Run a command, or join it, as server-sent events").takes::<Execute>(),
-        stream(EXECUTE_RESUME, "langsmithResumeEvents", "Join a command where an earlier stream broke off").takes::<Resume>(),
+        stream(EXECUTE_START, "langsmithExecuteEvents", "Run a command, or join a running one, as server-sent events").takes::<Execute>(),
+        stream(EXECUTE_RESUME, "langsmithResumeEvents", "Resume the output of a command after a lost connection").takes::<Resume>(),
         Operation::new("post", UPLOAD, "langsmithUpload", "Write a file")
             .needs(&[FsWrite])
             .with([path()])
             .takes_as("multipart/form-data", object(json!({ "file": { "type": "string", "format": "binary" } })))
-            .gives_as(200, "It was replaced.", "application/json", uploaded())
-            .gives_as(201, "It is new.", "application/json", uploaded())
+            .gives_as(200, "The file was replaced.", "application/json", uploaded())
+            .gives_as(201, "The file was created.", "application/json", uploaded())
             .fails(&[FileNotFound, Forbidden, TooLarge, DiskFull]),
         read("get", DOWNLOAD, "langsmithDownload", "Read a file").with([path()]),
-        read("head", DOWNLOAD, "langsmithHead", "Look at a file").with([path()]),
-        search(GLOB, "langsmithGlob", "Find by a pattern of the path").gives_as(
+        read("head", DOWNLOAD, "langsmithHead", "Get a file's metadata").with([path()]),
+        search(GLOB, "langsmithGlob", "Find paths by a glob pattern").gives_as(
             200,
-            "What was found.",
+            "The matches.",
             "application/json",
             matches(json!({ "path": TEXT, "is_dir": { "type": "boolean" }, "size_bytes": { "type": "integer" }, "modified_at": TEXT })),
         ),
-        search(GREP, "langsmithGrep", "Search the text of files").gives_as(
+        search(GREP, "langsmithGrep", "Search the contents of files").gives_as(
             200,
-            "What was found.",
+            "The matches.",
             "application/json",
             matches(json!({ "path": TEXT, "line": { "type": "integer" }, "text": TEXT })),
         ),
-        Operation::new("get", TUNNEL, "langsmithTunnel", "Answers that ports of a sandbox can't be reached from outside").fails(&[Unsupported]),
+        Operation::new("get", TUNNEL, "langsmithTunnel", "Always fails: ports of a sandbox can't be reached from outside").fails(&[Unsupported]),
     ];
     routes.into_iter().map(|route| route.tag("langsmith").errors_look_like("langsmith.", refused())).collect()
 }
@@ -79,7 +79,7 @@ impl serde::Serialize for Kind {
 fn stream(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
     Operation::new("post", path, id, summary)
         .needs(&[Exec])
-        .gives_as(200, "What happens, as it happens.", "text/event-stream", Shape::Plain(json!({ "type": "string" })))
+        .gives_as(200, "Output and state changes as they occur.", "text/event-stream", Shape::Plain(json!({ "type": "string" })))
         .events([
             ("started", object(json!({ "command_id": TEXT, "pid": NUMBER }))),
             ("stdout", object(json!({ "offset": NUMBER, "data": BASE64 }))),
@@ -115,13 +115,13 @@ fn uploaded() -> Shape {
 }
 
 fn matches(item: Value) -> Shape {
-    let Shape::Plain(item) = object(item) else { unreachable!("an object is written down") };
+    let Shape::Plain(item) = object(item) else { unreachable!("the schema is an object") };
     object(json!({ "matches": { "type": "array", "items": item }, "truncated": { "type": "boolean" } }))
 }
 
 fn refused() -> Shape {
     let Shape::Plain(detail) = object(json!({ "error": TEXT, "message": TEXT, "error_id": TEXT })) else {
-        unreachable!("an object is written down")
+        unreachable!("the schema is an object")
     };
     object(json!({ "detail": detail }))
 }

@@ -12,58 +12,58 @@ use serde_json::json;
 
 use cobox_openapi::{Operation, Parameter, Shape, read, written};
 
-const EXEC_ABOUT: &str = "`command` is run by a shell, `argv` as it is. With `Accept: text/event-stream` (and nothing else) the output comes as \
-events while the command runs; each event's id is where stdout and stderr go on, and is sent back as `Last-Event-ID` together with the same \
-`command_id` to go on after a lost connection. `timeout` and `timeout_secs` are read as `timeout_seconds`.";
+const EXEC_ABOUT: &str = "`command` runs in a shell, `argv` without one. With `Accept: text/event-stream` (and no other type) the output is streamed as events while \
+     the command runs. Each event's ID contains the offsets in stdout and stderr at which to resume: after a lost connection, send it as `Last-Event-ID` with \
+     the same `command_id`. `timeout` and `timeout_secs` are aliases of `timeout_seconds`.";
 
-const SOCKET_ABOUT: &str = "Frames are JSON text, at most 1 MiB. Without an `Authorization` header the first frame is `auth`, within 5 s. Output \
-is addressed by its offset in bytes; after a lost connection ask again from where it broke off. With `\"binary\": true` in `start` output comes \
-in binary frames: one byte of kind (1 stdout, 2 stderr, 3 keyframe), the offset as a big-endian u64, the bytes. Close codes: 1001 going away \
-(reconnect), 1007 an unreadable frame, 1009 too big, 1013 a limit is reached, 4401 not authenticated, 4403 a capability is missing, 4408 no \
-`auth` in time, 4409 taken over by the same client's next connection, 4410 revoked or ended.";
+const SOCKET_ABOUT: &str = "Frames are JSON text of at most 1 MiB. Without an `Authorization` header, the first frame must be `auth`, within 5 s. Output is addressed by \
+     its byte offset; after a lost connection, resume at the offset of the first missing byte. With `\"binary\": true` in `start`, output is sent in binary frames: one \
+     byte of kind (1 stdout, 2 stderr, 3 keyframe), the offset as a big-endian u64, the bytes. Close codes: 1001 going away (reconnect), 1007 invalid frame, \
+     1009 frame too large, 1013 limit reached, 4401 not authenticated, 4403 missing capability, 4408 no `auth` in time, 4409 replaced by a newer \
+     connection of the same client, 4410 revoked or ended.";
 
 pub fn routes() -> Vec<Operation> {
     let exec_events = || written::<ServerFrame<ExecReady>>();
-    let process = || Parameter::path("id", "A command's `command_id`, or a shell's id.");
-    let shell = || Parameter::path("shell", "A shell's name or its id.");
+    let process = || Parameter::path("id", "A command's `command_id`, or a shell's ID.");
+    let shell = || Parameter::path("shell", "A shell's name or ID.");
     vec![
-        Operation::new("post", "/v1/exec", "exec", "Run a command to its end")
+        Operation::new("post", "/v1/exec", "exec", "Run a command and wait for it")
             .tag("exec")
             .about(EXEC_ABOUT)
             .needs(&[Exec])
-            .with([Parameter::header("Last-Event-ID", "Of an event stream: the id of the last event that was read.")])
+            .with([Parameter::header("Last-Event-ID", "For an event stream: the ID of the last received event.")])
             .takes::<ExecRequest>()
-            .gives::<ExecResponse>(200, "It has ended; whether it went well is in `exit_code`.")
+            .gives::<ExecResponse>(200, "The command has exited; `exit_code` shows whether it succeeded.")
             .gives_as(200, "", "text/event-stream", Shape::Plain(json!({ "type": "string" })))
             .events(["ready", "stdout", "stderr", "gap", "exit", "error"].map(|word| (word, exec_events())))
             .fails(&[CommandNotFound, CommandExpired, DiskFull]),
-        Operation::new("get", "/v1/exec/ws", "execSocket", "Run a command with its input and output as frames")
+        Operation::new("get", "/v1/exec/ws", "execSocket", "Run a command over a WebSocket")
             .tag("exec")
             .about(SOCKET_ABOUT)
             .needs(&[Exec])
             .websocket(read::<ClientFrame<ExecStart>>(), written::<ServerFrame<ExecReady>>()),
-        Operation::new("get", "/v1/processes", "listProcesses", "What boxd has started and still knows, the oldest first")
+        Operation::new("get", "/v1/processes", "listProcesses", "List commands and shells, oldest first")
             .tag("exec")
             .needs(&[Exec])
             .gives::<ProcessList>(200, "The commands and shells."),
-        Operation::new("delete", "/v1/processes/{id}", "endProcess", "End a command or shell with all it started")
+        Operation::new("delete", "/v1/processes/{id}", "endProcess", "Kill the process tree of a command or shell")
             .tag("exec")
-            .about("It is asked to end, and killed after a moment. The answer comes when it has ended.")
+            .about("Asks it to end, kills it after a short time, and responds when it has ended.")
             .needs(&[Exec])
             .with([process()])
-            .gives_nothing(204, "It has ended.")
+            .gives_nothing(204, "The process tree has ended.")
             .fails(&[CommandNotFound]),
         Operation::new("post", "/v1/processes/{id}/signal", "signalProcess", "Send a signal")
             .tag("exec")
-            .about("To its process group, as from a terminal. `KILL` ends all it started.")
+            .about("Sent to its process group, as by a terminal. `KILL` kills its process tree.")
             .needs(&[Exec])
             .with([process()])
             .takes::<SignalRequest>()
-            .gives_nothing(204, "It was sent.")
+            .gives_nothing(204, "The signal was sent.")
             .fails(&[CommandNotFound]),
         shell_socket("/v1/shell/ws", "shellSocket"),
         shell_socket("/v1/ws", "shellSocketShort"),
-        Operation::new("get", "/v1/shells", "listShells", "The shells there are")
+        Operation::new("get", "/v1/shells", "listShells", "List shells")
             .tag("shells")
             .needs(&[ShellObserve])
             .gives::<ShellList>(200, "Them."),
@@ -82,24 +82,26 @@ pub fn routes() -> Vec<Operation> {
             .fails(&[ShellNotFound]),
         Operation::new("delete", "/v1/shells/{shell}", "endShell", "Hang up")
             .tag("shells")
-            .about("The answer comes when everything in it has ended.")
+            .about("Responds when the shell's process tree has ended.")
             .needs(&[Shell])
             .with([shell()])
-            .gives_nothing(204, "It has ended.")
+            .gives_nothing(204, "The process tree has ended.")
             .fails(&[ShellNotFound]),
-        Operation::new("post", "/v1/shells/{shell}/run", "runInShell", "Run a command in a shell that people watch")
+        Operation::new("post", "/v1/shells/{shell}/run", "runInShell", "Run a command in a shared shell")
             .tag("shells")
-            .about("It is typed at the prompt, so everybody who watches sees it. `SHELL_BUSY` where the shell is not at a prompt.")
+            .about(
+                "The command is typed at the prompt, so all participants see it. Fails with `SHELL_BUSY` if the shell is not at a prompt.",
+            )
             .needs(&[Exec, ShellObserve])
             .with([shell()])
             .takes::<ShellRun>()
-            .gives::<ShellRunResult>(200, "What it printed; `exit_code` is `null` where it did not end in time.")
+            .gives::<ShellRunResult>(200, "The command's output; `exit_code` is `null` if it did not exit in time.")
             .fails(&[ShellNotFound, ShellBusy]),
     ]
 }
 
 fn shell_socket(path: &'static str, id: &'static str) -> Operation {
-    Operation::new("get", path, id, "Join a shell, and make it where there is none yet")
+    Operation::new("get", path, id, "Connect to a shell, which is created if missing")
         .tag("shells")
         .about(SOCKET_ABOUT)
         .needs(&[ShellObserve])

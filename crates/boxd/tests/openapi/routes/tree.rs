@@ -15,20 +15,20 @@ use serde_json::json;
 
 use cobox_openapi::{Operation, Parameter, Shape, written};
 
-const WATCH_ABOUT: &str = "Server-sent events. The first is `ready`; each has an id to come back with as `Last-Event-ID` or `cursor`. `overflow` says \
-that events were lost and the files must be looked at again. A line with only `:` every 15 s keeps the connection open.";
+const WATCH_ABOUT: &str = "Server-sent events. The first is `ready`. Each has an ID; send it as `Last-Event-ID` or `cursor` to resume. `overflow` means that events \
+     were lost and the files must be listed again. A line with only `:` is sent every 15 s to keep the connection open.";
 
-const SYNC_ABOUT: &str = "The sandbox's end of `cobox sync`. Binary frames carry one stream of bytes each way, cut anywhere: messages of a u32 length, \
-big-endian and at most 320 KiB, one byte of kind, and the rest, as `crates/sync/src/message.rs` has them; the first is a hello with the version. Text \
-frames are `auth`, `ping` and `close`, as on the other sockets, with the same close codes.";
+const SYNC_ABOUT: &str = "The sandbox's side of `cobox sync`. Binary frames carry a byte stream in each direction, split at any position: messages with a \
+     big-endian u32 length of at most 320 KiB, one byte of kind, and a payload, as defined in `crates/sync/src/message.rs`; the first is a hello with the \
+     version. Text frames are `auth`, `ping` and `close`, with the same close codes as on the other sockets.";
 
 pub fn routes() -> Vec<Operation> {
     vec![
-        verb::<ListRequest, ListResponse>("/v1/fs/list", "list", "List a directory, page by page", FsRead),
-        verb::<StatRequest, FileEntry>("/v1/fs/stat", "stat", "Describe one thing", FsRead),
-        verb::<GlobRequest, GlobResponse>("/v1/fs/glob", "glob", "Find by a pattern of the path", FsRead),
-        verb::<GrepRequest, GrepResponse>("/v1/fs/grep", "grep", "Search the text of files", FsRead),
-        verb::<EditRequest, EditResponse>("/v1/fs/edit", "edit", "Replace text in a file, all of it or nothing", FsWrite)
+        verb::<ListRequest, ListResponse>("/v1/fs/list", "list", "List a directory, with paging", FsRead),
+        verb::<StatRequest, FileEntry>("/v1/fs/stat", "stat", "Get metadata of a path", FsRead),
+        verb::<GlobRequest, GlobResponse>("/v1/fs/glob", "glob", "Find paths by a glob pattern", FsRead),
+        verb::<GrepRequest, GrepResponse>("/v1/fs/grep", "grep", "Search the contents of files", FsRead),
+        verb::<EditRequest, EditResponse>("/v1/fs/edit", "edit", "Replace text in a file atomically", FsWrite)
             .needs(&[FsRead, FsWrite])
             .fails(&[FileChanged, DiskFull]),
         verb::<MkdirRequest, ChangeResponse>("/v1/fs/mkdir", "mkdir", "Make a directory", FsWrite).fails(&[FileExists, DiskFull]),
@@ -37,29 +37,37 @@ pub fn routes() -> Vec<Operation> {
             .needs(&[FsRead, FsWrite])
             .fails(&[FileExists, DiskFull]),
         verb::<RemoveRequest, ChangeResponse>("/v1/fs/remove", "remove", "Remove", FsWrite),
-        Operation::new("get", "/v1/watch", "watch", "What happens to the files, as events")
+        Operation::new("get", "/v1/watch", "watch", "Stream file changes as events")
             .tag("tree")
             .about(WATCH_ABOUT)
             .needs(&[FsRead])
             .with([
-                Parameter::query("path", "The directory; the shared folder unless told."),
-                Parameter::query("recursive", "Everything below it too.")
+                Parameter::query("path", "The directory; the default is the shared folder."),
+                Parameter::query("recursive", "Include all descendants.")
                     .of(json!({ "type": "string", "enum": ["true", "false"], "default": "true" })),
-                Parameter::query("cursor", "Where to go on from, for those who can't send a header."),
-                Parameter::header("Last-Event-ID", "Where to go on from."),
+                Parameter::query("cursor", "Event ID to resume after, for clients that can't send the header."),
+                Parameter::header("Last-Event-ID", "Event ID to resume after."),
             ])
-            .gives_as(200, "The events, for as long as the token lasts.", "text/event-stream", Shape::Plain(json!({ "type": "string" })))
+            .gives_as(
+                200,
+                "The event stream; it ends when the token expires.",
+                "text/event-stream",
+                Shape::Plain(json!({ "type": "string" })),
+            )
             .events([("ready", written::<WatchReady>())])
             .events(["created", "modified", "removed", "renamed"].map(|word| (word, written::<WatchEvent>())))
             .events([("overflow", written::<WatchOverflow>()), ("error", written::<Envelope>())])
             .fails(&[FileNotFound, Forbidden]),
-        Operation::new("get", "/v1/sync/ws", "syncSocket", "Keep a folder here and one elsewhere the same")
+        Operation::new("get", "/v1/sync/ws", "syncSocket", "Sync a folder of the sandbox with one of the client")
             .tag("tree")
             .about(SYNC_ABOUT)
             .needs(&[FsRead])
             .with([
-                Parameter::query("path", "The folder here; the shared one unless told. Made where it isn't there, unless only read."),
-                Parameter::query("pull", "Nothing will be written. Without it `fs_write` is needed too.")
+                Parameter::query(
+                    "path",
+                    "The folder in the sandbox; the default is the shared folder. Created if missing, except when read-only.",
+                ),
+                Parameter::query("pull", "Read-only: nothing is written. Without it, `fs_write` is required, too.")
                     .of(json!({ "type": "string", "enum": ["true", "false"], "default": "false" })),
             ])
             .websocket(bytes(), bytes()),

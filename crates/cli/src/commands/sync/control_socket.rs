@@ -56,11 +56,11 @@ pub enum Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum ConflictWinner {
-    /// This folder's version, on both sides
+    /// Keep the local version
     Here,
-    /// The sandbox's version, on both sides
+    /// Keep the sandbox's version
     Sandbox,
-    /// Both: this folder's gets another name
+    /// Keep both: the local file is renamed
     Both,
 }
 
@@ -105,7 +105,7 @@ fn answer(mut stream: UnixStream, config: &SyncConfig, handle: &Handle) -> io::R
     BufReader::new(Read::take(&stream, MAX_REQUEST_BYTES)).read_line(&mut line)?;
     let result = match serde_json::from_str::<Request>(&line) {
         Ok(request) => handle_request(request, config, handle),
-        Err(e) => Err(format!("the request can't be read: {e}")),
+        Err(e) => Err(format!("invalid request: {e}")),
     };
     let reply = match result {
         Ok(answer) => Reply { answer: Some(answer), error: None },
@@ -136,7 +136,7 @@ fn handle_request(request: Request, config: &SyncConfig, handle: &Handle) -> Res
             let named = |p: &String| {
                 let is_conflict = |path: &RelPath| conflicts.iter().any(|c| c.path == *path);
                 let path = RelPath::new(p.as_bytes());
-                path.clone().filter(is_conflict).or_else(|| shown(p)).or(path).ok_or_else(|| format!("{p:?} is no path in the folder"))
+                path.clone().filter(is_conflict).or_else(|| shown(p)).or(path).ok_or_else(|| format!("{p:?} is not a path in the folder"))
             };
             let paths = paths.iter().map(named).collect::<Result<Vec<_>, _>>()?;
             let resolution = match keep {
@@ -165,8 +165,8 @@ pub fn query(state: &SyncStateDir, request: &Request, timeout: Option<Duration>)
         return Ok(None);
     }
     let failed = |e: io::Error| match e.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Failure::new("the sync did not answer in time"),
-        _ => Failure::new(format!("the sync can't be asked: {e}")),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Failure::new("the sync process did not respond in time"),
+        _ => Failure::new(format!("connecting to the sync process: {e}")),
     };
     let (path, _dir) = socket_path(state).map_err(failed)?;
     let mut stream = match UnixStream::connect(&path) {
@@ -184,7 +184,7 @@ pub fn query(state: &SyncStateDir, request: &Request, timeout: Option<Duration>)
     match serde_json::from_str(&text) {
         Ok(Reply { error: Some(error), .. }) => Err(Failure::new(error)),
         Ok(Reply { answer, .. }) => Ok(answer),
-        Err(_) => Err(Failure::new("the sync ended before it answered")),
+        Err(_) => Err(Failure::new("the sync process exited before it responded")),
     }
 }
 

@@ -84,7 +84,7 @@ pub async fn run(pair: SyncPair, settings: Settings, context: &Context) -> Outco
             run_until_end(handle, ended, &mut signals).await?
         }
         // The engine could not start; its result gives the reason.
-        Err(_) => RunEnd::Completed(ended.await.map_err(|_| Failure::new("the sync ended without a word"))?),
+        Err(_) => RunEnd::Completed(ended.await.map_err(|_| Failure::new("the sync ended unexpectedly"))?),
     };
     finish(end, &state, &config, settings.once, context.printer)
 }
@@ -92,7 +92,7 @@ pub async fn run(pair: SyncPair, settings: Settings, context: &Context) -> Outco
 /// Stores the sync's configuration. A different sandbox in place of the old one invalidates the base version.
 fn prepare_state(state: &SyncStateDir, config: &SyncConfig, printer: Printer) -> Result<(), Failure> {
     if state.config().is_some_and(|before| before.sandbox_id != config.sandbox_id) {
-        printer.note("the sandbox is another one than last time: nothing is taken for deleted, and what differs is a conflict");
+        printer.note("the sandbox differs from that of the last run: no file counts as deleted, and differences are conflicts");
         match std::fs::remove_file(state.base()) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Failure::new(format!("{}: {e}", state.base().display()))),
             _ => {}
@@ -111,7 +111,7 @@ enum RunEnd {
 }
 
 async fn run_until_end(handle: Handle, mut ended: oneshot::Receiver<EngineResult>, signals: &mut StopSignals) -> Result<RunEnd, Failure> {
-    let lost = || Failure::new("the sync ended without a word");
+    let lost = || Failure::new("the sync ended unexpectedly");
     let code = tokio::select! {
         end = &mut ended => return end.map(RunEnd::Completed).map_err(|_| lost()),
         code = signals.recv_exit_code() => code,
@@ -133,10 +133,10 @@ fn finish(end: RunEnd, state: &SyncStateDir, config: &SyncConfig, until_synced: 
         Some(Err(error)) => {
             let failure = Failure::new(error.to_string());
             return Err(match error {
-                SyncError::Sandbox { .. } | SyncError::NotAllowed => failure.with_advice("`cobox session get` shows what your token allows"),
+                SyncError::Sandbox { .. } | SyncError::NotAllowed => failure.with_advice("`cobox session get` shows the capabilities of your token"),
                 SyncError::Halted(halt) if !halt.is_confirmable() => failure.with_advice(halt.advice()),
                 SyncError::Halted(_) => failure.with_advice(
-                    "if that is right, run it without --until-synced and say so with `cobox sync resume --confirm`; if not, put back what is missing",
+                    "if the deletions are intended, run without --until-synced and confirm with `cobox sync resume --confirm`; otherwise restore the files",
                 ),
                 _ => failure,
             });
@@ -166,7 +166,7 @@ fn finish(end: RunEnd, state: &SyncStateDir, config: &SyncConfig, until_synced: 
 }
 
 fn interrupted(code: u8) -> Failure {
-    Failure::new("interrupted before both sides were the same").with_advice("the next run goes on from there").with_exit_code(code)
+    Failure::new("interrupted before both sides were in sync").with_advice("the next run continues from there").with_exit_code(code)
 }
 
 /// Number of problems that must be fixed before both sides can be the same.
@@ -244,10 +244,10 @@ impl ProgressScreen {
         match phase {
             Phase::Halted(_) | Phase::Watching if self.is_to_end => {}
             Phase::Halted(halt) => self.print_once(&format!("halted: {halt}\n  {}", halt.advice())),
-            Phase::Retrying(reason) => self.print_once(&format!("{reason}; trying again")),
+            Phase::Retrying(reason) => self.print_once(&format!("{reason}; retrying")),
             Phase::Watching if !self.has_synced => {
                 self.has_synced = true;
-                self.print_once(&format!("in sync with {}; watching for changes, Ctrl-C to end", self.config.location()));
+                self.print_once(&format!("in sync with {}; watching for changes, press Ctrl-C to stop", self.config.location()));
             }
             Phase::Watching => self.last_message.clear(),
             _ => {}

@@ -33,19 +33,19 @@ use crate::{
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "\
-Runs until Ctrl-C. A file saved on one side is on the other within a moment. Where both sides changed the same file nothing is
-overwritten: `cobox sync status` lists it and `cobox sync resolve` settles it.
-What .gitignore and .coboxignore name stays where it is. Hidden files go too, .git among them: name it in .coboxignore to leave it here.
-What would run on this machine by itself, such as .git/hooks, .envrc and .vscode, comes from a sandbox only with --allow-risky.
-What the sandbox deletes or replaces here goes to a trash first: `cobox sync undo` puts it back, `cobox sync trash list` shows it.
+Runs until Ctrl-C and copies each change to the other side. If both sides changed the same file, neither is overwritten:
+`cobox sync status` lists the conflict and `cobox sync resolve` resolves it.
+Files that match .gitignore or .coboxignore are not synced. Hidden files are, including .git: add it to .coboxignore to exclude it.
+Files that this machine would run automatically, such as .git/hooks, .envrc and .vscode, are downloaded only with --allow-risky.
+Local files that the sandbox deletes or replaces are moved to a trash: `cobox sync trash list` lists them and `cobox sync undo` restores them.
 
 Modes:
-  two-way-safe    both ways; conflicts are left for you [default]
-  prefer-here     both ways; this folder wins conflicts
-  prefer-sandbox  both ways; the sandbox wins conflicts
-  push            to the sandbox only; what was changed only there stays
-  pull            from the sandbox only; what was changed only here stays
-  mirror          the sandbox becomes this folder; what only it has is deleted
+  two-way-safe    both directions; conflicts must be resolved [default]
+  prefer-here     both directions; the local folder wins conflicts
+  prefer-sandbox  both directions; the sandbox wins conflicts
+  push            to the sandbox only; changes made only there are kept
+  pull            from the sandbox only; changes made only here are kept
+  mirror          to the sandbox only; files that exist only there are deleted
 
 Examples:
   cobox sync
@@ -67,34 +67,34 @@ pub struct SyncArgs {
 struct SyncOptions {
     #[command(flatten)]
     target: TargetArgs,
-    /// Upload the folder once, as one archive, and end
+    /// Upload the folder once as an archive, then exit
     #[arg(long, conflicts_with_all = ["mode", "allow_risky", "until_synced", "trash_size", "trash_age", "directory_files"])]
     once: bool,
-    /// Which side may change which
+    /// Direction of the sync and conflict handling
     #[arg(long, value_name = "MODE", default_value_t)]
     mode: Mode,
-    /// Take from the sandbox also what would run on this machine by itself
+    /// Also download files that this machine would run automatically
     #[arg(long)]
     allow_risky: bool,
-    /// End when both sides are the same, as far as they can be
+    /// Exit when both sides are in sync, apart from conflicts and problems
     #[arg(long)]
     until_synced: bool,
-    /// Size of the trash for what is deleted or replaced here; a full one halts the sync
+    /// Size of the trash for local files that are deleted or replaced; the sync halts when it is full
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_byte_size)]
     trash_size: u64,
-    /// How long it stays in the trash
+    /// Time that files stay in the trash
     #[arg(long, value_name = "TIME", default_value = "7d", value_parser = parse_duration)]
     trash_age: Duration,
-    /// Halt when a directory with more files than this disappears
+    /// Halt if a directory with more files than this disappears
     #[arg(long, value_name = "FILES", default_value_t = DEFAULT_DIRECTORY_DELETION_LIMIT)]
     directory_files: usize,
-    /// Also where the folder is the home directory or /
+    /// Allow the folder to be the home directory or /
     #[arg(long)]
     any_folder: bool,
-    /// The local folder [default: the current one]
+    /// The local folder [default: the current directory]
     #[arg(value_name = "DIR")]
     from: Option<PathBuf>,
-    /// Where it is in the sandbox: THREAD:/path [default: /workspace of the thread]
+    /// The folder in the sandbox: THREAD:/path [default: /workspace of the thread]
     #[arg(value_name = "THREAD:/PATH")]
     to: Option<OsString>,
 }
@@ -136,7 +136,7 @@ async fn resolve_pair(args: &SyncOptions, context: &Context) -> Result<SyncPair,
     let folder = args.from.clone().unwrap_or_else(|| PathBuf::from("."));
     match std::fs::metadata(&folder) {
         Ok(meta) if meta.is_dir() => {}
-        Ok(_) => return Err(Failure::new(format!("{} is not a folder", folder.display())).with_advice("`cobox cp` copies a file")),
+        Ok(_) => return Err(Failure::new(format!("{} is not a folder", folder.display())).with_advice("copy a file with `cobox cp`")),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             return Err(Failure::new(format!("{} does not exist", folder.display())));
         }
@@ -151,7 +151,7 @@ async fn resolve_pair(args: &SyncOptions, context: &Context) -> Result<SyncPair,
             Ok(Location::Remote(remote)) => remote,
             Ok(Location::Local(path)) => {
                 return Err(Failure::new(format!("{} is a local path", path.display()))
-                    .with_advice("write the sandbox's as THREAD:/path, or :/path for the default thread"));
+                    .with_advice("write the sandbox folder as THREAD:/path, or :/path for the default thread"));
             }
             Err(e) => return Err(Failure::new(format!("{}: {e}", text.display()))),
         },
@@ -170,9 +170,9 @@ fn refuse_home_and_root(folder: &Path) -> Result<(), Failure> {
     let Ok(folder) = folder.canonicalize() else { return Ok(()) };
     let home = std::env::var_os("HOME").filter(|home| !home.is_empty()).and_then(|home| Path::new(&home).canonicalize().ok());
     let what = match &folder {
-        folder if folder.parent().is_none() => "is the whole machine",
-        folder if Some(folder) == home.as_ref() => "is your home directory, with your keys in it",
+        folder if folder.parent().is_none() => "is the root directory of this machine",
+        folder if Some(folder) == home.as_ref() => "is your home directory, which contains your keys",
         _ => return Ok(()),
     };
-    Err(Failure::new(format!("{} {what}", folder.display())).with_advice("name a folder in it, or say --any-folder if you mean all of it"))
+    Err(Failure::new(format!("{} {what}", folder.display())).with_advice("choose a folder in it, or pass --any-folder to sync all of it"))
 }

@@ -97,7 +97,7 @@ pub fn as_text(status: &Value, is_running: bool) -> String {
     }
     for (side, location) in [("here", "this folder"), ("sandbox", "the sandbox")] {
         if status["polling"][side] == true && is_running {
-            lines.push(format!("not every change in {location} is noticed at once: the system watches no more folders, so it is looked through every few seconds"));
+            lines.push(format!("changes in {location} may be delayed: the system's limit on watched folders is reached, so the folder is scanned every few seconds"));
         }
     }
     lines.extend(unsynced_files(status));
@@ -126,13 +126,15 @@ pub fn unsynced_files(status: &Value) -> Vec<String> {
     list("conflicts", &status["conflicts"], &|c| {
         format!("{}  (here: {}, sandbox: {})", text(&c["path"]), side(&c["here"]), side(&c["sandbox"]))
     });
-    list("held back, because it would run here by itself", &status["held_back"], &|p| text(p));
+    list("held back: this machine would run it automatically", &status["held_back"], &|p| text(p));
     list("not synced", &status["problems"], &|p| {
         let location = if p["side"] == "here" { "here" } else { "in the sandbox" };
         format!("{} {location}: {}", text(&p["path"]), text(&p["message"]))
     });
     if status["conflicts"].as_array().is_some_and(|c| !c.is_empty()) {
-        lines.push("`cobox sync diff PATH` shows a conflict; `cobox sync resolve --keep here|sandbox|both PATH` settles it".to_owned());
+        lines.push(
+            "show a conflict with `cobox sync diff PATH`; resolve it with `cobox sync resolve --keep here|sandbox|both PATH`".to_owned(),
+        );
     }
     lines
 }

@@ -76,7 +76,7 @@ impl SyncStateDir {
             [folder.as_os_str().as_bytes(), b"\0", kind.as_bytes(), b"\0", name.as_bytes(), b"\0", &pair.path, b"\0", broker.as_bytes()];
         let id = Digest::of(&parts.concat()).to_string()[..ID_CHARS].to_owned();
         let state_root = state_root().ok_or_else(|| {
-            Failure::new("there is no place to remember the sync in: neither XDG_STATE_HOME nor HOME is set").with_advice("set HOME")
+            Failure::new("no state directory for the sync: neither XDG_STATE_HOME nor HOME is set").with_advice("set HOME")
         })?;
         Ok((Self { dir: state_root.join(&id) }, id))
     }
@@ -108,7 +108,7 @@ impl SyncStateDir {
                 Err(e) => return Err(failed(e.into())),
             }
         }
-        Err(Failure::new("this folder is already being synced there").with_advice("`cobox sync status` says how it stands"))
+        Err(Failure::new("this folder is already being synced with that sandbox folder").with_advice("`cobox sync status` shows its state"))
     }
 
     pub fn is_running(&self) -> bool {
@@ -168,8 +168,8 @@ pub fn own_paths(folder: &Path) -> Result<Vec<RelPath>, Failure> {
         // A path that doesn't exist yet may be created while the sync runs.
         let path = path.canonicalize().unwrap_or(path);
         if folder.starts_with(&path) {
-            return Err(Failure::new(format!("{} is where cobox keeps its own keys and notes", folder.display()))
-                .with_advice("name another folder; those never leave this machine"));
+            return Err(Failure::new(format!("{} contains cobox's own keys and state", folder.display()))
+                .with_advice("choose another folder: keys and state are never uploaded"));
         }
         excluded.extend(path.strip_prefix(folder).ok().and_then(|path| RelPath::new(path.as_os_str().as_bytes())));
     }

@@ -28,30 +28,30 @@ const MAX_DIFF_BYTES: usize = 1024 * 1024;
 
 #[derive(Debug, clap::Subcommand)]
 pub enum SyncCommand {
-    /// The syncs of this machine
+    /// List the syncs of this machine
     List,
-    /// How a sync stands: conflicts, problems, what is held back
+    /// Show the state of a sync: conflicts, problems and held-back files
     Status(SyncSelector),
-    /// Stop syncing for a while; changes are kept in mind
+    /// Pause a sync; changes are synced when it resumes
     Pause(SyncSelector),
-    /// Go on after a pause, or after a halt
+    /// Resume a paused or halted sync
     Resume(ResumeArgs),
-    /// Sync what was saved up to now
+    /// Sync all changes saved so far
     Flush(FlushArgs),
-    /// Settle conflicts
+    /// Resolve conflicts
     Resolve(ResolveArgs),
-    /// Show how the two sides of a conflict differ
+    /// Show the differences between the two versions of a conflict
     Diff(DiffArgs),
-    /// Put back what the sandbox deleted or replaced here
+    /// Restore local files that the sandbox deleted or replaced
     Undo(UndoArgs),
-    /// What the sandbox deleted or replaced here: list, restore, empty
+    /// List, restore or erase local files that the sandbox deleted or replaced
     #[command(subcommand)]
     Trash(TrashCommand),
 }
 
 #[derive(Debug, clap::Args)]
 pub struct SyncSelector {
-    /// The sync: its folder, one within it, or its id [default: the current folder's]
+    /// The sync: its folder, a path within it, or its ID [default: the current directory's]
     #[arg(long = "sync", short = 's', value_name = "DIR|ID")]
     selector: Option<PathBuf>,
 }
@@ -60,7 +60,7 @@ pub struct SyncSelector {
 pub struct ResumeArgs {
     #[command(flatten)]
     which: SyncSelector,
-    /// It halted because of deletions: they are right
+    /// Confirm the deletions that halted the sync
     #[arg(long)]
     confirm: bool,
 }
@@ -69,10 +69,10 @@ pub struct ResumeArgs {
 pub struct FlushArgs {
     #[command(flatten)]
     which: SyncSelector,
-    /// Wait until it is done; fails at once where the sandbox can't be reached
+    /// Wait until all changes are synced; fails immediately if the sandbox can't be reached
     #[arg(long)]
     wait: bool,
-    /// Longest wait: seconds, or such as 90s or 5m
+    /// Maximum time to wait: seconds, or a value such as 90s or 5m
     #[arg(long, value_name = "TIME", value_parser = parse_seconds, requires = "wait")]
     timeout: Option<f64>,
 }
@@ -81,13 +81,13 @@ pub struct FlushArgs {
 pub struct ResolveArgs {
     #[command(flatten)]
     which: SyncSelector,
-    /// Which version stays
+    /// Version to keep
     #[arg(long, value_name = "WHICH")]
     keep: ConflictWinner,
     /// All conflicts
     #[arg(long, conflicts_with = "paths")]
     all: bool,
-    /// The conflicts' paths, as `cobox sync status` shows them
+    /// Paths of the conflicts, as listed by `cobox sync status`
     #[arg(value_name = "PATH", required_unless_present = "all")]
     paths: Vec<String>,
 }
@@ -96,7 +96,7 @@ pub struct ResolveArgs {
 pub struct DiffArgs {
     #[command(flatten)]
     which: SyncSelector,
-    /// The conflict's path, as `cobox sync status` shows it
+    /// Path of the conflict, as listed by `cobox sync status`
     #[arg(value_name = "PATH")]
     path: String,
 }
@@ -114,14 +114,14 @@ pub async fn run(command: SyncCommand, context: &Context) -> Outcome {
             Ok(0)
         }
         SyncCommand::Pause(which) => {
-            send_and_report(&which, Request::Pause, Some(ANSWER_TIMEOUT), context, "paused; `cobox sync resume` goes on").await
+            send_and_report(&which, Request::Pause, Some(ANSWER_TIMEOUT), context, "paused; continue with `cobox sync resume`").await
         }
         SyncCommand::Resume(ResumeArgs { which, confirm }) => {
-            send_and_report(&which, Request::Resume { confirm }, Some(ANSWER_TIMEOUT), context, "goes on").await
+            send_and_report(&which, Request::Resume { confirm }, Some(ANSWER_TIMEOUT), context, "resumed").await
         }
         SyncCommand::Flush(FlushArgs { which, wait, timeout }) => {
             if !wait {
-                return send_and_report(&which, Request::Flush { wait }, Some(ANSWER_TIMEOUT), context, "asked for").await;
+                return send_and_report(&which, Request::Flush { wait }, Some(ANSWER_TIMEOUT), context, "flush requested").await;
             }
             let (state, config) = find_sync(&which)?;
             let status =
@@ -140,7 +140,7 @@ pub async fn run(command: SyncCommand, context: &Context) -> Outcome {
             let (state, config) = find_sync(&which)?;
             let paths = paths.iter().map(|p| relative_to_folder(&config.folder, p)).collect();
             let answer = require_running(query_blocking(state, Request::Resolve { paths, keep }, Some(ANSWER_TIMEOUT)).await?, &config)?;
-            context.printer.result(&answer, || format!("settled {}", answer["resolved"]))?;
+            context.printer.result(&answer, || format!("resolved {}", answer["resolved"]))?;
             Ok(0)
         }
         SyncCommand::Diff(args) => diff(&args, context).await,
@@ -175,7 +175,7 @@ async fn send_and_report(which: &SyncSelector, request: Request, timeout: Option
 fn in_sync_except(remaining: &[(usize, &str)]) -> String {
     let count_of = |(count, noun): &(usize, &str)| format!("{count} {noun}{}", if *count == 1 { "" } else { "s" });
     let remaining: Vec<String> = remaining.iter().filter(|(count, _)| *count > 0).map(count_of).collect();
-    if remaining.is_empty() { "in sync".to_owned() } else { format!("in sync, but for {}", remaining.join(" and ")) }
+    if remaining.is_empty() { "in sync".to_owned() } else { format!("in sync, except for {}", remaining.join(" and ")) }
 }
 
 /// Number of problems that must be fixed before both sides can be the same.
@@ -190,7 +190,7 @@ async fn query_blocking(state: SyncStateDir, request: Request, timeout: Option<D
 
 fn require_running(answer: Option<Value>, config: &SyncConfig) -> Result<Value, Failure> {
     answer.ok_or_else(|| {
-        Failure::new(format!("the sync of {} does not run", config.folder.display())).with_advice(format!(
+        Failure::new(format!("the sync of {} is not running", config.folder.display())).with_advice(format!(
             "start it with `cobox sync {} {}`",
             config.folder.display(),
             config.location()
@@ -218,7 +218,7 @@ fn list(context: &Context) -> Outcome {
         }));
     }
     let header = ["ID", "FOLDER", "SANDBOX", "MODE", "STATE", "CONFLICTS"];
-    context.printer.list(&json!({ "items": items }), &header, &rows, "no folder is synced; `cobox sync` begins one")?;
+    context.printer.list(&json!({ "items": items }), &header, &rows, "no syncs; start one with `cobox sync`")?;
     Ok(0)
 }
 
@@ -247,7 +247,8 @@ pub fn find_sync(selector: &SyncSelector) -> Result<(SyncStateDir, SyncConfig), 
     match (enclosing.as_slice(), all.as_slice(), &selector.selector) {
         ([found, ..], ..) => Ok((*found).clone()),
         ([], [only], None) => Ok(only.clone()),
-        _ => Err(Failure::new(format!("no sync has {}", path.display())).with_advice("`cobox sync list` shows them; name one with --sync")),
+        _ => Err(Failure::new(format!("no sync matches {}", path.display()))
+            .with_advice("list the syncs with `cobox sync list` and choose one with --sync")),
     }
 }
 
@@ -273,7 +274,7 @@ async fn diff(args: &DiffArgs, context: &Context) -> Outcome {
     let target = match (&config.thread, &config.sandbox) {
         (Some(thread), _) => Target::Thread(thread.clone()),
         (None, Some(sandbox)) => Target::Sandbox(sandbox.clone()),
-        (None, None) => return Err(Failure::new("the sync names no sandbox")),
+        (None, None) => return Err(Failure::new("the sync has no sandbox")),
     };
     let local = match read_prefix(&config.folder.join(&path)) {
         Ok(bytes) => bytes,
@@ -302,7 +303,9 @@ async fn diff(args: &DiffArgs, context: &Context) -> Outcome {
         );
     }
     let (Ok(local), Ok(remote)) = (String::from_utf8(local), String::from_utf8(remote)) else {
-        return Err(Failure::new(format!("{path} is not text")).with_advice("copy the sandbox's version with `cobox cp` and compare them"));
+        return Err(
+            Failure::new(format!("{path} is not a text file")).with_advice("copy the sandbox's version with `cobox cp` and compare them")
+        );
     };
     let text = similar::TextDiff::from_lines(&local, &remote)
         .unified_diff()

@@ -24,9 +24,9 @@ const MAX_SHOWN: usize = 20;
 
 #[derive(Debug, clap::Subcommand)]
 pub enum TrashCommand {
-    /// What sync deleted or replaced in the local folder, the oldest first
+    /// List local files that sync deleted or replaced, oldest first
     List(SyncSelector),
-    /// Put files back. A path that has changed since gets the old version beside it
+    /// Restore files; if a path has changed since, the old version is placed next to it
     Restore(RestoreArgs),
     /// Erase the trash
     Empty(EmptyArgs),
@@ -36,7 +36,8 @@ pub enum TrashCommand {
 pub struct RestoreArgs {
     #[command(flatten)]
     which: SyncSelector,
-    /// Paths or ids, as `cobox sync trash list` shows them. Of a path the latest version; of a folder everything that was in it
+    /// Paths or IDs, as listed by `cobox sync trash list`; a path restores its latest version, a folder all files
+    /// that were in it
     #[arg(value_name = "PATH|ID", required = true)]
     items: Vec<String>,
 }
@@ -48,16 +49,16 @@ pub struct EmptyArgs {
     /// Only batches older than this, such as 12h or 3d
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     older_than: Option<Duration>,
-    /// Don't ask
+    /// Skip the confirmation
     #[arg(long, short = 'y')]
     yes: bool,
 }
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Puts back what the last batch of changes from the sandbox deleted or replaced in the local folder. Nothing is overwritten: a path that has
-changed since gets the old version beside it, as in notes.restored.md, and the sandbox's version goes to the trash in its turn.
-If the sync is running, restored files go to the sandbox like any other edit.
+Restores the local files that the last batch of changes from the sandbox deleted or replaced. Nothing is overwritten: if a path has
+changed since, the old version is placed next to it, for example as notes.restored.md; otherwise the sandbox's version moves to the trash.
+If the sync is running, restored files are synced to the sandbox like any other change.
 
 Examples:
   cobox sync undo
@@ -66,7 +67,7 @@ Examples:
 pub struct UndoArgs {
     #[command(flatten)]
     which: SyncSelector,
-    /// Everything since then: a time such as 2026-03-01T09:00:00Z, or how long ago, such as 10m
+    /// Restore all changes since then: a time such as 2026-03-01T09:00:00Z, or an age such as 10m
     #[arg(long, value_name = "TIME", value_parser = parse_moment)]
     since: Option<SystemTime>,
 }
@@ -74,10 +75,10 @@ pub struct UndoArgs {
 /// Parses an absolute time, or an age such as `10m`.
 fn parse_moment(text: &str) -> Result<SystemTime, String> {
     if let Ok(ago) = parse_duration(text) {
-        return SystemTime::now().checked_sub(ago).ok_or_else(|| format!("`{text}` ago is too long ago"));
+        return SystemTime::now().checked_sub(ago).ok_or_else(|| format!("`{text}` is too long ago"));
     }
-    let at =
-        Timestamp::try_from(text.to_owned()).map_err(|_| format!("`{text}` is neither a time such as 2026-03-01T09:00:00Z nor 10m"))?;
+    let at = Timestamp::try_from(text.to_owned())
+        .map_err(|_| format!("`{text}` is neither a time such as 2026-03-01T09:00:00Z nor an age such as 10m"))?;
     Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(at.unix()).unwrap_or(0)))
 }
 
@@ -103,7 +104,7 @@ pub async fn run(command: TrashCommand, context: &Context) -> Outcome {
 pub async fn undo(UndoArgs { which, since }: UndoArgs, context: &Context) -> Outcome {
     let scope = since.map_or(RestoreScope::LastBatch, RestoreScope::Since);
     let report = in_trash(&which, move |trash| Ok(trash.restore(&scope)?)).await?;
-    print_report(&report, "there is nothing to undo", context)
+    print_report(&report, "nothing to undo", context)
 }
 
 /// Runs file operations on the trash of a sync's folder, on a blocking thread.
@@ -199,7 +200,7 @@ fn select_items(requested: &[String], items: &[TrashItem], folder: &Path, curren
             .map(|path| latest_versions(items, &path))
             .collect::<Vec<_>>();
         let Some(found) = candidates.into_iter().find(|found| !found.is_empty()) else {
-            return Err(Failure::new(format!("{text} is not in the trash")).with_advice("`cobox sync trash list` shows its content"));
+            return Err(Failure::new(format!("{text} is not in the trash")).with_advice("list its contents with `cobox sync trash list`"));
         };
         ids.extend(found);
     }
@@ -222,7 +223,7 @@ fn print_report(report: &RestoreReport, nothing: &str, context: &Context) -> Out
         lines.extend(report.restored.iter().take(MAX_SHOWN).map(|item| match item.path == item.to {
             true => format!("  {}", visible(&item.path.to_string())),
             false => {
-                format!("  {} as {}, because something else is there now", visible(&item.path.to_string()), visible(&item.to.to_string()))
+                format!("  {} as {}, because the path has changed since", visible(&item.path.to_string()), visible(&item.to.to_string()))
             }
         }));
         if report.restored.len() > MAX_SHOWN {
@@ -245,7 +246,7 @@ async fn empty(EmptyArgs { which, older_than, yes }: EmptyArgs, context: &Contex
         let affected: Vec<&TrashItem> = items.iter().filter(|item| before.is_none_or(|before| item.at < before)).collect();
         let (count, bytes) = (affected.len(), affected.iter().map(|item| item.size).sum());
         let folder = visible(&config.folder.display().to_string());
-        confirm(context, &format!("erase {} in the trash of {folder} for good?", format_amount(count, bytes)), false)?;
+        confirm(context, &format!("permanently erase {} in the trash of {folder}?", format_amount(count, bytes)), false)?;
     }
     let emptied = in_trash(&which, move |trash| Ok(trash.empty(before)?)).await?;
     context.printer.result(&json!({"files": emptied.files, "bytes": emptied.bytes}), || {

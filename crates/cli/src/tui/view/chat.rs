@@ -31,8 +31,8 @@ const MAX_OUTCOME_LINES: usize = 60;
 pub fn draw(frame: &mut Frame, state: &AppState, area: Rect) {
     let title = match (&state.assistant, &state.chat.run) {
         (Some(assistant), RunState::Idle) => format!(" chat · {} ", assistant.name),
-        (Some(assistant), RunState::Running { is_cancelling: false, .. }) => format!(" chat · {} is at work… ", assistant.name),
-        (Some(assistant), RunState::Running { .. }) => format!(" chat · {} is told to end… ", assistant.name),
+        (Some(assistant), RunState::Running { is_cancelling: false, .. }) => format!(" chat · {} is working… ", assistant.name),
+        (Some(assistant), RunState::Running { .. }) => format!(" chat · cancelling {}… ", assistant.name),
         (None, _) => " chat ".to_owned(),
     };
     let block = block(state, Pane::Chat, title);
@@ -162,20 +162,20 @@ fn prefixed(prefix: &str, prefix_style: Style, text: &str, width: usize, style: 
 
 fn welcome(state: &AppState, width: usize) -> Vec<Line<'static>> {
     let sandbox = match &state.sandbox {
-        SandboxState::Open(info) => format!("The sandbox {} is ready; the agent works in it, and so can you.", info.sandbox),
-        SandboxState::Opening => "The sandbox is being made ready while you type.".to_owned(),
+        SandboxState::Open(info) => format!("The sandbox {} is ready for you and the agent.", info.sandbox),
+        SandboxState::Opening => "The sandbox is starting. You can already type.".to_owned(),
         SandboxState::None if state.has_broker => {
-            "No sandbox yet: the agent makes one when it needs it, or you with /sandbox new.".to_owned()
+            "No sandbox yet: the agent creates one when it needs it, or you create one with /sandbox new.".to_owned()
         }
-        SandboxState::None => "No broker is configured, so there is only talk.".to_owned(),
+        SandboxState::None => "No broker is configured, so there is no sandbox.".to_owned(),
         SandboxState::Failed(reason) => format!("No sandbox: {reason}"),
     };
     let greeting = match (&state.deployment, &state.thread) {
         (None, _) => NO_DEPLOYMENT.to_owned(),
-        (Some(url), None) => format!("Asking {url}…"),
-        (Some(url), Some(_)) => format!("Say something to {}.", state.assistant.as_ref().map_or(url.as_str(), |a| a.name.as_str())),
+        (Some(url), None) => format!("Connecting to {url}…"),
+        (Some(url), Some(_)) => format!("Send a message to {}.", state.assistant.as_ref().map_or(url.as_str(), |a| a.name.as_str())),
     };
-    let text = [greeting, sandbox, "/help lists what can be typed.".to_owned()].join("\n\n");
+    let text = [greeting, sandbox, "Type /help for a list of commands.".to_owned()].join("\n\n");
     wrap(&text, width).into_iter().map(|line| Line::styled(line, FAINT)).collect()
 }
 
@@ -183,11 +183,11 @@ fn question_lines(state: &AppState, width: u16) -> Vec<Line<'static>> {
     let Some(review) = &state.chat.review else { return Vec::new() };
     let (number, total) = review.progress();
     let position = if total > 1 { format!(" {number} of {total}") } else { String::new() };
-    let mut lines = vec![Line::styled(format!("── the agent asks{position} "), WARN.add_modifier(Modifier::BOLD))];
+    let mut lines = vec![Line::styled(format!("── approval required{position} "), WARN.add_modifier(Modifier::BOLD))];
     let (text, keys) = match review.next() {
         Some(Question::Action(action)) => {
             let mut keys = vec!["type y (yes)"];
-            keys.extend(action.may_reject.then_some("n or no <why>"));
+            keys.extend(action.may_reject.then_some("n or no <reason>"));
             keys.extend(action.may_edit.then_some("e Tab (edit it)"));
             (formatting::format_question(action), keys.join(" · "))
         }
@@ -199,7 +199,7 @@ fn question_lines(state: &AppState, width: u16) -> Vec<Line<'static>> {
     let is_truncated = wrapped.len() > available_rows;
     lines.extend(wrapped.into_iter().take(if is_truncated { available_rows - 1 } else { available_rows }).map(Line::from));
     if is_truncated {
-        lines.push(Line::styled("(there is more: e Tab shows all of it)", FAINT));
+        lines.push(Line::styled("(truncated: e Tab shows all of it)", FAINT));
     }
     lines.push(Line::styled(keys, STRONG));
     lines

@@ -23,7 +23,7 @@ pub fn draw(frame: &mut Frame, state: &AppState, area: Rect) {
     frame.render_widget(block, area);
     let count = state.feed.lines().len();
     if count == 0 {
-        let text = if matches!(state.sandbox, SandboxState::Open(_)) { "nothing has happened yet" } else { "no sandbox to watch" };
+        let text = if matches!(state.sandbox, SandboxState::Open(_)) { "no events yet" } else { "no sandbox to watch" };
         frame.render_widget(Paragraph::new(Line::styled(text, FAINT)), inner);
         return;
     }

@@ -35,7 +35,7 @@ pub fn draw(frame: &mut Frame, state: &AppState, area: Rect) {
         let text = match (&state.sandbox, files.is_listed) {
             (SandboxState::Open(_), true) => "nothing in /workspace yet",
             (SandboxState::Open(_), false) => "looking…",
-            _ => "no sandbox to look into",
+            _ => "no sandbox",
         };
         frame.render_widget(Paragraph::new(Line::styled(text, FAINT)), inner);
         return;
@@ -45,7 +45,7 @@ pub fn draw(frame: &mut Frame, state: &AppState, area: Rect) {
     let line = |(at, node): (usize, &FileNode)| draw_node(node, is_focused && at == files.selected, usize::from(inner.width));
     let mut lines: Vec<Line> = nodes.iter().enumerate().skip(first).take(usize::from(inner.height)).map(line).collect();
     if files.is_truncated && lines.len() < usize::from(inner.height) {
-        lines.push(Line::styled("(there are more than fit here)", FAINT));
+        lines.push(Line::styled("(list truncated)", FAINT));
     }
     frame.render_widget(Paragraph::new(lines), inner);
 }

@@ -20,7 +20,7 @@ pub fn header(frame: &mut Frame, state: &AppState, area: Rect) {
     let thread = state.thread.as_deref().map_or_else(|| "no thread".to_owned(), |thread| format!("thread {}", cut(thread, 14)));
     let sandbox = match &state.sandbox {
         SandboxState::None => "no sandbox".to_owned(),
-        SandboxState::Opening => "sandbox is being made…".to_owned(),
+        SandboxState::Opening => "sandbox is starting…".to_owned(),
         SandboxState::Open(info) => format!("sandbox {}", cut(info.name.as_deref().unwrap_or(&info.sandbox), 14)),
         SandboxState::Failed(_) => "sandbox failed".to_owned(),
     };
@@ -30,7 +30,7 @@ pub fn header(frame: &mut Frame, state: &AppState, area: Rect) {
     }
     spans.push(Span::raw(format!(" {thread} · {sandbox} · {} ", state.sync.summary())));
     if state.chat.is_running() {
-        spans.push(Span::styled("· at work ", WARN));
+        spans.push(Span::styled("· working ", WARN));
     }
     frame.render_widget(Paragraph::new(Line::from(spans)), area);
 }
@@ -53,7 +53,7 @@ pub fn footer(frame: &mut Frame, state: &AppState, area: Rect) {
     }
     let keys: &[(&str, &str)] = match state.focus {
         Pane::Chat if state.chat.is_running() => {
-            &[("Esc Esc", "end run"), ("Ctrl-O", "unfold"), ("Alt-1…5", "panes"), ("F1", "help"), ("Ctrl-Q", "leave")]
+            &[("Esc Esc", "cancel run"), ("Ctrl-O", "unfold"), ("Alt-1…5", "panes"), ("F1", "help"), ("Ctrl-Q", "leave")]
         }
         Pane::Chat => {
             &[("Enter", "send"), ("Alt-Enter", "new line"), ("Ctrl-O", "unfold"), ("Alt-1…5", "panes"), ("F1", "help"), ("Ctrl-Q", "leave")]

@@ -68,9 +68,9 @@ pub fn without_colour(frame: &mut Frame) {
 fn too_small(frame: &mut Frame, (cols, rows): (u16, u16)) {
     let text = [
         format!("Cobox needs {} columns and {} rows.", MIN_SIZE.0, MIN_SIZE.1),
-        format!("This window has {cols} and {rows}."),
-        "Make it larger, or leave with Ctrl-Q.".to_owned(),
-        "`cobox chat --no-tui` fits anywhere.".to_owned(),
+        format!("This window has {cols} columns and {rows} rows."),
+        "Enlarge it, or quit with Ctrl-Q.".to_owned(),
+        "`cobox chat --no-tui` works at any size.".to_owned(),
     ];
     let lines: Vec<Line> = text.into_iter().map(Line::from).collect();
     frame.render_widget(Paragraph::new(lines).alignment(Alignment::Left).wrap(ratatui::widgets::Wrap { trim: true }), frame.area());

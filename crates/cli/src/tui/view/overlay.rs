@@ -19,21 +19,21 @@ use crate::{
 
 const KEYS: [(&str, &str); 16] = [
     ("Alt-1 … Alt-5", "chat, terminal, events, files, sync"),
-    ("Tab, Shift-Tab", "next pane, the one before; completes a /command"),
-    ("Enter", "send; in files: the difference of a file"),
-    ("Alt-Enter, Ctrl-J", "a new line in a message"),
-    ("↑ ↓", "what you typed before"),
-    ("PgUp PgDn, wheel", "look back"),
-    ("Ctrl-O, click", "show tools with all that went in and came out"),
-    ("y, n <why>, e Tab", "when the agent asks: yes, no, edit it"),
-    ("Esc Esc, Ctrl-C", "end the run"),
-    ("Ctrl-]", "from the terminal back to the chat"),
-    ("Alt-t, Alt-r", "in the terminal: take control, release it"),
-    ("Shift-PgUp PgDn", "in the terminal: look back"),
+    ("Tab, Shift-Tab", "next or previous pane; complete a /command"),
+    ("Enter", "send; in files: show a file's changes"),
+    ("Alt-Enter, Ctrl-J", "insert a line break"),
+    ("↑ ↓", "previous or next input"),
+    ("PgUp PgDn, wheel", "scroll back"),
+    ("Ctrl-O, click", "expand tool calls with arguments and results"),
+    ("y, n <reason>, e Tab", "answer the agent: approve, reject, edit"),
+    ("Esc Esc, Ctrl-C", "cancel the run"),
+    ("Ctrl-]", "focus the chat from the terminal"),
+    ("Alt-t, Alt-r", "in the terminal: take or release control"),
+    ("Shift-PgUp PgDn", "in the terminal: scroll back"),
     ("F1, Alt-h", "this help"),
-    ("Ctrl-Q", "leave; thread and sandbox live on"),
-    ("Ctrl-C Ctrl-C", "the same"),
-    ("mouse", "focuses, scrolls, chooses; Shift selects text"),
+    ("Ctrl-Q", "quit; the thread and sandbox keep running"),
+    ("Ctrl-C Ctrl-C", "same as Ctrl-Q"),
+    ("mouse", "focus, scroll, choose; with Shift: select text"),
 ];
 
 /// Lines of the help text; the limit for scrolling.
@@ -66,7 +66,7 @@ fn draw_help(frame: &mut Frame, scroll: u16) {
 fn draw_picker(frame: &mut Frame, picker: &Picker) {
     let area = pick_area(picker, frame.area());
     let block = overlay_block(match picker.title() {
-        "threads" => " threads · Enter goes on with one, Esc closes ",
+        "threads" => " threads · Enter resumes one, Esc closes ",
         "assistants" => " assistants · Enter chooses, Esc closes ",
         _ => " sandboxes · Enter binds this thread to one, Esc closes ",
     });

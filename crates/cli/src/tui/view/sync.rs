@@ -13,7 +13,7 @@ pub fn draw(frame: &mut Frame, state: &AppState, area: Rect) {
     match &state.sync {
         SyncState::None => {
             let sandbox = state.opened_sandbox().map_or("NAME", |info| info.name.as_deref().unwrap_or(&info.sandbox));
-            lines.push(Line::styled("In another terminal, in the folder that is to be the same as /workspace:", FAINT));
+            lines.push(Line::styled("To sync a local folder with /workspace, run there in another terminal:", FAINT));
             lines.push(Line::raw(format!("  cobox sync --sandbox {}", cobox_langgraph::clean(sandbox, 100))));
         }
         SyncState::Running { details, conflicts, .. } => {

@@ -19,11 +19,11 @@ pub fn draw(frame: &mut Frame, state: &AppState, area: Rect) {
     let shell = &state.shell;
     let name = shell.name.as_deref().map(|name| format!(" {}", cobox_langgraph::clean(name, 32))).unwrap_or_default();
     let controller_text = match (&shell.status, &shell.controller) {
-        (ShellStatus::Live, _) if shell.is_observer => "you look".to_owned(),
-        (ShellStatus::Live, None) => "typing takes control".to_owned(),
+        (ShellStatus::Live, _) if shell.is_observer => "read-only".to_owned(),
+        (ShellStatus::Live, None) => "type to take control".to_owned(),
         (ShellStatus::Live, Some(_)) => match shell.other_controller(state.principal()) {
-            None => "you type".to_owned(),
-            Some(other_controller) => format!("{other_controller} types · Alt-t takes control"),
+            None => "you have control".to_owned(),
+            Some(other_controller) => format!("{other_controller} has control · Alt-t takes it"),
         },
         (ShellStatus::Joining, _) => "joining…".to_owned(),
         (ShellStatus::Off | ShellStatus::Ended(_), _) => "no shell".to_owned(),
@@ -39,13 +39,14 @@ pub fn draw(frame: &mut Frame, state: &AppState, area: Rect) {
     match &shell.status {
         ShellStatus::Live => draw_screen(frame, state, inner),
         ShellStatus::Joining => {}
-        ShellStatus::Ended(reason) => draw_text(frame, inner, &format!("{reason}\n\n/terminal joins it again.")),
+        ShellStatus::Ended(reason) => draw_text(frame, inner, &format!("{reason}\n\nAttach again with /terminal.")),
         ShellStatus::Off => {
             let text = match &state.sandbox {
-                SandboxState::Opening => "The sandbox is being made ready…".to_owned(),
+                SandboxState::Opening => "The sandbox is starting…".to_owned(),
                 SandboxState::Failed(reason) => format!("No sandbox: {reason}"),
-                _ if !state.has_broker => "No broker is configured: `cobox up` starts one here.".to_owned(),
-                _ => "This thread has no sandbox yet.\n\n/sandbox new makes one, /sandbox use <name> takes one that exists.".to_owned(),
+                _ if !state.has_broker => "No broker is configured. Start one with `cobox up`.".to_owned(),
+                _ => "This thread has no sandbox yet.\n\nCreate one with /sandbox new, or use an existing one with /sandbox use <name>."
+                    .to_owned(),
             };
             draw_text(frame, inner, &text);
         }
@@ -54,7 +55,7 @@ pub fn draw(frame: &mut Frame, state: &AppState, area: Rect) {
 
 fn draw_screen(frame: &mut Frame, state: &AppState, inner: Rect) {
     let Some(window) = state.shell.emulator.window(inner.height) else {
-        draw_text(frame, inner, "This shell is too large to be drawn here.");
+        draw_text(frame, inner, "This shell is too large for this pane.");
         return;
     };
     frame.render_widget(PseudoTerminal::new(&window).cursor(Cursor::default().visibility(false)), inner);

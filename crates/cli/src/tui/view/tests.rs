@@ -67,7 +67,7 @@ fn change_file(state: &mut AppState, path: &str, of: fn(WatchEvent) -> FileWatch
 /// An agent in the middle of a run.
 fn at_work() -> AppState {
     let mut state = ready_state();
-    submit_text(&mut state, "mend the leap years");
+    submit_text(&mut state, "fix the leap years");
     let call = |id: &str, name: &str, args: Value| json!({"type": "ai", "id": format!("m{id}"), "content": "", "tool_calls": [{"id": id, "name": name, "args": args}]});
     add_message(&mut state, call("1", "write_file", json!({"file_path": "/workspace/leap.py", "content": "def leap(year): …"})));
     add_message(&mut state, json!({"type": "tool", "tool_call_id": "1", "content": "Updated file /workspace/leap.py"}));
@@ -76,7 +76,7 @@ fn at_work() -> AppState {
         &mut state,
         json!({"type": "tool", "tool_call_id": "2", "content": "FAIL: test_years\nTraceback\n  line 1\n", "status": "error"}),
     );
-    add_message(&mut state, json!({"type": "AIMessageChunk", "id": "m3", "content": "The year 2000 is missing; I mend it."}));
+    add_message(&mut state, json!({"type": "AIMessageChunk", "id": "m3", "content": "The year 2000 is missing; I fix it."}));
     add_event(
         &mut state,
         EventKind::FileWritten(FileChange { path: "/workspace/leap.py".into(), size: Some(68), ..FileChange::default() }),
