@@ -329,7 +329,7 @@ mod tests {
         for text in ["", "two words", "caf\u{e9}"] {
             let home = Home::new().configured();
             let flags = BrokerFlags { api_key_file: Some(home.file("bad-key", text)), ..BrokerFlags::default() };
-            assert!(home.resolve(&flags).unwrap_err().message.contains("bad-key holds no API key"), "{text}");
+            assert!(home.resolve(&flags).unwrap_err().message.contains("bad-key contains no API key"), "{text}");
         }
     }
 

@@ -182,7 +182,7 @@ fn one_file_can_be_copied_to_standard_output_and_nothing_else() {
         output
     };
     assert!(refused(&["there:/workspace/small", "there:/workspace/small", "-"]).contains("one by one"));
-    assert!(refused(&["--json", "there:/workspace/small", "-"]).contains("JSON"));
+    assert!(refused(&["--json", "there:/workspace/small", "-"]).contains("--json"));
     assert!(refused(&["-", "/etc/hostname", "there:/workspace/"]).contains("standard input"));
 }
 
