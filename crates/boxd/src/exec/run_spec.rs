@@ -303,7 +303,7 @@ mod tests {
     fn an_invalid_request_is_refused_with_the_name_of_its_field() {
         let cases = [
             (ExecRequest::default(), "command or argv"),
-            (ExecRequest { argv: Some(vec!["ls".into()]), ..command("ls") }, "both"),
+            (ExecRequest { argv: Some(vec!["ls".into()]), ..command("ls") }, "command and argv"),
             (ExecRequest { argv: Some(vec![]), ..Default::default() }, "argv[0]"),
             (ExecRequest { cwd: Some("relative".into()), ..command("ls") }, "cwd"),
             (ExecRequest { env: Some([("A=B".to_owned(), "c".to_owned())].into()), ..command("ls") }, "env"),
@@ -311,7 +311,7 @@ mod tests {
             (ExecRequest { timeout_seconds: Some(f64::NAN), ..command("ls") }, "timeout_seconds"),
             (command("a\0b"), "command"),
             (ExecRequest { stdin_b64: Some("%".into()), ..command("cat") }, "stdin_b64"),
-            (ExecRequest { stdin: Some(String::new()), stdin_b64: Some(String::new()), ..command("cat") }, "both"),
+            (ExecRequest { stdin: Some(String::new()), stdin_b64: Some(String::new()), ..command("cat") }, "stdin and stdin_b64"),
         ];
         for (request, named) in cases {
             let error = parse(request).err().unwrap();
