@@ -141,7 +141,7 @@ async fn a_prompted_key_is_not_echoed() {
     let mut terminal = TestTerminal::start("ada", &command, (120, 24));
     terminal.wait_for("API key for http").await;
     terminal.press(&format!("{}\r", broker.key().expose()));
-    terminal.wait_for("added here").await;
+    terminal.wait_for("added context here").await;
     assert!(terminal.ended().await.success());
     assert!(!terminal.screen_text().contains("cbx_"), "{}", terminal.screen_text());
     let mut terminal = TestTerminal::start("ada", &command, (120, 24));

@@ -281,7 +281,7 @@ mod tests {
         assert!(api(ErrorCode::TokenRevoked, "no").advice().unwrap().contains("the key or the session was revoked"));
         assert_eq!(api(ErrorCode::ProviderUnavailable, "boxd did not answer; try again").advice(), None);
         assert!(api(ErrorCode::ProviderUnavailable, "no").advice().unwrap().contains("doctor"));
-        for (code, words) in [(close::GOING_AWAY, "has gone"), (close::ENDED, "ended or released"), (ABNORMAL_CLOSURE, "has gone")] {
+        for (code, words) in [(close::GOING_AWAY, "was stopped"), (close::ENDED, "ended or released"), (ABNORMAL_CLOSURE, "was stopped")] {
             let closed = ClientError::Closed { code, reason: "r".to_owned() };
             assert!(closed.advice().unwrap().contains(words), "{code}");
         }

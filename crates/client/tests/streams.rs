@@ -405,7 +405,7 @@ async fn reconnecting_gives_up_after_the_limit_and_final_errors_are_reported_imm
     };
     assert!(rest.last().unwrap().contains("could not be restored"), "{rest:?}");
 
-    for (code, words) in [(4403, "allow"), (4409, "took its place"), (4410, "ended")] {
+    for (code, words) in [(4403, "allow"), (4409, "replaced by another connection"), (4410, "ended")] {
         let exec = stub.sandbox().exec_stream(argv()).await.unwrap();
         let mut peer = stub.peer().await;
         peer.start::<ExecStart>().await;
