@@ -146,6 +146,20 @@ async fn the_metrics_are_answered_in_time_and_with_counts_while_the_database_tak
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_a_restore_has_not_made_yet_is_503() {
+    let database = TestDatabase::new().await;
+    let world = cluster_of_one(&database);
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    database.sql("ALTER TABLE sessions RENAME TO away");
+    let ensure = async || ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure" })).await;
+    let refused = ensure().await;
+    assert!(is_unavailable(&refused), "{} {}", refused.status, text(&refused));
+    database.sql("ALTER TABLE away RENAME TO sessions");
+    eventually("the session is made", async || ensure().await.status == 200).await;
+}
+
 /// These tests mount a filesystem, which requires root.
 mod full_disk {
     use super::*;
