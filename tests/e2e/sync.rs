@@ -6,7 +6,7 @@ mod undone;
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read},
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
     sync::mpsc,
@@ -90,11 +90,23 @@ impl Desk {
     /// Starts a live sync; dropping it ends the sync.
     fn live(&self, more: &[&str]) -> Live {
         let mut child = self.cobox(&["--json", "sync"]).args(more).args([".", "t:"]).stdout(Stdio::piped()).spawn().unwrap();
-        let (told, output) = mpsc::channel();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let output = child.stdout.take().unwrap();
+        Self::read(child, output)
+    }
+
+    /// The same, with the messages for a person.
+    fn live_as_text(&self) -> Live {
+        let mut child = self.cobox(&["sync", ".", "t:"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let output = child.stderr.take().unwrap();
+        Self::read(child, output)
+    }
+
+    fn read(child: Child, output: impl Read + Send + 'static) -> Live {
+        let (told, output_lines) = mpsc::channel();
+        let lines = BufReader::new(output).lines();
         // Always read, even if the test ignores it: a sync blocks when its output is not read.
         thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| told.send(line)));
-        Live { child, output }
+        Live { child, output: output_lines }
     }
 }
 
@@ -113,6 +125,11 @@ impl Live {
                 return event;
             }
         }
+    }
+
+    /// Reads lines until one has this text.
+    fn line(&mut self, text: &str) -> String {
+        self.output.iter().find(|line| line.contains(text)).expect("it goes on")
     }
 
     fn until_phase(&mut self, phase: &str) -> Value {

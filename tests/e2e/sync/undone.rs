@@ -58,6 +58,26 @@ async fn uncommitted_files_that_an_agent_removes_halt_the_sync_and_undo_brings_t
 }
 
 #[tokio::test]
+async fn every_deletion_is_a_line_of_text_too() {
+    let desk = Desk::new().await;
+    for number in 0..20 {
+        fs::write(desk.here(&format!("kept{number}")), "x").unwrap();
+    }
+    for name in ["a", "b", "c"] {
+        fs::write(desk.here(name), "x").unwrap();
+    }
+    fs::create_dir(desk.here("empty")).unwrap();
+    let mut live = desk.live_as_text();
+    live.line("watching for changes");
+    assert_eq!(sh(desk.sandbox(), "rm -r a b empty").await.exit_code, 0);
+    let mut deleted: Vec<String> = (0..3).map(|_| live.line("deleted")).collect();
+    deleted.sort();
+    assert_eq!(deleted, ["a", "b", "empty/"].map(|path| format!("deleted here, in the trash: {path}")));
+    fs::remove_file(desk.here("c")).unwrap();
+    assert_eq!(live.line("deleted"), "deleted in the sandbox: c");
+}
+
+#[tokio::test]
 async fn a_full_trash_halts_the_sync_and_says_what_to_do() {
     let desk = Desk::new().await;
     fs::write(desk.here("large"), vec![b'x'; 300_000]).unwrap();
