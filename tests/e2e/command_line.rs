@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-use cobox_testkit::{TestBroker, TestTerminal, eventually};
+use cobox_protocol::session::Mode;
+use cobox_testkit::{BrokerOptions, TestBroker, TestTerminal, eventually, negotiate};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Time limit for a program to react to a signal: longer than the time it allows itself to end its command and to
@@ -297,6 +298,29 @@ async fn an_error_says_what_to_do_next() {
     let dead = broker.cobox().env("COBOX_URL", "http://127.0.0.1:1").args(["exec", "--", "true"]).output().unwrap();
     assert_eq!(dead.status.code(), Some(125));
     assert!(String::from_utf8_lossy(&dead.stderr).contains("cobox up"));
+}
+
+#[tokio::test]
+async fn exec_at_the_sandbox_limit_fails_at_once_and_says_what_to_delete() {
+    let config = "max_sandboxes_per_workspace = 1\n[metrics]\npublic = true\n".to_owned();
+    let broker = TestBroker::start_with(BrokerOptions { config, ..BrokerOptions::default() }).await;
+    let first = broker.client().negotiate(&negotiate("first", Mode::Ensure)).await.unwrap();
+    let refused = run(&broker, &["exec", "-t", "second", "--", "true"]);
+    assert_eq!(refused.status.code(), Some(125));
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(error.contains("1 sandboxes, which is the limit (max_sandboxes_per_workspace)"), "{error}");
+    assert!(error.contains(first.sandbox.id.as_str()) && error.contains("cobox sandbox delete"), "{error}");
+    // It asked once and waited for no start.
+    let metrics = reqwest::get(format!("{}/metrics", broker.url())).await.unwrap().text().await.unwrap();
+    for line in [
+        "cobox_requests_total{route=\"/v1/sandbox/sessions\",method=\"POST\",status=\"429\"} 1",
+        "cobox_sandbox_start_duration_seconds_count{kind=\"create\"} 1",
+        "cobox_sandbox_starts_failed_total{kind=\"create\"} 0",
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
+    }
+    stdout(&run(&broker, &["sandbox", "delete", first.sandbox.id.as_str(), "--yes"]));
+    stdout(&run(&broker, &["exec", "-t", "second", "--", "true"]));
 }
 
 #[tokio::test]

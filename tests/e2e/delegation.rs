@@ -5,7 +5,7 @@ use cobox_protocol::{
     session::{Access, Mode},
     token::{DelegateRequest, FileLinkRequest},
 };
-use cobox_testkit::{TestBroker, negotiate};
+use cobox_testkit::{TestBroker, ensure, negotiate, sh};
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -101,6 +101,34 @@ async fn a_browser_reads_and_writes_a_file_with_only_its_link() {
     assert!(matches!(browser.get(&get).send().await.unwrap().status().as_u16(), 401 | 404));
     let secret = get.split_once("link=").unwrap().1;
     assert!(!broker.log().contains(secret));
+}
+
+#[tokio::test]
+async fn a_link_opens_no_file_that_a_symbolic_link_in_its_place_points_to() {
+    let broker = TestBroker::start().await;
+    let session = ensure(&broker.client(), "t").await;
+    sh(session.dataplane(), "mkdir private reports; echo SECRET > private/key; echo plain | tee report > reports/key").await;
+    let link = async |path: &str, method: &str| {
+        let wish = FileLinkRequest { path: path.into(), method: Some(method.into()), ttl: None };
+        broker.client().file_link(&session.info().session_id, &wish).await.unwrap().url.expose().to_owned()
+    };
+    let browser = reqwest::Client::new();
+    let mut links = Vec::new();
+    for path in ["/workspace/report", "/workspace/reports/key"] {
+        links.push((link(path, "GET").await, link(path, "PUT").await));
+    }
+    for (get, _) in &links {
+        assert_eq!(browser.get(get).send().await.unwrap().text().await.unwrap(), "plain\n");
+    }
+    sh(session.dataplane(), "rm -r report reports; ln -s private/key report; ln -s private reports").await;
+    for (get, put) in &links {
+        for request in [browser.get(get), browser.get(get).header("x-file-follow", "true"), browser.put(put).body("changed")] {
+            let answer = request.send().await.unwrap();
+            let (status, text) = (answer.status(), answer.text().await.unwrap());
+            assert!(status == 403 && !text.contains("SECRET"), "{status} {text}");
+        }
+    }
+    assert_eq!(sh(session.dataplane(), "cat private/key").await.stdout, "SECRET\n");
 }
 
 #[tokio::test]

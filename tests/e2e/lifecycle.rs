@@ -5,7 +5,9 @@ use cobox_protocol::{
     session::{Mode, State},
 };
 use cobox_testkit::{BrokerOptions, TestBroker, ensure, eventually, negotiate, sh};
+use futures_util::future::join_all;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 
 fn kill(pid: i32) {
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
@@ -107,10 +109,35 @@ async fn an_unused_sandbox_becomes_idle_then_suspended_and_is_resumed_by_use() {
         seen.push(state);
     }
     assert!(seen.contains(&State::Idle), "{seen:?}");
+    let log = broker.log();
+    assert!(log.lines().any(|line| line.contains("a sandbox was suspended") && line.contains(id)), "`cobox up` says why: {log}");
     assert!(broker.sandbox_pids().is_empty());
     let again = ensure(&client, "t").await;
     assert_eq!(again.info().sandbox.id, info.sandbox.id);
     assert_eq!(sh(again.dataplane(), "echo back").await.stdout, "back\n");
+}
+
+#[tokio::test]
+async fn a_long_suspended_sandbox_starts_once_and_answers_every_immediate_request() {
+    let config = "idle_timeout_seconds = 1\nlease_seconds = 5\nreaper_interval_ms = 100\n[metrics]\npublic = true\n".to_owned();
+    let broker = TestBroker::start_with(BrokerOptions { config, ..BrokerOptions::default() }).await;
+    let client = broker.client();
+    let id = client.negotiate(&negotiate("t", Mode::Ensure)).await.unwrap().sandbox.id;
+    // Its lease is over then.
+    eventually("its suspension", || async { (client.get_sandbox(id.as_str()).await.unwrap().state == State::Suspended).then_some(()) })
+        .await;
+    let session = ensure(&client, "t").await;
+    let pids = broker.sandbox_pids();
+    let info = session.info();
+    let http = reqwest::Client::new();
+    let requests = (0..40).map(|_| {
+        let request = http.post(format!("{}/exec", info.sandbox.http_base_url)).bearer_auth(info.token.expose());
+        async { request.json(&json!({ "command": "true" })).send().await.unwrap().status().as_u16() }
+    });
+    assert_eq!(join_all(requests).await, [200; 40]);
+    assert_eq!(broker.sandbox_pids(), pids, "the same boxd");
+    let metrics = http.get(format!("{}/metrics", broker.url())).send().await.unwrap().text().await.unwrap();
+    assert!(metrics.contains("\ncobox_sandbox_start_duration_seconds_count{kind=\"resume\"} 1\n"), "{metrics}");
 }
 
 #[tokio::test]

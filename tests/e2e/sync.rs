@@ -6,7 +6,7 @@ mod undo;
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read},
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
     sync::mpsc,
@@ -90,11 +90,23 @@ impl SyncTest {
     /// Starts a live sync; dropping it ends the sync.
     fn start(&self, more: &[&str]) -> RunningSync {
         let mut child = self.cobox(&["--json", "sync"]).args(more).args([".", "t:"]).stdout(Stdio::piped()).spawn().unwrap();
-        let (sender, output) = mpsc::channel();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let output = child.stdout.take().unwrap();
+        Self::read(child, output)
+    }
+
+    /// The same, with the messages for a person.
+    fn start_as_text(&self) -> RunningSync {
+        let mut child = self.cobox(&["sync", ".", "t:"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let output = child.stderr.take().unwrap();
+        Self::read(child, output)
+    }
+
+    fn read(child: Child, output: impl Read + Send + 'static) -> RunningSync {
+        let (sender, output_lines) = mpsc::channel();
+        let lines = BufReader::new(output).lines();
         // Always read, even if the test ignores it: a sync blocks when its output is not read.
         thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        RunningSync { child, output }
+        RunningSync { child, output: output_lines }
     }
 }
 
@@ -107,12 +119,17 @@ impl RunningSync {
     /// Reads events until one matches.
     fn until(&mut self, is_it: impl Fn(&Value) -> bool) -> Value {
         loop {
-            let line = self.output.recv().expect("it goes on");
+            let line = self.output.recv().expect("the sync still runs");
             let event: Value = serde_json::from_str(&line).unwrap();
             if is_it(&event) {
                 return event;
             }
         }
+    }
+
+    /// Reads lines until one has this text.
+    fn line(&mut self, text: &str) -> String {
+        self.output.iter().find(|line| line.contains(text)).expect("the sync still runs")
     }
 
     fn until_phase(&mut self, phase: &str) -> Value {

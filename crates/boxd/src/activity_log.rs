@@ -127,7 +127,6 @@ impl ActivityLog {
     }
 
     fn pending(&self) -> MutexGuard<'_, PendingActivities> {
-        // No change can panic halfway, so the state is consistent.
         self.pending.lock()
     }
 }

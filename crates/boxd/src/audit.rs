@@ -68,7 +68,6 @@ impl AuditTrail {
     }
 
     fn records(&self) -> MutexGuard<'_, PendingRecords> {
-        // No change can panic halfway, so the state is consistent.
         self.records.lock()
     }
 }

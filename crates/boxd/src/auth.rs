@@ -209,7 +209,6 @@ impl Authority {
     }
 
     fn streams(&self) -> MutexGuard<'_, HashMap<u64, StreamEntry>> {
-        // Each change to the map is a single call, so a panic elsewhere can't leave it half done.
         self.streams.lock()
     }
 }

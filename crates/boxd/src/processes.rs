@@ -163,7 +163,6 @@ impl JobTable {
     }
 
     fn jobs(&self) -> MutexGuard<'_, HashMap<String, Arc<Job>>> {
-        // Each change is a single call, so a panic elsewhere leaves the map consistent.
         self.0.lock()
     }
 }

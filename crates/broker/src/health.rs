@@ -23,9 +23,9 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a result is reused: any client may ask, and each check costs a read.
 const RESULT_REUSE: Duration = Duration::from_millis(500);
 
-/// Time limit for the database's counts in the metrics. After it a scrape is answered without them, so that metrics are
-/// available in an outage.
-pub const COUNT_WITHIN: Duration = Duration::from_secs(1);
+/// Time limit for everything that the metrics need of the database. After it a scrape is answered without the rest, so
+/// that metrics are available in an outage.
+pub const METRICS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Category of a failed check's cause. The cause itself is for the log only: it may contain hosts, paths and SQL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,9 +92,49 @@ impl HealthChecks {
     }
 }
 
+/// A check whose result is reused for [`RESULT_REUSE`].
+#[derive(Default)]
+struct CachedCheck {
+    last: Mutex<Option<(Instant, Option<FailureCause>)>>,
+}
+
+impl CachedCheck {
+    /// Concurrent callers share a result. The log has each failure once, with its whole cause.
+    async fn result(&self, part: &str, check: impl Future<Output = CheckResult>) -> Option<FailureCause> {
+        let mut last = self.last.lock().await;
+        if let Some((at, cause)) = *last
+            && at.elapsed() < RESULT_REUSE
+        {
+            return cause;
+        }
+        let before = last.and_then(|(_, cause)| cause);
+        let cause = match check.await {
+            Some((cause, problem)) => {
+                if before != Some(cause) {
+                    tracing::warn!(part, cause = cause.as_str(), problem, "not ready");
+                }
+                Some(cause)
+            }
+            None => {
+                if before.is_some() {
+                    tracing::info!(part, "ready again");
+                }
+                None
+            }
+        };
+        *last = Some((Instant::now(), cause));
+        cause
+    }
+}
+
+/// The cause of a failed check, and its description for the log.
+type CheckResult = Option<(FailureCause, String)>;
+
 pub struct Health {
     context: Arc<BrokerContext>,
-    last: Mutex<Option<(Instant, HealthChecks)>>,
+    store: CachedCheck,
+    provider: CachedCheck,
+    node: CachedCheck,
     counting: parking_lot::Mutex<Option<RunningCount>>,
 }
 
@@ -106,10 +146,16 @@ struct RunningCount {
 
 impl Health {
     pub fn new(context: Arc<BrokerContext>) -> Self {
-        Self { context, last: Mutex::default(), counting: parking_lot::Mutex::default() }
+        Self {
+            context,
+            store: CachedCheck::default(),
+            provider: CachedCheck::default(),
+            node: CachedCheck::default(),
+            counting: parking_lot::Mutex::default(),
+        }
     }
 
-    /// The database's counts, or `None` if it doesn't answer within [`COUNT_WITHIN`]. During an outage only the first
+    /// The database's counts, or `None` if it doesn't answer within [`METRICS_TIMEOUT`]. During an outage only the first
     /// scrape waits: the next ones find its query still running, past the deadline.
     pub async fn counts(&self) -> Option<Counts> {
         let (deadline, counts) = {
@@ -120,7 +166,7 @@ impl Health {
                 None => RunningCount { since: Instant::now(), counts: self.count() },
             };
             let current = counting.insert(current);
-            (current.since + COUNT_WITHIN, current.counts.clone())
+            (current.since + METRICS_TIMEOUT, current.counts.clone())
         };
         tokio::time::timeout_at(deadline, counts).await.unwrap_or_default()
     }
@@ -149,39 +195,26 @@ impl Health {
         async move { counting.await.ok().flatten() }.boxed().shared()
     }
 
-    /// Concurrent callers share a result. The log has each failure once, with its whole cause.
     pub async fn checks(&self) -> HealthChecks {
-        let mut last = self.last.lock().await;
-        if let Some((at, checks)) = *last
-            && at.elapsed() < RESULT_REUSE
-        {
-            return checks;
-        }
         let context = &self.context;
-        let before = last.map_or([None; 3], |(_, checks)| checks.named().map(|(_, cause)| cause));
-        // A database whose disk is full still answers reads.
-        let store = run_check(context.store.probe_write(context.now()));
-        let provider = run_check(context.provider.ready());
-        let (store, provider) = tokio::join!(store, provider);
-        let no_heartbeat = || (FailureCause::NoHeartbeat, "no heartbeat of this broker was written for too long".to_owned());
-        let node = (!context.nodes.is_known(&context.store, context.now())).then(no_heartbeat);
-        let failures = [("store", store), ("provider", provider), ("node", node)];
-        for ((part, failure), before) in failures.iter().zip(before) {
-            match failure {
-                Some((cause, problem)) if before != Some(*cause) => tracing::warn!(part, cause = cause.as_str(), problem, "not ready"),
-                None if before.is_some() => tracing::info!(part, "ready again"),
-                _ => {}
-            }
-        }
-        let [store, provider, node] = failures.map(|(_, failure)| failure.map(|(cause, _)| cause));
-        let checks = HealthChecks { store, provider, node, clock: !context.nodes.skew.is_large() };
-        *last = Some((Instant::now(), checks));
-        checks
+        let provider = self.provider.result("provider", run_check(context.provider.ready()));
+        let node = self.node.result("node", async {
+            let is_known = context.nodes.is_known(&context.store, context.now());
+            let problem = "no heartbeat of this broker was written for too long";
+            (!is_known).then(|| (FailureCause::NoHeartbeat, problem.to_owned()))
+        });
+        let (store, provider, node) = tokio::join!(self.store(), provider, node);
+        HealthChecks { store, provider, node, clock: !context.nodes.skew.is_large() }
+    }
+
+    /// Why the store takes no writes, if so. A database whose disk is full still answers reads.
+    pub async fn store(&self) -> Option<FailureCause> {
+        let context = &self.context;
+        self.store.result("store", run_check(context.store.probe_write(context.now()))).await
     }
 }
 
-/// The cause of a failed check, and its description for the log.
-async fn run_check<E>(check: impl Future<Output = Result<(), E>>) -> Option<(FailureCause, String)>
+async fn run_check<E>(check: impl Future<Output = Result<(), E>>) -> CheckResult
 where
     E: Display,
     for<'a> FailureCause: From<&'a E>,

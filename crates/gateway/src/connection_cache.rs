@@ -127,7 +127,6 @@ impl ConnectionCache {
     }
 
     fn entries(&self) -> MutexGuard<'_, CacheEntries> {
-        // A poisoned lock is harmless: each change is a single assignment.
         self.entries.lock()
     }
 }

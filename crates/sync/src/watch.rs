@@ -171,7 +171,6 @@ impl Drop for Watch {
 }
 
 impl WatchState {
-    // Each change to these is a single call, so a panic elsewhere can't leave one half done.
     fn folders(&self) -> MutexGuard<'_, HashMap<i32, Option<RelPath>>> {
         self.folders.lock()
     }

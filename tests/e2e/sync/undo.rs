@@ -58,6 +58,26 @@ async fn uncommitted_files_removed_by_an_agent_halt_the_sync_and_undo_restores_t
 }
 
 #[tokio::test]
+async fn every_deletion_is_also_printed_as_a_line() {
+    let test = SyncTest::new().await;
+    for number in 0..20 {
+        fs::write(test.local(&format!("kept{number}")), "x").unwrap();
+    }
+    for name in ["a", "b", "c"] {
+        fs::write(test.local(name), "x").unwrap();
+    }
+    fs::create_dir(test.local("empty")).unwrap();
+    let mut sync = test.start_as_text();
+    sync.line("watching for changes");
+    assert_eq!(sh(test.dataplane(), "rm -r a b empty").await.exit_code, 0);
+    let mut deleted: Vec<String> = (0..3).map(|_| sync.line("deleted")).collect();
+    deleted.sort();
+    assert_eq!(deleted, ["a", "b", "empty/"].map(|path| format!("deleted here, in the trash: {path}")));
+    fs::remove_file(test.local("c")).unwrap();
+    assert_eq!(sync.line("deleted"), "deleted in the sandbox: c");
+}
+
+#[tokio::test]
 async fn a_full_trash_halts_the_sync_and_says_what_to_do() {
     let test = SyncTest::new().await;
     fs::write(test.local("large"), vec![b'x'; 300_000]).unwrap();

@@ -40,6 +40,8 @@ fn of_postgres(code: &str, message: String) -> StoreError {
         _ if code.starts_with("08") => StoreError::Unreachable(message),
         // Timeouts, deadlocks, serialisation.
         "57014" | "55P03" | "40001" | "40P01" => StoreError::Unavailable(message),
+        // A missing table. The start creates all of them, so the database is being restored.
+        "42P01" => StoreError::Unavailable(message),
         // Resources (a full disk among them) and errors of the underlying system.
         _ if code.starts_with("53") || code.starts_with("58") => StoreError::Unavailable(message),
         _ => StoreError::Failed(message),
@@ -64,10 +66,10 @@ mod tests {
         for code in ["57P01", "57P03", "57P04", "08006", "3D000", "28000", "28P01", "53300", "25006"] {
             assert!(matches!(postgres(code), StoreError::Unreachable(_)), "{code}");
         }
-        for code in ["53100", "58030", "57014", "40P01"] {
+        for code in ["53100", "58030", "57014", "40P01", "42P01"] {
             assert!(matches!(postgres(code), StoreError::Unavailable(_)), "{code}");
         }
-        for code in ["23505", "42P01"] {
+        for code in ["23505", "42601"] {
             assert!(matches!(postgres(code), StoreError::Failed(_)), "{code}");
         }
         // FULL, READONLY_DBMOVED, IOERR_WRITE, BUSY.

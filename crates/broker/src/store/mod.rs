@@ -83,8 +83,8 @@ pub enum StoreError {
     /// The connection is unusable.
     #[error("the database can't be reached: {0}")]
     Unreachable(String),
-    /// The connection works, but the database can't do this now: its disk is full, its filesystem is read-only, or it is
-    /// overloaded.
+    /// The connection works, but the database can't do this now: its disk is full, its filesystem is read-only, it is
+    /// overloaded, or it is being restored.
     #[error("the database is unavailable: {0}")]
     Unavailable(String),
     #[error("the database contains an unreadable value: {0}")]

@@ -24,11 +24,13 @@ pub async fn seen(tx: &mut AnyConnection, node: &Node) -> Stored<bool> {
     Ok(updated.rows_affected() > 0)
 }
 
+/// The clock of the process that had the node before says nothing about this one's.
 pub async fn take(tx: &mut AnyConnection, node: &Node) -> Stored<()> {
     sqlx::query(
         "INSERT INTO nodes (id, url, seen_at, instance, beats) VALUES ($1, $2, $3, $4, 1)
          ON CONFLICT (id) DO UPDATE
-         SET url = excluded.url, seen_at = excluded.seen_at, instance = excluded.instance, beats = nodes.beats + 1",
+         SET url = excluded.url, seen_at = excluded.seen_at, instance = excluded.instance, beats = nodes.beats + 1,
+             clock_offset_ms = NULL",
     )
     .bind(&node.id)
     .bind(&node.url)

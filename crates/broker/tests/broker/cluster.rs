@@ -347,28 +347,16 @@ fn copied(world: &World, database: &TestDatabase) -> World {
     copy
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_it_after_its_death() {
-    let log = Log::capture();
-    let database = TestDatabase::new().await;
-    let mut world = World::cluster(&database, 1).pop().unwrap();
-    // The original sends four heartbeats within this time.
-    world.config.node_timeout_seconds = 4;
-    let original = world.start().await;
-    let ann = original.human("ann").await;
-    let made = ann.ensure("t").await;
-    let mut copy = copied(&world, &database);
-    copy.config.node_timeout_seconds = 4;
-    copy.provider = world.provider.clone();
-
+/// Starts a copy beside its original, which sends a heartbeat while the copy watches. Returns the error, and for how many
+/// seconds the copy wanted to watch.
+async fn refused_beside(original: &TestBroker, copy: &World, log: &Log) -> (String, u64) {
+    const WATCHING: &str = "waiting until that broker counts as dead";
     let starting = async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         Broker::start_with_clock(copy.config.clone(), copy.provider.clone(), listener, copy.clock.clone()).await
     };
-    // The original's next heartbeat has a later time than the one that the copy has read.
     let next_beat = async {
-        log.line("waiting until that broker counts as dead").await;
-        world.clock.advance(1);
+        log.line(WATCHING).await;
         original.tick().await;
         std::future::pending::<()>().await;
     };
@@ -376,6 +364,23 @@ async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_
         started = starting => started.err().expect("the broker must not start").to_string(),
         () = next_beat => unreachable!(),
     };
+    let watching = log.lines().into_iter().find(|l| l["message"].as_str().is_some_and(|m| m.contains(WATCHING))).unwrap();
+    (refused, watching["seconds"].as_u64().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_it_after_its_death() {
+    let log = Log::capture();
+    let database = TestDatabase::new().await;
+    let world = World::cluster(&database, 1).pop().unwrap();
+    let original = world.start().await;
+    let ann = original.human("ann").await;
+    let made = ann.ensure("t").await;
+    let mut copy = copied(&world, &database);
+    copy.provider = world.provider.clone();
+    // Longer than a test may take.
+    copy.config.node_timeout_seconds = 3600;
+    let (refused, _) = refused_beside(&original, &copy, &log).await;
     assert!(refused.contains(&format!("http://{}", original.addr)), "{refused}");
     assert!(refused.contains("empty data directory") && refused.contains("stop the other one first"), "{refused}");
     assert_eq!(ann.ensure("t").await["session_id"], made["session_id"], "the original broker keeps working");
@@ -385,23 +390,23 @@ async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_
     let original = world.start().await;
     original.kill().await;
     // A directory on another disk or machine can start once the first is known to be dead.
-    world.clock.advance(2 * i64::try_from(copy.config.node_timeout_seconds).unwrap());
+    copy.config.node_timeout_seconds = 4;
     let moved = copy.start().await;
     assert_eq!(ann.at(&moved).ensure("t").await["session_id"], made["session_id"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_of_a_data_directory_is_refused_beside_its_original_even_if_its_clock_is_ahead() {
+async fn a_copy_of_a_data_directory_whose_clock_is_ahead_watches_its_original_for_as_long_as_any_other() {
+    let log = Log::capture();
     let database = TestDatabase::new().await;
-    let mut world = World::cluster(&database, 1).pop().unwrap();
-    world.config.node_timeout_seconds = 4;
+    let world = World::cluster(&database, 1).pop().unwrap();
     let original = world.start().await;
     let mut copy = copied(&world, &database);
-    copy.config.node_timeout_seconds = 4;
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let started = Broker::start_with_clock(copy.config.clone(), copy.provider.clone(), listener, world.clock.ahead(3600)).await;
-    let refused = started.err().expect("the broker must not start").to_string();
+    copy.config.node_timeout_seconds = 3600;
+    copy.clock = world.clock.ahead(24 * 3600);
+    let (refused, watched_seconds) = refused_beside(&original, &copy, &log).await;
     assert!(refused.contains(&format!("http://{}", original.addr)), "{refused}");
+    assert!(watched_seconds > 3000, "{watched_seconds}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

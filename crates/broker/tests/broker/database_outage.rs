@@ -4,6 +4,7 @@
 use cobox_protocol::key::PrincipalKind;
 use cobox_testkit::{Silence, SmallDisk, StallingProxy, TestDatabase};
 use serde_json::json;
+use sqlx::{AnyConnection, Connection};
 
 use crate::{
     harness::{Answer, Client, World, eventually, sandbox_id, session_path},
@@ -122,6 +123,41 @@ async fn the_metrics_are_answered_while_the_database_is_silent() {
         () = scrapes => {}
         answers = requests => panic!("the database answered: {:?}", answers.iter().map(|a| a.status).collect::<Vec<_>>()),
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_metrics_are_answered_in_time_and_with_counts_while_the_database_takes_no_writes() {
+    let database = TestDatabase::new().await;
+    let world = cluster_of_one(&database);
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    ann.ensure("t").await;
+    let mut locking = AnyConnection::connect(database.secret_url().expose()).await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE agreed IN EXCLUSIVE MODE").execute(&mut locking).await.unwrap();
+    tokio::select! {
+        biased;
+        // A check waits for the write twice as long as a scrape may take.
+        ready = ann.get("/readyz") => panic!("the check ended first: {}", text(&ready)),
+        metrics = ann.get("/metrics") => {
+            for line in ["cobox_store_up 0", "cobox_sessions 1"] {
+                assert!(text(&metrics).lines().any(|l| l == line), "{line}\n{}", text(&metrics));
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_a_restore_has_not_made_yet_is_503() {
+    let database = TestDatabase::new().await;
+    let world = cluster_of_one(&database);
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    database.sql("ALTER TABLE sessions RENAME TO away");
+    let ensure = async || ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure" })).await;
+    let refused = ensure().await;
+    assert!(is_unavailable(&refused), "{} {}", refused.status, text(&refused));
+    database.sql("ALTER TABLE away RENAME TO sessions");
+    eventually("the session is made", async || ensure().await.status == 200).await;
 }
 
 /// These tests mount a filesystem, which requires root.

@@ -13,7 +13,7 @@ use cobox_broker::{
         audit::{mark::AuditMark, trail::AuditTrail},
         model::AuditRecord,
     },
-    store::{Note, Store, StoreError, postgres, transaction::DatabaseTimeouts},
+    store::{AuditGap, Note, Store, StoreError, postgres, transaction::DatabaseTimeouts},
 };
 use cobox_protocol::key::PrincipalKind;
 use cobox_testkit::{PATIENCE, Silence, StallingProxy, TestDatabase, eventually};
@@ -128,8 +128,10 @@ async fn uses_during_a_database_outage_are_recorded_after_it() {
     }
     // It was attempted several times.
     timeout(PATIENCE, proxy.wait_for_refused(3)).await.unwrap();
+    eventually("what waits to be saved", || async { saved_gap(&dir).filter(|gap| gap.count == 599) }).await;
     proxy.set_refusing(false);
     timeout(PATIENCE, trail.flush()).await.unwrap();
+    assert_eq!(saved_gap(&dir), None);
     let uses: Vec<String> = details(&store).await.into_iter().filter(|d| d.starts_with("use ")).collect();
     assert_eq!(uses, (0..600).map(|n| format!("use {n}")).collect::<Vec<_>>());
     assert_eq!(verify(&store, &[]).await, []);
@@ -137,6 +139,12 @@ async fn uses_during_a_database_outage_are_recorded_after_it() {
 
 fn mark(dir: &tempfile::TempDir) -> Arc<AuditMark> {
     Arc::new(AuditMark::new(dir.path()))
+}
+
+/// The gap that a broker leaves if it is killed now.
+fn saved_gap(dir: &tempfile::TempDir) -> Option<AuditGap> {
+    let text = std::fs::read(dir.path().join("audit-gap.json")).ok()?;
+    Some(serde_json::from_slice(&text).unwrap())
 }
 
 /// A store on PostgreSQL whose audit table can be taken away.
@@ -220,4 +228,47 @@ async fn the_gap_of_lost_records_survives_a_killed_process() {
         note(&store, detail).await.unwrap();
         assert_eq!(verify(&store, &[]).await, missing);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_that_wait_when_the_process_is_killed_leave_a_gap() {
+    let (database, store) = with_table().await;
+    let dir = tempfile::tempdir().unwrap();
+    let process = tokio::runtime::Runtime::new().unwrap();
+    let trail = {
+        let _context = process.enter();
+        // Retries for longer than a test may take.
+        AuditTrail::start(store.clone(), mark(&dir), 10 * PATIENCE)
+    };
+    database.sql("ALTER TABLE audit RENAME TO away");
+    for (added, waiting) in [(1, 1), (599, 600)] {
+        for _ in 0..added {
+            trail.add(audit("dataplane.used")).await;
+        }
+        eventually("what waits to be saved", || async { saved_gap(&dir).filter(|gap| gap.count == waiting) }).await;
+    }
+    tokio::task::spawn_blocking(move || process.shutdown_timeout(PATIENCE)).await.unwrap();
+    database.sql("ALTER TABLE away RENAME TO audit");
+    drop((trail, store));
+    let store = Arc::new(postgres::open(&database.secret_url()).await.unwrap());
+    store.write_as("node_a");
+    mark(&dir).restore_gap(&store, "node_a").await.unwrap();
+    let trail = AuditTrail::start(store.clone(), mark(&dir), PATIENCE);
+    trail.add(audit("dataplane.used")).await;
+    trail.flush().await;
+    assert_eq!(verify(&store, &[]).await, [Fault::Missing { writer: "node_a".into(), from: 2, to: 601 }]);
+    let explained = &store.audit_links("node_a", 1, 1).await.unwrap()[0].record;
+    assert!(explained.action == "audit.lost" && explained.detail.as_deref().unwrap().starts_with("600 records"), "{explained:?}");
+}
+
+#[tokio::test]
+async fn records_that_were_written_before_the_process_was_killed_are_not_missed() {
+    let (_database, store) = with_table().await;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("audit-gap.json"), r#"{"after": 1, "count": 10}"#).unwrap();
+    for detail in ["a", "b", "c", "d"] {
+        note(&store, detail).await.unwrap();
+    }
+    mark(&dir).restore_gap(&store, "node_a").await.unwrap();
+    assert_eq!(store.audit_gap(), AuditGap { after: 5, count: 6 });
 }

@@ -104,6 +104,8 @@ pub struct FakeProvider {
     /// Messages received over WebSockets.
     pub received_frames: Arc<Mutex<Vec<Message>>>,
     pub is_ready: AtomicBool,
+    /// How often it was asked whether it is ready.
+    pub ready_checks: AtomicUsize,
     /// The specs with which each sandbox was started.
     pub made_of: Mutex<HashMap<SandboxId, Vec<SandboxSpec>>>,
     /// While false, copies wait.
@@ -145,6 +147,7 @@ impl FakeProvider {
             direct: Mutex::default(),
             received_frames: Arc::default(),
             is_ready: AtomicBool::new(true),
+            ready_checks: AtomicUsize::new(0),
             made_of: Mutex::default(),
             may_copy: watch::channel(true).0,
             may_make: watch::channel(true).0,
@@ -229,6 +232,7 @@ impl Provider for FakeProvider {
     }
 
     async fn ready(&self) -> Result<(), ProviderError> {
+        self.ready_checks.fetch_add(1, Ordering::SeqCst);
         let unready = || ProviderError::Unavailable("secret host details".to_owned());
         self.is_ready.load(Ordering::SeqCst).then_some(()).ok_or_else(unready)
     }

@@ -20,6 +20,9 @@ use crate::{
     tls::TlsArgs,
 };
 
+/// Warnings, and what the broker does to sandboxes by itself: a user should see why a sandbox was suspended or ended.
+const LOG_FILTER: &str = "warn,cobox_broker::domain::lifecycle=info";
+
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The first run creates an API key for you, one for an agent, and a client config, so that other commands find this broker.
@@ -48,7 +51,7 @@ pub struct UpArgs {
 }
 
 pub async fn run(args: UpArgs, context: &Context) -> Outcome {
-    daemon::init_logging("warn", false);
+    daemon::init_logging(LOG_FILTER, false);
     let mut signals = StopSignals::new()?;
     let data_dir = match args.data_dir.or_else(|| default_data_dir(&|name| std::env::var_os(name))) {
         Some(dir) => dir,

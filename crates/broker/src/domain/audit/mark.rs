@@ -8,6 +8,7 @@ use std::{
     io::{self, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -27,7 +28,8 @@ const MARK_FILE: &str = "audit-mark.json";
 const RECORDS_FILE: &str = "audit-mark.jsonl";
 /// Above this size the older half of the records is dropped: about five thousand records.
 const MAX_RECORDS_BYTES: u64 = 1 << 20;
-/// Numbers that the chain leaves out for lost records, while no later record shows the gap.
+/// Numbers that the chain leaves out for lost records, while no later record shows the gap. During an outage also the
+/// number of records that wait to be written: they are lost if the process is killed.
 const GAP_FILE: &str = "audit-gap.json";
 /// Result of a start with an older database.
 const RESTORED_FILE: &str = "restored.json";
@@ -98,13 +100,22 @@ pub fn acknowledge_restored(data_dir: &Path, now: Timestamp) -> io::Result<bool>
 pub struct AuditMark {
     dir: PathBuf,
     written: Mutex<Option<(u64, Timestamp)>>,
+    saved_gap: Mutex<SavedGap>,
+    /// Records that wait for an outage of the database to end.
+    unwritten: AtomicU64,
+}
+
+#[derive(Default)]
+struct SavedGap {
     /// The gap in its file.
-    saved_gap: Mutex<Option<AuditGap>>,
+    gap: Option<AuditGap>,
+    /// The last attempt to write the file failed, which is in the log.
+    has_failed: bool,
 }
 
 impl AuditMark {
     pub fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), written: Mutex::default(), saved_gap: Mutex::default() }
+        Self { dir: dir.to_owned(), written: Mutex::default(), saved_gap: Mutex::default(), unwritten: AtomicU64::default() }
     }
 
     /// Compares the database with the mark, before anything is written to the chain. A small loss must be passed to
@@ -220,20 +231,32 @@ impl AuditMark {
     pub async fn restore_gap(&self, store: &Store, writer: &str) -> Stored<()> {
         let after = store.audit_heads().await?.into_iter().find(|h| h.writer == writer).map_or(0, |h| h.number);
         let saved = self.read::<AuditGap>(GAP_FILE);
-        // If the chain is longer, a record was written after the gap.
-        let count = saved.filter(|gap| after < gap.after.saturating_add(gap.count)).map_or(0, |gap| gap.count);
+        // What was written since has the first of these numbers, or comes after the gap. An older database has none of it.
+        let count = saved.map_or(0, |gap| gap.after.saturating_add(gap.count).saturating_sub(after).min(gap.count));
         store.set_audit_gap(AuditGap { after, count });
-        *self.saved_gap.lock() = saved;
+        self.saved_gap.lock().gap = saved;
         Ok(())
     }
 
-    /// Saves the numbers that the next record will leave out. Best effort: on a full disk this fails too, and is retried
-    /// with the next lost records and in each round of the reaper. Records that a killed process had not given up yet are
-    /// lost without a gap.
+    /// Records that wait for an outage of the database to end.
+    pub fn unwritten(&self) -> u64 {
+        self.unwritten.load(Ordering::Relaxed)
+    }
+
+    /// Sets how many records wait for an outage of the database to end, and saves the gap that they leave if this process
+    /// is killed.
+    pub fn save_unwritten(&self, store: &Store, count: u64) {
+        self.unwritten.store(count, Ordering::Relaxed);
+        self.save_gap(store);
+    }
+
+    /// Saves the numbers that the next record will leave out, and those of records that still wait. Best effort: on a full
+    /// disk this fails too, and is retried in each round of the reaper.
     pub fn save_gap(&self, store: &Store) {
-        let gap = Some(store.audit_gap()).filter(|gap| gap.count > 0);
         let mut saved = self.saved_gap.lock();
-        if *saved == gap {
+        let AuditGap { after, count } = store.audit_gap();
+        let gap = Some(AuditGap { after, count: count.saturating_add(self.unwritten()) }).filter(|gap| gap.count > 0);
+        if saved.gap == gap {
             return;
         }
         let done = match &gap {
@@ -241,8 +264,12 @@ impl AuditMark {
             None => fs::remove_file(self.dir.join(GAP_FILE)),
         };
         match done {
-            Ok(()) => *saved = gap,
-            Err(error) => tracing::warn!(%error, "updating {GAP_FILE} failed; retrying"),
+            Ok(()) => *saved = SavedGap { gap, has_failed: false },
+            Err(error) => {
+                if !std::mem::replace(&mut saved.has_failed, true) {
+                    tracing::warn!(%error, "updating {GAP_FILE} failed; retrying");
+                }
+            }
         }
     }
 

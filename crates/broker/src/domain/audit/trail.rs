@@ -30,6 +30,8 @@ const BATCH_RECORDS: usize = 512;
 /// Pauses between attempts to write a batch. They double until a database that is back is noticed within seconds.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// How often the number of records that wait is saved while a batch can't be written. Each time is a disk sync.
+const SAVE_UNWRITTEN_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a broker that stops goes on trying. Service managers kill it after 90 s.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -50,8 +52,8 @@ pub struct AuditTrail {
 }
 
 impl AuditTrail {
-    /// Writing a batch is retried for `retry_for`; lost records are noted in the mark. The writer ends when the last clone is dropped and everything is
-    /// written.
+    /// Writing a batch is retried for `retry_for`. The mark has the number of records that are lost, or would be if the
+    /// process was killed. The writer ends when the last clone is dropped and everything is written.
     pub fn start(store: Arc<Store>, mark: Arc<AuditMark>, retry_for: Duration) -> Self {
         let (sender, queue) = mpsc::channel(QUEUE_RECORDS);
         let trail = Self { queue: sender, write_now: Arc::default(), lost: Arc::default(), closes_at: Arc::default() };
@@ -129,12 +131,17 @@ impl Writer {
             if unexplained > 0 && count > 0 {
                 audit.insert(0, gap_record(&audit[0], unexplained));
             }
-            if self.write_with_retries(Note { audit, ..Note::default() }).await {
+            if self.write(Note { audit, ..Note::default() }, count).await {
                 unexplained = if count > 0 { 0 } else { unexplained };
+                if self.mark.unwritten() > 0 {
+                    // Less than a batch is the normal backlog.
+                    let backlog = self.queue.len() as u64;
+                    self.mark.save_unwritten(&self.store, if backlog < BATCH_RECORDS as u64 { 0 } else { backlog });
+                }
             } else {
                 // The gap in record numbers shows how many are missing.
                 self.store.skip_audit(count);
-                self.mark.save_gap(&self.store);
+                self.mark.save_unwritten(&self.store, self.queue.len() as u64);
                 self.lost.fetch_add(count, Ordering::Relaxed);
                 unexplained += count;
             }
@@ -145,14 +152,31 @@ impl Writer {
         }
     }
 
+    /// Writes a batch of `count` records. While that takes long, saves how many wait, so that a process that is killed
+    /// leaves a gap. Returns false when the batch is lost.
+    async fn write(&self, note: Note, count: u64) -> bool {
+        let mut writing = std::pin::pin!(self.write_with_retries(note, count));
+        loop {
+            match timeout(SAVE_UNWRITTEN_INTERVAL, &mut writing).await {
+                Ok(is_written) => return is_written,
+                Err(_) => self.save_unwritten(count),
+            }
+        }
+    }
+
+    /// Includes the callers of `flush`, of which there is one at a stop.
+    fn save_unwritten(&self, batch: u64) {
+        self.mark.save_unwritten(&self.store, batch + self.queue.len() as u64);
+    }
+
     /// Writes the records, with retries. Returns false when the records are lost: the time is over, or the queue is full and
     /// requests wait for it.
-    async fn write_with_retries(&self, note: Note) -> bool {
+    async fn write_with_retries(&self, note: Note, count: u64) -> bool {
         let gives_up_at = Instant::now() + self.retry_for;
         let mut pause = FIRST_PAUSE;
-        let count = note.audit.len();
         loop {
             let Err(error) = self.store.note(&note).await else { return true };
+            self.save_unwritten(count);
             let is_late = |at: Instant| Instant::now() + pause > at;
             let is_over = is_late(gives_up_at) || self.closes_at.get().copied().is_some_and(is_late);
             if is_over || self.queue.len() >= QUEUE_RECORDS {
@@ -174,6 +198,7 @@ impl Writer {
 
 /// The record that explains the gap before it.
 fn gap_record(next: &AuditRecord, count: u64) -> AuditRecord {
-    AuditRecord::new(next.at, &next.workspace, "audit.lost")
-        .detail(format!("{count} records before this one could not be written: the database was away or its disk full for too long"))
+    AuditRecord::new(next.at, &next.workspace, "audit.lost").detail(format!(
+        "{count} records before this one could not be written: the database took no writes for too long, or until the broker was killed"
+    ))
 }

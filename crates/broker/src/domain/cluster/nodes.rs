@@ -119,17 +119,17 @@ impl Nodes {
             return Ok(());
         }
         if !is_same_place {
-            self.wait_for_silence(store, clock).await?;
+            self.wait_for_silence(store).await?;
         }
         Ok(store.take_node(&self.as_node(clock.now(), None)).await?)
     }
 
     /// Returns when the node's last process counts as dead for every broker. It is watched for a heartbeat interval in any
-    /// case: its heartbeat has the time of another machine, which may differ from this one's.
-    async fn wait_for_silence(&self, store: &Store, clock: &dyn Clock) -> Result<(), ClaimNodeError> {
+    /// case.
+    async fn wait_for_silence(&self, store: &Store) -> Result<(), ClaimNodeError> {
         let last = async || -> Stored<Option<Node>> { Ok(store.nodes().await?.into_iter().find(|n| n.id == self.own)) };
         let Some(first) = last().await? else { return Ok(()) };
-        let left = self.timeout.saturating_sub(clock.now().saturating_since(first.seen_at)).max(self.beat_every() + BEAT_GRACE);
+        let left = self.timeout.saturating_sub(silence(&first, store.clock_millis().await?)).max(self.beat_every() + BEAT_GRACE);
         tracing::warn!(
             url = first.url,
             seconds = left.as_secs(),
@@ -296,4 +296,13 @@ impl Nodes {
             false => tracing::info!(node, url, "another broker sends heartbeats again"),
         }
     }
+}
+
+/// How long ago a node's last heartbeat was, by the database's clock: that of this machine may be ahead. Zero if the node
+/// did not compare its clock with the database's.
+fn silence(node: &Node, database_ms: i64) -> Duration {
+    let Some(offset_ms) = node.clock_offset_ms else { return Duration::ZERO };
+    // The heartbeat's time has no fraction of a second: it may have been up to a second later.
+    let beat_ms = (node.seen_at.unix() + 1).saturating_mul(1000).saturating_sub(offset_ms);
+    Duration::from_millis(database_ms.saturating_sub(beat_ms).try_into().unwrap_or_default())
 }
