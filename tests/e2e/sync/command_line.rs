@@ -55,7 +55,7 @@ async fn a_flush_fails_if_a_file_could_not_be_synced() {
     if sh(test.dataplane(), "test -w closed").await.exit_code != 0 {
         assert_eq!(flushed.status.code(), Some(1), "{flushed:?}");
         let output = String::from_utf8(flushed.stdout).unwrap();
-        assert!(output.contains("but for 1 problem") && output.contains("closed/y in the sandbox"), "{output}");
+        assert!(output.contains("except for 1 problem") && output.contains("closed/y in the sandbox"), "{output}");
     }
 }
 
