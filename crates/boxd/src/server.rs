@@ -8,6 +8,7 @@ use axum::{
     routing::{MethodRouter, delete, get, post, put},
 };
 use cobox_protocol::{
+    audit::SandboxClaim,
     control::{BoxdConfig, DataplaneLimits},
     langsmith::{DOWNLOAD, EXECUTE, EXECUTE_RESUME, EXECUTE_START, EXECUTE_WS, GLOB, GREP, TUNNEL, UPLOAD},
 };
@@ -17,28 +18,31 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     FileWorkers,
     activity_log::ActivityLog,
-    audit::AuditTrail,
     auth::Authority,
     clock::Clock,
     control, exec,
     files::{self, FileStore},
     fs,
     http_listener::accept_loop,
-    langsmith, processes,
+    langsmith,
+    pending_records::PendingRecords,
+    processes,
     programs::Spawn,
-    request_layer, shell, socket, sync,
+    reports, request_layer, shell, socket, sync,
     watch::{self, WatchService},
 };
 
 /// The broker, and a second one during a takeover.
 const MAX_CONTROL_CONNECTIONS: usize = 16;
+/// Some minutes of a busy sandbox whose broker is unreachable, at most 2 MiB.
+const MAX_PENDING_CLAIMS: usize = 2048;
 /// Time for running requests and shells to finish or notify their clients at shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// State shared by all requests.
 pub struct Server {
     pub authority: Arc<Authority>,
-    pub audit: AuditTrail,
+    pub sandbox_claims: PendingRecords<SandboxClaim>,
     pub activity_log: ActivityLog,
     pub programs: Arc<dyn Spawn>,
     pub files: FileStore,
@@ -76,7 +80,7 @@ pub async fn serve(
     let authority = Arc::new(authority.context("the keys boxd was started with")?);
     let server = Arc::new(Server {
         authority: authority.clone(),
-        audit: AuditTrail::default(),
+        sandbox_claims: PendingRecords::new(MAX_PENDING_CLAIMS),
         activity_log: ActivityLog::default(),
         programs,
         files: FileStore::new(files),
@@ -190,8 +194,9 @@ fn control_router(server: Arc<Server>) -> Router {
     Router::new()
         .route("/control/state", put(control::put_state))
         .route("/control/status", get(control::get_status))
-        .route("/control/claims", get(control::get_claims))
-        .route("/control/happenings", get(control::get_activity))
+        .route("/control/reports", get(reports::get_reports))
+        .route("/control/claims", get(reports::get_claims))
+        .route("/control/happenings", get(reports::get_activity))
         .route("/control/shutdown", post(control::shutdown))
         .fallback(request_layer::route_not_found)
         .method_not_allowed_fallback(request_layer::method_not_allowed)

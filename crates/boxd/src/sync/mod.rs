@@ -172,7 +172,7 @@ impl SocketHandler for SyncSocket {
             let path = path.clone();
             server.files.workers().run(move |root| open_folder(root, &path, is_read_only, &recorder)).await??
         };
-        peer.record.record_once(&server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
+        peer.record.record_once(&server.sandbox_claims, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
         let (out, mut chunks) = pipe::sync_pipe();
         let (bytes, from_client) = request_pipe();
         let limits = Limits { watches: server.limits.watches as usize, ..Limits::default() };
