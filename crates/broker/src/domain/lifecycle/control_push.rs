@@ -96,7 +96,7 @@ impl ControlPush {
         let (this, id) = (self.clone(), id.clone());
         let pushing = self.context.background.spawn(async move {
             if let Err(error) = this.push(&id).await {
-                tracing::warn!(sandbox = %id, %error, "a sandbox was not told; it is tried again");
+                tracing::warn!(sandbox = %id, %error, "control push failed; retrying");
             }
         });
         let _ = tokio::time::timeout(wait, pushing).await;
@@ -117,8 +117,8 @@ impl ControlPush {
         };
         match tokio::time::timeout(STOP_NOTICE_TIMEOUT, pushed).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::debug!(sandbox = %sandbox.id, %error, "a sandbox ends without having been told"),
-            Err(_) => tracing::debug!(sandbox = %sandbox.id, "a sandbox took too long over saying goodbye"),
+            Ok(Err(error)) => tracing::debug!(sandbox = %sandbox.id, %error, "announcing the end of a sandbox failed"),
+            Err(_) => tracing::debug!(sandbox = %sandbox.id, "announcing the end of a sandbox took too long"),
         }
         true
     }
@@ -133,8 +133,8 @@ impl ControlPush {
             .for_each_concurrent(CONCURRENT_SANDBOXES, |id| async move {
                 match tokio::time::timeout(PUSH_TIMEOUT, self.push(&id)).await {
                     Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::warn!(sandbox = %id, %error, "a sandbox was not told; it is tried again"),
-                    Err(_) => tracing::warn!(sandbox = %id, "a busy sandbox was not told; it is tried again"),
+                    Ok(Err(error)) => tracing::warn!(sandbox = %id, %error, "control push failed; retrying"),
+                    Err(_) => tracing::warn!(sandbox = %id, "control push took too long; retrying"),
                 }
             })
             .await;
