@@ -38,7 +38,8 @@ pub async fn fetch_status(provider: &dyn Provider, id: &SandboxId) -> Result<Box
     call(provider, id, Method::GET, "/control/status", Vec::new()).await
 }
 
-/// Long-polls boxd's reports. `None` if this boxd doesn't have the route; it has those of [`fetch_reports_singly`].
+/// Long-polls boxd's reports. `None` if this boxd doesn't have the route, or reports a kind in a form that this broker can't read: then
+/// [`fetch_reports_singly`] gets the other.
 pub async fn fetch_reports(provider: &dyn Provider, id: &SandboxId, query: &ReportQuery) -> Result<Option<Reports>, ProviderError> {
     let wait = Duration::from_millis(query.wait_ms);
     if provider.adapter().is_some() {
@@ -52,19 +53,17 @@ pub async fn fetch_reports(provider: &dyn Provider, id: &SandboxId, query: &Repo
             path.push_str(&format!("&{kind}={cursor}"));
         }
     }
-    match send(provider, id, Method::GET, &path, Vec::new(), wait + RESPONSE_TIMEOUT).await? {
-        (StatusCode::NOT_FOUND, _) => Ok(None),
-        (status, bytes) => parse(id, status, &bytes).map(Some),
-    }
+    let (status, bytes) = send(provider, id, Method::GET, &path, Vec::new(), wait + RESPONSE_TIMEOUT).await?;
+    Ok(parse(id, status, &bytes).ok())
 }
 
-/// As [`fetch_reports`], from a boxd that serves each kind by a route of its own. It waits for activities only.
+/// As [`fetch_reports`], each kind by a route of its own. boxd waits for activities only.
 pub async fn fetch_reports_singly(provider: &dyn Provider, id: &SandboxId, query: &ReportQuery) -> Result<Reports, ProviderError> {
     let wait = Duration::from_millis(query.wait_ms);
     let claims = fetch_single(provider, id, "claims", query.claims.as_ref(), Duration::ZERO).await?;
     match fetch_single(provider, id, "happenings", query.activities.as_ref(), wait).await {
         Err(error) if claims.is_none() => Err(error),
-        // The next request without claims reports the error. A batch of 256 long commands exceeds the limit for a response.
+        // The next request without claims returns the error. Activities may be too long or unreadable for this broker.
         activities => Ok(Reports { claims, activities: activities.unwrap_or_default() }),
     }
 }

@@ -461,12 +461,10 @@ impl FakeBoxd {
     }
 
     fn control_router(self: &Arc<Self>) -> Router {
-        let reports = if self.is_older {
-            Router::new().route("/control/claims", get(single_kind)).route("/control/happenings", get(single_kind))
-        } else {
-            Router::new().route("/control/reports", get(reports))
-        };
-        reports
+        let newer = if self.is_older { Router::new() } else { Router::new().route("/control/reports", get(reports)) };
+        newer
+            .route("/control/claims", get(single_kind))
+            .route("/control/happenings", get(single_kind))
             .route("/control/state", put(push))
             .route("/control/status", get(|State(boxd): State<Arc<Self>>| async move { Json(boxd.status()) }))
             .layer(axum::middleware::from_fn_with_state(self.clone(), record_fetch))
@@ -511,7 +509,7 @@ async fn reports(State(boxd): State<Arc<FakeBoxd>>, Query(query): Query<ReportQu
     Json(json!({ "claims": query.claims.as_ref().map(|cursor| boxd.claims_after(cursor)), "activities": activities }))
 }
 
-/// The routes of an older boxd.
+/// The routes for one kind, all that an older boxd has.
 async fn single_kind(State(boxd): State<Arc<FakeBoxd>>, uri: Uri, Query(query): Query<HashMap<String, String>>) -> Json<Value> {
     let number = |name: &str| query.get(name).and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
     let cursor = ReportCursor { run_id: query.get("life").cloned().unwrap_or_default(), seq: number("after") };

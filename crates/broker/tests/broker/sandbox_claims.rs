@@ -190,3 +190,24 @@ async fn reports_of_an_older_boxd_are_fetched_by_the_routes_that_it_has() {
     assert!((3..=5).contains(&count(&store, &id).await), "the third, and perhaps the first two again");
     assert_eq!(attempts(), 2);
 }
+
+#[tokio::test]
+async fn unreadable_activities_of_a_newer_boxd_stop_no_claims() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, op) = (broker.human("ann").await, broker.key("op", PrincipalKind::Operator).await);
+    let session = ann.ensure("t").await;
+    let id = sandbox_id(&session);
+    let boxd = world.provider.boxd(&id);
+    let store = broker.broker.as_ref().unwrap().store().clone();
+    let mut unknown = exec(1, &session);
+    unknown["what"]["type"] = json!("of_a_later_version");
+    boxd.activity_items.send_replace(vec![unknown]);
+    for n in 1..=2 {
+        boxd.claims.send_replace(claims_up_to(n));
+        eventually("the claim is stored", async || count(&store, &id).await == n as usize).await;
+    }
+    boxd.claims.send_replace(claims_up_to(3));
+    op.delete(&format!("/v1/sandboxes/{id}")).await.ok(204);
+    assert_eq!(count(&store, &id).await, 3);
+}

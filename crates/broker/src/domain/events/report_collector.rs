@@ -59,8 +59,8 @@ pub struct ReportCollector {
 struct Progress {
     /// Locked while claims are stored: the last collection may fetch the same claims as a poll that is under way.
     claims: tokio::sync::Mutex<ClaimProgress>,
-    /// It has no route for both kinds.
-    is_older_boxd: AtomicBool,
+    /// Each kind is fetched by its own route, because boxd is older than the route for both, or newer than this broker.
+    fetches_singly: AtomicBool,
 }
 
 #[derive(Default)]
@@ -151,7 +151,7 @@ impl ReportCollector {
             return Ok(Collected::default());
         }
         let Some(reports) = self.fetch(id, progress, &query).await.map_err(|e| e.to_string())? else {
-            // To be asked again by the routes that it has.
+            // To be fetched again by other routes.
             return Ok(Collected { has_more: true, ..Collected::default() });
         };
         let is_early = asked_at.elapsed() < wait;
@@ -184,8 +184,8 @@ impl ReportCollector {
         };
         let activities_in = self.activity_limits.remaining_wait(id, now);
         let mut wait = [claims_in, activities_in].into_iter().filter(|wait| !wait.is_zero()).fold(max_wait, Duration::min);
-        if claims_in.is_zero() && progress.is_older_boxd.load(Ordering::Relaxed) {
-            // It does not wait for claims, so they are polled.
+        if claims_in.is_zero() && progress.fetches_singly.load(Ordering::Relaxed) {
+            // boxd does not wait for claims then, so they are polled.
             wait = Duration::ZERO;
             progress.claims.lock().await.due_at = Some(Instant::now() + CLAIM_INTERVAL);
         }
@@ -203,14 +203,14 @@ impl ReportCollector {
         })
     }
 
-    /// `None` when an older boxd was detected.
+    /// `None` when it turned out that each kind has to be fetched by its own route.
     async fn fetch(&self, id: &SandboxId, progress: &Progress, query: &ReportQuery) -> Result<Option<Reports>, ProviderError> {
         let provider = &*self.context.provider;
-        if progress.is_older_boxd.load(Ordering::Relaxed) {
+        if progress.fetches_singly.load(Ordering::Relaxed) {
             return control::fetch_reports_singly(provider, id, query).await.map(Some);
         }
         let reports = control::fetch_reports(provider, id, query).await?;
-        progress.is_older_boxd.store(reports.is_none(), Ordering::Relaxed);
+        progress.fetches_singly.store(reports.is_none(), Ordering::Relaxed);
         Ok(reports)
     }
 
