@@ -3,23 +3,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{
-    Json,
-    body::Body,
-    extract::{Query, State},
-};
+use axum::{Json, body::Body, extract::State};
 use cobox_protocol::{
     ApiError, Timestamp,
-    audit::ClaimBatch,
     control::{BoxdStatus, ControlState},
-    event::ActivityBatch,
 };
 use http::StatusCode;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    activity_log::ActivityFetchParams, audit::ClaimFetchParams, auth::Authority, body, request_layer::ErrorResponse, server::Server,
-};
+use crate::{auth::Authority, body, request_layer::ErrorResponse, server::Server};
 
 /// Room for some 100 000 revocations; a broker that has more must first let tokens of that age expire.
 const MAX_STATE_BYTES: usize = 8 * 1024 * 1024;
@@ -45,22 +37,6 @@ pub async fn put_state(State(server): State<Arc<Server>>, content: Body) -> Resu
 pub async fn get_status(State(server): State<Arc<Server>>) -> Json<BoxdStatus> {
     server.authority.note_broker_request();
     Json(server.authority.status())
-}
-
-/// `GET /control/claims?life=&after=`: audit entries, oldest first.
-pub async fn get_claims(State(server): State<Arc<Server>>, params: Query<ClaimFetchParams>) -> Json<ClaimBatch> {
-    server.authority.note_broker_request();
-    Json(server.audit.fetch(params))
-}
-
-/// `GET /control/happenings?life=&after=&wait=`: activities, oldest first; waits until there are some.
-pub async fn get_activity(State(server): State<Arc<Server>>, Query(params): Query<ActivityFetchParams>) -> Json<ActivityBatch> {
-    server.authority.note_broker_request();
-    Json(tokio::select! {
-        batch = server.activity_log.fetch(&params) => batch,
-        // At shutdown the request stops waiting, because no more activities will come.
-        () = server.shutdown.cancelled() => server.activity_log.take(&params),
-    })
 }
 
 /// `POST /control/shutdown`: sends the response, then shuts everything down.

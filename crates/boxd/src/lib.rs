@@ -2,7 +2,6 @@
 //! authorized clients.
 
 mod activity_log;
-mod audit;
 pub mod auth;
 mod body;
 pub mod clock;
@@ -18,10 +17,12 @@ mod http_listener;
 mod input_dedup;
 mod langsmith;
 pub mod log;
+mod pending_records;
 mod pipe;
 mod principal_slots;
 pub mod processes;
 pub mod programs;
+mod reports;
 pub mod request_layer;
 pub mod routes;
 pub mod server;

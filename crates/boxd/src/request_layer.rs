@@ -27,7 +27,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use percent_encoding::percent_decode_str;
 use serde_json::json;
 
-use crate::{audit::AuditTrail, body::UnexpectedBody, server::Server};
+use crate::{body::UnexpectedBody, pending_records::PendingRecords, server::Server};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Status recorded if the client disconnected before the response; the gateway uses the same.
@@ -97,14 +97,14 @@ impl RequestRecord {
     }
 
     /// Adds the request's audit record on the first call.
-    pub fn record_once(&self, trail: &AuditTrail, status: u16, error: Option<ErrorCode>) {
+    pub fn record_once(&self, sandbox_claims: &PendingRecords<SandboxClaim>, status: u16, error: Option<ErrorCode>) {
         if self.is_recorded.swap(true, Ordering::Relaxed) {
             return;
         }
         let claims = self.claims.get();
-        trail.add(SandboxClaim {
-            seq: 0,
-            at: Timestamp::from_unix(0),
+        sandbox_claims.add(|seq| SandboxClaim {
+            seq,
+            at: Timestamp::now(),
             request_id: self.request_id.to_string(),
             jti: claims.map(|c| c.jti.clone()),
             principal: claims.map(|c| c.sub.clone()),
@@ -153,7 +153,7 @@ impl Drop for AuditOnDrop {
         if let Some(target) = &self.target {
             self.record.set_target(target);
         }
-        self.record.record_once(&self.server.audit, self.status, self.error);
+        self.record.record_once(&self.server.sandbox_claims, self.status, self.error);
     }
 }
 

@@ -8,7 +8,7 @@ use axum::{
 };
 use cobox_protocol::langsmith::{DOWNLOAD, EXECUTE, EXECUTE_RESUME, EXECUTE_START, EXECUTE_WS, GLOB, GREP, TUNNEL, UPLOAD};
 
-use crate::{control, exec, files, fs, langsmith, processes, server::Server, shell, sync, watch};
+use crate::{control, exec, files, fs, langsmith, processes, reports, server::Server, shell, sync, watch};
 
 /// Path and handlers.
 type Route = (&'static str, fn() -> MethodRouter<Arc<Server>>);
@@ -57,8 +57,10 @@ const CLIENT_ROUTES: &[Route] = &[
 const CONTROL_ROUTES: &[Route] = &[
     ("/control/state", || put(control::put_state)),
     ("/control/status", || get(control::get_status)),
-    ("/control/claims", || get(control::get_claims)),
-    ("/control/happenings", || get(control::get_activity)),
+    ("/control/reports", || get(reports::get_reports)),
+    // For brokers that don't know `/control/reports`.
+    ("/control/claims", || get(reports::get_claims)),
+    ("/control/happenings", || get(reports::get_activity)),
     ("/control/shutdown", || post(control::shutdown)),
 ];
 

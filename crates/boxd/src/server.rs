@@ -4,24 +4,29 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use axum::{Router, middleware};
-use cobox_protocol::control::{BoxdConfig, DataplaneLimits};
+use cobox_protocol::{
+    audit::SandboxClaim,
+    control::{BoxdConfig, DataplaneLimits},
+};
 use tokio::net::UnixListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    FileWorkers, activity_log::ActivityLog, audit::AuditTrail, auth::Authority, clock::Clock, control, exec, files::FileStore,
-    http_listener::accept_loop, processes, programs::Spawn, request_layer, routes, shell, socket, sync, watch::WatchService,
+    FileWorkers, activity_log::ActivityLog, auth::Authority, clock::Clock, control, exec, files::FileStore, http_listener::accept_loop,
+    pending_records::PendingRecords, processes, programs::Spawn, request_layer, routes, shell, socket, sync, watch::WatchService,
 };
 
 /// The broker, and a second one during a takeover.
 const MAX_CONTROL_CONNECTIONS: usize = 16;
+/// Some minutes of a busy sandbox whose broker is unreachable, at most 2 MiB.
+const MAX_PENDING_CLAIMS: usize = 2048;
 /// Time for running requests and shells to finish or notify their clients at shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// State shared by all requests.
 pub struct Server {
     pub authority: Arc<Authority>,
-    pub audit: AuditTrail,
+    pub sandbox_claims: PendingRecords<SandboxClaim>,
     pub activity_log: ActivityLog,
     pub programs: Arc<dyn Spawn>,
     pub files: FileStore,
@@ -59,7 +64,7 @@ pub async fn serve(
     let authority = Arc::new(authority.context("the keys boxd was started with")?);
     let server = Arc::new(Server {
         authority: authority.clone(),
-        audit: AuditTrail::default(),
+        sandbox_claims: PendingRecords::new(MAX_PENDING_CLAIMS),
         activity_log: ActivityLog::default(),
         programs,
         files: FileStore::new(files),

@@ -1,17 +1,18 @@
 //! Tests that every request leaves one audit record that the broker can fetch, and that the activity feed delivers
-//! entries promptly.
+//! entries promptly. `claims` and `fetch_activity` use the routes of older brokers.
 
 mod support;
 
 use cobox_protocol::{
-    audit::ClaimBatch,
-    event::{Action, Activity, ActivityBatch, MAX_EVENT_TEXT_BYTES},
+    audit::SandboxClaim,
+    event::{Action, Activity, MAX_EVENT_TEXT_BYTES},
+    report::{ReportBatch, Reports},
 };
 use http::Method;
 use serde_json::json;
 use support::TestBoxd;
 
-async fn claims(boxd: &TestBoxd) -> ClaimBatch {
+async fn claims(boxd: &TestBoxd) -> ReportBatch<SandboxClaim> {
     boxd.control(Method::GET, "/control/claims").send().await.ok(200).json()
 }
 
@@ -33,12 +34,12 @@ async fn every_request_leaves_one_record_with_principal_target_and_result() {
     assert_eq!((read.target.as_deref(), read.status, read.error.as_deref()), (Some("/workspace/a b\u{fffd}"), 404, Some("FILE_NOT_FOUND")));
     assert_eq!((denied.jti.as_deref(), denied.status, denied.error.as_deref()), (None, 403, Some("CAPABILITY_DENIED")));
     assert_eq!(claims(&boxd).await.items.len(), 3, "kept until they are acknowledged");
-    let path = format!("/control/claims?life={}&after=2", fetched.life);
-    let rest: ClaimBatch = boxd.control(Method::GET, &path).send().await.ok(200).json();
+    let path = format!("/control/claims?life={}&after=2", fetched.run_id);
+    let rest: ReportBatch<SandboxClaim> = boxd.control(Method::GET, &path).send().await.ok(200).json();
     assert_eq!(rest.items.iter().map(|c| c.seq).collect::<Vec<_>>(), [3]);
 }
 
-async fn fetch_activity(boxd: &TestBoxd, life: &str, after: u64, wait: u64) -> ActivityBatch {
+async fn fetch_activity(boxd: &TestBoxd, life: &str, after: u64, wait: u64) -> ReportBatch<Activity> {
     boxd.control(Method::GET, &format!("/control/happenings?life={life}&after={after}&wait={wait}")).send().await.ok(200).json()
 }
 
@@ -80,7 +81,7 @@ async fn written_files_and_ended_commands_are_reported_once_with_their_principal
     assert!(!serde_json::to_string(&first).unwrap().contains("hidden"));
     // Entries are kept until they are acknowledged; a number from another run acknowledges nothing.
     assert_eq!(fetch_activity(&boxd, "other", 7, 0).await.items.len(), 7);
-    assert_eq!(fetch_activity(&boxd, &first.life, 6, 0).await.items.len(), 1);
+    assert_eq!(fetch_activity(&boxd, &first.run_id, 6, 0).await.items.len(), 1);
 }
 
 #[tokio::test]
@@ -108,4 +109,45 @@ async fn a_waiting_broker_is_answered_on_activity() {
         boxd.call(Method::PUT, "/v1/files/workspace/a.txt").body("hello").send().await.ok(201);
     });
     assert_eq!(waited.items.iter().map(summary).collect::<Vec<_>>(), [("written", "/workspace/a.txt")]);
+}
+
+async fn fetch_reports(boxd: &TestBoxd, query: &str) -> Reports {
+    boxd.control(Method::GET, &format!("/control/reports?{query}")).send().await.ok(200).json()
+}
+
+#[tokio::test]
+async fn one_request_fetches_and_acknowledges_claims_and_activities_each_by_its_cursor() {
+    let boxd = TestBoxd::start();
+    boxd.call(Method::PUT, "/v1/files/workspace/a.txt").body("hello").send().await.ok(201);
+    boxd.call(Method::GET, "/v1/files/workspace/a.txt").send().await.ok(200);
+    boxd.post("/v1/exec", json!({ "command": "true" }).to_string()).send().await.ok(200);
+    let all = fetch_reports(&boxd, "claims=:0&activities=:0&wait_ms=30000").await;
+    let (claims, activities) = (all.claims.unwrap(), all.activities.unwrap());
+    let routes: Vec<_> = claims.items.iter().map(|c| (c.seq, c.method.as_str())).collect();
+    assert_eq!(routes, [(1, "PUT"), (2, "GET"), (3, "POST")]);
+    assert_eq!(activities.items.iter().map(summary).collect::<Vec<_>>(), [("written", "/workspace/a.txt"), ("exec", "true")]);
+
+    // Only the kinds that the query names are acknowledged and returned. Fetches of older brokers see the same records.
+    let rest = fetch_reports(&boxd, &format!("claims={}:2", claims.run_id)).await;
+    assert_eq!(rest.claims.unwrap().items.iter().map(|c| c.seq).collect::<Vec<_>>(), [3]);
+    assert!(rest.activities.is_none());
+    let rest = fetch_reports(&boxd, &format!("activities={}:1", activities.run_id)).await;
+    assert_eq!(rest.activities.unwrap().items.iter().map(summary).collect::<Vec<_>>(), [("exec", "true")]);
+    assert!(rest.claims.is_none());
+    assert_eq!((self::claims(&boxd).await.items.len(), fetch_activity(&boxd, "", 0, 0).await.items.len()), (1, 1));
+    boxd.control(Method::GET, "/control/reports?claims=1").send().await.ok(400);
+}
+
+#[tokio::test]
+async fn a_waiting_broker_is_answered_on_a_claim_only_if_it_asked_for_claims() {
+    let boxd = TestBoxd::start();
+    let read = async || boxd.call(Method::GET, "/v1/files/workspace").send().await;
+    let (reports, _) = tokio::join!(fetch_reports(&boxd, "claims=:0&activities=:0&wait_ms=30000"), read());
+    assert_eq!((reports.claims.unwrap().items.len(), reports.activities.unwrap().items.len()), (1, 0));
+    let write = async {
+        read().await;
+        boxd.call(Method::PUT, "/v1/files/workspace/a.txt").body("hello").send().await.ok(201);
+    };
+    let (reports, ()) = tokio::join!(fetch_reports(&boxd, "activities=:0&wait_ms=30000"), write);
+    assert_eq!(reports.activities.unwrap().items.iter().map(summary).collect::<Vec<_>>(), [("written", "/workspace/a.txt")]);
 }

@@ -7,8 +7,6 @@ use crate::{RequestId, SandboxId, SessionId, Timestamp, key::PrincipalKind};
 
 /// Maximum length of a text in a claim, in bytes; longer texts are truncated.
 pub const MAX_CLAIM_TEXT_BYTES: usize = 256;
-/// Maximum number of claims in one response, which keeps it well below a megabyte.
-pub const MAX_CLAIM_BATCH: usize = 256;
 
 /// Report of boxd about one request, made when it was answered, or about one stream, made when it began.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,18 +35,6 @@ pub struct SandboxClaim {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     pub duration_ms: u64,
-}
-
-/// Claims that the broker has not acknowledged yet, oldest first.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ClaimBatch {
-    /// Identifies one run of boxd; sequence numbers start again in the next run.
-    pub life: String,
-    pub items: Vec<SandboxClaim>,
-    /// Number of claims dropped so far because no broker fetched them in time.
-    pub lost: u64,
-    /// Whether more claims are waiting.
-    pub more: bool,
 }
 
 /// One record of the broker's audit: its own, or reported by a sandbox (`sandbox.claim`, untrusted).

@@ -16,8 +16,6 @@ pub const EVENT_NAME: &str = "sandbox";
 pub const ERROR_NAME: &str = "error";
 /// Maximum length of a path or command in an event, in bytes; longer ones are truncated and marked `truncated`.
 pub const MAX_EVENT_TEXT_BYTES: usize = 1024;
-/// Maximum number of activity entries in one response of boxd, which keeps it below a megabyte.
-pub const MAX_ACTIVITY_BATCH: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -232,14 +230,6 @@ pub struct Activity {
     pub session_id: Option<String>,
     #[serde(rename = "what")]
     pub action: Action,
-}
-
-/// Activity that the broker has not acknowledged yet, oldest first. Empty if nothing happened within the requested wait.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ActivityBatch {
-    /// Identifies one run of boxd; sequence numbers start again in the next run.
-    pub life: String,
-    pub items: Vec<Activity>,
 }
 
 #[cfg(test)]

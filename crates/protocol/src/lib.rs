@@ -17,6 +17,7 @@ pub mod json;
 pub mod key;
 pub mod langsmith;
 pub mod process;
+pub mod report;
 pub mod resources;
 pub mod route;
 pub mod sandbox;

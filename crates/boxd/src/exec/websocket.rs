@@ -60,7 +60,7 @@ impl SocketHandler for ExecSocket {
         let encoding = if is_binary { OutputEncoding::Bytes } else { OutputEncoding::Text };
         let mut viewer = Viewer::new(attachment, stdout_from, stderr_from, encoding);
         let ready = ready(&viewer);
-        peer.record.record_once(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
+        peer.record.record_once(&peer.server.sandbox_claims, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
         peer.out.send(&ServerFrame::Ready(ready)).await?;
         let (out, command) = (peer.out.clone(), viewer.command().clone());
         let source = command.input.register_source(&claims.sub, client.as_deref());

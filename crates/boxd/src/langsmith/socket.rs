@@ -95,7 +95,7 @@ async fn run(peer: &mut Peer<'_, LangsmithClientFrame>, start: ExecStart, policy
     let attachment = Commands::start(peer.server, start, policy, &peer.claims()).await?;
     let mut viewer = Viewer::new(attachment, stdout_from, stderr_from, OutputEncoding::Text);
     let ready_frame = ready(&viewer);
-    peer.record.record_once(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
+    peer.record.record_once(&peer.server.sandbox_claims, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
     let (out, command) = (peer.out.clone(), viewer.command().clone());
     out.message(encode(&LangsmithServerFrame::Started { command_id: ready_frame.command_id, pid: ready_frame.pid })).await?;
     let mut text_output = SdkText::default();

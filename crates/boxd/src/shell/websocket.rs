@@ -45,7 +45,7 @@ impl SocketHandler for ShellSocket {
         let claims = peer.claims();
         let identity = Controller { principal: claims.sub.clone(), actor: claims.act.kind };
         let membership = shell.join(JoinRequest { identity, client: start.client.clone(), may_control: !is_observer, size })?;
-        peer.record.record_once(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
+        peer.record.record_once(&peer.server.sandbox_claims, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
         let output = start_output(peer, &membership, &start, is_new).await?;
         let progress = output.progress.clone();
         let server = peer.server.clone();

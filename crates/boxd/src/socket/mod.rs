@@ -146,7 +146,7 @@ async fn run_connection<C: SocketHandler>(
         Err(end) => (end, None),
     };
     // Has no effect if the conversation already recorded the request, when its subject was known.
-    record.record_once(&server.audit, end.code, end.error.as_ref().map(|e| e.code));
+    record.record_once(&server.sandbox_claims, end.code, end.error.as_ref().map(|e| e.code));
     close_connection::<C::Frame>(&mut sink, &mut stream, end, stream_guard, &record.request_id).await;
 }
 

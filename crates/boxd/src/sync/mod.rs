@@ -170,7 +170,7 @@ impl SocketHandler for SyncSocket {
             let path = path.clone();
             server.files.workers().run(move |root| open_folder(root, &path, is_read_only, &recorder)).await??
         };
-        peer.record.record_once(&server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
+        peer.record.record_once(&server.sandbox_claims, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
         let (out, mut chunks) = pipe::to_client();
         let (bytes, from_client) = pipe::from_client();
         let limits = Limits { watches: server.limits.watches as usize, ..Limits::default() };

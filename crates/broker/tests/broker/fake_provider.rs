@@ -16,19 +16,21 @@ use axum::{
     Json, Router,
     body::{Body, Bytes},
     extract::{Query, RawQuery, Request, State, WebSocketUpgrade, ws::Message},
+    middleware::Next,
     response::{IntoResponse, Response},
     routing::{any, get, post, put},
 };
 use cobox_protocol::{
     SandboxId, SnapshotId, VolumeId,
     control::{BoxdStatus, ControlState},
+    report::{ReportCursor, ReportQuery},
 };
 use cobox_provider::{
     Adapter, BoxdSocket, BoxedStream, DiskUsage, FailedDisk, HostDisk, ImageUsage, Provider, ProviderError, ProviderFeatures,
     ProviderSandbox, SandboxRoot, SandboxSpec, WrittenFiles,
 };
 use futures_util::StreamExt;
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::{
@@ -58,19 +60,29 @@ pub struct FakeBoxd {
     pub open_streams: AtomicU32,
     /// Bytes produced for long responses.
     pub produced: AtomicU64,
-    /// Its response to audit queries, and the queries it received.
-    pub claims: Mutex<Option<Value>>,
-    pub asked_for_claims: Mutex<Vec<String>>,
-    /// Whether each query returns more claims, whether a query never completes, and how many queries currently wait.
-    pub claims_without_end: AtomicBool,
-    pub never_claims: AtomicBool,
-    pub waiting_for_claims: watch::Sender<u32>,
+    pub claims: watch::Sender<FakeClaims>,
     /// The activity that it reports, by number.
     pub activity_items: watch::Sender<Vec<Value>>,
+    /// Paths and queries by which its reports were fetched.
+    pub fetches: Mutex<Vec<String>>,
+    /// Number of fetches that never complete.
+    pub withheld: watch::Sender<u32>,
+    is_older: bool,
     /// While true, pushes get no response.
     pub hears_nothing: AtomicBool,
     is_running: watch::Sender<bool>,
     servers: Mutex<Vec<AbortHandle>>,
+}
+
+/// The claims that a fake boxd reports.
+#[derive(Clone)]
+pub enum FakeClaims {
+    /// Each time, regardless of what was acknowledged.
+    Batch(Value),
+    /// A full batch after each cursor.
+    Endless,
+    /// Fetches never complete.
+    Withheld,
 }
 
 pub struct FakeProvider {
@@ -106,6 +118,8 @@ pub struct FakeProvider {
     pub is_ready: AtomicBool,
     /// How often it was asked whether it is ready.
     pub ready_checks: AtomicUsize,
+    /// New fake boxds have no route for all reports.
+    pub starts_older_boxds: AtomicBool,
     /// The specs with which each sandbox was started.
     pub made_of: Mutex<HashMap<SandboxId, Vec<SandboxSpec>>>,
     /// While false, copies wait.
@@ -148,6 +162,7 @@ impl FakeProvider {
             received_frames: Arc::default(),
             is_ready: AtomicBool::new(true),
             ready_checks: AtomicUsize::new(0),
+            starts_older_boxds: AtomicBool::new(false),
             made_of: Mutex::default(),
             may_copy: watch::channel(true).0,
             may_make: watch::channel(true).0,
@@ -267,7 +282,8 @@ impl Provider for FakeProvider {
         fail_if_requested(&self.failing_starts)?;
         let boxd = {
             let mut sandboxes = self.sandboxes.lock().unwrap();
-            sandboxes.entry(id.clone()).or_insert_with(|| FakeBoxd::new(id, state, self.received_frames.clone())).clone()
+            let is_older = self.starts_older_boxds.load(Ordering::SeqCst);
+            sandboxes.entry(id.clone()).or_insert_with(|| FakeBoxd::new(id, state, self.received_frames.clone(), is_older)).clone()
         };
         *boxd.state.lock().unwrap() = state.clone();
         if *boxd.is_running.borrow() {
@@ -411,7 +427,7 @@ impl Provider for FakeProvider {
 }
 
 impl FakeBoxd {
-    fn new(id: &SandboxId, state: &ControlState, received_frames: Arc<Mutex<Vec<Message>>>) -> Arc<Self> {
+    fn new(id: &SandboxId, state: &ControlState, received_frames: Arc<Mutex<Vec<Message>>>, is_older: bool) -> Arc<Self> {
         Arc::new(Self {
             id: id.clone(),
             received_frames,
@@ -420,12 +436,11 @@ impl FakeBoxd {
             requests: AtomicU64::new(0),
             open_streams: AtomicU32::new(0),
             produced: AtomicU64::new(0),
-            claims: Mutex::default(),
-            asked_for_claims: Mutex::default(),
-            claims_without_end: AtomicBool::new(false),
-            never_claims: AtomicBool::new(false),
-            waiting_for_claims: watch::channel(0).0,
+            claims: watch::channel(FakeClaims::Batch(json!({ "life": "1", "items": [], "lost": 0, "more": false }))).0,
             activity_items: watch::channel(Vec::new()).0,
+            fetches: Mutex::default(),
+            withheld: watch::channel(0).0,
+            is_older,
             hears_nothing: AtomicBool::new(false),
             is_running: watch::channel(false).0,
             servers: Mutex::default(),
@@ -450,11 +465,13 @@ impl FakeBoxd {
     }
 
     fn control_router(self: &Arc<Self>) -> Router {
-        Router::new()
+        let newer = if self.is_older { Router::new() } else { Router::new().route("/control/reports", get(reports)) };
+        newer
+            .route("/control/claims", get(single_kind))
+            .route("/control/happenings", get(single_kind))
             .route("/control/state", put(push))
-            .route("/control/claims", get(claims))
-            .route("/control/happenings", get(activity_items))
             .route("/control/status", get(|State(boxd): State<Arc<Self>>| async move { Json(boxd.status()) }))
+            .layer(axum::middleware::from_fn_with_state(self.clone(), record_fetch))
             .with_state(self.clone())
     }
 
@@ -473,20 +490,82 @@ impl FakeBoxd {
     }
 }
 
-async fn claims(State(boxd): State<Arc<FakeBoxd>>, RawQuery(query): RawQuery) -> Json<Value> {
-    let query = query.unwrap_or_default();
-    boxd.asked_for_claims.lock().unwrap().push(query.clone());
-    if boxd.never_claims.load(Ordering::SeqCst) {
-        let _waiting = WaitingGuard::new(&boxd.waiting_for_claims);
-        std::future::pending::<()>().await;
+async fn record_fetch(State(boxd): State<Arc<FakeBoxd>>, request: Request, next: Next) -> Response {
+    if request.method() == Method::GET && request.uri().path() != "/control/status" {
+        boxd.fetches.lock().unwrap().push(request.uri().to_string());
     }
-    if boxd.claims_without_end.load(Ordering::SeqCst) {
-        let after: u64 = query.rsplit_once("after=").and_then(|(_, after)| after.parse().ok()).unwrap_or(0);
-        let claim = |seq: u64| json!({ "seq": seq, "at": "2020-01-01T00:00:00Z", "request_id": "", "method": "GET", "route": "/", "status": 200, "duration_ms": 0 });
-        let items: Vec<Value> = (after + 1..=after + 256).map(claim).collect();
-        return Json(json!({ "life": "1", "items": items, "lost": 0, "more": true }));
+    next.run(request).await
+}
+
+async fn reports(State(boxd): State<Arc<FakeBoxd>>, Query(query): Query<ReportQuery>) -> Json<Value> {
+    let (mut claims, mut activities) = (boxd.claims.subscribe(), boxd.activity_items.subscribe());
+    let changed = async {
+        tokio::select! {
+            _ = claims.changed(), if query.claims.is_some() => {}
+            _ = activities.changed(), if query.activities.is_some() => {}
+        }
+    };
+    if !boxd.has_new(&query) {
+        let _ = tokio::time::timeout(Duration::from_millis(query.wait_ms), changed).await;
     }
-    Json(boxd.claims.lock().unwrap().clone().unwrap_or(json!({ "life": "1", "items": [], "lost": 0, "more": false })))
+    boxd.withhold_claims(&query).await;
+    let activities = query.activities.as_ref().map(|cursor| json!({ "life": "1", "items": boxd.activities_after(cursor) }));
+    Json(json!({ "claims": query.claims.as_ref().map(|cursor| boxd.claims_after(cursor)), "activities": activities }))
+}
+
+/// The routes for one kind, all that an older boxd has.
+async fn single_kind(State(boxd): State<Arc<FakeBoxd>>, uri: Uri, Query(query): Query<HashMap<String, String>>) -> Json<Value> {
+    let number = |name: &str| query.get(name).and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
+    let cursor = ReportCursor { run_id: query.get("life").cloned().unwrap_or_default(), seq: number("after") };
+    if uri.path() == "/control/claims" {
+        boxd.withhold_claims(&ReportQuery { claims: Some(cursor.clone()), ..ReportQuery::default() }).await;
+        return Json(boxd.claims_after(&cursor));
+    }
+    let mut reported = boxd.activity_items.subscribe();
+    let waiting = reported.wait_for(|_| !boxd.activities_after(&cursor).is_empty());
+    // The response contains the available items, even after a timeout.
+    let _ = tokio::time::timeout(Duration::from_secs(number("wait")), waiting).await;
+    Json(json!({ "life": "1", "items": boxd.activities_after(&cursor) }))
+}
+
+impl FakeBoxd {
+    fn activities_after(&self, cursor: &ReportCursor) -> Vec<Value> {
+        let after = if cursor.run_id == "1" { cursor.seq } else { 0 };
+        self.activity_items.borrow().iter().filter(|item| item["seq"].as_u64() > Some(after)).cloned().collect()
+    }
+
+    fn claims_after(&self, cursor: &ReportCursor) -> Value {
+        match &*self.claims.borrow() {
+            FakeClaims::Batch(batch) => batch.clone(),
+            FakeClaims::Endless => {
+                let claim = |seq: u64| json!({ "seq": seq, "at": "2020-01-01T00:00:00Z", "request_id": "", "method": "GET", "route": "/", "status": 200, "duration_ms": 0 });
+                let items: Vec<Value> = (cursor.seq + 1..=cursor.seq + 256).map(claim).collect();
+                json!({ "life": "1", "items": items, "lost": 0, "more": true })
+            }
+            FakeClaims::Withheld => json!({ "life": "1", "items": [], "lost": 0, "more": false }),
+        }
+    }
+
+    async fn withhold_claims(&self, query: &ReportQuery) {
+        if query.claims.is_some() && matches!(*self.claims.borrow(), FakeClaims::Withheld) {
+            let _withheld = WaitingGuard::new(&self.withheld);
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Whether there are records that a fetch with these cursors doesn't wait for.
+    fn has_new(&self, query: &ReportQuery) -> bool {
+        let has_activities = query.activities.as_ref().is_some_and(|cursor| !self.activities_after(cursor).is_empty());
+        has_activities
+            || query.claims.as_ref().is_some_and(|cursor| match &*self.claims.borrow() {
+                FakeClaims::Batch(batch) => {
+                    let items = batch["items"].as_array().unwrap();
+                    let is_other_run = batch["life"] != cursor.run_id && !items.is_empty();
+                    is_other_run || items.iter().any(|claim| claim["seq"].as_u64() > Some(cursor.seq))
+                }
+                FakeClaims::Endless | FakeClaims::Withheld => true,
+            })
+    }
 }
 
 /// Counts pending queries.
@@ -505,18 +584,6 @@ impl Drop for WaitingGuard<'_> {
     }
 }
 
-async fn activity_items(State(boxd): State<Arc<FakeBoxd>>, Query(query): Query<HashMap<String, String>>) -> Json<Value> {
-    let number = |name: &str| query.get(name).and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
-    let after = if query.get("life").is_some_and(|l| l == "1") { number("after") } else { 0 };
-    let fresh = |all: &Vec<Value>| all.iter().filter(|h| h["seq"].as_u64() > Some(after)).cloned().collect::<Vec<_>>();
-    let mut reported = boxd.activity_items.subscribe();
-    let waiting = reported.wait_for(|all| !fresh(all).is_empty());
-    // The response contains the available items, even after a timeout.
-    let _ = tokio::time::timeout(Duration::from_secs(number("wait")), waiting).await;
-    let items = fresh(&boxd.activity_items.borrow());
-    Json(json!({ "life": "1", "items": items }))
-}
-
 async fn push(State(boxd): State<Arc<FakeBoxd>>, Json(state): Json<ControlState>) -> Json<BoxdStatus> {
     if boxd.hears_nothing.load(Ordering::SeqCst) {
         std::future::pending::<()>().await;
@@ -529,7 +596,7 @@ async fn push(State(boxd): State<Arc<FakeBoxd>>, Json(state): Json<ControlState>
     Json(boxd.status())
 }
 
-async fn record_request(State(boxd): State<Arc<FakeBoxd>>, request: Request, next: axum::middleware::Next) -> Response {
+async fn record_request(State(boxd): State<Arc<FakeBoxd>>, request: Request, next: Next) -> Response {
     let seen = ReceivedRequest { method: request.method().clone(), uri: request.uri().to_string(), headers: request.headers().clone() };
     boxd.seen.lock().unwrap().push(seen);
     boxd.requests.fetch_add(1, Ordering::SeqCst);

@@ -17,8 +17,8 @@ use tokio::{
 };
 
 use crate::{
-    fake_provider::RawResponse,
-    harness::{Client, NEWEST, World, sandbox_id, session_path},
+    fake_provider::{FakeClaims, RawResponse},
+    harness::{Client, NEWEST, World, eventually, sandbox_id, session_path},
     lying_server,
 };
 
@@ -139,15 +139,17 @@ async fn reports_of_a_boxd_are_bounded_and_only_about_its_own_sandbox() {
     let boxd = world.provider.boxd(&sandbox_id(&mine));
     // It claims to be another sandbox, in another session, by another principal, from the future, with terminal
     // sequences.
-    *boxd.claims.lock().unwrap() = Some(json!({ "life": "1\u{1b}]0;x\u{7}", "lost": u64::MAX, "more": true, "items": [{
+    boxd.claims.send_replace(FakeClaims::Batch(json!({ "life": "1\u{1b}]0;x\u{7}", "lost": u64::MAX, "more": true, "items": [{
         "seq": u64::MAX, "at": "2999-01-01T00:00:00Z", "request_id": "x\r\ny", "jti": "j".repeat(100_000), "principal": "root\u{1b}[2J",
         "session_id": other["session_id"], "method": "GET", "route": "/\u{202e}", "status": 65535, "duration_ms": u64::MAX,
-    }] }));
-    broker.tick().await;
+    }] })));
     let root = broker.key("root", cobox_protocol::key::PrincipalKind::Operator).await;
-    let of_other = root.get(&format!("/v1/audit?sandbox={}&limit=200", sandbox_id(&other))).await.ok(200);
+    let records_of = async |session: &Value| root.get(&format!("/v1/audit?sandbox={}&limit=200", sandbox_id(session))).await;
+    let has_claim = async || String::from_utf8_lossy(&records_of(&mine).await.bytes).contains("sandbox.claim");
+    eventually("its claim is stored", has_claim).await;
+    let of_other = records_of(&other).await.ok(200);
     assert!(of_other["items"].as_array().unwrap().iter().all(|item| item["action"] != "sandbox.claim"), "{of_other}");
-    let answer = root.get(&format!("/v1/audit?sandbox={}&limit=200", sandbox_id(&mine))).await;
+    let answer = records_of(&mine).await;
     assert!(answer.bytes.len() < 64 * 1024, "{} bytes", answer.bytes.len());
     assert!(!String::from_utf8_lossy(&answer.bytes).contains("\\u001b"));
     ann.get("/v1/sandboxes").await.ok(200);
@@ -164,10 +166,10 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_gains_nothing() {
     let id = session.info().sandbox.id.clone();
     // Sent to the broker: activity of another session, by another principal, at another time, and more than exists.
     let boxd = world.provider.boxd(&id);
-    *boxd.claims.lock().unwrap() = Some(json!({ "life": "1", "lost": u64::MAX, "more": true, "items": [{
+    boxd.claims.send_replace(FakeClaims::Batch(json!({ "life": "1", "lost": u64::MAX, "more": true, "items": [{
         "seq": u64::MAX, "at": "2999-01-01T00:00:00Z", "request_id": "x", "principal": "root", "session_id": other["session_id"],
         "method": "DELETE", "route": "/", "status": 200, "duration_ms": 0,
-    }] }));
+    }] })));
     let deed = json!({ "type": "exec", "command": "rm -rf /", "exit_code": 0, "duration_ms": 1 });
     let happening = |seq: u64| json!({ "seq": seq, "at": "2999-01-01T00:00:00Z", "principal": "root", "session_id": other["session_id"], "what": deed });
     boxd.activity_items.send_replace((1..=20).map(happening).collect());

@@ -1,114 +1,42 @@
-//! Sandbox claims: what sandboxes report about the requests they received. Fetched in intervals and stored beside the
-//! broker's own records, marked as reported by the sandbox (untrusted).
-
-use std::{collections::HashMap, sync::Arc, time::Duration};
+//! Sandbox claims: what sandboxes report about the requests they received, stored beside the broker's own records and
+//! marked as reported by the sandbox (untrusted).
 
 use cobox_protocol::{
-    SandboxId, Timestamp,
-    audit::{ClaimBatch, MAX_CLAIM_BATCH, SandboxClaim, claim_text},
+    Timestamp,
+    audit::{SandboxClaim, claim_text},
+    report::{ReportBatch, ReportCursor},
     secret::redact,
 };
-use cobox_provider::control;
-use parking_lot::Mutex;
-use tokio::time::{Instant, timeout_at};
 
-use super::ingest_limit::IngestLimits;
-use crate::{
-    domain::{
-        context::BrokerContext,
-        model::{AuditRecord, Sandbox},
-    },
-    store::Note,
-};
+use crate::domain::model::{AuditRecord, Sandbox};
 
 /// Audit action of a record with such a claim.
 pub const ACTION: &str = "sandbox.claim";
-/// Batches per collection; the rest follows in the next one.
-const MAX_BATCHES: usize = 8;
-/// Time limit for fetching the claims of one sandbox; the rest follows in the next collection.
-const COLLECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time limit for the last fetch before a sandbox ends.
-const LAST_FETCH_TIMEOUT: Duration = Duration::from_millis(500);
-
-pub struct ClaimCollector {
-    context: Arc<BrokerContext>,
-    cursors: Mutex<HashMap<SandboxId, ClaimCursor>>,
-    ingest_limits: IngestLimits,
-}
 
 /// How far the claims of one sandbox are stored.
-#[derive(Clone, Default)]
-struct ClaimCursor {
-    life: String,
-    seq: u64,
+#[derive(Default)]
+pub struct StoredClaims {
+    pub cursor: ReportCursor,
+    /// Claims that were reported as lost.
     lost: u64,
 }
 
-impl ClaimCollector {
-    pub fn new(context: Arc<BrokerContext>) -> Self {
-        Self { context, cursors: Mutex::default(), ingest_limits: IngestLimits::default() }
+/// The new claims of a batch as audit records, and what is stored with these.
+pub fn to_store(
+    sandbox: &Sandbox,
+    stored: &StoredClaims,
+    batch: ReportBatch<SandboxClaim>,
+    now: Timestamp,
+) -> (Vec<AuditRecord>, StoredClaims) {
+    let lost = batch.lost;
+    let (claims, cursor) = batch.after(&stored.cursor);
+    let lost_before = if cursor.run_id == stored.cursor.run_id { stored.lost } else { 0 };
+    let mut records: Vec<AuditRecord> = claims.iter().map(|claim| record(sandbox, claim, now)).collect();
+    if lost > lost_before {
+        let detail = format!("{} requests left no claim: the sandbox had no room to keep them", lost - lost_before);
+        records.push(AuditRecord::of_sandbox(now, sandbox, ACTION, &detail));
     }
-
-    /// Fetches and stores new claims. Each claim is stored before its sandbox may drop it, so a crash in between stores
-    /// some twice and loses none. A sandbox above its ingest limit is skipped until the limit allows more.
-    pub async fn collect(&self, sandbox: &Sandbox) {
-        let context = &self.context;
-        let deadline = Instant::now() + COLLECT_TIMEOUT;
-        for _ in 0..MAX_BATCHES {
-            if !self.ingest_limits.remaining_wait(&sandbox.id, context.now()).is_zero() {
-                return;
-            }
-            let known = self.cursors().get(&sandbox.id).cloned().unwrap_or_default();
-            let fetch = control::fetch_claims(&*context.provider, &sandbox.id, &known.life, known.seq);
-            let claims = match timeout_at(deadline, fetch).await {
-                Ok(Ok(claims)) => claims,
-                Ok(Err(error)) => return tracing::debug!(sandbox = %sandbox.id, %error, "boxd did not hand over its audit"),
-                Err(_) => return tracing::debug!(sandbox = %sandbox.id, "boxd took too long to hand over its audit"),
-            };
-            let (audit, next) = self.records(sandbox, &known, &claims);
-            let count = audit.len();
-            if let Err(error) = context.store.note(&Note { audit, ..Note::default() }).await {
-                return tracing::error!(sandbox = %sandbox.id, %error, "a sandbox's claims could not be written; they are fetched again");
-            }
-            self.cursors().insert(sandbox.id.clone(), next);
-            self.ingest_limits.charge(&sandbox.id, count, context.now());
-            // The first fetch of an unknown life only reads; the next one acknowledges, so that boxd can drop the
-            // claims.
-            if count == 0 || !claims.more {
-                return;
-            }
-        }
-    }
-
-    /// As [`ClaimCollector::collect`], for a sandbox about to end.
-    pub async fn collect_last(&self, sandbox: &Sandbox) {
-        if tokio::time::timeout(LAST_FETCH_TIMEOUT, self.collect(sandbox)).await.is_err() {
-            tracing::warn!(sandbox = %sandbox.id, "a sandbox ended before all of its audit was fetched");
-        }
-        self.cursors().remove(&sandbox.id);
-    }
-
-    fn records(&self, sandbox: &Sandbox, known: &ClaimCursor, claims: &ClaimBatch) -> (Vec<AuditRecord>, ClaimCursor) {
-        let (now, is_same_life) = (self.context.now(), claims.life == known.life);
-        let (after, lost_before) = if is_same_life { (known.seq, known.lost) } else { (0, 0) };
-        // More claims than requested, or older ones, violate the protocol: ignored.
-        let fresh = claims.items.iter().take(MAX_CLAIM_BATCH).filter(|c| c.seq > after);
-        let mut last = after;
-        let mut records: Vec<AuditRecord> = Vec::new();
-        for claim in fresh {
-            last = last.max(claim.seq);
-            records.push(record(sandbox, claim, now));
-        }
-        if claims.lost > lost_before {
-            let detail = format!("{} requests left no claim: the sandbox had no room to keep them", claims.lost - lost_before);
-            records.push(AuditRecord::of_sandbox(now, sandbox, ACTION, &detail));
-        }
-        (records, ClaimCursor { life: claim_text(&claims.life), seq: last, lost: claims.lost })
-    }
-
-    fn cursors(&self) -> parking_lot::MutexGuard<'_, HashMap<SandboxId, ClaimCursor>> {
-        self.cursors.lock()
-    }
+    (records, StoredClaims { cursor, lost: lost.max(lost_before) })
 }
 
 /// Untrusted text from the sandbox: bounded, without terminal control characters, and dated no later than now.

@@ -8,7 +8,6 @@ use cobox_protocol::{ApiError, SandboxId, Timestamp, session::State};
 use cobox_provider::{DiskUsage, FailedDisk, HostDisk, control};
 use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
-use tokio::task::JoinSet;
 
 use super::{
     host_disk, quarantine,
@@ -31,8 +30,6 @@ const ASK_INTERVAL: Duration = Duration::from_secs(60);
 const MEASURE_DISK_INTERVAL: Duration = Duration::from_secs(2);
 /// How often filesystems are checked for failures.
 const FAILED_DISK_INTERVAL: Duration = Duration::from_secs(2);
-/// How often a sandbox in use is asked for its audit claims, of which it keeps a few thousand.
-const COLLECT_INTERVAL: Duration = Duration::from_secs(2);
 /// How often an operation that failed at the provider is retried.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// A lease that moved by less than this isn't pushed.
@@ -73,7 +70,6 @@ struct CheckTimes {
     /// Disk usage at the last measurement.
     used: Option<DiskUsage>,
     retried_at: Option<Timestamp>,
-    claims_collected_at: Option<Timestamp>,
 }
 
 impl Reaper {
@@ -133,7 +129,6 @@ impl Reaper {
             .await;
         self.purge_for_room(&sandboxes, now).await;
         self.resources.tick().await;
-        self.collect_claims(&sandboxes, now).await;
         for node in context.nodes.dead(now) {
             self.apply_leases_of_dead_node(&node).await;
         }
@@ -244,24 +239,6 @@ impl Reaper {
                 tracing::warn!(sandbox = %sandbox.id, %error, "purging a deleted sandbox failed; retrying");
             }
         }
-    }
-
-    /// Collects from all running sandboxes, each in its own task, so that a slow one doesn't delay the others.
-    async fn collect_claims(&self, sandboxes: &[Sandbox], now: Timestamp) {
-        let (lifecycle, background) = (&self.lifecycle, &self.lifecycle.context.background);
-        let mut collecting = JoinSet::new();
-        for sandbox in sandboxes.iter().filter(|s| s.is_running() && s.intent.is_none()) {
-            // Without gateway traffic only a long-running stream, or a client that bypasses the gateway, can produce
-            // claims.
-            let idle_time = now.saturating_since(lifecycle.last_use(sandbox));
-            let every = if idle_time <= 2 * COLLECT_INTERVAL { COLLECT_INTERVAL } else { ASK_INTERVAL };
-            if !self.is_check_due(&sandbox.id, |s| &mut s.claims_collected_at, every, now) {
-                continue;
-            }
-            let (lifecycle, sandbox) = (lifecycle.clone(), sandbox.clone());
-            collecting.spawn_on(async move { lifecycle.claims.collect(&sandbox).await }, background);
-        }
-        while collecting.join_next().await.is_some() {}
     }
 
     /// Ends sessions past their hard end, then suspends the sandbox, or ends it if the policy requires that. Returns

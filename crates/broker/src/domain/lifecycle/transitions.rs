@@ -25,7 +25,7 @@ use crate::{
     domain::{
         access::last_used::LastUsed,
         context::{BrokerContext, store_error},
-        events::{activity_feed::ActivityCollector, sandbox_claims::ClaimCollector},
+        events::report_collector::ReportCollector,
         model::{AuditRecord, Intent, Sandbox, SessionWithSandbox},
     },
     metrics::StartMetrics,
@@ -48,8 +48,7 @@ pub type StartResult = Result<Sandbox, ApiError>;
 pub struct Lifecycle {
     pub context: Arc<BrokerContext>,
     pub last_used: Arc<LastUsed>,
-    pub claims: ClaimCollector,
-    pub(super) activity_feed: ActivityCollector,
+    reports: ReportCollector,
     pub quarantine: Arc<Quarantine>,
     pub control_push: Arc<ControlPush>,
     pub(super) locks: SandboxLocks,
@@ -60,8 +59,7 @@ impl Lifecycle {
     pub fn new(context: Arc<BrokerContext>, last_used: Arc<LastUsed>, quarantine: Arc<Quarantine>) -> Self {
         let locks = SandboxLocks::default();
         Self {
-            claims: ClaimCollector::new(context.clone()),
-            activity_feed: ActivityCollector::new(context.clone()),
+            reports: ReportCollector::new(context.clone()),
             control_push: Arc::new(ControlPush::new(context.clone(), last_used.clone(), locks.clone())),
             context,
             last_used,
@@ -211,17 +209,17 @@ impl Lifecycle {
     /// short, and nothing depends on it.
     async fn announce_stop(&self, sandbox: &Sandbox, ending: control::StopReason) {
         if self.control_push.announce_stop(sandbox, ending).await {
-            tokio::join!(self.claims.collect_last(sandbox), self.activity_feed.collect_last(sandbox));
+            self.reports.collect_last(sandbox).await;
         }
     }
 
-    /// Suspends the sandbox as soon as its boxd is gone, for any reason.
+    /// Collects the sandbox's reports, and suspends it as soon as its boxd is gone, for any reason.
     pub fn watch(self: &Arc<Self>, id: &SandboxId) {
         let (this, id) = (self.clone(), id.clone());
         self.context.background.spawn(async move {
             tokio::select! {
                 () = this.context.provider.ended(&id) => {}
-                () = this.activity_feed.follow(&id) => {}
+                () = this.reports.follow(&id) => {}
             }
             this.check_running(&id).await;
         });
