@@ -3,7 +3,11 @@
 
 use std::{
     fs::{self, File},
-    os::fd::{AsFd, OwnedFd},
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
     path::Path,
     time::Duration,
 };
@@ -33,10 +37,7 @@ pub fn mount(image: &Path) -> anyhow::Result<OwnedFd> {
             Err(Errno::WOULDBLOCK) => {}
             Err(e) => return Err(e.into()),
         }
-        if let Some(device) = device_of(image)
-            // While it is held open it can't be reassigned, so the second check is reliable.
-            && let Ok(_held) = File::open(&device)
-            && device_of(image).as_deref() == Some(device.as_str())
+        if let Some((_held, device)) = device_of(&file)?
             && let Ok(mounted) = mount_device(&device)
         {
             return Ok(mounted);
@@ -56,11 +57,27 @@ fn mount_device(device: &str) -> anyhow::Result<OwnedFd> {
     Ok(fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)?)
 }
 
-/// The loop device that uses the image, if any. The image's path is unique because it contains an ID.
-fn device_of(image: &Path) -> Option<String> {
-    let devices = fs::read_dir("/sys/block").ok()?.flatten().filter_map(|e| e.file_name().into_string().ok());
-    devices.filter(|name| name.starts_with("loop")).find_map(|name| {
-        let backing = fs::read(format!("/sys/block/{name}/loop/backing_file")).ok()?;
-        (backing.strip_suffix(b"\n")? == image.as_os_str().as_encoded_bytes()).then(|| format!("/dev/{name}"))
+/// The loop device that uses the image, if any, and its path. While the device is held open it is assigned to no other image.
+fn device_of(image: &File) -> io::Result<Option<(File, String)>> {
+    let image = image.metadata()?;
+    Ok(attached_devices().find(|d| d.image == (image.dev(), image.ino())).map(|d| (d.device, format!("/dev/{}", d.name))))
+}
+
+/// A loop device in use, held open.
+struct AttachedDevice {
+    name: String,
+    device: File,
+    /// Device number and inode of its image.
+    image: (u64, u64),
+}
+
+/// The loop devices in use. Images are compared by inode: the kernel shows a path that starts at the root of the image's filesystem,
+/// because the process that attached the device had its own mount namespace.
+fn attached_devices() -> impl Iterator<Item = AttachedDevice> {
+    let names = fs::read_dir("/sys/block").into_iter().flatten().flatten().filter_map(|e| e.file_name().into_string().ok());
+    names.filter(|name| Path::new("/sys/block").join(name).join("loop").exists()).filter_map(|name| {
+        let device = File::open(format!("/dev/{name}")).ok()?;
+        let image = cobox_kernel::loop_backing_file(&device).ok()?;
+        Some(AttachedDevice { name, device, image })
     })
 }
