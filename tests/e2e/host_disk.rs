@@ -5,11 +5,12 @@ use std::{
     fs::File,
     io::{ErrorKind, Write},
     path::Path,
+    process::Command,
 };
 
 use cobox_client::{Dataplane, Upload};
 use cobox_protocol::{
-    ErrorCode,
+    ErrorCode, SandboxId,
     exec::ExecRequest,
     session::{Mode, State},
 };
@@ -97,6 +98,37 @@ async fn writers_are_stopped_before_the_hosts_disk_is_full_and_go_on_when_there_
     eventually("uploads are taken again", || async { upload(dataplane, b"/workspace/more").await.ok() }).await;
     assert_eq!(sh(dataplane, "head -c 100000 /dev/zero > more && wc -c < more").await.stdout, "100000\n");
     ensure(&client, "new").await;
+}
+
+/// Whether the kernel limits the unwritten data of a sandbox's image; `None` if the image is not mounted.
+fn strict_limit(broker: &TestBroker, sandbox: &SandboxId) -> Option<String> {
+    let image = broker.data_dir().join("sandboxes").join(sandbox.as_str()).join("disk.img");
+    let found = Command::new("losetup").args(["--noheadings", "--output", "NAME", "--associated"]).arg(image).output().expect("losetup");
+    let device = String::from_utf8(found.stdout).expect("a device");
+    let settings = Path::new("/sys/block").join(device.trim().strip_prefix("/dev/")?).join("bdi/strict_limit");
+    Some(std::fs::read_to_string(settings).expect("Linux 6.2 or newer").trim().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unwritten_data_is_limited_while_there_is_little_space_also_after_a_crash_of_the_broker() {
+    // Less than four times the reserve is free.
+    let mut broker = broker_on_small_disk(DISK_BYTES / 4).await;
+    let session = ensure(&broker.client(), "t").await;
+    let id = session.info().sandbox.id.clone();
+    eventually("it is limited", || async { (strict_limit(&broker, &id)? == "1").then_some(()) }).await;
+    broker.kill();
+    assert_eq!(strict_limit(&broker, &id).as_deref(), Some("1"));
+    // With a smaller reserve there is room.
+    let config = std::fs::read_to_string(broker.data_dir().join("config.toml")).unwrap();
+    let more_room = config.replace(&format!("reserve_bytes = {}", DISK_BYTES / 4), "reserve_bytes = 1048576");
+    assert_ne!(config, more_room);
+    std::fs::write(broker.data_dir().join("config.toml"), more_room).unwrap();
+    broker.launch().await;
+    eventually("it is not limited", || async { (strict_limit(&broker, &id)? == "0").then_some(()) }).await;
+    fill(&broker.data_dir(), 2 << 20);
+    eventually("it is limited again", || async { (strict_limit(&broker, &id)? == "1").then_some(()) }).await;
+    remove_filler(&broker.data_dir());
+    eventually("it is not limited any more", || async { (strict_limit(&broker, &id)? == "0").then_some(()) }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

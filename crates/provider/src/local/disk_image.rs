@@ -2,13 +2,14 @@
 //! same time, and of all sandboxes that use a volume. A second loop device would be a second filesystem on the same image and corrupt it.
 
 use std::{
+    collections::HashMap,
     fs::{self, File},
     io,
     os::{
         fd::{AsFd, OwnedFd},
         unix::fs::MetadataExt,
     },
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -20,6 +21,10 @@ use rustix::{
     mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen},
 };
 
+use super::unwritten_limit;
+
+/// File name of an image in the directory of a sandbox or a volume.
+pub const IMAGE: &str = "disk.img";
 /// Attempts, and the pause between them, while another process attaches the image or the kernel removes its device.
 const ATTEMPTS: u32 = 500;
 const PAUSE: Duration = Duration::from_millis(10);
@@ -32,6 +37,8 @@ pub fn mount(image: &Path) -> anyhow::Result<OwnedFd> {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 let (_device, path) = attach_loop(&file)?;
+                // Fails on kernels without the limit.
+                let _ = unwritten_limit::remove(path.trim_start_matches("/dev/"));
                 return mount_device(&path);
             }
             Err(Errno::WOULDBLOCK) => {}
@@ -55,6 +62,21 @@ fn mount_device(device: &str) -> anyhow::Result<OwnedFd> {
     fsconfig_set_flag(&fs, "discard")?;
     fsconfig_create(&fs).with_context(|| format!("mounting {device}"))?;
     Ok(fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)?)
+}
+
+/// Names of the loop devices of all mounted images one level below these directories.
+pub fn devices_of_images(dirs: &[PathBuf]) -> Vec<String> {
+    let mut devices: HashMap<(u64, u64), String> = attached_devices().map(|device| (device.image, device.name)).collect();
+    if devices.is_empty() {
+        return Vec::new();
+    }
+    images_in(dirs).filter_map(|image| fs::metadata(image).ok()).filter_map(|image| devices.remove(&(image.dev(), image.ino()))).collect()
+}
+
+/// Where the images of these directories' subdirectories are, if they have one.
+pub fn images_in(dirs: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
+    let entries = dirs.iter().flat_map(|dir| fs::read_dir(dir).into_iter().flatten().flatten());
+    entries.map(|entry| entry.path().join(IMAGE))
 }
 
 /// The loop device that uses the image, if any, and its path. While the device is held open it is assigned to no other image.
