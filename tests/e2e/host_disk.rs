@@ -12,9 +12,13 @@ use cobox_client::{Client, Dataplane, Session, Upload};
 use cobox_protocol::{
     ErrorCode, SandboxId,
     exec::ExecRequest,
+    resources::{CreateVolume, MountParams},
+    sandbox::CreateSandbox,
     session::{Mode, State},
 };
 use cobox_testkit::{BrokerOptions, TestBroker, ensure, eventually, negotiate, sh};
+
+use crate::kinds;
 
 /// Size of the disk: enough for a sandbox, its database, and little else.
 const DISK_BYTES: u64 = 128 << 20;
@@ -243,6 +247,31 @@ for at in range(0, 2 << 30, 4 << 20):
     let deleted = sh(session.dataplane(), "rm sparse && sync && echo deleted").await;
     assert_eq!(deleted.stdout, "deleted\n", "{deleted:?}");
     assert_eq!(client.get_sandbox(id.as_str()).await.unwrap().state, State::Active);
+    assert_disk_never_full(&broker);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_is_not_suspended_for_what_another_had_written_to_their_volume() {
+    const MIB: u64 = 1 << 20;
+    let broker = broker_on_disk(FILLED_DISK_BYTES, "disk_bytes = 8589934592\n").await;
+    let (client, data) = (broker.client(), broker.data_dir());
+    client.create_volume(&CreateVolume { name: "data".into(), size_bytes: 256 * MIB, access: None }).await.unwrap();
+    let mount = MountParams { volume: "data".into(), path: "/data".into(), read_only: false };
+    let spec = CreateSandbox { mounts: vec![mount], ..CreateSandbox::default() };
+    let (_, writer) = kinds::made(&client, spec.clone()).await;
+    let (idle, _session) = kinds::made(&client, spec).await;
+    space_is_set_aside(&broker).await;
+    kinds::said(&writer, "head -c 60M /dev/zero > /data/f").await;
+    fill(&data, 120 * MIB);
+    eventually("writers are stopped", || async {
+        upload(writer.dataplane(), b"/data/more").await.err()?.is(ErrorCode::DiskFull).then_some(())
+    })
+    .await;
+    kinds::said(&writer, "sync").await;
+    remove_filler(&data);
+    eventually("writers go on", || async { upload(writer.dataplane(), b"/data/more").await.ok() }).await;
+    assert_eq!(client.get_sandbox(idle.id.as_str()).await.unwrap().state, State::Active);
+    assert!(!broker.log().contains("a sandbox was suspended"), "{}", broker.log());
     assert_disk_never_full(&broker);
 }
 

@@ -448,7 +448,9 @@ impl Provider for LocalProvider {
         let volumes = spec.mounts.iter().filter(|m| !m.read_only).map(|m| self.volumes.image(&m.volume));
         let sizes =
             std::iter::once(own).chain(volumes).filter_map(|image| Some(image.metadata().ok()?.blocks().saturating_mul(STAT_BLOCK)));
-        Some(ImageUsage { allocated: sizes.sum(), unwritten: self.cgroups.unwritten_bytes(Some(id.as_str())) })
+        // What reaches a volume may have been written by any sandbox that mounts it.
+        let writers = spec.mounts.iter().all(|m| m.read_only).then_some(id.as_str());
+        Some(ImageUsage { allocated: sizes.sum(), unwritten: self.cgroups.unwritten_bytes(writers) })
     }
 
     async fn failed_disks(&self) -> Vec<FailedDisk> {
