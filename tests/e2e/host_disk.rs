@@ -276,6 +276,29 @@ async fn a_sandbox_is_not_suspended_for_what_another_had_written_to_their_volume
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_are_stopped_when_the_disk_of_the_database_is_nearly_full() {
+    let sandboxes = tempfile::tempdir().unwrap();
+    let mut broker = broker_on_small_disk(RESERVE_BYTES).await;
+    broker.interrupt();
+    // The broker's disk is unmounted with this mount on it.
+    let mounted = Command::new("mount").arg("--bind").arg(sandboxes.path()).arg(broker.data_dir().join("sandboxes")).status().unwrap();
+    assert!(mounted.success());
+    broker.launch().await;
+    let session = ensure(&broker.client(), "t").await;
+    upload(session.dataplane(), b"/workspace/kept").await.unwrap();
+    fill(&broker.data_dir(), RESERVE_BYTES / 2);
+    eventually("uploads are refused", || async {
+        upload(session.dataplane(), b"/workspace/more").await.err()?.is(ErrorCode::DiskFull).then_some(())
+    })
+    .await;
+    remove_filler(&broker.data_dir());
+    eventually("uploads are taken again", || async { upload(session.dataplane(), b"/workspace/more").await.ok() }).await;
+    let id = session.info().sandbox.id.clone();
+    broker.client().delete_sandbox(id.as_str()).await.unwrap();
+    eventually("its files are removed", || async { (!sandboxes.path().join(id.as_str()).exists()).then_some(()) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_a_full_disk_sandboxes_can_be_deleted_and_the_broker_starts() {
     let mut broker = broker_on_small_disk(RESERVE_BYTES).await;
     let ids = ["a", "b"].map(async |thread| ensure(&broker.client(), thread).await.info().sandbox.id.clone());

@@ -10,7 +10,7 @@ use cobox_protocol::SandboxId;
 use crate::harness::{Client, World, eventually, sandbox_id};
 
 fn disk(available: u64, unwritten: u64) -> HostDisk {
-    HostDisk { available, unwritten, reserve: 1000 }
+    HostDisk { available, unwritten, reserve: 1000, holds_sandboxes: true }
 }
 
 #[tokio::test]

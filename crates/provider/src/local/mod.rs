@@ -345,9 +345,11 @@ impl Provider for LocalProvider {
 
     async fn destroy(&self, id: &SandboxId) -> Result<(), ProviderError> {
         self.stop(id).await.map_err(|e| self.unavailable(id, &e))?;
-        let trash = self.trash.join(id.as_str());
+        let mut trash = self.trash.join(id.as_str());
         match fs::rename(self.dir(id), &trash) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            // The sandboxes are on a mount of their own. An incomplete removal is repeated.
+            Err(e) if e.kind() == io::ErrorKind::CrossesDevices => trash = self.dir(id),
             Err(e) => return Err(self.unavailable(id, &e.into())),
             Ok(()) => self.uid_slots.lock().retain(|_, owner| owner != id),
         }
@@ -356,7 +358,10 @@ impl Provider for LocalProvider {
         let removed = tokio::task::spawn_blocking(move || untrusted_tree::remove(&trash)).await;
         match removed {
             Ok(Err(e)) if e.kind() != io::ErrorKind::NotFound => Err(self.unavailable(id, &e.into())),
-            _ => Ok(()),
+            _ => {
+                self.uid_slots.lock().retain(|_, owner| owner != id);
+                Ok(())
+            }
         }
     }
 
@@ -505,7 +510,8 @@ impl LocalProvider {
     fn measure_host_disk(&self) -> io::Result<HostDisk> {
         // Files that are not in an image take their space from the host's disk when they are written, not when the kernel writes them.
         let unwritten = if self.is_disk_hard { self.cgroups.unwritten_bytes(None) } else { 0 };
-        disk_limit::host_disk(&self.sandboxes, unwritten, self.config.options.reserve_bytes)
+        let data_dir = self.sandboxes.parent().unwrap_or(&self.sandboxes);
+        disk_limit::host_disk(&self.sandboxes, data_dir, unwritten, self.config.options.reserve_bytes)
     }
 
     /// Limits unwritten data while there is little space.

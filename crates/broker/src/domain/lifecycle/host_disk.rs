@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn the_disk_is_checked_again_before_a_fast_disk_could_reach_its_reserve() {
         const GIB: u64 = 1 << 30;
-        let after = |available, unwritten| interval(HostDisk { available, unwritten, reserve: GIB });
+        let after = |available, unwritten| interval(HostDisk { available, unwritten, reserve: GIB, holds_sandboxes: true });
         assert_eq!(after(100 * GIB, 0), MAX_INTERVAL);
         assert_eq!(after(3 * GIB / 2, 0), Duration::from_millis(128));
         assert_eq!(after(3 * GIB / 2, GIB / 4), Duration::from_millis(64));
