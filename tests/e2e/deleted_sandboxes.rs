@@ -5,6 +5,8 @@ use std::process::Output;
 
 use cobox_testkit::{BrokerOptions, TestBroker, TestTerminal};
 
+use crate::kinds::OWN_DISK_BYTES;
+
 fn run(broker: &TestBroker, args: &[&str]) -> Output {
     broker.cobox().args(args).output().expect("cobox runs")
 }
@@ -19,26 +21,31 @@ fn stderr_of_failure(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
+const KEEP_DELETED: &str = "keep_deleted_seconds = 3600\n";
+
 async fn broker_that_keeps_deleted() -> TestBroker {
-    TestBroker::start_with(BrokerOptions { config: "keep_deleted_seconds = 3600\n".into(), ..BrokerOptions::default() }).await
+    TestBroker::start_with(BrokerOptions { config: KEEP_DELETED.into(), ..BrokerOptions::default() }).await
 }
 
 #[tokio::test]
 async fn a_release_counts_the_files_needs_yes_without_a_terminal_and_can_be_undone() {
-    let broker = broker_that_keeps_deleted().await;
-    stdout(&run(&broker, &["exec", "-t", "t", "-c", "mkdir src; head -c 1000 /dev/zero > src/a; head -c 24 /dev/zero > b"]));
-    let refused = stderr_of_failure(&run(&broker, &["session", "release", "t"]));
-    assert!(refused.contains("2 files, 1.00 KiB") && refused.contains("--yes") && refused.contains("restore"), "{refused}");
-    assert_eq!(stdout(&run(&broker, &["exec", "-t", "t", "--", "ls"])), "b\nsrc\n", "nothing was changed");
-    let released = stdout(&run(&broker, &["session", "release", "t", "--yes"]));
-    assert!(released.contains("2 files, 1.00 KiB"), "{released}");
-    assert!(released.contains("within 1h, or until one of your new sandboxes would exceed a limit"), "{released}");
-    let listed = stdout(&run(&broker, &["sandbox", "list", "--deleted"]));
-    assert!(listed.contains("sb_") && listed.contains("  t  "), "{listed}");
-    stdout(&run(&broker, &["sandbox", "restore", "t"]));
-    assert_eq!(stdout(&run(&broker, &["exec", "-t", "t", "--", "ls"])), "b\nsrc\n");
-    let nothing = stderr_of_failure(&run(&broker, &["sandbox", "restore", "t"]));
-    assert!(nothing.contains("sandbox list --deleted"), "{nothing}");
+    for disk_bytes in [None, Some(OWN_DISK_BYTES)] {
+        let config = KEEP_DELETED.to_owned();
+        let broker = TestBroker::start_with(BrokerOptions { config, disk_bytes, ..BrokerOptions::default() }).await;
+        stdout(&run(&broker, &["exec", "-t", "t", "-c", "mkdir src; head -c 1000 /dev/zero > src/a; head -c 24 /dev/zero > b"]));
+        let refused = stderr_of_failure(&run(&broker, &["session", "release", "t"]));
+        assert!(refused.contains("2 files, 1.00 KiB") && refused.contains("--yes") && refused.contains("restore"), "{refused}");
+        assert_eq!(stdout(&run(&broker, &["exec", "-t", "t", "--", "ls"])), "b\nsrc\n", "nothing was changed");
+        let released = stdout(&run(&broker, &["session", "release", "t", "--yes"]));
+        assert!(released.contains("2 files, 1.00 KiB"), "{released}");
+        assert!(released.contains("within 1h, or until one of your new sandboxes would exceed a limit"), "{released}");
+        let listed = stdout(&run(&broker, &["sandbox", "list", "--deleted"]));
+        assert!(listed.contains("sb_") && listed.contains("  t  "), "{listed}");
+        stdout(&run(&broker, &["sandbox", "restore", "t"]));
+        assert_eq!(stdout(&run(&broker, &["exec", "-t", "t", "--", "ls"])), "b\nsrc\n");
+        let nothing = stderr_of_failure(&run(&broker, &["sandbox", "restore", "t"]));
+        assert!(nothing.contains("sandbox list --deleted"), "{nothing}");
+    }
 }
 
 #[tokio::test]

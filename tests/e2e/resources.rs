@@ -13,11 +13,16 @@ use cobox_protocol::{
 use cobox_testkit::{BrokerOptions, TestBroker, eventually, negotiate, sh};
 use futures_util::TryStreamExt;
 
+/// Size of a separate disk for the data directory, in bytes: more than snapshots and volumes leave free.
+pub const OWN_DISK_BYTES: u64 = 4 << 30;
+
 /// The configurations that determine how a sandbox's files are stored on disk.
 pub fn storage_configurations() -> Vec<BrokerOptions> {
     assert!(rustix::process::geteuid().is_root(), "this test changes users and needs root");
     let soft = BrokerOptions { config: "[local]\ndisk = \"soft\"\n".to_owned(), ..BrokerOptions::default() };
-    vec![BrokerOptions::default(), soft, BrokerOptions { uid: Some(61_236), ..BrokerOptions::default() }]
+    // The kernel shows the images there by paths that no process could open.
+    let own_disk = BrokerOptions { disk_bytes: Some(OWN_DISK_BYTES), ..BrokerOptions::default() };
+    vec![BrokerOptions::default(), own_disk, soft, BrokerOptions { uid: Some(61_236), ..BrokerOptions::default() }]
 }
 
 pub async fn create(client: &Client, request: CreateSandbox) -> (SandboxInfo, Session) {

@@ -166,7 +166,7 @@ pub trait Provider: Send + Sync {
         ProviderError::Refused(format!("the {} provider can't {what}", self.name()))
     }
 
-    /// Free space of the disk that holds this node's sandboxes, if known.
+    /// Free space of the disk that holds this node's sandboxes, if known; of the fuller one if the data directory is on another disk.
     async fn host_disk(&self) -> Option<HostDisk> {
         None
     }
@@ -209,7 +209,7 @@ pub struct DiskUsage {
     pub limit: u64,
 }
 
-/// The disk that holds the sandboxes' files.
+/// The disk that holds the sandboxes' files, or a fuller one that holds the rest of the data directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostDisk {
     /// Bytes that are free.
@@ -218,6 +218,8 @@ pub struct HostDisk {
     pub unwritten: u64,
     /// Bytes that must stay free: below this, sandboxes may not write.
     pub reserve: u64,
+    /// Whether sandboxes are on this disk, so that removing one frees space.
+    pub holds_sandboxes: bool,
 }
 
 impl HostDisk {
@@ -231,7 +233,7 @@ impl HostDisk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageUsage {
     pub allocated: u64,
-    /// Written in the sandbox, but not to an image yet. Some of it may already have space there.
+    /// Written in the sandbox, or in any sandbox if it mounts volumes, but not to an image yet. Some of it may already have space there.
     pub unwritten: u64,
 }
 

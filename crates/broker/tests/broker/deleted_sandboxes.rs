@@ -326,7 +326,7 @@ async fn deleted_sandboxes_are_purged_first_when_the_host_disk_is_full() {
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
     release(&ann, &made).await;
-    *world.provider.host_disk.lock().unwrap() = Some(HostDisk { available: 1, unwritten: 0, reserve: 1000 });
+    *world.provider.host_disk.lock().unwrap() = Some(HostDisk { available: 1, unwritten: 0, reserve: 1000, holds_sandboxes: true });
     broker.tick().await;
     broker.tick().await;
     assert_eq!(destroyed(&world), [sandbox_id(&made)]);
@@ -341,16 +341,23 @@ async fn no_deleted_sandbox_is_purged_while_the_host_disk_has_its_reserve() {
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
-    let set = |available| *world.provider.host_disk.lock().unwrap() = Some(HostDisk { available, unwritten: 0, reserve: 1000 });
-    set(999);
+    let set = |available, holds_sandboxes| {
+        *world.provider.host_disk.lock().unwrap() = Some(HostDisk { available, unwritten: 0, reserve: 1000, holds_sandboxes })
+    };
+    set(999, true);
     broker.tick().await;
     // Writers stay stopped until there is a quarter more space, but that requires no erasure.
-    set(1000);
+    set(1000, true);
     broker.tick().await;
     release(&ann, &made).await;
     broker.tick().await;
+    // The database's own disk gains nothing.
+    set(1, false);
+    broker.tick().await;
     broker.tick().await;
     assert!(destroyed(&world).is_empty());
+    set(2000, true);
+    broker.tick().await;
     restore(&ann, &sandbox_id(&made)).await;
 }
 

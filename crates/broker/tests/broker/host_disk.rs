@@ -1,14 +1,16 @@
 //! Tests of the host's disk: writers stop before it is full, and a sandbox whose filesystem failed is suspended until
 //! its next start.
 
+use std::sync::atomic::Ordering;
+
 use cobox_provider::{FailedDisk, HostDisk, ImageUsage};
 
 use cobox_protocol::SandboxId;
 
-use crate::harness::{World, eventually, sandbox_id};
+use crate::harness::{Client, World, eventually, sandbox_id};
 
 fn disk(available: u64, unwritten: u64) -> HostDisk {
-    HostDisk { available, unwritten, reserve: 1000 }
+    HostDisk { available, unwritten, reserve: 1000, holds_sandboxes: true }
 }
 
 #[tokio::test]
@@ -45,30 +47,39 @@ async fn writers_stop_before_what_they_wrote_is_on_the_disk() {
     eventually("the sandbox to be stopped from writing", || async { is_stopped() }).await;
 }
 
+const MIB: u64 = 1 << 20;
+
+fn set_usage(world: &World, id: &SandboxId, allocated: u64, unwritten: u64) {
+    let usage = ImageUsage { allocated: allocated * MIB, unwritten: unwritten * MIB };
+    world.provider.image_usage.lock().unwrap().insert(id.clone(), usage);
+}
+
+/// Lets a sandbox's image grow until the sandbox is suspended.
+async fn grow_until_suspended(world: &World, client: &Client, id: &SandboxId) {
+    eventually("it is suspended", || async {
+        world.provider.image_usage.lock().unwrap().get_mut(id).unwrap().allocated += 20 * MIB;
+        client.state(id).await == "suspended"
+    })
+    .await;
+    let displayed = client.get(&format!("/v1/sandboxes/{id}")).await.ok(200);
+    assert!(displayed["reason"].as_str().unwrap().contains("while the host's disk was full"), "{displayed}");
+}
+
 #[tokio::test]
 async fn a_sandbox_that_grows_after_writers_were_stopped_is_suspended() {
-    const MIB: u64 = 1 << 20;
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let (growing, flushing) = (sandbox_id(&ann.ensure("a").await), sandbox_id(&ann.ensure("b").await));
-    let uses = |id: &SandboxId, allocated, unwritten| {
-        world
-            .provider
-            .image_usage
-            .lock()
-            .unwrap()
-            .insert(id.clone(), ImageUsage { allocated: allocated * MIB, unwritten: unwritten * MIB });
-    };
-    uses(&growing, 10, 0);
-    uses(&flushing, 10, 90);
+    set_usage(&world, &growing, 10, 0);
+    set_usage(&world, &flushing, 10, 90);
     *world.provider.host_disk.lock().unwrap() = Some(disk(999, 0));
     let are_stopped = || [&growing, &flushing].map(|id| world.provider.boxd(id).state.lock().unwrap().disk_full);
     eventually("both sandboxes to be stopped from writing", || async { are_stopped() == [true, true] }).await;
     broker.tick().await;
     // What had been written before the stop reaches the disk; the other one writes more.
-    uses(&flushing, 100, 0);
-    uses(&growing, 30, 0);
+    set_usage(&world, &flushing, 100, 0);
+    set_usage(&world, &growing, 30, 0);
     broker.tick().await;
     assert_eq!(
         (ann.state(&growing).await, ann.state(&flushing).await),
@@ -76,10 +87,54 @@ async fn a_sandbox_that_grows_after_writers_were_stopped_is_suspended() {
         "a sandbox that stopped writing is not suspended"
     );
     *world.provider.host_disk.lock().unwrap() = Some(disk(499, 0));
+    grow_until_suspended(&world, &ann, &growing).await;
+    assert_eq!(ann.state(&flushing).await, "active");
+
+    // Its user can return, for example to delete files.
+    ann.ensure("a").await;
+    for _ in 0..3 {
+        broker.tick().await;
+        assert_eq!(ann.state(&growing).await, "active", "it doesn't grow any more");
+    }
+    grow_until_suspended(&world, &ann, &growing).await;
+}
+
+#[tokio::test]
+async fn a_sandbox_that_starts_on_a_full_disk_and_grows_is_suspended() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let early = sandbox_id(&ann.ensure("early").await);
+    set_usage(&world, &early, 10, 0);
+    *world.provider.host_disk.lock().unwrap() = Some(disk(499, 0));
+    eventually("it is stopped", || async { world.provider.boxd(&early).state.lock().unwrap().disk_full }).await;
     broker.tick().await;
-    assert_eq!((ann.state(&growing).await, ann.state(&flushing).await), ("suspended".into(), "active".into()));
-    let displayed = ann.get(&format!("/v1/sandboxes/{growing}")).await.ok(200);
-    assert!(displayed["reason"].as_str().unwrap().contains("while the host's disk was full"), "{displayed}");
+    let late = sandbox_id(&ann.ensure("late").await);
+    set_usage(&world, &late, 10, 60);
+    grow_until_suspended(&world, &ann, &late).await;
+    assert_eq!(ann.state(&early).await, "active");
+}
+
+#[tokio::test]
+async fn a_sandbox_that_does_not_answer_delays_no_suspension_of_another() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let (silent, growing) = (sandbox_id(&ann.ensure("a").await), sandbox_id(&ann.ensure("b").await));
+    set_usage(&world, &silent, 10, 0);
+    set_usage(&world, &growing, 10, 0);
+    world.provider.boxd(&silent).hears_nothing.store(true, Ordering::SeqCst);
+    *world.provider.host_disk.lock().unwrap() = Some(disk(499, 0));
+    grow_until_suspended(&world, &ann, &growing).await;
+    assert_eq!(ann.state(&silent).await, "active");
+}
+
+#[tokio::test]
+async fn space_is_set_aside_for_the_database_also_if_sandboxes_are_elsewhere() {
+    let world = World::new();
+    assert!(world.provider.host_disk.lock().unwrap().is_none());
+    let _broker = world.start().await;
+    eventually("space is set aside", || async { world.config.data_dir.join("ballast").exists() }).await;
 }
 
 #[tokio::test]

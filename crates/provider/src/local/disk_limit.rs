@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -10,6 +11,7 @@ use std::{
 use anyhow::{Context, bail};
 use rustix::fs::{SeekFrom, seek};
 
+use super::snapshot_copy;
 use crate::HostDisk;
 
 /// Checks whether filesystem images can be created and mounted on this machine; the error is the reason why not.
@@ -54,12 +56,28 @@ const MIN_RESERVE: u64 = 256 << 20;
 /// unless that were more than this fraction of the disk.
 const SMALL_DISK_DIVISOR: u64 = 4;
 
-/// Free space of a directory's disk, and how much of it must stay free. `unwritten` bytes are not on the disk yet.
-pub fn host_disk(dir: &Path, unwritten: u64, reserve: Option<u64>) -> io::Result<HostDisk> {
-    let stat = rustix::fs::statvfs(dir)?;
-    let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
-    let reserve = reserve.unwrap_or_else(|| default_reserve(bytes(stat.f_blocks)));
-    Ok(HostDisk { available: bytes(stat.f_bavail), unwritten, reserve })
+/// The fuller one of the disks that hold sandboxes and the other files of the data directory, which may be the same. `unwritten` bytes are
+/// not on either disk yet.
+pub fn host_disk(sandboxes: &Path, data_dir: &Path, unwritten: u64, reserve: Option<u64>) -> io::Result<HostDisk> {
+    let measure = |dir: &Path, reserve: &dyn Fn(u64) -> u64| {
+        let stat = rustix::fs::statvfs(dir)?;
+        let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+        let reserve = reserve(bytes(stat.f_blocks));
+        io::Result::Ok(HostDisk { available: bytes(stat.f_bavail), unwritten, reserve, holds_sandboxes: dir == sandboxes })
+    };
+    let disk = measure(sandboxes, &|size| reserve.unwrap_or_else(|| default_reserve(size)))?;
+    if fs::metadata(sandboxes)?.dev() == fs::metadata(data_dir)?.dev() {
+        return Ok(disk);
+    }
+    // The setting may be larger than this disk.
+    let other = measure(data_dir, &|size| reserve.unwrap_or(u64::MAX).min(default_reserve(size)))?;
+    Ok(fuller(disk, other))
+}
+
+/// The disk with the smaller part of its reserve.
+fn fuller(one: HostDisk, other: HostDisk) -> HostDisk {
+    let product = |a: u64, b: u64| u128::from(a) * u128::from(b);
+    if product(other.writable(), one.reserve) < product(one.writable(), other.reserve) { other } else { one }
 }
 
 fn default_reserve(disk: u64) -> u64 {
@@ -115,13 +133,7 @@ pub fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
             Err(e) => return Err(e.into()),
         };
         let end = seek(&source, SeekFrom::Hole(start))?;
-        let (mut from_at, mut to_at) = (start, start);
-        while from_at < end {
-            let wanted = usize::try_from(end - from_at).unwrap_or(usize::MAX);
-            if rustix::fs::copy_file_range(&source, Some(&mut from_at), &target, Some(&mut to_at), wanted)? == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-        }
+        snapshot_copy::copy_range(&source, &target, start, end)?;
         at = end;
     }
     fs::rename(temporary, to)
@@ -138,6 +150,14 @@ mod tests {
         assert_eq!(default_reserve(1000 * GIB), GIB);
         assert_eq!(default_reserve(2 * GIB), GIB / 4);
         assert_eq!(default_reserve(GIB / 2), GIB / 8);
+    }
+
+    #[test]
+    fn the_fuller_disk_has_the_smaller_part_of_its_reserve() {
+        let disk = |available, reserve| HostDisk { available, unwritten: 10, reserve, holds_sandboxes: true };
+        let (roomy, tight) = (disk(1010, 100), disk(2010, 1000));
+        assert_eq!((fuller(roomy, tight), fuller(tight, roomy)), (tight, tight));
+        assert_eq!(fuller(tight, disk(0, 0)), tight, "no reserve is set there");
     }
 
     #[test]

@@ -17,8 +17,8 @@ use rustix::{
 };
 use tokio::process::Command;
 
-/// File name of an image in the directory of a sandbox or a volume.
-pub const IMAGE: &str = "disk.img";
+use super::disk_image::images_in;
+
 /// Where ext4's superblock begins, in bytes.
 const SUPERBLOCK: u64 = 1024;
 const MAGIC_OFFSET: usize = 0x38;
@@ -37,7 +37,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const MAX_REPORT: usize = 2000;
 
 /// Finds mounted images, named `disk.img` and one level below these directories, whose filesystem accepts no more writes.
-pub fn failed_images(dirs: &[&Path]) -> Vec<PathBuf> {
+pub fn failed_images(dirs: &[PathBuf]) -> Vec<PathBuf> {
     let devices = fs::read_dir("/proc/fs/ext4").into_iter().flatten().flatten().filter_map(|e| e.file_name().into_string().ok());
     let failed = devices.filter(|name| name.starts_with("loop")).filter_map(|name| {
         let options = fs::read_to_string(format!("/proc/fs/ext4/{name}/options")).ok()?;
@@ -48,9 +48,7 @@ pub fn failed_images(dirs: &[&Path]) -> Vec<PathBuf> {
     if failed.is_empty() {
         return Vec::new();
     }
-    let entries = dirs.iter().flat_map(|dir| fs::read_dir(dir).into_iter().flatten().flatten());
-    let images = entries.map(|entry| entry.path().join(IMAGE));
-    images.filter(|image| fs::metadata(image).is_ok_and(|m| failed.contains(&(m.dev(), m.ino())))).collect()
+    images_in(dirs).filter(|image| fs::metadata(image).is_ok_and(|m| failed.contains(&(m.dev(), m.ino())))).collect()
 }
 
 /// Checks and repairs an image whose filesystem failed when it was last mounted. Does nothing for a healthy one.

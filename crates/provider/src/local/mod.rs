@@ -32,10 +32,7 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::Stdio,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -55,6 +52,7 @@ use tokio::{
     process::Command,
     sync::{OnceCell, Semaphore},
 };
+use unwritten_limit::UnwrittenLimit;
 use volumes::Volumes;
 
 use crate::{
@@ -101,7 +99,7 @@ pub struct LocalProvider {
     /// The sandbox that owns each uid range.
     uid_slots: Mutex<BTreeMap<u32, SandboxId>>,
     measured: Arc<Mutex<HashMap<PathBuf, DiskMeasurement>>>,
-    is_space_low: AtomicBool,
+    unwritten_limit: Arc<Mutex<UnwrittenLimit>>,
     launches: Semaphore,
 }
 
@@ -157,7 +155,7 @@ impl LocalProvider {
             is_root,
             uid_slots: Mutex::default(),
             measured: Arc::default(),
-            is_space_low: AtomicBool::default(),
+            unwritten_limit: Arc::default(),
             launches: Semaphore::new(concurrent_launches()),
             config,
         };
@@ -347,9 +345,11 @@ impl Provider for LocalProvider {
 
     async fn destroy(&self, id: &SandboxId) -> Result<(), ProviderError> {
         self.stop(id).await.map_err(|e| self.unavailable(id, &e))?;
-        let trash = self.trash.join(id.as_str());
+        let mut trash = self.trash.join(id.as_str());
         match fs::rename(self.dir(id), &trash) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            // The sandboxes are on a mount of their own. An incomplete removal is repeated.
+            Err(e) if e.kind() == io::ErrorKind::CrossesDevices => trash = self.dir(id),
             Err(e) => return Err(self.unavailable(id, &e.into())),
             Ok(()) => self.uid_slots.lock().retain(|_, owner| owner != id),
         }
@@ -358,7 +358,10 @@ impl Provider for LocalProvider {
         let removed = tokio::task::spawn_blocking(move || untrusted_tree::remove(&trash)).await;
         match removed {
             Ok(Err(e)) if e.kind() != io::ErrorKind::NotFound => Err(self.unavailable(id, &e.into())),
-            _ => Ok(()),
+            _ => {
+                self.uid_slots.lock().retain(|_, owner| owner != id);
+                Ok(())
+            }
         }
     }
 
@@ -446,11 +449,13 @@ impl Provider for LocalProvider {
         if !self.is_disk_hard {
             return None;
         }
-        let own = self.dir(id).join(fsck::IMAGE);
+        let own = self.dir(id).join(disk_image::IMAGE);
         let volumes = spec.mounts.iter().filter(|m| !m.read_only).map(|m| self.volumes.image(&m.volume));
         let sizes =
             std::iter::once(own).chain(volumes).filter_map(|image| Some(image.metadata().ok()?.blocks().saturating_mul(STAT_BLOCK)));
-        Some(ImageUsage { allocated: sizes.sum(), unwritten: self.cgroups.unwritten_bytes(Some(id.as_str())) })
+        // What reaches a volume may have been written by any sandbox that mounts it.
+        let writers = spec.mounts.iter().all(|m| m.read_only).then_some(id.as_str());
+        Some(ImageUsage { allocated: sizes.sum(), unwritten: self.cgroups.unwritten_bytes(writers) })
     }
 
     async fn failed_disks(&self) -> Vec<FailedDisk> {
@@ -459,7 +464,7 @@ impl Provider for LocalProvider {
         }
         let (sandboxes, volumes) = (self.sandboxes.clone(), self.volumes.dir.clone());
         let dirs = [sandboxes.clone(), volumes.clone()];
-        let found = tokio::task::spawn_blocking(move || fsck::failed_images(&[&dirs[0], &dirs[1]])).await.unwrap_or_default();
+        let found = tokio::task::spawn_blocking(move || fsck::failed_images(&dirs)).await.unwrap_or_default();
         let named = |image: &Path| {
             let (dir, name) = (image.parent()?.parent()?, image.parent()?.file_name()?.to_str()?);
             match dir {
@@ -505,19 +510,23 @@ impl LocalProvider {
     fn measure_host_disk(&self) -> io::Result<HostDisk> {
         // Files that are not in an image take their space from the host's disk when they are written, not when the kernel writes them.
         let unwritten = if self.is_disk_hard { self.cgroups.unwritten_bytes(None) } else { 0 };
-        disk_limit::host_disk(&self.sandboxes, unwritten, self.config.options.reserve_bytes)
+        let data_dir = self.sandboxes.parent().unwrap_or(&self.sandboxes);
+        disk_limit::host_disk(&self.sandboxes, data_dir, unwritten, self.config.options.reserve_bytes)
     }
 
-    /// Applied to all images each time, because sandboxes may have started since.
+    /// Limits unwritten data while there is little space.
     async fn limit_unwritten(&self, disk: HostDisk) {
-        let is_low = self.is_disk_hard && disk.writable() < disk.reserve.saturating_mul(LOW_SPACE_FACTOR);
-        if !self.is_space_low.swap(is_low, Ordering::Relaxed) && !is_low {
+        if !self.is_disk_hard {
             return;
         }
-        let dir = self.sandboxes.parent().unwrap_or(&self.sandboxes).to_owned();
-        let applied = tokio::task::spawn_blocking(move || unwritten_limit::apply(&dir, is_low)).await;
-        if let Err(error) = applied.map_err(io::Error::other).flatten() {
-            tracing::debug!(%error, "unwritten data of sandboxes can't be limited here");
+        let is_low = disk.writable() < disk.reserve.saturating_mul(LOW_SPACE_FACTOR);
+        // Locked while another task updates it.
+        if self.unwritten_limit.try_lock().is_some_and(|limit| limit.is_due(is_low)) {
+            let (limit, dirs) = (self.unwritten_limit.clone(), [self.sandboxes.clone(), self.volumes.dir.clone()]);
+            let updated = tokio::task::spawn_blocking(move || limit.lock().update(&dirs, is_low)).await;
+            if let Err(error) = updated {
+                tracing::warn!(%error, "limiting unwritten data failed");
+            }
         }
     }
 

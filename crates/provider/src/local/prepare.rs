@@ -16,7 +16,7 @@ use cobox_protocol::{
 use super::{
     LocalProvider,
     config::MIN_DISK_BYTES,
-    disk_limit, fsck,
+    disk_image, disk_limit, fsck,
     launch_spec::{LaunchSpec, UID_RANGE, VolumeFiles, VolumeSpec},
 };
 use crate::{BoxdSocket, SandboxSpec};
@@ -149,7 +149,7 @@ impl LocalProvider {
     /// The image that contains a sandbox's files. Creates an empty one of this size for a new sandbox where disk limits are hard; `None`
     /// where they are soft.
     async fn disk_image(&self, dir: PathBuf, bytes: u64) -> anyhow::Result<Option<PathBuf>> {
-        let image = dir.join(fsck::IMAGE);
+        let image = dir.join(disk_image::IMAGE);
         if image.exists() {
             return Ok(Some(image));
         }

@@ -282,7 +282,7 @@ impl TreeCopy {
 
 /// Copies a range in the kernel where possible, which it isn't between an image's filesystem and the one that contains the image. If the
 /// source was truncated in the meantime, the rest stays a hole.
-fn copy_range(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Result<()> {
+pub fn copy_range(source: impl AsFd + Copy, made: impl AsFd + Copy, start: u64, end: u64) -> io::Result<()> {
     let (mut from_at, mut to_at) = (start, start);
     while from_at < end {
         let wanted = usize::try_from(end - from_at).unwrap_or(usize::MAX).min(1 << 30);
@@ -296,7 +296,7 @@ fn copy_range(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Res
     Ok(())
 }
 
-fn copy_by_read_and_write(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Result<()> {
+fn copy_by_read_and_write(source: impl AsFd + Copy, made: impl AsFd + Copy, start: u64, end: u64) -> io::Result<()> {
     let mut chunk = vec![0u8; CHUNK_BYTES];
     let mut at = start;
     while at < end {
@@ -458,7 +458,7 @@ mod tests {
         let content: Vec<u8> = (0..3 * CHUNK_BYTES / 2).map(|n| n as u8).collect();
         io::Write::write_all(&mut from, &content).unwrap();
         let made = tempfile::NamedTempFile::new().unwrap();
-        copy_by_read_and_write(&from.into(), &made.reopen().unwrap().into(), 100, content.len() as u64).unwrap();
+        copy_by_read_and_write(&from, &made.reopen().unwrap(), 100, content.len() as u64).unwrap();
         let copied = fs::read(made.path()).unwrap();
         assert!(copied[..100].iter().all(|b| *b == 0) && copied[100..] == content[100..]);
     }

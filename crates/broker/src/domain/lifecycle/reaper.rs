@@ -228,9 +228,8 @@ impl Reaper {
         let mut kept: Vec<&Sandbox> = sandboxes.iter().filter(is_kept).collect();
         kept.sort_by_key(|s| (s.ended_at, s.id.clone()));
         for sandbox in kept {
-            let Some(disk) = self.lifecycle.context.provider.host_disk().await.filter(|disk| disk.available < disk.reserve) else {
-                return;
-            };
+            let is_full = |disk: &HostDisk| disk.holds_sandboxes && disk.available < disk.reserve;
+            let Some(disk) = self.lifecycle.context.provider.host_disk().await.filter(is_full) else { return };
             let HostDisk { available, reserve, .. } = disk;
             let reason = format!("the host's disk has {available} bytes left, less than its reserve of {reserve}");
             tracing::warn!(sandbox = %sandbox.id, owner = sandbox.owner, reason, "a deleted sandbox is purged before it expires, to free disk space");

@@ -242,7 +242,7 @@ impl Lifecycle {
         self.suspend_locked(id, reason, &lock, is_due).await
     }
 
-    async fn suspend_locked(
+    pub(super) async fn suspend_locked(
         &self,
         id: &SandboxId,
         reason: &str,
