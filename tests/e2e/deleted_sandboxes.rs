@@ -5,7 +5,7 @@ use std::process::Output;
 
 use cobox_testkit::{BrokerOptions, TestBroker, TestTerminal};
 
-use crate::kinds::OWN_DISK_BYTES;
+use crate::resources::OWN_DISK_BYTES;
 
 fn run(broker: &TestBroker, args: &[&str]) -> Output {
     broker.cobox().args(args).output().expect("cobox runs")

@@ -18,7 +18,7 @@ use cobox_protocol::{
 };
 use cobox_testkit::{BrokerOptions, TestBroker, ensure, eventually, negotiate, sh};
 
-use crate::kinds;
+use crate::resources;
 
 /// Size of the disk: enough for a sandbox, its database, and little else.
 const DISK_BYTES: u64 = 128 << 20;
@@ -258,16 +258,16 @@ async fn a_sandbox_is_not_suspended_for_what_another_had_written_to_their_volume
     client.create_volume(&CreateVolume { name: "data".into(), size_bytes: 256 * MIB, access: None }).await.unwrap();
     let mount = MountParams { volume: "data".into(), path: "/data".into(), read_only: false };
     let spec = CreateSandbox { mounts: vec![mount], ..CreateSandbox::default() };
-    let (_, writer) = kinds::made(&client, spec.clone()).await;
-    let (idle, _session) = kinds::made(&client, spec).await;
+    let (_, writer) = resources::create(&client, spec.clone()).await;
+    let (idle, _session) = resources::create(&client, spec).await;
     space_is_set_aside(&broker).await;
     // Some of it is not on the disk yet when writers are stopped.
     fill(&data, 300 * MIB);
-    kinds::said(&writer, "head -c 40M /dev/zero > /data/f").await;
+    resources::output_of(&writer, "head -c 40M /dev/zero > /data/f").await;
     std::fs::rename(data.join("filler"), data.join("first_filler")).unwrap();
     fill(&data, 120 * MIB);
     eventually("writers are stopped", || async { broker.log().contains("the host's disk is nearly full").then_some(()) }).await;
-    assert_eq!(kinds::said(&writer, "sync; cat /data/f | wc -c").await, (40 * MIB).to_string());
+    assert_eq!(resources::output_of(&writer, "sync; cat /data/f | wc -c").await, (40 * MIB).to_string());
     remove_filler(&data);
     std::fs::remove_file(data.join("first_filler")).unwrap();
     eventually("writers go on", || async { upload(writer.dataplane(), b"/data/more").await.ok() }).await;
