@@ -20,6 +20,8 @@ use cobox_testkit::{BrokerOptions, TestBroker, ensure, eventually, negotiate, sh
 
 use crate::resources;
 
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
 /// Size of the disk: enough for a sandbox, its database, and little else.
 const DISK_BYTES: u64 = 128 << 20;
 /// Free space that the first test reserves.
@@ -145,7 +147,7 @@ fn strict_limit(broker: &TestBroker, sandbox: &SandboxId) -> Option<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unwritten_data_is_limited_while_there_is_little_space_also_after_a_crash_of_the_broker() {
     // Less than four times the reserve is free.
-    let mut broker = broker_on_small_disk(DISK_BYTES / 4).await;
+    let mut broker = broker_on_disk(8 * GIB, &format!("disk_bytes = 67108864\nreserve_bytes = {}\n", 4 * GIB)).await;
     let session = ensure(&broker.client(), "t").await;
     let id = session.info().sandbox.id.clone();
     eventually("it is limited", || async { (strict_limit(&broker, &id)? == "1").then_some(()) }).await;
@@ -153,12 +155,14 @@ async fn unwritten_data_is_limited_while_there_is_little_space_also_after_a_cras
     assert_eq!(strict_limit(&broker, &id).as_deref(), Some("1"));
     // With a smaller reserve there is room.
     let config = std::fs::read_to_string(broker.data_dir().join("config.toml")).unwrap();
-    let more_room = config.replace(&format!("reserve_bytes = {}", DISK_BYTES / 4), "reserve_bytes = 1048576");
+    let more_room = config.replace(&format!("reserve_bytes = {}", 4 * GIB), &format!("reserve_bytes = {GIB}"));
     assert_ne!(config, more_room);
     std::fs::write(broker.data_dir().join("config.toml"), more_room).unwrap();
     broker.launch().await;
     eventually("it is not limited", || async { (strict_limit(&broker, &id)? == "0").then_some(()) }).await;
-    fill(&broker.data_dir(), 2 << 20);
+    // 3 GiB are left.
+    let filler = File::create(broker.data_dir().join("filler")).unwrap();
+    rustix::fs::fallocate(filler, rustix::fs::FallocateFlags::empty(), 0, 5 * GIB).unwrap();
     eventually("it is limited again", || async { (strict_limit(&broker, &id)? == "1").then_some(()) }).await;
     remove_filler(&broker.data_dir());
     eventually("it is not limited any more", || async { (strict_limit(&broker, &id)? == "0").then_some(()) }).await;
@@ -219,7 +223,6 @@ for _ in range(4):
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sandbox_that_is_resumed_on_a_full_disk_and_writes_to_mapped_memory_is_suspended() {
-    const MIB: u64 = 1 << 20;
     // The default reserve is a quarter of this disk.
     let mut broker = broker_on_disk(1 << 30, "disk_bytes = 8589934592\n").await;
     let session = ensure(&broker.client(), "t").await;
@@ -252,7 +255,6 @@ for at in range(0, 2 << 30, 4 << 20):
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sandbox_is_not_suspended_for_what_another_had_written_to_their_volume() {
-    const MIB: u64 = 1 << 20;
     let broker = broker_on_disk(FILLED_DISK_BYTES, "disk_bytes = 8589934592\n").await;
     let (client, data) = (broker.client(), broker.data_dir());
     client.create_volume(&CreateVolume { name: "data".into(), size_bytes: 256 * MIB, access: None }).await.unwrap();

@@ -76,6 +76,9 @@ fn concurrent_launches() -> usize {
 }
 /// The unwritten data of sandboxes is limited while less than so many times the reserve is free.
 const LOW_SPACE_FACTOR: u64 = 4;
+/// It is also limited while less than this is free above the reserve: a program that writes to mapped memory can dirty so much between
+/// two checks on a busy machine.
+const BURST_BYTES: u64 = 2 << 30;
 /// Unit of `st_blocks`, in bytes.
 const STAT_BLOCK: u64 = 512;
 /// Maximum length of the launcher's error message, in bytes.
@@ -519,7 +522,8 @@ impl LocalProvider {
         if !self.is_disk_hard {
             return;
         }
-        let is_low = disk.writable() < disk.reserve.saturating_mul(LOW_SPACE_FACTOR);
+        let enough = disk.reserve.saturating_mul(LOW_SPACE_FACTOR).max(disk.reserve.saturating_add(BURST_BYTES));
+        let is_low = disk.writable() < enough;
         // Locked while another task updates it.
         if self.unwritten_limit.try_lock().is_some_and(|limit| limit.is_due(is_low)) {
             let (limit, dirs) = (self.unwritten_limit.clone(), [self.sandboxes.clone(), self.volumes.dir.clone()]);
