@@ -27,6 +27,7 @@ pub mod secret;
 pub mod session;
 pub mod shell;
 pub mod tags;
+pub mod text;
 pub mod thread;
 pub mod timestamp;
 pub mod token;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
-use crate::ApiError;
+use crate::{ApiError, text::printable};
 
 pub type Tags = BTreeMap<String, String>;
 
@@ -41,7 +41,7 @@ pub fn check_key(key: &str) -> Result<(), ApiError> {
     if is_key(key) {
         return Ok(());
     }
-    let shown: String = key.chars().filter(|c| !c.is_control()).take(MAX_TAG_KEY).collect();
+    let shown = printable(key, MAX_TAG_KEY);
     Err(ApiError::invalid(format!("tags.{shown}: a key must be 1 to {MAX_TAG_KEY} letters, digits, `_`, `-`, `.` or `/`")))
 }
 

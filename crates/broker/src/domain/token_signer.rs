@@ -16,6 +16,7 @@ use cobox_protocol::{
     ApiError, CapabilitySet, ErrorCode, SandboxId, Secret, Timestamp, TokenId,
     control::{Alg, VerifyKeySpec},
     key::OPAQUE_TOKEN_PREFIX,
+    text::{MAX_SHOWN_CHARS, printable},
 };
 use cobox_token::{Claims, Keyset, LEEWAY_SECONDS, LinkedFile, MasterKey, SigningKey, TokenError, key_id};
 use parking_lot::{Mutex, RwLock};
@@ -86,7 +87,7 @@ impl FromStr for TokenFormat {
 
     fn from_str(word: &str) -> Result<Self, ApiError> {
         [TokenFormat::Jwt, TokenFormat::Opaque].into_iter().find(|f| f.as_str() == word).ok_or_else(|| {
-            let word: String = word.chars().filter(|c| !c.is_control()).take(64).collect();
+            let word = printable(word, MAX_SHOWN_CHARS);
             ApiError::invalid(format!("token_format: `{word}` is not known; it must be `jwt` or `opaque`"))
         })
     }

@@ -9,7 +9,12 @@ mod source;
 
 use std::time::Duration;
 
-use cobox_protocol::{ApiError, CapabilitySet, ErrorCode, key::PrincipalKind, session::Access};
+use cobox_protocol::{
+    ApiError, CapabilitySet, ErrorCode,
+    key::PrincipalKind,
+    session::Access,
+    text::{MAX_SHOWN_CHARS, printable},
+};
 
 pub use explain::{Explanation, Finding, Outcome};
 pub use read::{PolicyError, Problem};
@@ -242,7 +247,7 @@ impl Policy {
         if !is_refused {
             return Ok(());
         }
-        let wished: String = wished.chars().filter(|c| !c.is_control()).take(64).collect();
+        let wished = printable(wished, MAX_SHOWN_CHARS);
         let message = format!("{field}: the policy doesn't let {} {} use {what} `{wished}`", subject.acting.as_str(), subject.principal);
         Err(ApiError::new(ErrorCode::Forbidden, message))
     }

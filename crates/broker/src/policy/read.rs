@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cobox_protocol::{CapabilitySet, id::is_external_id, key::PrincipalKind, session::Access};
+use cobox_protocol::{CapabilitySet, id::is_external_id, key::PrincipalKind, session::Access, text::printable};
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
@@ -300,7 +300,7 @@ impl Reader<'_> {
 
     fn string(&mut self, key: Key, value: Value) -> Option<String> {
         match value.get_ref() {
-            DeValue::String(word) => Some(word.chars().filter(|c| !c.is_control()).take(MAX_SHOWN).collect()),
+            DeValue::String(word) => Some(printable(word, MAX_SHOWN)),
             _ => {
                 self.problem(value.span().start, format!("{}: must be a string", key.get_ref()));
                 None
@@ -366,7 +366,7 @@ fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
 }
 
 fn shown(word: &str) -> String {
-    word.chars().filter(|c| !c.is_control()).take(MAX_SHOWN).collect()
+    printable(word, MAX_SHOWN)
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use super::{
     transaction::{DatabaseTimeouts, gave_up},
 };
 use crate::{
-    chain::{Content, Hash, NOTHING, from_hex, hex, link, seal},
+    chain::{Content, Hash, NOTHING, from_hex, link, seal},
     domain::model::AuditRecord,
     store::{AuditGap, AuditProgress, AuditSeal, ChainHead, ChainLink, MarkedRecord, Store, Stored},
 };
@@ -35,7 +35,7 @@ pub fn pending_writer() -> &'static str {
         let mut random = [0u8; 16];
         // A guessable value would let others write into the chain.
         getrandom::fill(&mut random).expect("the kernel's random source is available");
-        format!("pending-{}", hex(&random))
+        format!("pending-{}", hex::encode(random))
     });
     &WORD
 }
@@ -187,7 +187,7 @@ impl Links<'_> {
         if MARKED_ACTIONS.contains(&&*record.action) {
             self.marked.push(MarkedRecord {
                 number,
-                hash: hex(&hash),
+                hash: hex::encode(hash),
                 at: record.at,
                 action: record.action.clone().into_owned(),
                 workspace: record.workspace.clone(),
@@ -321,7 +321,7 @@ async fn sealed(db: &mut AnyConnection, writer: &str) -> Stored<Option<(u64, Has
 pub async fn write_seal(tx: &mut AnyConnection, AuditSeal { writer, number, seal }: &AuditSeal) -> Stored<()> {
     sqlx::query("INSERT INTO agreed (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value")
         .bind(seal_name(writer))
-        .bind(format!("{number} {}", hex(seal)))
+        .bind(format!("{number} {}", hex::encode(seal)))
         .execute(tx)
         .await?;
     Ok(())

@@ -41,24 +41,23 @@ async fn fill(store: &Store) {
 pub async fn verify(store: &Store, kept: &[KeptHead]) -> Vec<Fault> {
     let mut faults = Vec::new();
     for head in store.audit_heads().await.unwrap() {
-        let hex = cobox_broker::chain::hex;
         let head = AuditHead {
             writer: head.writer,
             number: head.number,
-            hash: hex(&head.hash),
+            hash: hex::encode(head.hash),
             kept_after: head.kept_after,
-            kept_after_hash: hex(&head.kept_after_hash),
+            kept_after_hash: hex::encode(head.kept_after_hash),
             kept_after_sealed: head.is_beginning_sealed,
         };
         let mut verifier = Verifier::new(&head, kept);
         for link in store.audit_links(&head.writer, 0, 1000).await.unwrap() {
             let (workspace, entry) = (link.record.workspace.clone(), link.record.entry(link.sequence));
-            let digest = hex(&cobox_broker::chain::Content::of_entry(&workspace, &entry).digest());
+            let digest = hex::encode(cobox_broker::chain::Content::of_entry(&workspace, &entry).digest());
             let writer = head.writer.clone();
             verifier.take(&AuditLink {
                 writer,
                 number: link.number,
-                hash: hex(&link.hash),
+                hash: hex::encode(link.hash),
                 digest,
                 workspace: Some(workspace),
                 record: Some(entry),

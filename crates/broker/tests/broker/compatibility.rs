@@ -8,7 +8,7 @@ use std::{
 };
 
 use cobox_broker::{
-    chain::{Content, NOTHING, hex, link, seal},
+    chain::{Content, NOTHING, link, seal},
     store::sqlite,
 };
 use cobox_protocol::{Timestamp, capability::Capability, session::State};
@@ -77,7 +77,7 @@ fn released_migrations_are_unchanged() {
     let mut lines = String::new();
     for path in files_beneath(&crate_dir().join("migrations"), "sql") {
         let name = path.strip_prefix(crate_dir()).unwrap().display();
-        writeln!(lines, "{}  {name}", hex(&Sha256::digest(std::fs::read(&path).unwrap()))).unwrap();
+        writeln!(lines, "{}  {name}", hex::encode(Sha256::digest(std::fs::read(&path).unwrap()))).unwrap();
     }
     check("migrations", &lines);
 }
@@ -141,7 +141,7 @@ fn audit_hashes_are_computed_as_before() {
     let digest = content.digest();
     let first = link("node_a", 1, &NOTHING, &digest);
     let sealed = seal(&[5; 32], "node_a", 1, &first);
-    check("audit_chain", &format!("digest {}\nlink {}\nseal {}", hex(&digest), hex(&first), hex(&sealed)));
+    check("audit_chain", &format!("digest {}\nlink {}\nseal {}", hex::encode(digest), hex::encode(first), hex::encode(sealed)));
 }
 
 /// Removes the prose of an OpenAPI document.
@@ -165,7 +165,7 @@ fn openapi_documents_change_only_in_their_prose() {
         let mut document: Value = serde_json::from_str(&text).unwrap();
         without_prose(&mut document);
         // A digest is enough: the documents themselves are checked in and show the differences.
-        writeln!(lines, "{}  {name}.json", hex(&Sha256::digest(document.to_string()))).unwrap();
+        writeln!(lines, "{}  {name}.json", hex::encode(Sha256::digest(document.to_string()))).unwrap();
     }
     check("openapi", &lines);
 }

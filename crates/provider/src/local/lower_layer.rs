@@ -165,15 +165,11 @@ fn prepare_host(dir: &Path, options: &LocalOptions, is_root: bool) -> anyhow::Re
         hash.update(content);
     }
     let digest = hash.finalize();
-    let lower = dir.join(format!("host-{}", hex(&digest[..8])));
+    let lower = dir.join(format!("host-{}", hex::encode(&digest[..8])));
     if !lower.exists() {
         build(dir, &lower, |root| create_skeleton(root, &view, &links, &files, options.user, is_root))?;
     }
     Ok(LowerLayer { lower, view })
-}
-
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Builds a directory under a temporary name and renames it, so that the final name always refers to a complete one. Several threads or
@@ -272,7 +268,7 @@ fn create_skeleton(
 
 fn unpacked_name(tarball: &Path, kind: &fs::Metadata) -> String {
     let name = Sha256::digest(format!("{}\0{}\0{}\0{}", tarball.display(), kind.len(), kind.mtime(), kind.mtime_nsec()));
-    format!("{UNPACKED_PREFIX}{}", hex(&name[..8]))
+    format!("{UNPACKED_PREFIX}{}", hex::encode(&name[..8]))
 }
 
 /// Unpacks a root filesystem unless this version of the file is unpacked already.

@@ -122,7 +122,7 @@ impl LocalProvider {
             .with_context(|| format!("boxd is not at {}: build it, or set its path with COBOX_BOXD", config.boxd.display()))?;
         private_data_dir(&config.data_dir)?;
         let data_dir = fs::canonicalize(&config.data_dir)?;
-        let tag = lower_layer::hex(&Sha256::digest(data_dir.as_os_str().as_encoded_bytes())[..6]);
+        let tag = hex::encode(&Sha256::digest(data_dir.as_os_str().as_encoded_bytes())[..6]);
         let (sandboxes, trash, layers_dir) = (data_dir.join("sandboxes"), data_dir.join("trash"), data_dir.join("base"));
         for dir in [&sandboxes, &trash] {
             private_dir(dir)?;

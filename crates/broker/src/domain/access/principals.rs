@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use cobox_protocol::{ApiError, ErrorCode, RequestId, key::PrincipalInfo};
+use cobox_protocol::{
+    ApiError, ErrorCode, RequestId,
+    key::PrincipalInfo,
+    text::{MAX_SHOWN_CHARS, printable},
+};
 
 use super::keys::{RevocationPush, last_operator};
 use crate::{
@@ -81,6 +85,8 @@ fn info(record: PrincipalRecord) -> PrincipalInfo {
 }
 
 fn not_found(workspace: &str, name: &str) -> ApiError {
-    let cut = |word: &str| word.chars().filter(|c| !c.is_control()).take(64).collect::<String>();
-    ApiError::new(ErrorCode::PrincipalNotFound, format!("workspace {} has no principal {}", cut(workspace), cut(name)))
+    ApiError::new(
+        ErrorCode::PrincipalNotFound,
+        format!("workspace {} has no principal {}", printable(workspace, MAX_SHOWN_CHARS), printable(name, MAX_SHOWN_CHARS)),
+    )
 }

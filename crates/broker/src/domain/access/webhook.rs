@@ -6,6 +6,8 @@ use cobox_protocol::{ApiError, ErrorCode, Secret, Timestamp};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
+use crate::chain::from_hex;
+
 /// Maximum difference between a notice's timestamp and now: clocks differ, and senders retry for a while.
 const WINDOW: Duration = Duration::from_secs(300);
 /// Shortest accepted secret, in bytes: a shorter one might be guessed.
@@ -44,14 +46,6 @@ impl Webhook {
     }
 }
 
-fn from_hex(text: &str) -> Option<Vec<u8>> {
-    // `from_str_radix` would also accept a sign in place of the first digit.
-    if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return None;
-    }
-    (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).ok()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,7 +81,7 @@ mod tests {
             assert!(!verify(timestamp, &signature, body), "{timestamp} {signature}");
         }
         assert!(Webhook::new("short").is_none());
-        assert_eq!(from_hex(&"0f".repeat(32)), Some(vec![15; 32]));
+        assert_eq!(from_hex(&"0f".repeat(32)), Some([15; 32]));
         assert_eq!(from_hex(&"+f".repeat(32)), None);
     }
 }

@@ -9,7 +9,7 @@ use cobox_protocol::{
 };
 
 use crate::{
-    chain::{Content, hex},
+    chain::Content,
     domain::{
         access::{self, sandbox_lookup::find},
         context::{BrokerContext, store_error},
@@ -59,9 +59,9 @@ impl AuditLog {
         let head = |h: crate::store::ChainHead| AuditHead {
             writer: h.writer,
             number: h.number,
-            hash: hex(&h.hash),
+            hash: hex::encode(h.hash),
             kept_after: h.kept_after,
-            kept_after_hash: hex(&h.kept_after_hash),
+            kept_after_hash: hex::encode(h.kept_after_hash),
             kept_after_sealed: h.is_beginning_sealed,
         };
         Ok(heads.into_iter().map(head).collect())
@@ -75,12 +75,12 @@ impl AuditLog {
             let ChainLink { number, hash, sequence, record } = link;
             let workspace = record.workspace.clone();
             let entry = record.entry(sequence);
-            let digest = hex(&Content::of_entry(&workspace, &entry).digest());
+            let digest = hex::encode(Content::of_entry(&workspace, &entry).digest());
             let is_own = workspace == caller.principal.workspace;
             AuditLink {
                 writer: writer.to_owned(),
                 number,
-                hash: hex(&hash),
+                hash: hex::encode(hash),
                 digest,
                 workspace: is_own.then_some(workspace),
                 record: is_own.then_some(entry),

@@ -17,7 +17,6 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    chain::hex,
     data_dir::write_whole,
     store::{AuditGap, AuditProgress, MarkedRecord, Store, Stored},
 };
@@ -283,14 +282,14 @@ impl AuditMark {
         if !is_due {
             return;
         }
-        self.write(&Mark { number, hash: hex(&hash), at: now, is_on_disk: false });
+        self.write(&Mark { number, hash: hex::encode(hash), at: now, is_on_disk: false });
     }
 
     /// As [`AuditMark::save`], for a stop: first syncs everything recorded so far to disk.
     pub async fn close(&self, store: &Store, now: Timestamp) {
         self.save_gap(store);
         let mark = match self.append_new(store).await.0 {
-            Some((number, hash)) => Mark { number, hash: hex(&hash), at: now, is_on_disk: true },
+            Some((number, hash)) => Mark { number, hash: hex::encode(hash), at: now, is_on_disk: true },
             // Nothing was recorded since the start.
             None => match self.newest() {
                 Some(mark) => Mark { is_on_disk: true, ..mark },
@@ -377,5 +376,5 @@ fn lines(records: &[MarkedRecord]) -> io::Result<String> {
 /// Hash of a record of a chain, if the database has it.
 async fn hash_of(store: &Store, writer: &str, number: u64) -> Stored<Option<String>> {
     let found = store.audit_links(writer, number.saturating_sub(1), 1).await?;
-    Ok(found.into_iter().next().filter(|l| l.number == number).map(|l| hex(&l.hash)))
+    Ok(found.into_iter().next().filter(|l| l.number == number).map(|l| hex::encode(l.hash)))
 }

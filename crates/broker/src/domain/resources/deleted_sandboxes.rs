@@ -7,6 +7,7 @@ use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SandboxId,
     sandbox::{RestoreResponse, RestoreSandbox, SandboxInfo, SandboxUsage, Uncounted},
     session::{Scope, ScopeType},
+    text::{MAX_SHOWN_CHARS, printable},
 };
 
 use super::sandboxes::{Sandboxes, check_name, name_taken};
@@ -149,6 +150,6 @@ async fn find_deleted(context: &BrokerContext, caller: &Caller, id_or_name: &str
 }
 
 fn not_deleted(id_or_name: &str) -> ApiError {
-    let printable: String = id_or_name.chars().filter(|c| !c.is_control()).take(64).collect();
-    ApiError::new(ErrorCode::SandboxNotFound, format!("there is no deleted sandbox `{printable}` that can be restored"))
+    let id_or_name = printable(id_or_name, MAX_SHOWN_CHARS);
+    ApiError::new(ErrorCode::SandboxNotFound, format!("there is no deleted sandbox `{id_or_name}` that can be restored"))
 }

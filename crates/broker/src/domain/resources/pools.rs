@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use cobox_protocol::{
     ApiError, ErrorCode, KeyId, PoolId,
     session::{Access, State},
+    text::{MAX_SHOWN_CHARS, printable},
 };
 
 use super::{
@@ -340,8 +341,8 @@ fn check_replicas(replicas: u32) -> Result<(), ApiError> {
 }
 
 fn not_found(name: &str) -> ApiError {
-    let printable: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
-    ApiError::new(ErrorCode::PoolNotFound, format!("there is no pool `{printable}`"))
+    let name = printable(name, MAX_SHOWN_CHARS);
+    ApiError::new(ErrorCode::PoolNotFound, format!("there is no pool `{name}`"))
 }
 
 fn name_taken(name: &str) -> ApiError {

@@ -7,6 +7,7 @@ use cobox_protocol::{
     ApiError, Capability, ErrorCode, SnapshotId,
     resources::{Env, Resources, SnapshotInfo, SnapshotState},
     session::Access,
+    text::printable,
 };
 use cobox_provider::{SandboxRoot, SandboxSpec};
 use tokio::sync::Semaphore;
@@ -397,8 +398,8 @@ fn label(snapshot: &Snapshot) -> String {
 }
 
 fn not_found(reference: &str) -> ApiError {
-    let printable: String = reference.chars().filter(|c| !c.is_control()).take(128).collect();
-    ApiError::new(ErrorCode::SnapshotNotFound, format!("there is no snapshot `{printable}`"))
+    let reference = printable(reference, 128);
+    ApiError::new(ErrorCode::SnapshotNotFound, format!("there is no snapshot `{reference}`"))
 }
 
 #[cfg(test)]

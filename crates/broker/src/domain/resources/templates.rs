@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cobox_protocol::{
     ApiError, ErrorCode,
     resources::{CreateTemplate, TemplateInfo},
+    text::{MAX_SHOWN_CHARS, printable},
 };
 
 use super::{
@@ -172,10 +173,10 @@ impl Templates {
 }
 
 fn not_found(name: &str) -> ApiError {
-    let printable: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+    let name = printable(name, MAX_SHOWN_CHARS);
     ApiError::new(
         ErrorCode::TemplateNotFound,
-        format!("template: there is no template `{printable}`; `GET /v1/templates` lists the existing ones"),
+        format!("template: there is no template `{name}`; `GET /v1/templates` lists the existing ones"),
     )
 }
 

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use cobox_protocol::{
     ApiError, ErrorCode, SandboxId, VolumeId,
     resources::{CreateVolume, VolumeInfo},
+    text::{MAX_SHOWN_CHARS, printable},
 };
 use tokio::task::JoinHandle;
 
@@ -199,8 +200,8 @@ fn info(volume: Volume, sandboxes: Vec<SandboxId>) -> VolumeInfo {
 }
 
 fn not_found(name: &str) -> ApiError {
-    let printable: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
-    ApiError::new(ErrorCode::VolumeNotFound, format!("there is no volume `{printable}`"))
+    let name = printable(name, MAX_SHOWN_CHARS);
+    ApiError::new(ErrorCode::VolumeNotFound, format!("there is no volume `{name}`"))
 }
 
 fn name_taken(name: &str) -> ApiError {

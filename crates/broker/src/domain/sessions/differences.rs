@@ -1,10 +1,14 @@
 //! How an existing session or sandbox differs from what a request asks for. `ensure` refuses such a request: it would change nothing,
 //! and its caller would believe that it did.
 
-use cobox_protocol::{ApiError, ErrorCode, session::Access};
+use cobox_protocol::{
+    ApiError, ErrorCode,
+    session::Access,
+    text::{MAX_SHOWN_CHARS, printable},
+};
 use serde_json::json;
 
-use super::negotiation::{ANY_PROVIDER, Negotiation, truncate};
+use super::negotiation::{ANY_PROVIDER, Negotiation};
 use crate::domain::model::{Sandbox, Session, SessionWithSandbox};
 
 /// A field of the request, with the requested and the actual value.
@@ -20,7 +24,7 @@ impl Difference {
     }
 
     fn sentence(&self) -> String {
-        format!("{} is {}, not {}", self.field, self.actual, truncate(&self.requested))
+        format!("{} is {}, not {}", self.field, self.actual, printable(&self.requested, MAX_SHOWN_CHARS))
     }
 }
 

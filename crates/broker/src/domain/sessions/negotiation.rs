@@ -7,6 +7,7 @@ use cobox_protocol::{
     id::is_external_id,
     session::{Access, Mode, NegotiateResponse, Scope, ScopeType},
     tags::{self, Tags},
+    text::{MAX_SHOWN_CHARS, printable},
 };
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -117,7 +118,7 @@ impl Negotiation {
         if let Some(requested) = self.provider_preference.as_deref().filter(|p| ![ANY_PROVIDER, provider].contains(p)) {
             return Err(ApiError::invalid(format!(
                 "provider_preference: there is no provider `{}` here; use `{ANY_PROVIDER}` or `{provider}`",
-                truncate(requested)
+                printable(requested, MAX_SHOWN_CHARS)
             )));
         }
         Ok(())
@@ -385,7 +386,8 @@ fn about_the_request(error: ApiError) -> ApiError {
 }
 
 fn bound_elsewhere(bound: &Sandbox, requested: &str) -> ApiError {
-    let message = format!("the session uses {}, not {}; use another thread for another sandbox", bound.id, truncate(requested));
+    let message =
+        format!("the session uses {}, not {}; use another thread for another sandbox", bound.id, printable(requested, MAX_SHOWN_CHARS));
     ApiError::new(ErrorCode::SessionConflict, message).with_details(serde_json::json!({ "sandbox_id": bound.id }))
 }
 
@@ -395,9 +397,4 @@ fn idempotency(principal: &str, key: &str, params: &Negotiation, now: Timestamp)
         serde_json::to_vec(params).map_err(|e| ApiError::new(ErrorCode::Internal, format!("the request can't be hashed: {e}")))?;
     let since = Timestamp::from_unix(now.unix() - i64::try_from(IDEMPOTENCY_KEEP.as_secs()).unwrap_or(i64::MAX));
     Ok(Idempotency { principal: principal.to_owned(), key: key.to_owned(), request_hash: Sha256::digest(canonical).into(), since })
-}
-
-/// Bounds caller-supplied text for a message.
-pub(super) fn truncate(word: &str) -> String {
-    word.chars().filter(|c| !c.is_control()).take(64).collect()
 }

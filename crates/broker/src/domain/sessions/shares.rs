@@ -7,6 +7,7 @@ use cobox_protocol::{
     ApiError, CapabilitySet, ErrorCode, SandboxId, SessionId, ShareId, Timestamp,
     id::is_external_id,
     session::Access,
+    text::{MAX_SHOWN_CHARS, printable},
     token::{AccessPath, PrincipalAccess, ShareInfo},
 };
 
@@ -103,7 +104,10 @@ impl Shares {
         }
         let name = params.principal;
         if name == bound.session.owner {
-            return Err(ApiError::invalid(format!("principal: {} owns the session and can already use it", truncate(name))));
+            return Err(ApiError::invalid(format!(
+                "principal: {} owns the session and can already use it",
+                printable(name, MAX_SHOWN_CHARS)
+            )));
         }
         if self.principal_of(&bound, name).await?.is_none() {
             return Err(no_principal(name));
@@ -175,7 +179,7 @@ impl Shares {
         let audit = AuditRecord::new(context.now(), &bound.session.workspace, "session.unshared")
             .by(request.caller, request.request_id)
             .about(&bound)
-            .detail(truncate(principal));
+            .detail(printable(principal, MAX_SHOWN_CHARS));
         let ended = context.store.unshare(id, principal, &context.ending("its share was revoked", audit)).await.map_err(store_error)?;
         if ended.is_none() {
             return Err(self.not_shared(&bound, principal).await?);
@@ -188,7 +192,7 @@ impl Shares {
     async fn not_shared(&self, bound: &SessionWithSandbox, principal: &str) -> Result<ApiError, ApiError> {
         let paths = AccessPaths::into_sandbox_of(&self.context, bound).await?;
         let paths = self.paths_of(principal, &paths).await?;
-        let printable = truncate(principal);
+        let printable = printable(principal, MAX_SHOWN_CHARS);
         let message = match paths.is_empty() {
             true => format!("the session is not shared with `{printable}`"),
             false => {
@@ -235,7 +239,10 @@ impl Shares {
 }
 
 fn no_principal(name: &str) -> ApiError {
-    ApiError::new(ErrorCode::PrincipalNotFound, format!("the workspace has no principal `{}`; see `cobox keys list`", truncate(name)))
+    ApiError::new(
+        ErrorCode::PrincipalNotFound,
+        format!("the workspace has no principal `{}`; see `cobox keys list`", printable(name, MAX_SHOWN_CHARS)),
+    )
 }
 
 fn reasons(paths: &[AccessPath], sandbox: &SandboxId) -> String {
@@ -261,9 +268,4 @@ fn info(share: Share, is_limit: bool) -> ShareInfo {
         expires_at: share.expires_at,
         is_limit,
     }
-}
-
-/// Bounds caller-supplied text for a message or a record.
-fn truncate(word: &str) -> String {
-    word.chars().filter(|c| !c.is_control()).take(64).collect()
 }
