@@ -109,7 +109,7 @@ impl Counting {
     pub const START: Self = Self { every: Duration::ZERO, max_gap: Duration::ZERO };
 }
 
-/// ChangeCounter to a sandbox's settings; absent fields stay as they are.
+/// Changes to a sandbox's settings; absent fields stay as they are.
 #[derive(Clone, Debug, Default)]
 pub struct SandboxChange {
     pub name: Option<Option<String>>,

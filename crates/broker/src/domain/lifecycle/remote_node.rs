@@ -64,7 +64,7 @@ pub async fn ensure_running_on_remote_node(context: &BrokerContext, id: &Sandbox
         if Instant::now() >= deadline {
             return Err(starting(id));
         }
-        // ChangeNotice or timeout: either way the next iteration reads the sandbox again.
+        // Notice or timeout: either way the next iteration reads the sandbox again.
         let _ = tokio::time::timeout_at(deadline.min(Instant::now() + POLL_INTERVAL), changed).await;
     }
 }
