@@ -55,7 +55,7 @@ pub struct EventStreams {
 pub enum Credential {
     ApiKey(Secret),
     Token(Secret),
-    /// Of one file: opens no stream.
+    /// A file link; it can't open an event stream.
     FileLink,
 }
 

@@ -14,7 +14,7 @@ use crate::{
     store::ChangeNotice,
 };
 
-/// How often the store is polled for the other broker's result when no hint arrives.
+/// How often the store is polled for the other broker's result when no change notice arrives.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// As `Lifecycle::ensure_running`, for a sandbox of another node: stores the intent for its broker.
