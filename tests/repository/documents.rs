@@ -66,25 +66,18 @@ fn the_architecture_shows_the_dependencies_of_the_manifests() {
     }
 }
 
-/// The directories that a later path of a row may be relative to: that of the named path and its ancestors, up to the crate.
-fn bases(path: &str) -> Vec<PathBuf> {
-    let directory = if path.ends_with('/') { Path::new(path) } else { Path::new(path).parent().unwrap_or(Path::new("")) };
-    directory.ancestors().filter(|ancestor| ancestor.components().count() >= 2).map(Path::to_owned).collect()
-}
-
-/// The paths of a row of the entry points that don't exist.
+/// The paths of a row of the entry points that don't exist. A path is relative to the root, or to an ancestor of an earlier path of its row,
+/// up to the crate.
 fn missing_paths(row: &str) -> Vec<String> {
     let answer = row.split(" | ").nth(1).unwrap_or_default();
-    let (mut missing, mut directories) = (Vec::new(), vec![PathBuf::new()]);
+    let (mut missing, mut bases) = (Vec::new(), vec![PathBuf::new()]);
     for path in answer.split('`').skip(1).step_by(2) {
-        match directories.iter().map(|directory| directory.join(path)).find(|path| root().join(path).exists()) {
-            Some(found) => {
-                // The trailing slash of a directory must survive, so the text is joined again.
-                let slash = if path.ends_with('/') { "/" } else { "" };
-                directories.extend(bases(&format!("{}{slash}", found.display().to_string().trim_end_matches('/'))));
-            }
-            None => missing.push(path.to_owned()),
-        }
+        let found = bases.iter().map(|base| base.join(path)).find(|found| root().join(found).exists());
+        let Some(found) = found else {
+            missing.push(path.to_owned());
+            continue;
+        };
+        bases.extend(found.ancestors().filter(|ancestor| ancestor.components().count() >= 2).map(Path::to_owned));
     }
     missing
 }
