@@ -103,7 +103,7 @@ pub struct Counting {
 }
 
 impl Counting {
-    /// As often as the reaper does it.
+    /// Counts in the reaper's usual interval.
     pub const REGULAR: Self = Self { every: COUNT_RUNNING_EVERY, max_gap: MAX_COUNTED_GAP };
     /// Starts to count now: no broker ran until now.
     pub const START: Self = Self { every: Duration::ZERO, max_gap: Duration::ZERO };
@@ -386,7 +386,7 @@ pub struct WorkspaceTotals {
     pub sandboxes: u64,
     pub snapshots: u64,
     pub volumes: u64,
-    /// Of snapshots and volumes together.
+    /// Size of snapshots and volumes together.
     pub stored_bytes: u64,
     pub templates: u64,
     pub pools: u64,
