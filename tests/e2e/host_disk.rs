@@ -64,14 +64,14 @@ fn remove_filler(data_dir: &Path) {
 }
 
 async fn space_is_set_aside(broker: &TestBroker) {
-    eventually("space is set aside", || async { broker.data_dir().join("ballast").exists().then_some(()) }).await;
+    eventually("the ballast file exists", || async { broker.data_dir().join("ballast").exists().then_some(()) }).await;
 }
 
-/// Writers were stopped early enough: the broker never needed the space that is set aside for it.
+/// Writers were stopped early enough: the broker never removed its ballast file.
 fn assert_disk_never_full(broker: &TestBroker) {
     let log = broker.log();
     assert!(broker.data_dir().join("ballast").exists(), "{log}");
-    assert!(!log.contains("uses its reserved space") && !log.contains("filesystem failed"), "{log}");
+    assert!(!log.contains("the ballast file was removed") && !log.contains("filesystem failed"), "{log}");
 }
 
 async fn suspended_for_growth(client: &Client, sandbox: &SandboxId) {

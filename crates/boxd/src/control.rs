@@ -76,8 +76,9 @@ pub async fn apply_disk_state(server: Arc<Server>) {
         if should_stop != is_stopped {
             match server.programs.stop_writers(should_stop).await {
                 Ok(()) => is_stopped = should_stop,
-                // Retried with the next push.
-                Err(error) => tracing::warn!(%error, stop = should_stop, "telling the programs about the disk failed"),
+                Err(error) => {
+                    tracing::warn!(%error, stop = should_stop, "stopping or resuming writers failed; retrying with the next push")
+                }
             }
         }
         tokio::select! {

@@ -1,4 +1,4 @@
-//! Disk space that is set aside for the broker: a file beside the database, removed when the disk is full. The broker can then still record
+//! The ballast file: it takes disk space beside the database, and is removed when the disk is full. The broker can then still record
 //! that sandboxes are suspended or deleted, which is what makes room.
 
 use std::{

@@ -1,4 +1,4 @@
-//! The broker: manages access to sandboxes and their lifetimes, and keeps store and providers consistent with that.
+//! The broker: manages access to sandboxes and their lifetimes, and keeps store and providers consistent.
 
 #![forbid(unsafe_code)]
 
@@ -133,7 +133,7 @@ pub enum StartError {
     Listener(std::io::Error),
     #[error("gateway_listen: can't listen on {0}: {1}")]
     Gateway(std::net::SocketAddr, std::io::Error),
-    #[error("{0}: the disk is full, and releasing the reserved space failed: {1}; remove files from the disk and try again")]
+    #[error("{0}: the disk is full, and removing the ballast file failed: {1}; remove files from the disk and try again")]
     Ballast(PathBuf, std::io::Error),
     #[error("starting the threads that serve connections: {0}")]
     ConnectionRuntimes(std::io::Error),

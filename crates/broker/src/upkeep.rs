@@ -1,4 +1,5 @@
-//! Periodic tasks of a broker apart from the sandboxes: sends heartbeats, and removes expired keys and failure counts.
+//! Sends heartbeats, stops the broker if its master key or node id was taken over, and removes the previous master key and old failure
+//! counts.
 
 use std::{
     sync::{

@@ -21,7 +21,7 @@ const DEFAULT_THREAD: &str = "default";
 pub enum Target {
     Thread(String),
     Session(SessionId),
-    /// By name or id.
+    /// Name or id of a sandbox.
     Sandbox(String),
 }
 

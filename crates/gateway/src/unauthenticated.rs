@@ -24,7 +24,7 @@ impl From<IpAddr> for ClientAddress {
 }
 
 impl Default for ClientAddress {
-    /// Of a connection whose address is not known.
+    /// The client's address is unknown.
     fn default() -> Self {
         Self(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
     }
@@ -86,7 +86,7 @@ impl UnauthenticatedConnections {
 }
 
 impl Table {
-    /// One address that has many doesn't push out the few of another.
+    /// Closes connections of the address that has the most, so that one address can't displace others.
     fn close_oldest_of_busiest(&mut self) {
         let busiest = self.by_address.iter().max_by_key(|(_, numbers)| numbers.len()).map(|(address, _)| *address);
         if let Some(busiest) = busiest {

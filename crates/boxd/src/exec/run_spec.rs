@@ -164,7 +164,7 @@ pub fn terminal_size(cols: u16, rows: u16) -> Result<(u16, u16), ApiError> {
     let allowed = 1..=MAX_TERMINAL_SIDE;
     match allowed.contains(&cols) && allowed.contains(&rows) {
         true => Ok((cols, rows)),
-        false => Err(ApiError::invalid(format!("cols and rows must be 1 to {MAX_TERMINAL_SIDE}"))),
+        false => Err(ApiError::invalid(format!("cols, rows: must be 1 to {MAX_TERMINAL_SIDE}"))),
     }
 }
 

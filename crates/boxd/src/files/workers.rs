@@ -34,7 +34,7 @@ const LONG_WORKERS: usize = 4;
 const LONG_WAIT: Duration = Duration::from_secs(30);
 /// A quick step that took longer indicates a slow disk. Preemption on a busy machine takes less.
 const MAX_QUICK_STEP: Duration = Duration::from_millis(10);
-/// For how long quick steps then run on workers too. Thus at most one such delay in this time affects all requests.
+/// Quick steps then run on workers for this long, so that at most one such delay in this time affects all requests.
 const INLINE_PAUSE: Duration = Duration::from_secs(2);
 /// The deepest call is the tar reader, whose buffers of 32 KiB are on the heap.
 const STACK_BYTES: usize = 512 * 1024;

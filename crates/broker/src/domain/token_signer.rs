@@ -154,7 +154,7 @@ impl TokenSigner {
         Self { master, previous: RwLock::new(previous), alg, default_ttl, policy, keysets: Mutex::default(), issued: AtomicU64::default() }
     }
 
-    /// Of the master key.
+    /// Fingerprint of the master key.
     pub fn fingerprint(&self) -> String {
         self.master.fingerprint()
     }

@@ -26,11 +26,11 @@ pub struct NegotiationBody {
     #[serde(default, deserialize_with = "strict_scope")]
     #[cfg_attr(test, schemars(with = "Option<Scope>"))]
     scope: Option<Scope>,
-    /// What to do when there is no session, or when there is one.
+    /// Whether to create the session, require one, or require that there is none.
     #[serde(default)]
     #[cfg_attr(test, schemars(schema_with = "super::openapi::field_schemas::mode"))]
     mode: Option<String>,
-    /// As whom to act: itself, or less.
+    /// The actor: the principal itself or a less privileged kind.
     #[serde(default)]
     #[cfg_attr(test, schemars(schema_with = "super::openapi::field_schemas::actor"))]
     actor: Option<Value>,
@@ -51,7 +51,7 @@ pub struct NegotiationBody {
     #[cfg_attr(test, schemars(schema_with = "super::openapi::field_schemas::sandbox"))]
     sandbox_hint: Option<String>,
     access: Option<Access>,
-    /// Wished life of the token in seconds.
+    /// Requested lifetime of the token, in seconds.
     #[cfg_attr(test, schemars(range(min = 1)))]
     ttl: Option<u32>,
     provider_preference: Option<String>,

@@ -113,7 +113,7 @@ struct Engine {
     _listener: Option<AbortOnDropHandle<()>>,
 }
 
-/// The path of every change.
+/// Commits every change.
 struct Base {
     engine: Engine,
     /// The writing connection is set to not wait for the disk. Only the holder of that connection changes this.

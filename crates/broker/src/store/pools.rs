@@ -57,7 +57,7 @@ pub async fn by_id(db: &mut AnyConnection, id: &PoolId) -> Stored<Option<Pool>> 
     row.as_ref().map(pool).transpose()
 }
 
-/// Of several concurrent failures one is counted.
+/// Concurrent failures count once.
 pub async fn note_trouble(tx: &mut AnyConnection, seen: &Pool, trouble: &PoolTrouble) -> Stored<bool> {
     let done = sqlx::query("UPDATE pools SET failures = $2, retry_at = $3, reason = $4 WHERE id = $1 AND failures = $5")
         .bind(seen.id.as_str())
@@ -244,12 +244,12 @@ impl Store {
         asked!(self, db => get(db, workspace, name))
     }
 
-    /// By name.
+    /// Ordered by name.
     pub async fn pools(&self, workspace: &str) -> Stored<Vec<Pool>> {
         asked!(self, db => list(db, Some(workspace)))
     }
 
-    /// Of every workspace.
+    /// Pools of all workspaces.
     pub async fn all_pools(&self) -> Stored<Vec<Pool>> {
         asked!(self, db => list(db, None))
     }

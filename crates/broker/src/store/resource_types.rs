@@ -1,5 +1,4 @@
-//! Store methods for the resources that sandboxes are made of (templates, snapshots, volumes, pools): a part of
-//! [`super::Store`].
+//! Parameter and result types of the store's resource methods: those of templates, snapshots, volumes and pools.
 
 use cobox_protocol::{PoolId, Timestamp};
 

@@ -107,7 +107,7 @@ impl Store {
         asked!(self, db => of(db, session, principal))
     }
 
-    /// By principal.
+    /// Ordered by principal.
     pub async fn shares(&self, session: &SessionId) -> Stored<Vec<Share>> {
         asked!(self, db => list(db, session))
     }

@@ -114,7 +114,7 @@ impl Store {
         asked!(self, db => get(db, workspace, name))
     }
 
-    /// By name.
+    /// Ordered by name.
     pub async fn templates(&self, workspace: &str) -> Stored<Vec<Template>> {
         asked!(self, db => list(db, workspace))
     }

@@ -103,13 +103,13 @@ pub struct Counting {
 }
 
 impl Counting {
-    /// As often as the reaper does it.
+    /// Counts in the reaper's usual interval.
     pub const REGULAR: Self = Self { every: COUNT_RUNNING_EVERY, max_gap: MAX_COUNTED_GAP };
     /// Starts to count now: no broker ran until now.
     pub const START: Self = Self { every: Duration::ZERO, max_gap: Duration::ZERO };
 }
 
-/// ChangeCounter to a sandbox's settings; absent fields stay as they are.
+/// Changes to a sandbox's settings; absent fields stay as they are.
 #[derive(Clone, Debug, Default)]
 pub struct SandboxChange {
     pub name: Option<Option<String>>,
@@ -164,7 +164,7 @@ pub struct DueBy {
 }
 
 impl DueBy {
-    /// None beside the running and unfinished ones.
+    /// Selects only running and unfinished sandboxes.
     pub const NOTHING: Self = {
         let never = Timestamp::from_unix(0);
         Self { now: never, suspended: never, restorable: never }
@@ -283,7 +283,7 @@ pub enum Shared {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RevokedTokens {
     Jti(String),
-    /// Those issued up to now.
+    /// Tokens issued up to now.
     Earlier {
         of: IssuedTo,
         value: String,
@@ -328,7 +328,7 @@ pub enum Rotated {
 
 #[derive(Default)]
 pub struct RevocationList {
-    /// Of the newest revocation in the list; changes whenever one is added.
+    /// Number of the newest revocation in the list; changes whenever one is added.
     pub sequence: u64,
     /// Latest start of a revocation, in Unix seconds. Together with the sequence it identifies a list.
     pub last_start: i64,
@@ -367,11 +367,11 @@ pub struct Horizon {
 /// Counts over all workspaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Those that have not ended, by state.
+    /// Live sandboxes, by state.
     pub sandboxes: Vec<(State, u64)>,
-    /// Those that have not ended.
+    /// Live sessions.
     pub sessions: u64,
-    /// Those still in effect.
+    /// Revocations in effect.
     pub revocations: u64,
     /// Each number is that of the workspace that has the most.
     pub fullest: WorkspaceTotals,
@@ -382,11 +382,11 @@ pub struct Counts {
 /// Numbers of one workspace, or their limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkspaceTotals {
-    /// Those that have not ended.
+    /// Live sandboxes.
     pub sandboxes: u64,
     pub snapshots: u64,
     pub volumes: u64,
-    /// Of snapshots and volumes together.
+    /// Size of snapshots and volumes together.
     pub stored_bytes: u64,
     pub templates: u64,
     pub pools: u64,
@@ -458,11 +458,11 @@ pub struct EventMarks {
 /// Numbers of stored events; zero if there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventBounds {
-    /// Of the session itself.
+    /// Number of the session's first own event.
     pub own_first: u64,
-    /// Of the session's end.
+    /// Number of the event that ended the session.
     pub own_end: u64,
-    /// The sandbox's newest, removed ones included.
+    /// Number of the sandbox's newest event, removed ones included.
     pub newest: u64,
     /// The sandbox's events up to this one were removed.
     pub pruned: u64,

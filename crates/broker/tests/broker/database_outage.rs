@@ -174,7 +174,7 @@ mod full_disk {
         let ann = broker.human("ann").await;
         let made = ann.ensure("t").await;
         disk.fill();
-        // The database has a little reserved space, which is used up first.
+        // The first writes may still find space.
         let refused = async || {
             let answer = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure" })).await;
             assert!(answer.status == 200 || is_unavailable(&answer), "{} {}", answer.status, text(&answer));

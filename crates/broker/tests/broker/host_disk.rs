@@ -134,7 +134,7 @@ async fn space_is_set_aside_for_the_database_also_if_sandboxes_are_elsewhere() {
     let world = World::new();
     assert!(world.provider.host_disk.lock().unwrap().is_none());
     let _broker = world.start().await;
-    eventually("space is set aside", || async { world.config.data_dir.join("ballast").exists() }).await;
+    eventually("the ballast file exists", || async { world.config.data_dir.join("ballast").exists() }).await;
 }
 
 #[tokio::test]

@@ -50,7 +50,7 @@ pub struct AuditArgs {
 pub enum AuditCommand {
     /// Print the newest hash of each broker's audit chain; save it where database administrators can't change it
     Head,
-    /// Verify that no record is missing or changed; exits with 1 and names the first fault if one is
+    /// Verify that no record is missing or changed; otherwise exits with 1 and prints the first fault
     Verify {
         /// A saved head, as printed by `cobox audit head`; may be repeated, or contain several lines
         #[arg(long = "head", value_name = "WRITER:NUMBER:HASH")]

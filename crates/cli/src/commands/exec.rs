@@ -74,7 +74,7 @@ pub struct ExecOptions {
     /// printers, notifications or files of this machine are removed
     #[arg(long)]
     raw: bool,
-    /// Don't wait for a running `cobox sync` of the thread to upload pending changes
+    /// Don't wait for a running `cobox sync` of the thread to upload pending changes before it runs
     #[arg(long)]
     no_flush: bool,
     /// Command line to run in the sandbox's shell

@@ -52,7 +52,7 @@ pub struct ExplainArgs {
     /// Kind to act as, if it has fewer permissions than the principal's own kind
     #[arg(long, value_enum, value_name = "KIND")]
     acting_as: Option<PrincipalKindArg>,
-    /// Requested capabilities [default: no specific ones]
+    /// Requested capabilities [default: those granted when none are requested]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     capabilities: Vec<String>,
 }

@@ -39,7 +39,7 @@ Examples:
 pub struct KillArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// Signal to send instead of killing it: a name or a number
+    /// Signal to send instead of SIGKILL: a name or a number
     #[arg(short, long, value_name = "SIGNAL")]
     signal: Option<String>,
     /// ID of a command, or ID or name of a shell, as listed by `cobox ps`

@@ -98,7 +98,7 @@ fn boot_id() -> io::Result<String> {
 struct ProcessStat {
     is_zombie: bool,
     parent: u32,
-    /// In clock ticks since boot.
+    /// Time of the start, in clock ticks since boot.
     start_time: u64,
 }
 

@@ -110,7 +110,7 @@ class ResumableStream(Generic[E]):
             self._receiving.release()
 
     def next(self) -> Flow[E | None]:
-        """The next event; None after the end. Asking for the next event marks the previous bytes as consumed."""
+        """The next event; None after the end. Requesting the next event marks the previous bytes as consumed."""
         yield AcquireLock(self._receiving)
         try:
             while True:

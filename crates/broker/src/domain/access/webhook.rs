@@ -32,7 +32,7 @@ impl Webhook {
         let sent_at: i64 = timestamp.parse().map_err(|_| refused("x-cobox-timestamp: must be whole seconds since 1970"))?;
         let is_genuine = signature.split(',').filter_map(|s| from_hex(s.trim().strip_prefix(VERSION)?)).any(|mac| {
             let expected = Hmac::<Sha256>::new_from_slice(self.0.expose().as_bytes());
-            // In constant time.
+            // Compares in constant time.
             expected.is_ok_and(|hmac| hmac.chain_update(timestamp).chain_update(".").chain_update(body).verify_slice(&mac).is_ok())
         });
         // Before the timestamp is checked: an unauthenticated client must learn nothing about this clock.

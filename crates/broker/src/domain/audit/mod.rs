@@ -1,4 +1,4 @@
-//! The audit: writing its records, reading and proving it, and noticing that a restored database lacks some.
+//! The audit: writing its records, reading and verifying it, and noticing that a restored database lacks some.
 
 pub mod audit_chain;
 pub mod mark;

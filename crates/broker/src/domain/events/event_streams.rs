@@ -55,7 +55,7 @@ pub struct EventStreams {
 pub enum Credential {
     ApiKey(Secret),
     Token(Secret),
-    /// Of one file: opens no stream.
+    /// A file link; it can't open an event stream.
     FileLink,
 }
 
@@ -202,7 +202,9 @@ pub struct EventStream {
     bound: SessionWithSandbox,
     /// Number of the session's last event, if it has ended.
     end: Option<u64>,
+    /// Position at which a stream of only new events begins; `None` for other streams.
     begins_at: Option<EventId>,
+    /// Number of the last event that was sent or skipped.
     after: u64,
     /// Events before the next one are missing, and this was not reported yet.
     has_unreported_gap: bool,

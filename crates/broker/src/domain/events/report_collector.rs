@@ -38,7 +38,7 @@ const RETRY_AT_MOST: Duration = Duration::from_secs(30);
 const MIN_EMPTY_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause after a response with records: they are a transaction, so those of a busy moment share one.
 const BATCH_INTERVAL: Duration = Duration::from_millis(50);
-/// Interval between batches of claims. Nobody waits for them, and every request leaves one.
+/// Interval between batches of claims. No request waits for them, and every request leaves one.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(2);
 /// After this many events of one sandbox, the events of its workspace are trimmed to their limit.
 const TRIM_EVERY: usize = 1000;

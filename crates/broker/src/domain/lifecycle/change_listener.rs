@@ -1,5 +1,5 @@
 //! Change listener: acts at once on what other brokers changed about this node's sandboxes. The reaper finds changes
-//! whose hint was missed.
+//! whose notice was missed.
 
 use std::sync::Arc;
 

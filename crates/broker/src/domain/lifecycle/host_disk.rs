@@ -35,7 +35,7 @@ const GROWTH_DIVISOR: u64 = 2;
 const TOLERATED_GROWTH: u64 = 16 << 20;
 /// Time limit for the push to one sandbox; the reaper repeats it.
 const PUSH_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the release of the ballast waits for growing sandboxes to end.
+/// How long the removal of the ballast file waits for growing sandboxes to end.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause before a suspension that failed is tried again.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -106,7 +106,7 @@ pub async fn check(lifecycle: &Arc<Lifecycle>) -> Duration {
     let mut trend = state.trend.lock().await;
     let disk = context.provider.host_disk().await;
     if let Err(error) = release_ballast_if_full(lifecycle).await {
-        tracing::error!(%error, "the host's disk is full, and releasing the reserved space failed");
+        tracing::error!(%error, "the host's disk is full, and removing the ballast file failed");
     }
     let Some(disk) = disk else {
         set_ballast_aside(lifecycle, u64::MAX);
@@ -152,7 +152,7 @@ async fn release_ballast_if_full(lifecycle: &Arc<Lifecycle>) -> std::io::Result<
         tracing::warn!("sandboxes that fill the host's disk did not end in time");
     }
     ballast.release()?;
-    tracing::error!("the host's disk is full; the broker uses its reserved space");
+    tracing::error!("the host's disk is full; the ballast file was removed");
     Ok(())
 }
 

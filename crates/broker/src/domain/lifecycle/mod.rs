@@ -1,4 +1,4 @@
-//! The life of a sandbox: starting, suspending and ending it, and keeping what runs and what is stored the same.
+//! The life of a sandbox: starting, suspending and ending it, and keeping processes and records consistent.
 
 pub mod change_listener;
 pub mod control_push;

@@ -14,7 +14,7 @@ use crate::{
     store::ChangeNotice,
 };
 
-/// How often the store is polled for the other broker's result when no hint arrives.
+/// How often the store is polled for the other broker's result when no change notice arrives.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// As `Lifecycle::ensure_running`, for a sandbox of another node: stores the intent for its broker.
@@ -64,7 +64,7 @@ pub async fn ensure_running_on_remote_node(context: &BrokerContext, id: &Sandbox
         if Instant::now() >= deadline {
             return Err(starting(id));
         }
-        // ChangeNotice or timeout: either way the next iteration reads the sandbox again.
+        // Notice or timeout: either way the next iteration reads the sandbox again.
         let _ = tokio::time::timeout_at(deadline.min(Instant::now() + POLL_INTERVAL), changed).await;
     }
 }

@@ -32,7 +32,7 @@ use crate::{
     store::{Counting, Ending, SandboxAfterSession, Stored},
 };
 
-/// Sandboxes handled concurrently when all of a workspace are notified or all of a node are checked.
+/// Sandboxes handled concurrently when a workspace is notified or a node is checked.
 pub const CONCURRENT_SANDBOXES: usize = 16;
 /// Longest stored reason of a provider's failure, in characters.
 const MAX_REASON_CHARS: usize = 500;

@@ -157,7 +157,7 @@ impl LangSmithSandboxes {
         let id = sandbox.id.clone();
         if self.context.is_here(&sandbox) {
             let lifecycle = self.lifecycle.clone();
-            // In a task: if the caller disconnects, the stop must not stay half done until the next reaper pass.
+            // In a task: if the caller disconnects, the stop must not stay half done until the reaper's next round.
             let stopping = self.context.background.spawn(async move { lifecycle.suspend(&id, STOPPED, |_| true).await });
             if let Ok(stopped) = tokio::time::timeout(ANSWER_WITHIN, stopping).await {
                 stopped.map_err(|_| ApiError::new(ErrorCode::Internal, "stopping was interrupted; try again"))??;

@@ -176,7 +176,7 @@ impl Sandboxes {
         access::may_end(&caller.principal, &sandbox)?;
         let audit = AuditRecord::of_sandbox(self.context.now(), &sandbox, "sandbox.deleted", "asked for").by(caller, request_id);
         let lifecycle = self.lifecycle.clone();
-        // In a task: if the caller disconnects, the deletion must not stay half done until the next reaper pass.
+        // In a task: if the caller disconnects, the deletion must not stay half done until the reaper's next round.
         let deleting = self.context.background.spawn(async move {
             match is_permanent {
                 true => lifecycle.terminate_permanently(&sandbox, "it was deleted", audit).await,

@@ -55,7 +55,7 @@ impl LinkMethod {
 pub struct FileLinkParams<'a> {
     pub path: &'a str,
     pub method: LinkMethod,
-    /// In seconds.
+    /// Lifetime of the link, in seconds.
     pub ttl: Option<u32>,
 }
 

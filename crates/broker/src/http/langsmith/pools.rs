@@ -27,7 +27,7 @@ pub struct PoolRequest {
     replicas: u32,
     #[serde(default)]
     wait_for_ready: Option<bool>,
-    /// In seconds.
+    /// How long to wait for the pool to be ready, in seconds.
     #[serde(default)]
     timeout: Option<u64>,
 }

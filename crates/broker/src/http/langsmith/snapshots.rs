@@ -40,7 +40,7 @@ pub struct SnapshotRequest {
     name: String,
     #[serde(default)]
     tag: Option<String>,
-    /// One the provider has. Not for what is taken of a box.
+    /// An image of the provider. Omit it when the snapshot is taken from a box.
     #[serde(default)]
     docker_image: Option<String>,
     #[serde(default)]
@@ -74,7 +74,7 @@ pub struct SnapshotResponse {
     created_by: String,
     created_at: Timestamp,
     updated_at: Timestamp,
-    /// Those that mean it now.
+    /// Tags that currently refer to this snapshot.
     tags: Vec<String>,
 }
 

@@ -46,7 +46,7 @@ pub struct VolumeMount {
 #[cfg_attr(test, schemars(rename = "TemplateWish"))]
 pub struct TemplateParams {
     name: String,
-    /// One the provider has; left out or `default`: what it gives everybody.
+    /// An image of the provider; omitted or `default`: the provider's default image.
     #[serde(default)]
     image: Option<String>,
     #[serde(default)]
