@@ -228,10 +228,10 @@ impl Broker {
         audit_mark.restore_gap(&store, &node).await?;
         let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
         nodes
-            .claim(&store, &*clock, data_dir.is_same_place()?)
+            .claim(&store, &*clock, data_dir.is_original_directory()?)
             .await
             .map_err(|why| StartError::Node { data_dir: config.data_dir.clone(), why })?;
-        data_dir.remember_place()?;
+        data_dir.record_directory_identity()?;
         // Send the heartbeat before reading the key, so that a rotation of the key detects this broker.
         nodes.beat(&store, &*clock).await?;
         let master = master_key::read(&data_dir, &store).await?;

@@ -59,7 +59,7 @@ pub async fn beat(context: Arc<BrokerContext>, stop: CancellationToken, cause: A
         if !context.store.is_shared() {
             continue;
         }
-        match context.store.agree(master_key::AGREED, &fingerprint).await {
+        match context.store.agree(master_key::FINGERPRINT_ENTRY, &fingerprint).await {
             Ok(agreed) if agreed != fingerprint => {
                 tracing::error!(
                     "the master key was replaced while this broker ran; stopping; copy the new key here and start the broker again"

@@ -171,8 +171,8 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_gains_nothing() {
         "method": "DELETE", "route": "/", "status": 200, "duration_ms": 0,
     }] })));
     let deed = json!({ "type": "exec", "command": "rm -rf /", "exit_code": 0, "duration_ms": 1 });
-    let happening = |seq: u64| json!({ "seq": seq, "at": "2999-01-01T00:00:00Z", "principal": "root", "session_id": other["session_id"], "what": deed });
-    boxd.activity_items.send_replace((1..=20).map(happening).collect());
+    let activity = |seq: u64| json!({ "seq": seq, "at": "2999-01-01T00:00:00Z", "principal": "root", "session_id": other["session_id"], "what": deed });
+    boxd.activity_items.send_replace((1..=20).map(activity).collect());
     world.provider.liars.lock().unwrap().insert(id.clone(), lying_server::router());
 
     let laptop = tempfile::tempdir().unwrap();

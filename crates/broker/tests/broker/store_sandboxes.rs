@@ -97,9 +97,9 @@ pub async fn attaching(store: &Store) {
     assert_eq!(active().await, 0);
 
     // A session of another principal doesn't end the owner's sandbox.
-    let lent = sandbox(None);
-    store.add_sandbox(&lent, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
-    let mut guest = attach("attached 5", &lent);
+    let shared = sandbox(None);
+    store.add_sandbox(&shared, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
+    let mut guest = attach("attached 5", &shared);
     guest.fresh.session.owner = "bob".into();
     store.ensure(&guest).await.unwrap();
     assert_eq!(store.end_session(&guest.fresh.session.id, &ending(60)).await.unwrap(), Some(SandboxAfterSession::Suspend));

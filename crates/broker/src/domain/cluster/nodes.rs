@@ -112,13 +112,13 @@ impl Nodes {
     }
 
     /// Claims the node id for this process. The lock on the data directory prevents a second process, unless the
-    /// directory was copied: if it may be a copy (`is_same_place` is false), another live process under the same node id
+    /// directory was copied: if it may be a copy (`is_original_directory` is false), another live process under the same node id
     /// is an error.
-    pub async fn claim(&self, store: &Store, clock: &dyn Clock, is_same_place: bool) -> Result<(), ClaimNodeError> {
+    pub async fn claim(&self, store: &Store, clock: &dyn Clock, is_original_directory: bool) -> Result<(), ClaimNodeError> {
         if !store.is_shared() {
             return Ok(());
         }
-        if !is_same_place {
+        if !is_original_directory {
             self.wait_for_silence(store).await?;
         }
         Ok(store.take_node(&self.as_node(clock.now(), None)).await?)

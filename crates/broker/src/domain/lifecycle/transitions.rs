@@ -166,7 +166,7 @@ impl Lifecycle {
         }
     }
 
-    async fn start(&self, sandbox: &Sandbox, counted: &StartMetrics) -> Result<(), ProviderError> {
+    async fn start(&self, sandbox: &Sandbox, metrics: &StartMetrics) -> Result<(), ProviderError> {
         let began = Instant::now();
         let started = async {
             // The lease begins with this start: one that counts from the last use may be over, and boxd would end
@@ -179,8 +179,8 @@ impl Lifecycle {
         };
         let started = started.await;
         match &started {
-            Ok(()) => counted.took.add(began.elapsed()),
-            Err(_) => drop(counted.failed.fetch_add(1, Relaxed)),
+            Ok(()) => metrics.took.add(began.elapsed()),
+            Err(_) => drop(metrics.failed.fetch_add(1, Relaxed)),
         }
         started
     }

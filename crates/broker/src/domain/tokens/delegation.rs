@@ -129,7 +129,7 @@ impl Delegations {
         by: AuditedRequester<'_>,
         (sandbox, session): (Sandbox, Option<Session>),
         parent: Claims,
-        presented: &Secret,
+        parent_token: &Secret,
         params: DelegationParams<'_>,
     ) -> Result<DelegateResponse, ApiError> {
         let context = &self.context;
@@ -158,7 +158,7 @@ impl Delegations {
         }
         let token = TokenParams {
             ttl: params.ttl,
-            format: params.format.unwrap_or_else(|| TokenFormat::of(presented)),
+            format: params.format.unwrap_or_else(|| TokenFormat::of(parent_token)),
             lineage,
             ..TokenParams::new(granted)
         };
