@@ -233,7 +233,7 @@ impl Broker {
             .map_err(|why| StartError::Node { data_dir: config.data_dir.clone(), why })?;
         data_dir.record_directory_identity()?;
         // Send the heartbeat before reading the key, so that a rotation of the key detects this broker.
-        nodes.beat(&store, &*clock).await?;
+        nodes.send_heartbeat(&store, &*clock).await?;
         let master = master_key::read(&data_dir, &store).await?;
         store.seal_with(master.audit_seal());
         let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
@@ -337,7 +337,7 @@ impl Broker {
         let sweeping = tokio::spawn(upkeep::sweep(self.context.clone(), rate_limiter.clone(), self.data_dir.clone()));
         let stop = CancellationToken::new();
         let stop_cause = Arc::<upkeep::StopCause>::default();
-        let beating = tokio::spawn(upkeep::beat(self.context.clone(), stop.clone(), stop_cause.clone()));
+        let beating = tokio::spawn(upkeep::send_heartbeats(self.context.clone(), stop.clone(), stop_cause.clone()));
         let watching_disk = tokio::spawn(host_disk::watch(self.lifecycle.clone()));
         let listening = tokio::spawn(listen_for_changes(self.lifecycle.clone()));
         let watching = tokio::spawn(watch_policy(self.context.clone()));

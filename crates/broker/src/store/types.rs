@@ -416,7 +416,7 @@ pub struct Node {
     /// The process of the node that sent it.
     pub instance: String,
     /// Number of heartbeats; counted by the store.
-    pub beats: u64,
+    pub heartbeats: u64,
     /// Its clock minus the database's, in milliseconds; `None` for an older broker that doesn't measure it.
     pub clock_offset_ms: Option<i64>,
 }

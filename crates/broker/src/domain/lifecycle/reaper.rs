@@ -92,7 +92,7 @@ impl Reaper {
         if let Err(error) = context.store.note(&self.lifecycle.last_used.due(now)).await {
             tracing::error!(%error, "writing last-use times failed");
         }
-        if let Err(error) = context.nodes.beat(&context.store, &*context.clock).await {
+        if let Err(error) = context.nodes.send_heartbeat(&context.store, &*context.clock).await {
             tracing::error!(%error, "writing the heartbeat failed");
         }
         if let Err(error) = self.count_downtime(now).await {
