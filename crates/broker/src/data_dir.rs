@@ -251,12 +251,12 @@ impl DataDir {
 
     /// Writes a file that is either complete and durable or absent.
     fn write_once(&self, path: &Path, bytes: &[u8]) -> Result<(), DataDirError> {
-        write_whole(path, bytes).map_err(failed(path, "writing"))
+        write_atomically(path, bytes).map_err(failed(path, "writing"))
     }
 }
 
 /// Replaces a file in the data directory atomically. It is durable when this returns.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let partial = path.with_extension("partial");
     // Left over from a crash, and useless.
     match fs::remove_file(&partial) {

@@ -82,7 +82,7 @@ pub use oidc::OidcConfig;
 use origin::Origin;
 use policy::{PolicyFileError, Reloaded};
 use services::Services;
-use store::{Counting, Store, StoreError};
+use store::{Store, StoreError, TimeAccounting};
 use thread_authority::ThreadAuthority;
 pub use thread_authority::ThreadAuthorityConfig;
 use tls::Tls;
@@ -259,8 +259,8 @@ impl Broker {
         let last_used = Arc::new(LastUsed::default());
         let lifecycle = Arc::new(Lifecycle::new(context.clone(), last_used, quarantine));
         // The time without a running broker counts neither as running time nor against retention periods.
-        store.count_running(&context.node, context.now(), Counting::START).await?;
-        lifecycle.count_downtime(context.now(), Counting::START).await?;
+        store.count_running(&context.node, context.now(), TimeAccounting::START).await?;
+        lifecycle.count_downtime(context.now(), TimeAccounting::START).await?;
         let quarantined = reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
         if let Some(loss) = small_loss {
             audit_mark.settle(loss, quarantined);

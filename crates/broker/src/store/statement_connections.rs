@@ -88,7 +88,7 @@ impl StatementConnections {
     }
 
     /// Whether all borrowed connections are back.
-    pub fn is_at_rest(&self) -> bool {
+    pub fn has_no_borrowed_connection(&self) -> bool {
         self.turns.available_permits() == self.most
     }
 

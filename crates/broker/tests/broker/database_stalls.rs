@@ -31,7 +31,7 @@ async fn store_behind_proxy() -> (TestDatabase, StallingProxy, Arc<Store>) {
     // Repeated, so that the connection has prepared the statement and sends it in one message.
     for n in 0..3 {
         note(&store, &format!("before {n}")).await.unwrap();
-        eventually("the connections to be idle", || async { store.is_at_rest().then_some(()) }).await;
+        eventually("the connections to be idle", || async { store.has_no_borrowed_connection().then_some(()) }).await;
     }
     (database, proxy, store)
 }

@@ -6,7 +6,7 @@ use cobox_broker::{
     domain::model::{Sandbox, SessionWithSandbox},
     policy::Quota,
     store::{
-        AddedSandbox, ChangedSandbox, DueBy, EnsureParams, Ensured, Idempotency, PageParams, QuotaReached, QuotaSubject,
+        AddedSandbox, ChangedSandbox, DueTimes, EnsureParams, Ensured, Idempotency, PageParams, QuotaReached, QuotaSubject,
         SandboxAfterSession, SandboxChange, SessionFilter, Store, Viewer,
     },
 };
@@ -219,7 +219,7 @@ pub async fn own_lifetimes(store: &Store) {
     }
     let due = async |suspended_by: i64, now: i64| {
         let mut ids: Vec<_> = store
-            .sandboxes_due("own-lifetimes", DueBy { now: at(now), suspended: at(suspended_by), restorable: at(now) })
+            .sandboxes_due("own-lifetimes", DueTimes { now: at(now), suspended: at(suspended_by), restorable: at(now) })
             .await
             .unwrap()
             .into_iter()

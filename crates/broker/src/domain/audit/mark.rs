@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     chain::hex,
-    data_dir::write_whole,
+    data_dir::write_atomically,
     store::{AuditGap, AuditProgress, MarkedRecord, Store, Stored},
 };
 
@@ -92,7 +92,7 @@ pub fn read_restored(data_dir: &Path) -> io::Result<Option<Restored>> {
 pub fn acknowledge_restored(data_dir: &Path, now: Timestamp) -> io::Result<bool> {
     let Some(restored) = read_restored(data_dir)?.filter(|r| r.acknowledged_at.is_none()) else { return Ok(false) };
     let text = serde_json::to_vec_pretty(&Restored { acknowledged_at: Some(now), ..restored })?;
-    write_whole(&data_dir.join(RESTORED_FILE), &text)?;
+    write_atomically(&data_dir.join(RESTORED_FILE), &text)?;
     Ok(true)
 }
 
@@ -218,7 +218,7 @@ impl AuditMark {
             tracing::error!(count = lost.len() - MAX_LOGGED, "more records were lost; {RESTORED_FILE} lists all of them");
         }
         let written = serde_json::to_vec_pretty(restored).map_err(io::Error::from);
-        if let Err(error) = written.and_then(|text| write_whole(&self.dir.join(RESTORED_FILE), &text)) {
+        if let Err(error) = written.and_then(|text| write_atomically(&self.dir.join(RESTORED_FILE), &text)) {
             tracing::error!(%error, "writing {RESTORED_FILE} failed");
         }
         // From here on, the restored database is the reference.
@@ -260,7 +260,9 @@ impl AuditMark {
             return;
         }
         let done = match &gap {
-            Some(gap) => serde_json::to_vec(gap).map_err(io::Error::from).and_then(|text| write_whole(&self.dir.join(GAP_FILE), &text)),
+            Some(gap) => {
+                serde_json::to_vec(gap).map_err(io::Error::from).and_then(|text| write_atomically(&self.dir.join(GAP_FILE), &text))
+            }
             None => fs::remove_file(self.dir.join(GAP_FILE)),
         };
         match done {
@@ -318,7 +320,7 @@ impl AuditMark {
 
     fn write(&self, mark: &Mark) {
         let text = serde_json::to_vec(mark).map_err(io::Error::from);
-        match text.and_then(|text| write_whole(&self.dir.join(MARK_FILE), &text)) {
+        match text.and_then(|text| write_atomically(&self.dir.join(MARK_FILE), &text)) {
             Ok(()) => *self.written.lock() = Some((mark.number, mark.at)),
             Err(error) => tracing::warn!(%error, "writing {MARK_FILE} failed"),
         }
@@ -329,7 +331,7 @@ impl AuditMark {
         if fs::metadata(&path).is_ok_and(|m| m.len() > MAX_RECORDS_BYTES) {
             let kept = self.records();
             let newer = &kept[kept.len() / 2..];
-            write_whole(&path, lines(newer)?.as_bytes())?;
+            write_atomically(&path, lines(newer)?.as_bytes())?;
         }
         let mut file = File::options().create(true).append(true).mode(0o600).open(&path)?;
         file.write_all(lines(records)?.as_bytes())

@@ -129,7 +129,8 @@ impl Nodes {
     async fn wait_for_silence(&self, store: &Store) -> Result<(), ClaimNodeError> {
         let last = async || -> Stored<Option<Node>> { Ok(store.nodes().await?.into_iter().find(|n| n.id == self.own)) };
         let Some(first) = last().await? else { return Ok(()) };
-        let left = self.timeout.saturating_sub(silence(&first, store.clock_millis().await?)).max(self.heartbeat_interval() + HEARTBEAT_GRACE);
+        let left =
+            self.timeout.saturating_sub(silence(&first, store.clock_millis().await?)).max(self.heartbeat_interval() + HEARTBEAT_GRACE);
         tracing::warn!(
             url = first.url,
             seconds = left.as_secs(),

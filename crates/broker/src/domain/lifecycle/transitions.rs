@@ -29,7 +29,7 @@ use crate::{
         model::{AuditRecord, Intent, Sandbox, SessionWithSandbox},
     },
     metrics::StartMetrics,
-    store::{Counting, Ending, SandboxAfterSession, Stored},
+    store::{Ending, SandboxAfterSession, Stored, TimeAccounting},
 };
 
 /// Sandboxes handled concurrently when all of a workspace are notified or all of a node are checked.
@@ -335,7 +335,7 @@ impl Lifecycle {
 
     /// Excludes time in which no broker ran on this node from the retention of suspended, deleted and quarantined items.
     /// Must run before any expired item is removed.
-    pub async fn count_downtime(&self, now: Timestamp, counting: Counting) -> Stored<()> {
+    pub async fn count_downtime(&self, now: Timestamp, counting: TimeAccounting) -> Stored<()> {
         let downtime = self.context.store.count_downtime(&self.context.node, now, counting).await?;
         self.quarantine.count(now, counting);
         if !downtime.is_zero() {

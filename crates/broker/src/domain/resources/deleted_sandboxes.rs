@@ -64,7 +64,7 @@ impl DeletedSandboxes {
                 let conflict = name_taken(&name.unwrap_or_default(), &id);
                 Err(ApiError { message: format!("{}; restore it under another name", conflict.message), ..conflict })
             }
-            RestoredSandbox::MadeOfGone(what) => {
+            RestoredSandbox::SpecPartMissing(what) => {
                 Err(ApiError::new(ErrorCode::InUse, format!("{what}, from which sandbox {} was created, was deleted too", deleted.id)))
             }
             RestoredSandbox::Stopping => Err(ApiError::new(
