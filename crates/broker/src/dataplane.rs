@@ -205,7 +205,7 @@ impl Dataplane {
             ttl: None,
             remaining: context.remaining_time(&sandbox, session.as_ref(), now),
             now,
-            lineage: entry.lineage(),
+            origin: entry.origin(),
         });
         let passer = Passer {
             workspace: principal.workspace.clone(),

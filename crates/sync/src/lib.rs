@@ -57,7 +57,7 @@ pub use folder::{Folder, Limits, open_root};
 pub use halt::Halt;
 pub use hooks::{ChangeKind, Hooks, LocalHooks};
 pub use ignore_rules::{STAGING_DIRECTORY, TRASH_DIRECTORY};
-pub use message::{Fault, MAX_FRAME_BYTES, Message, Need, Outcome};
+pub use message::{Fault, MAX_FRAME_BYTES, Message, MissingContent, Outcome};
 pub use mode::Mode;
 pub use path::RelPath;
 pub use peer::Connection;

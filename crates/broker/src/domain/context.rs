@@ -58,7 +58,7 @@ impl BrokerContext {
     }
 
     /// Limits of a workspace for a resource type with at most `most` items.
-    pub fn room(&self, most: u32) -> ResourceLimits {
+    pub fn resource_limits(&self, most: u32) -> ResourceLimits {
         ResourceLimits { most, bytes: self.config.max_stored_bytes_per_workspace, alive_since: self.alive_since() }
     }
 

@@ -10,7 +10,7 @@ use http::{HeaderMap, Uri, request::Parts};
 
 use super::{
     Api,
-    body::UnwantedBody,
+    body::UnexpectedBody,
     error::{Failure, RequestRecord},
     limits,
 };
@@ -61,7 +61,7 @@ impl FromRequestParts<Api> for Authenticated {
         };
         let route = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
         api.charge(parts.extensions.get::<RequestRecord>(), &caller.principal, limits::class(&parts.method, route))?;
-        UnwantedBody::must_be_empty(&parts.extensions).await?;
+        UnexpectedBody::must_be_empty(&parts.extensions).await?;
         let authority = api.context.thread_authority.as_ref();
         let caller = Caller { thread_credential: authority.and_then(|a| a.credential(&parts.headers)), ..caller };
         let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);

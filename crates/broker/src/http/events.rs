@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use super::{
     Api,
-    body::UnwantedBody,
+    body::UnexpectedBody,
     error::{Failure, RequestRecord},
     paging::Params,
     sessions::session_id,
@@ -66,7 +66,7 @@ pub async fn events(
     }
     let charge = |auth: &Principal| api.charge(extensions.get::<RequestRecord>(), auth, RequestClass::Request);
     let stream = api.events.open(credentials, &session_id(&id)?, from, &charge).await?;
-    UnwantedBody::must_be_empty(&extensions).await?;
+    UnexpectedBody::must_be_empty(&extensions).await?;
     let request_id = extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
     let (sender, receiver) = mpsc::channel(BUFFERED_BATCHES);
     let preamble = preamble(&stream);

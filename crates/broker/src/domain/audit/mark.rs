@@ -76,7 +76,7 @@ pub struct Restored {
 }
 
 /// Loss of only a few records, which alone doesn't prove that a backup was restored.
-pub struct SmallLoss {
+pub struct UnsyncedLoss {
     restored: Restored,
     /// The database is the one that was in use before the last restore.
     is_back: bool,
@@ -120,7 +120,7 @@ impl AuditMark {
 
     /// Compares the database with the mark, before anything is written to the chain. A small loss must be passed to
     /// [`AuditMark::settle`].
-    pub async fn compare(&self, store: &Store, writer: &str, now: Timestamp) -> Stored<Option<SmallLoss>> {
+    pub async fn compare(&self, store: &Store, writer: &str, now: Timestamp) -> Stored<Option<UnsyncedLoss>> {
         let is_back = match self.read::<Restored>(RESTORED_FILE) {
             Some(before) => hash_of(store, writer, before.last_lost).await? == Some(before.last_hash),
             None => false,
@@ -133,7 +133,7 @@ impl AuditMark {
         };
         let is_recent = restored.database_at.is_some_and(|at| restored.seen_at.saturating_since(at) <= MAX_POWER_CUT_LOSS);
         if restored.lost.is_empty() && (is_back || is_recent && !is_on_disk) {
-            return Ok(Some(SmallLoss { restored, is_back }));
+            return Ok(Some(UnsyncedLoss { restored, is_back }));
         }
         self.report(&restored);
         Ok(None)
@@ -141,8 +141,8 @@ impl AuditMark {
 
     /// Classifies a small loss once the number of newly quarantined items is known: new items prove that a backup was
     /// restored.
-    pub fn settle(&self, loss: SmallLoss, quarantined: usize) {
-        let SmallLoss { restored, is_back } = loss;
+    pub fn settle(&self, loss: UnsyncedLoss, quarantined: usize) {
+        let UnsyncedLoss { restored, is_back } = loss;
         if quarantined > 0 {
             self.report(&restored);
         } else if is_back {

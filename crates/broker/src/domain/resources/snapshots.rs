@@ -199,7 +199,7 @@ impl Snapshots {
         let most = context.config.max_snapshots_per_workspace;
         match context
             .store
-            .add_snapshot(snapshot, &Viewer::from(&request.caller.principal), &context.room(most), &audit)
+            .add_snapshot(snapshot, &Viewer::from(&request.caller.principal), &context.resource_limits(most), &audit)
             .await
             .map_err(store_error)?
         {

@@ -65,7 +65,7 @@ impl Volumes {
         let audit =
             request.audit(self.context.now(), "volume.created", &format!("{} {} of {} bytes", volume.name, volume.id, volume.size_bytes));
         let most = context.config.max_volumes_per_workspace;
-        match context.store.add_volume(&volume, &context.room(most), &audit).await.map_err(store_error)? {
+        match context.store.add_volume(&volume, &context.resource_limits(most), &audit).await.map_err(store_error)? {
             AddedResource::Added => {}
             AddedResource::NameTaken => return Err(name_taken(&volume.name)),
             AddedResource::TooMany => {

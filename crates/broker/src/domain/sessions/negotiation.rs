@@ -192,7 +192,7 @@ impl Negotiator {
                     let token = TokenParams {
                         ttl: params.ttl,
                         format: params.token_format,
-                        lineage: entry.lineage(),
+                        origin: entry.origin(),
                         ..TokenParams::new(capabilities)
                     };
                     return self.sessions.answer(request, bound, token).await;

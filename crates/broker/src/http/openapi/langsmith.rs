@@ -87,11 +87,11 @@ pub fn routes() -> Vec<Operation> {
             both!("delete", "/boxes/{name}/service-urls", "deleteBoxServiceUrls", "Unsupported: there are no service URLs")
                 .map(|o| o.with([which()]).fails(&[Unsupported])),
         ];
-    routes.into_iter().flatten().chain(langsmith_resources::routes()).map(in_its_dialect).collect()
+    routes.into_iter().flatten().chain(langsmith_resources::routes()).map(with_langsmith_errors).collect()
 }
 
 /// Adds this API's error format to an operation.
-pub fn in_its_dialect(operation: Operation) -> Operation {
+pub fn with_langsmith_errors(operation: Operation) -> Operation {
     let detail = json!({
         "type": "object",
         "properties": { "error": { "type": "string" }, "message": { "type": "string" }, "error_id": { "type": "string" } },
