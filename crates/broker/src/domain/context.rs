@@ -16,7 +16,7 @@ use crate::{
     domain::{
         cluster::nodes::Nodes,
         model::{AuditRecord, Caller, Sandbox, Session},
-        token_signer::{LONGEST_POSSESSION, TokenSigner},
+        token_signer::{MAX_REFRESH_AGE, TokenSigner},
     },
     metrics::{DiskSpace, Metrics},
     oidc::Oidc,
@@ -148,7 +148,7 @@ impl BrokerContext {
         Ending {
             now,
             reason: reason.into(),
-            revoke_until: now.plus(LONGEST_POSSESSION),
+            revoke_until: now.plus(MAX_REFRESH_AGE),
             keeps_sandbox: false,
             keep_files: Duration::ZERO,
             audit,

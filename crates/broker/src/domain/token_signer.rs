@@ -36,7 +36,7 @@ pub const LONGEST_TOKEN_LIFE: Duration = Duration::from_secs(MAX_TOKEN_TTL_SECON
 /// How long an expired token still proves possession on refresh.
 pub const REFRESH_GRACE_SECONDS: i64 = 3600;
 /// After this a token issued now doesn't even prove possession.
-pub const LONGEST_POSSESSION: Duration = Duration::from_secs(LONGEST_TOKEN_LIFE.as_secs() + REFRESH_GRACE_SECONDS as u64);
+pub const MAX_REFRESH_AGE: Duration = Duration::from_secs(LONGEST_TOKEN_LIFE.as_secs() + REFRESH_GRACE_SECONDS as u64);
 /// Maximum number of active revocations per sandbox, and per workspace as a whole: enough for hundreds of clients that
 /// rotate their tokens, while a push to boxd stays small.
 pub const MAX_REVOCATIONS: u32 = 2048;

@@ -12,7 +12,7 @@ use crate::{
     domain::{
         access::keys::{MAX_KEYS_PER_PRINCIPAL, MAX_PRINCIPALS_PER_WORKSPACE},
         model::{ApiKey, AuditRecord, Principal, SessionWithSandbox},
-        token_signer::LONGEST_POSSESSION,
+        token_signer::MAX_REFRESH_AGE,
     },
     store::{AddedKey, Ending, ExpiringKey, PageParams, RevokedKey, Store, Stored},
 };
@@ -170,9 +170,9 @@ pub async fn expire(tx: &mut AnyConnection, id: &KeyId, at: Timestamp, audit: &A
     .execute(&mut *tx)
     .await?;
     // Later than that, no token that exists now is valid, and new tokens already respect the key's expiry.
-    if at < now.plus(LONGEST_POSSESSION) {
+    if at < now.plus(MAX_REFRESH_AGE) {
         let grant = Revoked { kind: "grant", value: id.as_str(), issued_by: None };
-        revocations::insert_revocation(&mut *tx, (workspace.as_str(), None), grant, now, at, at.plus(LONGEST_POSSESSION)).await?;
+        revocations::insert_revocation(&mut *tx, (workspace.as_str(), None), grant, now, at, at.plus(MAX_REFRESH_AGE)).await?;
     }
     audit_records::add(&mut *tx, audit).await?;
     Ok(get(tx, id).await?.map_or(ExpiringKey::NotThere, |key| ExpiringKey::Changed(Box::new(key))))

@@ -22,7 +22,7 @@ use crate::{
     lying_server,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 const EVIL: &str = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nEVIL";
 
 fn raw_response(first: impl Into<Vec<u8>>) -> RawResponse {
@@ -40,7 +40,7 @@ async fn receive_raw(client: &Client, made: &Value, enough: usize) -> String {
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut got = Vec::new();
     let reading = async { while got.len() < enough && stream.read_buf(&mut got).await.unwrap_or(0) > 0 {} };
-    timeout(PATIENCE, reading).await.expect("the answer ends");
+    timeout(EVENT_TIMEOUT, reading).await.expect("the answer ends");
     String::from_utf8_lossy(&got).into_owned()
 }
 
@@ -108,7 +108,7 @@ async fn a_response_of_the_wrong_length_ends_its_connection_and_does_not_affect_
             // Two requests to the sandbox, then one to the broker itself, on one connection.
             stream.write_all(format!("{lied}{lied}{own}").as_bytes()).await.unwrap();
             let mut got = String::new();
-            timeout(PATIENCE, stream.read_to_string(&mut got)).await.unwrap().unwrap();
+            timeout(EVENT_TIMEOUT, stream.read_to_string(&mut got)).await.unwrap().unwrap();
             assert!(!got.contains("EVIL"), "{first:?}: {got}");
             assert!(got.ends_with("\"next_cursor\":null}") || got.contains("\"items\""), "{first:?}: {got}");
         }
@@ -191,7 +191,7 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_gains_nothing() {
     let all = async {
         tokio::join!(to_broker, to_others, lied_to_a_client(session.dataplane()), lied_to_a_sync(session.dataplane(), laptop.path()))
     };
-    timeout(PATIENCE, all).await.expect("no response of boxd may block the broker");
+    timeout(EVENT_TIMEOUT, all).await.expect("no response of boxd may block the broker");
 
     // Neither a file outside the folder nor a wrong one in it.
     assert_eq!(fs::read_to_string(laptop.path().join("here/mine")).unwrap(), "mine");

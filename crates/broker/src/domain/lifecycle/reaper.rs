@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// How often boxd is asked for its open streams; it is always asked before a sandbox becomes idle or suspended.
-const ASK_INTERVAL: Duration = Duration::from_secs(60);
+const STATUS_INTERVAL: Duration = Duration::from_secs(60);
 /// How often a soft disk limit is compared with the usage: counting may mean walking the files.
 const MEASURE_DISK_INTERVAL: Duration = Duration::from_secs(2);
 /// How often filesystems are checked for failures.
@@ -195,7 +195,7 @@ impl Reaper {
             lifecycle.last_used.record_sandbox_use(&sandbox.id, now);
         }
         let is_silent = idle_time(sandbox) >= idle_timeout;
-        if self.is_check_due(&sandbox.id, |s| &mut s.usage_asked_at, if is_silent { Duration::ZERO } else { ASK_INTERVAL }, now)
+        if self.is_check_due(&sandbox.id, |s| &mut s.usage_asked_at, if is_silent { Duration::ZERO } else { STATUS_INTERVAL }, now)
             && self.is_in_use(sandbox).await
         {
             lifecycle.last_used.record_sandbox_use(&sandbox.id, now);

@@ -9,7 +9,7 @@ use cobox_protocol::{
 };
 use serde_json::json;
 
-use super::{OF_STARTING, idempotency_key, keyed, page_of, prefer, session_id, tags, thread_authorization};
+use super::{START_ERRORS, idempotency_key, keyed, page_of, prefer, session_id, tags, thread_authorization};
 use crate::http::negotiation::NegotiationBody;
 
 pub fn routes() -> Vec<Operation> {
@@ -36,7 +36,7 @@ pub fn routes() -> Vec<Operation> {
             .gives::<NegotiateResponse>(200, "The session, with a fresh token.")
             .fails(&[Forbidden, CapabilityDenied, SessionNotFound, BindingNotFound, SandboxNotFound, QuotaExceeded])
             .fails(&[SessionConflict, BindingConflict, SandboxConflict, IdempotencyConflict, InUse, SessionExpired, TooLarge])
-            .fails(&OF_STARTING)
+            .fails(&START_ERRORS)
             .fails(&[BackendUnavailable]),
         keyed("get", "/v1/sandbox/sessions", "listSessions", "List the sessions you may use")
             .with([
@@ -60,7 +60,7 @@ pub fn routes() -> Vec<Operation> {
             .fails(&[Forbidden, SessionNotFound]),
         refresh("/v1/sandbox/sessions/{id}/refresh", "refresh", "Get a fresh token")
             .fails(&[SessionNotFound, SessionConflict])
-            .fails(&OF_STARTING),
+            .fails(&START_ERRORS),
         refresh("/v1/sandbox/sessions/{id}/refresh-token", "refreshToken", "Get a fresh token, with the error codes of the binding API")
             .fails(&[BindingNotFound, BindingConflict, SandboxStarting, BackendUnavailable]),
         keyed("post", "/v1/sandbox/sessions/{id}/heartbeat", "heartbeat", "Extend the lease without a new token")

@@ -8,7 +8,7 @@ use cobox_protocol::{
 };
 use serde_json::{Value, json};
 
-use super::{OF_STARTING, idempotency_key, keyed, prefer, thread_authorization};
+use super::{START_ERRORS, idempotency_key, keyed, prefer, thread_authorization};
 use crate::http::negotiation::NegotiationBody;
 
 pub fn routes() -> Vec<Operation> {
@@ -21,7 +21,7 @@ pub fn routes() -> Vec<Operation> {
             .gives::<ThreadSandbox>(200, "The session, with a fresh token.")
             .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SandboxNotFound, SessionConflict, SandboxConflict, InUse, QuotaExceeded])
             .fails(&[IdempotencyConflict, SessionExpired])
-            .fails(&OF_STARTING),
+            .fails(&START_ERRORS),
         keyed("get", "/threads/{thread_id}/sandbox", "getThreadSandbox", "Get the thread's session")
             .with([thread()])
             .gives::<ThreadSandbox>(200, "The session, with a fresh token.")
@@ -37,7 +37,7 @@ pub fn routes() -> Vec<Operation> {
             .body_optional()
             .gives::<RefreshResponse>(200, "A fresh token.")
             .fails(&[TokenExpired, TokenRevoked, Forbidden, SessionNotFound, SandboxNotFound, SessionConflict, SessionExpired])
-            .fails(&OF_STARTING),
+            .fails(&START_ERRORS),
         keyed("post", "/threads/{thread_id}/sandbox/heartbeat", "heartbeatThreadSandbox", "Extend the lease without a new token")
             .with([thread(), prefer()])
             .gives::<HeartbeatResponse>(200, "The lease is extended.")
