@@ -88,7 +88,7 @@ fn document() -> Value {
 
 /// A route that requires an API key.
 fn keyed(method: &'static str, path: &'static str, id: &'static str, summary: &'static str) -> Operation {
-    Operation::new(method, path, id, summary).behind(&["key", "keyHeader"]).fails(&API_KEY_ERRORS)
+    Operation::new(method, path, id, summary).security(&["key", "keyHeader"]).errors(&API_KEY_ERRORS)
 }
 
 fn session_id() -> Parameter {
