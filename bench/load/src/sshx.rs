@@ -6,9 +6,9 @@ use argon2::{Algorithm, Argon2, Params, Version};
 use ciborium::{Value, cbor};
 
 use crate::{
+    connection::Address,
     contender::Endpoint,
     echo::Terminal,
-    wire::Address,
     ws::{Message, Socket},
 };
 

@@ -15,7 +15,7 @@ use crate::domain::{
         session_access::{enter, find_entry, may_see},
         token_verification::verify,
     },
-    audit::trail::AuditTrail,
+    audit::audit_writer::AuditTrail,
     context::{BrokerContext, store_error},
     events::presence::{Participant, Presence},
     lifecycle::transitions::Lifecycle,

@@ -2,9 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod audit_hash;
 mod ballast;
 mod body_rate;
-pub mod chain;
 mod clock;
 mod config;
 mod connection_runtimes;
@@ -14,6 +14,7 @@ mod dataplane;
 #[doc(hidden)]
 pub mod domain;
 mod health;
+mod heartbeat;
 mod http;
 mod master_key;
 mod metered_stream;
@@ -29,7 +30,6 @@ pub mod store;
 mod thread_authority;
 mod tls;
 mod traces;
-mod upkeep;
 
 use std::{
     future::Future,
@@ -56,7 +56,7 @@ use domain::{
         rate_limiter::RateLimiter,
         webhook::{MIN_SECRET_BYTES, Webhook},
     },
-    audit::{mark::AuditMark, trail::AuditTrail},
+    audit::{audit_writer::AuditTrail, restore_detection::AuditMark},
     cluster::nodes::{self, Nodes},
     context::BrokerContext,
     events::{event_streams::EventStreams, presence::Presence},
@@ -69,7 +69,7 @@ use domain::{
     token_signer::{LONGEST_TOKEN_LIFE, TokenSigner},
 };
 pub use domain::{
-    audit::mark::{Restored, acknowledge_restored, read_restored},
+    audit::restore_detection::{Restored, acknowledge_restored, read_restored},
     lifecycle::quarantine::{Quarantined, read as read_quarantine},
 };
 use health::Health;
@@ -334,10 +334,10 @@ impl Broker {
             }
         });
         let rate_limiter = Arc::new(RateLimiter::new(&self.context.config.rate_limits, self.context.config.failures_per_minute()));
-        let sweeping = tokio::spawn(upkeep::sweep(self.context.clone(), rate_limiter.clone(), self.data_dir.clone()));
+        let sweeping = tokio::spawn(heartbeat::sweep(self.context.clone(), rate_limiter.clone(), self.data_dir.clone()));
         let stop = CancellationToken::new();
-        let stop_cause = Arc::<upkeep::StopCause>::default();
-        let beating = tokio::spawn(upkeep::send_heartbeats(self.context.clone(), stop.clone(), stop_cause.clone()));
+        let stop_cause = Arc::<heartbeat::StopCause>::default();
+        let beating = tokio::spawn(heartbeat::send_heartbeats(self.context.clone(), stop.clone(), stop_cause.clone()));
         let watching_disk = tokio::spawn(host_disk::watch(self.lifecycle.clone()));
         let listening = tokio::spawn(listen_for_changes(self.lifecycle.clone()));
         let watching = tokio::spawn(watch_policy(self.context.clone()));

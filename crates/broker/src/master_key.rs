@@ -11,7 +11,7 @@ use cobox_token::MasterKey;
 
 use crate::{
     StartError,
-    chain::seal,
+    audit_hash::seal,
     config::Config,
     data_dir::{DataDir, DataDirError},
     domain::{model::AuditRecord, token_signer::LONGEST_TOKEN_LIFE},

@@ -11,10 +11,10 @@ use crate::{
     beneath,
     delta::{DeltaOp, MAX_BLOCK_BYTES, MAX_BLOCKS, Signature, compute_delta},
     error::SyncError,
+    file_stamp::Stamp,
     folder::{ContentRequest, Folder},
     message::{Message, MissingContent},
     staging::Incoming,
-    stamp::Stamp,
 };
 
 /// Size of a block before compression, in bytes.

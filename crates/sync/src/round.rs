@@ -8,8 +8,8 @@ use std::{
 };
 
 use crate::{
-    ancestor::PendingChange,
     apply::{needs_content, order_changes},
+    base_version::PendingChange,
     content::{BlockReader, MessageSource},
     deletion_guard::{DeletionGuard, Trees, Verdict},
     engine::Engine,
@@ -22,7 +22,7 @@ use crate::{
     peer::Peer,
     problem::Problem,
     reconcile::{Change, Conflict, reconcile},
-    risky::RiskFilter,
+    risky_paths::RiskFilter,
     serve::{read_wants, send_wants},
     side::Side,
     status::{Event, Phase},

@@ -23,7 +23,7 @@ use super::{
     transaction::{DatabaseTimeouts, timed_out},
 };
 use crate::{
-    chain::{Content, Hash, NOTHING, from_hex, hex, link, seal},
+    audit_hash::{Content, Hash, NOTHING, from_hex, hex, link, seal},
     domain::model::AuditRecord,
     store::{AuditGap, AuditProgress, AuditSeal, ChainHead, ChainLink, MarkedRecord, Store, Stored},
 };

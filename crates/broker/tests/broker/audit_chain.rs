@@ -8,7 +8,7 @@ use crate::{
     store_suite::{api_key, at, audit, ending},
 };
 use cobox_broker::{
-    chain::{Fault, KeptHead, Verifier, from_hex},
+    audit_hash::{Fault, KeptHead, Verifier, from_hex},
     domain::model::AuditRecord,
     store::{Note, RetentionLimits, Store, postgres, sqlite},
 };
@@ -41,7 +41,7 @@ async fn fill(store: &Store) {
 pub async fn verify(store: &Store, kept: &[KeptHead]) -> Vec<Fault> {
     let mut faults = Vec::new();
     for head in store.audit_heads().await.unwrap() {
-        let hex = cobox_broker::chain::hex;
+        let hex = cobox_broker::audit_hash::hex;
         let head = AuditHead {
             writer: head.writer,
             number: head.number,
@@ -53,7 +53,7 @@ pub async fn verify(store: &Store, kept: &[KeptHead]) -> Vec<Fault> {
         let mut verifier = Verifier::new(&head, kept);
         for link in store.audit_links(&head.writer, 0, 1000).await.unwrap() {
             let (workspace, entry) = (link.record.workspace.clone(), link.record.entry(link.sequence));
-            let digest = hex(&cobox_broker::chain::Content::of_entry(&workspace, &entry).digest());
+            let digest = hex(&cobox_broker::audit_hash::Content::of_entry(&workspace, &entry).digest());
             let writer = head.writer.clone();
             verifier.take(&AuditLink {
                 writer,

@@ -8,9 +8,9 @@ use crate::{
     store_suite::{api_key, audit},
 };
 use cobox_broker::{
-    chain::Fault,
+    audit_hash::Fault,
     domain::{
-        audit::{mark::AuditMark, trail::AuditTrail},
+        audit::{audit_writer::AuditTrail, restore_detection::AuditMark},
         model::AuditRecord,
     },
     store::{AuditGap, Note, Store, StoreError, postgres, transaction::DatabaseTimeouts},

@@ -18,8 +18,8 @@ use tokio::{
 
 use crate::{
     fake_provider::{FakeClaims, RawResponse},
+    false_responses,
     harness::{Client, NEWEST, World, eventually, sandbox_id, session_path},
-    lying_server,
 };
 
 const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -173,7 +173,7 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_gains_nothing() {
     let deed = json!({ "type": "exec", "command": "rm -rf /", "exit_code": 0, "duration_ms": 1 });
     let activity = |seq: u64| json!({ "seq": seq, "at": "2999-01-01T00:00:00Z", "principal": "root", "session_id": other["session_id"], "what": deed });
     boxd.activity_items.send_replace((1..=20).map(activity).collect());
-    world.provider.liars.lock().unwrap().insert(id.clone(), lying_server::router());
+    world.provider.liars.lock().unwrap().insert(id.clone(), false_responses::router());
 
     let laptop = tempfile::tempdir().unwrap();
     fs::create_dir(laptop.path().join("here")).unwrap();
@@ -218,7 +218,7 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_gains_nothing() {
 
 /// Each response is an error or ends in one: it is never accepted as complete or correct.
 async fn lied_to_a_client(dataplane: &Dataplane) {
-    for _ in 0..lying_server::LIES {
+    for _ in 0..false_responses::LIES {
         dataplane.exec(&ExecRequest { command: Some("true".to_owned()), ..Default::default() }).await.unwrap_err();
     }
     dataplane.list_files(&ListRequest::default()).await.unwrap_err();
@@ -243,7 +243,7 @@ async fn lied_to_a_client(dataplane: &Dataplane) {
 
 /// One connection per lie.
 async fn lied_to_a_sync(dataplane: &Dataplane, laptop: &Path) {
-    for number in 0..lying_server::LIES {
+    for number in 0..false_responses::LIES {
         let (dataplane, laptop, runtime) = (dataplane.clone(), laptop.to_owned(), tokio::runtime::Handle::current());
         let ran = tokio::task::spawn_blocking(move || {
             let mut is_first = true;

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     domain::{
-        audit::mark::AuditMark,
+        audit::restore_detection::AuditMark,
         context::store_error,
         model::{AuditRecord, COUNT_RUNNING_EVERY, HARD_END, IDEMPOTENCY_KEEP, Intent, Sandbox, SessionWithSandbox},
     },

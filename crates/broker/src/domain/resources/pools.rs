@@ -8,8 +8,8 @@ use cobox_protocol::{
 };
 
 use super::{
-    in_progress::InProgress,
     records::{Pool, PoolTrouble},
+    running_operations::InProgress,
     sandbox_spec::{self, ResolvedSpec, SandboxSpecParams, new_sandbox},
     sandboxes,
 };

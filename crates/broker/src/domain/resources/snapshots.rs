@@ -11,7 +11,7 @@ use cobox_protocol::{
 use cobox_provider::{SandboxRoot, SandboxSpec};
 use tokio::sync::Semaphore;
 
-use super::{in_progress::InProgress, records::Snapshot, sandbox_spec, sandboxes};
+use super::{records::Snapshot, running_operations::InProgress, sandbox_spec, sandboxes};
 use crate::{
     domain::{
         access::{

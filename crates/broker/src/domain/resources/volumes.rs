@@ -9,8 +9,8 @@ use cobox_protocol::{
 use tokio::task::JoinHandle;
 
 use super::{
-    in_progress::InProgress,
     records::{Volume, VolumeState},
+    running_operations::InProgress,
     sandbox_spec, sandboxes,
 };
 use crate::{

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    chain::hex,
+    audit_hash::hex,
     data_dir::write_atomically,
     store::{AuditGap, AuditProgress, MarkedRecord, Store, Stored},
 };
