@@ -34,7 +34,8 @@ pub fn routes() -> Vec<Operation> {
             )
             .needs(&[Exec])
             .websocket(read_shape::<LangsmithClientFrame>(), written::<LangsmithServerFrame>()),
-        stream(EXECUTE_START, "langsmithExecuteEvents", "Run a command, or join a running one, as server-sent events").request_body::<Execute>(),
+        stream(EXECUTE_START, "langsmithExecuteEvents", "Run a command, or join a running one, as server-sent events")
+            .request_body::<Execute>(),
         stream(EXECUTE_RESUME, "langsmithResumeEvents", "Resume the output of a command after a lost connection").request_body::<Resume>(),
         Operation::new("post", UPLOAD, "langsmithUpload", "Write a file")
             .needs(&[FsWrite])
@@ -57,7 +58,8 @@ pub fn routes() -> Vec<Operation> {
             "application/json",
             matches(json!({ "path": TEXT, "line": { "type": "integer" }, "text": TEXT })),
         ),
-        Operation::new("get", TUNNEL, "langsmithTunnel", "Always fails: ports of a sandbox can't be reached from outside").errors(&[Unsupported]),
+        Operation::new("get", TUNNEL, "langsmithTunnel", "Always fails: ports of a sandbox can't be reached from outside")
+            .errors(&[Unsupported]),
     ];
     routes.into_iter().map(|route| route.tag("langsmith").error_format("langsmith.", refused())).collect()
 }
