@@ -18,7 +18,7 @@ use cobox_protocol::{
     key::{CreateKey, PrincipalKind},
     session::{Mode, NegotiateResponse, RefreshRequest},
 };
-use cobox_testkit::{BrokerOptions, PATIENCE, TestBroker, TestDatabase, eventually, negotiate, sh};
+use cobox_testkit::{BrokerOptions, EVENT_TIMEOUT, TestBroker, TestDatabase, eventually, negotiate, sh};
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
@@ -251,7 +251,7 @@ async fn sockets(info: &NegotiateResponse, token: &Secret) {
     ] {
         socket.send(Message::text(frame.to_string())).await.unwrap();
     }
-    while let Ok(Some(Ok(message))) = tokio::time::timeout(PATIENCE, socket.next()).await {
+    while let Ok(Some(Ok(message))) = tokio::time::timeout(EVENT_TIMEOUT, socket.next()).await {
         if message.to_text().is_ok_and(|t| t.contains("\"exit\"")) {
             break;
         }
@@ -382,7 +382,7 @@ async fn assert_no_leaks_in_a_full_run(options: BrokerOptions, database: Option<
     let mut events = Vec::new();
     let mut stream = ann.events(&mine.session_id, EventsFrom::Start);
     ann.release(&mine.session_id).await.unwrap();
-    while let Some(event) = tokio::time::timeout(PATIENCE, stream.next()).await.expect("it ends").unwrap() {
+    while let Some(event) = tokio::time::timeout(EVENT_TIMEOUT, stream.next()).await.expect("it ends").unwrap() {
         events.extend(serde_json::to_vec(&event).unwrap());
     }
     assert!(String::from_utf8_lossy(&events).contains("echo hello"));

@@ -109,8 +109,8 @@ async fn a_link_opens_no_file_that_a_symbolic_link_in_its_place_points_to() {
     let session = ensure(&broker.client(), "t").await;
     sh(session.dataplane(), "mkdir private reports; echo SECRET > private/key; echo plain | tee report > reports/key").await;
     let link = async |path: &str, method: &str| {
-        let wish = FileLinkRequest { path: path.into(), method: Some(method.into()), ttl: None };
-        broker.client().file_link(&session.info().session_id, &wish).await.unwrap().url.expose().to_owned()
+        let request = FileLinkRequest { path: path.into(), method: Some(method.into()), ttl: None };
+        broker.client().file_link(&session.info().session_id, &request).await.unwrap().url.expose().to_owned()
     };
     let browser = reqwest::Client::new();
     let mut links = Vec::new();

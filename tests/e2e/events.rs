@@ -8,10 +8,10 @@ use cobox_protocol::{
     key::PrincipalKind,
     session::Mode,
 };
-use cobox_testkit::{CutPolicy, CuttingProxy, PATIENCE, TestBroker, ensure, negotiate, sh};
+use cobox_testkit::{CutPolicy, CuttingProxy, EVENT_TIMEOUT, TestBroker, ensure, negotiate, sh};
 
 async fn next(events: &mut EventStream) -> SandboxEvent {
-    tokio::time::timeout(PATIENCE, events.next()).await.expect("something happens").expect("no error").expect("the stream continues")
+    tokio::time::timeout(EVENT_TIMEOUT, events.next()).await.expect("something happens").expect("no error").expect("the stream continues")
 }
 
 async fn next_where(events: &mut EventStream, is_it: impl Fn(&EventKind) -> bool) -> SandboxEvent {
@@ -57,9 +57,9 @@ async fn a_human_receives_the_events_of_an_agent() {
         first.into_iter().chain(types).collect::<Vec<_>>()
     });
     // Released only after the follower has started: afterwards the thread has no session to find.
-    tokio::time::timeout(PATIENCE, begins).await.unwrap().unwrap();
+    tokio::time::timeout(EVENT_TIMEOUT, begins).await.unwrap().unwrap();
     ann.release(&session.info().session_id).await.unwrap();
-    let types = tokio::time::timeout(PATIENCE, types).await.unwrap().unwrap();
+    let types = tokio::time::timeout(EVENT_TIMEOUT, types).await.unwrap().unwrap();
     assert_eq!(types.first().map(String::as_str), Some("created"));
     assert_eq!(types.last().map(String::as_str), Some("terminated"));
     assert!(follow.wait().unwrap().success());
@@ -116,7 +116,8 @@ impl CommandOutput {
 
     async fn wait_for(&mut self, text: &str) -> String {
         loop {
-            let line = tokio::time::timeout(PATIENCE, self.lines.recv()).await.unwrap_or_else(|_| panic!("waited in vain for `{text}`"));
+            let line =
+                tokio::time::timeout(EVENT_TIMEOUT, self.lines.recv()).await.unwrap_or_else(|_| panic!("waited in vain for `{text}`"));
             let line = line.unwrap_or_else(|| panic!("it ended without printing `{text}`"));
             if line.contains(text) {
                 return line;

@@ -2,7 +2,6 @@
 
 mod access;
 mod audit;
-mod brokers;
 mod cli_state;
 mod command_line;
 mod commands;
@@ -28,6 +27,7 @@ mod restored_database;
 mod revocation;
 mod root_filesystems;
 mod sandbox_hostname;
+mod several_brokers;
 mod shared_sandbox;
 mod shell;
 mod sync;

@@ -9,7 +9,7 @@ use cobox_protocol::{
     session::{Mode, NegotiateResponse},
     token::{RevokeRequest, RotateKeyRequest, RotationMode, ShareRequest},
 };
-use cobox_testkit::{BrokerOptions, PATIENCE, TestBroker, negotiate};
+use cobox_testkit::{BrokerOptions, EVENT_TIMEOUT, TestBroker, negotiate};
 use futures_util::{SinkExt, StreamExt, future::join_all};
 use serde_json::{Value, json};
 use tokio::{net::TcpStream, task::JoinHandle};
@@ -95,7 +95,7 @@ async fn until_ended(response: reqwest::Response) -> Instant {
 /// The time from the request to revoke until each connection ended.
 async fn times_until_end(open: Vec<(&'static str, JoinHandle<Instant>)>, asked: Instant) -> Vec<(&'static str, Duration)> {
     let each = open.into_iter().map(|(name, task)| async move {
-        let at = tokio::time::timeout(PATIENCE, task).await.unwrap_or_else(|_| panic!("{name} does not end")).unwrap();
+        let at = tokio::time::timeout(EVENT_TIMEOUT, task).await.unwrap_or_else(|_| panic!("{name} does not end")).unwrap();
         (name, at.saturating_duration_since(asked))
     });
     join_all(each).await

@@ -9,7 +9,7 @@ use cobox_protocol::{
     key::PrincipalKind,
     session::{Mode, State},
 };
-use cobox_testkit::{BrokerOptions, PATIENCE, TestBroker, TestDatabase, ensure, eventually, negotiate, sh};
+use cobox_testkit::{BrokerOptions, EVENT_TIMEOUT, TestBroker, TestDatabase, ensure, eventually, negotiate, sh};
 
 /// The directory where `scripts/older-build` puts the programs of the oldest supported build.
 fn older_programs() -> PathBuf {
@@ -21,7 +21,7 @@ fn older_programs() -> PathBuf {
 
 async fn exit_of(events: &mut EventStream, command: &str) -> Option<i32> {
     loop {
-        let event = tokio::time::timeout(PATIENCE, events.next()).await.expect("an event").unwrap().expect("the stream goes on");
+        let event = tokio::time::timeout(EVENT_TIMEOUT, events.next()).await.expect("an event").unwrap().expect("the stream goes on");
         if let EventKind::Exec(end) = event.kind
             && end.command == command
         {

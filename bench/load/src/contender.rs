@@ -7,12 +7,12 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
+    connection::Address,
     echo::{CommandTerminal, Echo, RawTerminal, ShellTerminal},
     exec::{Post, Spawn, SpawnAndRead},
     files::{Crowd, Get, Put},
     sshx::SshxTerminal,
     stream::{CommandStream, ExecStream},
-    wire::Address,
 };
 
 /// One measurement; called repeatedly.

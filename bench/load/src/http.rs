@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 
-use crate::{contender::Endpoint, wire::Wire};
+use crate::{connection::Wire, contender::Endpoint};
 
 /// Chunk size for bodies: larger than any socket's buffer.
 const PIECE_BYTES: usize = 1024 * 1024;

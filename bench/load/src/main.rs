@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod connection;
 mod contender;
 mod echo;
 mod exec;
@@ -14,7 +15,6 @@ mod observers;
 mod rounds;
 mod sshx;
 mod stream;
-mod wire;
 mod ws;
 
 use std::io::{self, Read, Write};

@@ -14,8 +14,8 @@ use rustix::{
 use serde_json::{Value, json};
 
 use crate::{
+    connection::Wire,
     contender::Endpoint,
-    wire::Wire,
     ws::{Message, Socket},
 };
 

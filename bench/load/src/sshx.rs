@@ -6,9 +6,9 @@ use argon2::{Algorithm, Argon2, Params, Version};
 use ciborium::{Value, cbor};
 
 use crate::{
+    connection::Address,
     contender::Endpoint,
     echo::Terminal,
-    wire::Address,
     ws::{Message, Socket},
 };
 
@@ -40,8 +40,8 @@ impl SshxTerminal {
             .map_err(|e| anyhow::anyhow!("{e}"))?;
         let socket = Socket::open(&Endpoint { at: at.clone(), path: format!("/api/s/{session}"), token: None })?;
         let mut terminal = Self { socket, key, shell: 0, typed: 0 };
-        let proof = terminal.crypt(0, 0, &[0; 16]);
-        terminal.send(&cbor!({ "authenticate" => [Value::Bytes(proof), null] })?)?;
+        let encrypted_zeros = terminal.crypt(0, 0, &[0; 16]);
+        terminal.send(&cbor!({ "authenticate" => [Value::Bytes(encrypted_zeros), null] })?)?;
         terminal.send(&cbor!({ "create" => [0, 0] })?)?;
         while terminal.shell == 0 {
             let (kind, fields) = terminal.receive()?;

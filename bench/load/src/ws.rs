@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 
-use crate::{contender::Endpoint, http::Connection, wire::Wire};
+use crate::{connection::Wire, contender::Endpoint, http::Connection};
 
 /// Twice the protocol's largest frame, so that there is always space to read on.
 const BUFFER_BYTES: usize = 2 * 1024 * 1024;

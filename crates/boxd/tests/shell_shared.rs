@@ -98,8 +98,8 @@ async fn an_observer_can_only_watch() {
 
     let mut ada = Viewer::attach(&boxd, &human(&boxd, "ada"), running("cat")).await;
     let by_token = Viewer::attach(&boxd, &watcher(&boxd), ShellStart::default()).await;
-    let by_wish = Viewer::attach(&boxd, &human(&boxd, "bob"), observing).await;
-    for mut eve in [by_token, by_wish] {
+    let by_request = Viewer::attach(&boxd, &human(&boxd, "bob"), observing).await;
+    for mut eve in [by_token, by_request] {
         for frame in [
             ClientFrame::stdin(b"typed by eve\n", Some(1)),
             ClientFrame::Resize { cols: 10, rows: 10 },

@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 
 use cobox_protocol::{Secret, control::Revocation};
-use cobox_sync::{Change, Digest, Entry, Message, Need, Outcome, RelPath};
+use cobox_sync::{Change, Digest, Entry, Message, MissingContent, Outcome, RelPath};
 use futures_util::{SinkExt, StreamExt};
 use support::{SOON, TestBoxd};
 use tokio::net::UnixStream;
@@ -138,7 +138,7 @@ async fn a_hostile_client_stays_within_the_folder() {
     assert_eq!(client.apply(Change { path: path("good"), old: None, new: Some(Entry::Dir) }).await, Ok(Outcome::Done));
     let claimed = Change { path: path("good"), old: None, new: Some(Entry::Dir) };
     assert_eq!(client.apply(claimed).await, Ok(Outcome::Changed), "the content differs from the announced content");
-    client.send(&Message::Needs(vec![Need { path: path("big"), digest: Digest::of(b"x"), size: 1 }])).await;
+    client.send(&Message::Needs(vec![MissingContent { path: path("big"), digest: Digest::of(b"x"), size: 1 }])).await;
     client.send(&Message::Scan { all: true }).await;
     assert!(matches!(client.receive().await, Ok(Message::Fault { .. })), "out of order");
 }

@@ -20,7 +20,7 @@ const SECRET_MODE: u32 = 0o600;
 const OTHERS_MASK: u32 = 0o077;
 
 /// File that records where the node was last used.
-const PLACE: &str = "node.place";
+const DIRECTORY_IDENTITY_FILE: &str = "node.place";
 /// Changes with each boot of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -224,23 +224,23 @@ impl DataDir {
     /// Returns true if the node was last used from this same directory since the last boot. The original of a copied
     /// directory, or of one on another machine, may still be running. If this can't be determined, the directory counts
     /// as a copy.
-    pub fn is_same_place(&self) -> Result<bool, DataDirError> {
-        let path = self.path.join(PLACE);
+    pub fn is_original_directory(&self) -> Result<bool, DataDirError> {
+        let path = self.path.join(DIRECTORY_IDENTITY_FILE);
         match fs::read_to_string(&path) {
-            Ok(last) => Ok(last == self.place()?),
+            Ok(last) => Ok(last == self.directory_identity()?),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(e) => Err(failed(&path, "reading")(e)),
         }
     }
 
     /// Records this directory as the one where the node is used.
-    pub fn remember_place(&self) -> Result<(), DataDirError> {
-        self.write_once(&self.path.join(PLACE), self.place()?.as_bytes())
+    pub fn record_directory_identity(&self) -> Result<(), DataDirError> {
+        self.write_once(&self.path.join(DIRECTORY_IDENTITY_FILE), self.directory_identity()?.as_bytes())
     }
 
     /// Identifies this directory by what a copy can't share: the machine's boot id, and the inode and creation time of
     /// the node id file.
-    fn place(&self) -> Result<String, DataDirError> {
+    fn directory_identity(&self) -> Result<String, DataDirError> {
         let boot = fs::read_to_string(BOOT_ID).map_err(failed(Path::new(BOOT_ID), "reading"))?;
         let path = self.path.join("node.id");
         let meta = fs::metadata(&path).map_err(failed(&path, "reading the owner and mode"))?;
@@ -251,12 +251,12 @@ impl DataDir {
 
     /// Writes a file that is either complete and durable or absent.
     fn write_once(&self, path: &Path, bytes: &[u8]) -> Result<(), DataDirError> {
-        write_whole(path, bytes).map_err(failed(path, "writing"))
+        write_atomically(path, bytes).map_err(failed(path, "writing"))
     }
 }
 
 /// Replaces a file in the data directory atomically. It is durable when this returns.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let partial = path.with_extension("partial");
     // Left over from a crash, and useless.
     match fs::remove_file(&partial) {
@@ -333,17 +333,17 @@ mod tests {
         let (dir, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let data = DataDir::open(dir.path()).unwrap();
         data.node_id().unwrap();
-        assert!(!data.is_same_place().unwrap(), "it was never used");
-        data.remember_place().unwrap();
-        assert!(data.is_same_place().unwrap());
-        for name in ["node.id", PLACE] {
+        assert!(!data.is_original_directory().unwrap(), "it was never used");
+        data.record_directory_identity().unwrap();
+        assert!(data.is_original_directory().unwrap());
+        for name in ["node.id", DIRECTORY_IDENTITY_FILE] {
             fs::copy(dir.path().join(name), copy.path().join(name)).unwrap();
         }
-        assert!(!DataDir::open(copy.path()).unwrap().is_same_place().unwrap());
+        assert!(!DataDir::open(copy.path()).unwrap().is_original_directory().unwrap());
         drop(data);
         let moved = copy.path().join("moved");
         fs::rename(dir.path(), &moved).unwrap();
-        assert!(DataDir::open(&moved).unwrap().is_same_place().unwrap());
+        assert!(DataDir::open(&moved).unwrap().is_original_directory().unwrap());
         fs::create_dir(dir.path()).unwrap();
     }
 }

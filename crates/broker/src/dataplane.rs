@@ -15,7 +15,7 @@ use crate::domain::{
         session_access::{enter, find_entry, may_see},
         token_verification::verify,
     },
-    audit::trail::AuditTrail,
+    audit::audit_writer::AuditTrail,
     context::{BrokerContext, store_error},
     events::presence::{Participant, Presence},
     lifecycle::transitions::Lifecycle,
@@ -205,7 +205,7 @@ impl Dataplane {
             ttl: None,
             remaining: context.remaining_time(&sandbox, session.as_ref(), now),
             now,
-            lineage: entry.lineage(),
+            origin: entry.origin(),
         });
         let passer = Passer {
             workspace: principal.workspace.clone(),

@@ -2,9 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod audit_hash;
 mod ballast;
 mod body_rate;
-pub mod chain;
 mod clock;
 mod config;
 mod connection_runtimes;
@@ -14,6 +14,7 @@ mod dataplane;
 #[doc(hidden)]
 pub mod domain;
 mod health;
+mod heartbeat;
 mod http;
 mod master_key;
 mod metered_stream;
@@ -29,7 +30,6 @@ pub mod store;
 mod thread_authority;
 mod tls;
 mod traces;
-mod upkeep;
 
 use std::{
     future::Future,
@@ -56,7 +56,7 @@ use domain::{
         rate_limiter::RateLimiter,
         webhook::{MIN_SECRET_BYTES, Webhook},
     },
-    audit::{mark::AuditMark, trail::AuditTrail},
+    audit::{audit_writer::AuditTrail, restore_detection::AuditMark},
     cluster::nodes::{self, Nodes},
     context::BrokerContext,
     events::{event_streams::EventStreams, presence::Presence},
@@ -69,7 +69,7 @@ use domain::{
     token_signer::{LONGEST_TOKEN_LIFE, TokenSigner},
 };
 pub use domain::{
-    audit::mark::{Restored, acknowledge_restored, read_restored},
+    audit::restore_detection::{Restored, acknowledge_restored, read_restored},
     lifecycle::quarantine::{Quarantined, read as read_quarantine},
 };
 use health::Health;
@@ -82,7 +82,7 @@ pub use oidc::OidcConfig;
 use origin::Origin;
 use policy::{PolicyFileError, Reloaded};
 use services::Services;
-use store::{Counting, Store, StoreError};
+use store::{Store, StoreError, TimeAccounting};
 use thread_authority::ThreadAuthority;
 pub use thread_authority::ThreadAuthorityConfig;
 use tls::Tls;
@@ -228,12 +228,12 @@ impl Broker {
         audit_mark.restore_gap(&store, &node).await?;
         let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
         nodes
-            .claim(&store, &*clock, data_dir.is_same_place()?)
+            .claim(&store, &*clock, data_dir.is_original_directory()?)
             .await
             .map_err(|why| StartError::Node { data_dir: config.data_dir.clone(), why })?;
-        data_dir.remember_place()?;
+        data_dir.record_directory_identity()?;
         // Send the heartbeat before reading the key, so that a rotation of the key detects this broker.
-        nodes.beat(&store, &*clock).await?;
+        nodes.send_heartbeat(&store, &*clock).await?;
         let master = master_key::read(&data_dir, &store).await?;
         store.seal_with(master.audit_seal());
         let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
@@ -259,8 +259,8 @@ impl Broker {
         let last_used = Arc::new(LastUsed::default());
         let lifecycle = Arc::new(Lifecycle::new(context.clone(), last_used, quarantine));
         // The time without a running broker counts neither as running time nor against retention periods.
-        store.count_running(&context.node, context.now(), Counting::START).await?;
-        lifecycle.count_downtime(context.now(), Counting::START).await?;
+        store.count_running(&context.node, context.now(), TimeAccounting::START).await?;
+        lifecycle.count_downtime(context.now(), TimeAccounting::START).await?;
         let quarantined = reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
         if let Some(loss) = small_loss {
             audit_mark.settle(loss, quarantined);
@@ -334,10 +334,10 @@ impl Broker {
             }
         });
         let rate_limiter = Arc::new(RateLimiter::new(&self.context.config.rate_limits, self.context.config.failures_per_minute()));
-        let sweeping = tokio::spawn(upkeep::sweep(self.context.clone(), rate_limiter.clone(), self.data_dir.clone()));
+        let sweeping = tokio::spawn(heartbeat::sweep(self.context.clone(), rate_limiter.clone(), self.data_dir.clone()));
         let stop = CancellationToken::new();
-        let stop_cause = Arc::<upkeep::StopCause>::default();
-        let beating = tokio::spawn(upkeep::beat(self.context.clone(), stop.clone(), stop_cause.clone()));
+        let stop_cause = Arc::<heartbeat::StopCause>::default();
+        let beating = tokio::spawn(heartbeat::send_heartbeats(self.context.clone(), stop.clone(), stop_cause.clone()));
         let watching_disk = tokio::spawn(host_disk::watch(self.lifecycle.clone()));
         let listening = tokio::spawn(listen_for_changes(self.lifecycle.clone()));
         let watching = tokio::spawn(watch_policy(self.context.clone()));

@@ -11,7 +11,7 @@ use cobox_token::MasterKey;
 
 use crate::{
     StartError,
-    chain::seal,
+    audit_hash::seal,
     config::Config,
     data_dir::{DataDir, DataDirError},
     domain::{model::AuditRecord, token_signer::LONGEST_TOKEN_LIFE},
@@ -20,13 +20,13 @@ use crate::{
 };
 
 /// Store entry with the fingerprint of the key that all brokers on a database share.
-pub const AGREED: &str = "master_key";
+pub const FINGERPRINT_ENTRY: &str = "master_key";
 /// Store entry with the status of the previous key.
 const PREVIOUS: &str = "previous_master_key";
 /// Tokens of the previous key stay valid until they expire.
-const KEPT: &str = "kept";
+const STATUS_VALID: &str = "kept";
 /// The previous key must no longer be used.
-const CONDEMNED: &str = "condemned";
+const STATUS_REVOKED: &str = "condemned";
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MasterKeyRotation {
@@ -84,9 +84,15 @@ pub async fn rotate_master_key(config: &Config, params: MasterKeyRotation) -> Re
 }
 
 fn rotation(fresh: &MasterKey, now: Timestamp, old_until: Option<Timestamp>, workspace: &str) -> MasterRotation {
-    let (previous, word) = if old_until.is_some() { (KEPT, "graceful") } else { (CONDEMNED, "immediate") };
+    let (previous, word) = if old_until.is_some() { (STATUS_VALID, "graceful") } else { (STATUS_REVOKED, "immediate") };
     let audit = AuditRecord::new(now, workspace, "master_key.rotated").detail(format!("{word}, at the broker itself"));
-    MasterRotation { now, old_until, agreed: [(AGREED, fresh.fingerprint()), (PREVIOUS, previous.to_owned())], seals: Vec::new(), audit }
+    MasterRotation {
+        now,
+        old_until,
+        agreed: [(FINGERPRINT_ENTRY, fresh.fingerprint()), (PREVIOUS, previous.to_owned())],
+        seals: Vec::new(),
+        audit,
+    }
 }
 
 /// Seals again with the new key every chain whose seal was valid under the old one.
@@ -103,13 +109,13 @@ pub async fn read(data_dir: &DataDir, store: &Store) -> Result<MasterKey, StartE
         key => key?,
     };
     let fingerprint = key.fingerprint();
-    let agreed = store.agree(AGREED, &fingerprint).await?;
+    let agreed = store.agree(FINGERPRINT_ENTRY, &fingerprint).await?;
     if agreed == fingerprint {
         return Ok(key);
     }
     match data_dir.next_key()?.filter(|next| next.fingerprint() == agreed) {
         Some(next) => {
-            let is_condemned = store.agree(PREVIOUS, KEPT).await? == CONDEMNED;
+            let is_condemned = store.agree(PREVIOUS, STATUS_VALID).await? == STATUS_REVOKED;
             data_dir.take_next_key(Some(&key).filter(|_| !is_condemned))?;
             Ok(next)
         }
@@ -121,7 +127,7 @@ pub async fn read(data_dir: &DataDir, store: &Store) -> Result<MasterKey, StartE
 /// The new key that was to replace a lost one, if the database already names it.
 async fn take_agreed(data_dir: &DataDir, store: &Store) -> Result<Option<MasterKey>, StartError> {
     let Some(next) = data_dir.next_key()? else { return Ok(None) };
-    if store.agree(AGREED, &next.fingerprint()).await? != next.fingerprint() {
+    if store.agree(FINGERPRINT_ENTRY, &next.fingerprint()).await? != next.fingerprint() {
         return Ok(None);
     }
     data_dir.take_next_key(None)?;

@@ -92,7 +92,7 @@ impl ThreadAuthorityConfig {
 }
 
 /// The credential sent to the deployment.
-enum Showing {
+enum DeploymentCredential {
     /// The caller's own credential.
     Callers { from: HeaderName, to: HeaderName },
     /// One key for all callers, and the caller's name.
@@ -101,7 +101,7 @@ enum Showing {
 
 pub struct ThreadAuthority {
     url: Url,
-    showing: Showing,
+    credential: DeploymentCredential,
     remember: Duration,
     outbound: Outbound,
     /// Expiry of cached positive answers, keyed by a hash of the question and the credential.
@@ -112,24 +112,24 @@ impl ThreadAuthority {
     pub fn new(config: &ThreadAuthorityConfig) -> Result<Self, String> {
         let url = read_url(&config.url)?;
         let header = |name: &str| HeaderName::try_from(name).map_err(|e| e.to_string());
-        let showing = match (&config.service_key_file, &config.user_header) {
+        let credential = match (&config.service_key_file, &config.user_header) {
             (Some(file), Some(user)) => {
                 let text = std::fs::read_to_string(file).map_err(|e| format!("{} can't be read: {e}", file.display()))?;
                 let key = Secret::new(text.trim());
                 if key.expose().is_empty() || HeaderValue::from_str(key.expose()).is_err() {
                     return Err(format!("{} must contain a key", file.display()));
                 }
-                Showing::Service { key, user: header(user)? }
+                DeploymentCredential::Service { key, user: header(user)? }
             }
-            _ => Showing::Callers { from: header(&config.credential_header)?, to: header(&config.forward_as)? },
+            _ => DeploymentCredential::Callers { from: header(&config.credential_header)?, to: header(&config.forward_as)? },
         };
         let remember = Duration::from_secs(config.remember_seconds.into());
-        Ok(Self { outbound: Outbound::new(is_loopback(&url))?, url, showing, remember, remembered: Mutex::default() })
+        Ok(Self { outbound: Outbound::new(is_loopback(&url))?, url, credential, remember, remembered: Mutex::default() })
     }
 
     /// Extracts the caller's credential for the deployment from a request's headers.
     pub fn credential(&self, headers: &HeaderMap) -> Option<Secret> {
-        let Showing::Callers { from, .. } = &self.showing else { return None };
+        let DeploymentCredential::Callers { from, .. } = &self.credential else { return None };
         headers.get(from)?.to_str().ok().filter(|v| !v.is_empty() && v.len() <= MAX_CREDENTIAL_BYTES).map(Secret::new)
     }
 
@@ -170,13 +170,13 @@ impl ThreadAuthority {
     fn headers(&self, caller: &Caller) -> Result<HeaderMap, ApiError> {
         let mut headers = HeaderMap::new();
         let refused = |why: String| ApiError::new(ErrorCode::Forbidden, why);
-        match &self.showing {
-            Showing::Callers { from, to } => {
+        match &self.credential {
+            DeploymentCredential::Callers { from, to } => {
                 let missing = || refused(format!("access to a thread requires a credential for the thread authority; send it as `{from}`"));
                 let credential = caller.thread_credential.as_ref().ok_or_else(missing)?;
                 headers.insert(to, sensitive(credential.expose()).ok_or_else(missing)?);
             }
-            Showing::Service { key, user } => {
+            DeploymentCredential::Service { key, user } => {
                 let unsayable =
                     || refused("your name is not a valid header value, so the thread authority can't check your access".to_owned());
                 headers.insert(HeaderName::from_static("x-api-key"), sensitive(key.expose()).ok_or_else(unsayable)?);

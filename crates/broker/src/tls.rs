@@ -21,7 +21,7 @@ use crate::config::TlsFiles;
 /// Maximum size of a certificate or key file, in bytes: ten times a chain of ten large certificates.
 const MAX_FILE_BYTES: u64 = 256 * 1024;
 /// How often the files are checked.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const CERTIFICATE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
@@ -74,7 +74,7 @@ impl Tls {
     /// Reloads the files when they change. Both are rarely replaced at the same instant; until they match, the old ones
     /// stay in use.
     pub async fn watch(self: Arc<Self>) {
-        let mut ticks = tokio::time::interval(LOOK_EVERY);
+        let mut ticks = tokio::time::interval(CERTIFICATE_CHECK_INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut is_told = false;
         loop {

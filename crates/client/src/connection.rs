@@ -12,7 +12,7 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::{
     ApiFailure, ClientError,
-    reconnect::Loss,
+    reconnect::ConnectionLoss,
     reconnect_loop::{ConnectionEnd, ReconnectLoop},
     session::Token,
     sleep_detector::SleepAwareInstant,
@@ -131,10 +131,10 @@ impl<C: StreamHandler> ReconnectLoop<C> {
                 }
                 ConnectionEvent::Token(token) => connection.outbox.push_back(message::<C>(&ClientFrame::Auth { token: token.secret })),
                 ConnectionEvent::ReadTimedOut if connection.is_closing => return ConnectionEnd::Over,
-                ConnectionEvent::ReadTimedOut => return ConnectionEnd::Lost(Loss::broken("writing to it failed".to_owned())),
+                ConnectionEvent::ReadTimedOut => return ConnectionEnd::Lost(ConnectionLoss::broken("writing to it failed".to_owned())),
                 ConnectionEvent::SilenceTimedOut if connection.has_pinged => {
                     let silence = self.dataplane.reconnect.silence.as_secs();
-                    return ConnectionEnd::Lost(Loss::broken(format!("nothing was received for {silence} s")));
+                    return ConnectionEnd::Lost(ConnectionLoss::broken(format!("nothing was received for {silence} s")));
                 }
                 ConnectionEvent::SilenceTimedOut => {
                     connection.has_pinged = true;
@@ -145,7 +145,7 @@ impl<C: StreamHandler> ReconnectLoop<C> {
                     connection.outbox.push_back(Message::Ping(bytes::Bytes::new()));
                 }
                 ConnectionEvent::NoAnswerAfterSleep => {
-                    return ConnectionEnd::Lost(Loss::broken("nothing was received since this machine woke up".to_owned()));
+                    return ConnectionEnd::Lost(ConnectionLoss::broken("nothing was received since this machine woke up".to_owned()));
                 }
             }
         }
@@ -208,9 +208,9 @@ impl<C: StreamHandler> ReconnectLoop<C> {
                     // A close without an error frame is also a refusal.
                     self.handler.refused(ClientError::Closed { code, reason: reason.clone() });
                 }
-                return Err(ConnectionEnd::Lost(Loss::closed(code, &reason, server_error)));
+                return Err(ConnectionEnd::Lost(ConnectionLoss::closed(code, &reason, server_error)));
             }
-            Incoming::Broken(cause) => return Err(ConnectionEnd::Lost(Loss::broken(cause))),
+            Incoming::Broken(cause) => return Err(ConnectionEnd::Lost(ConnectionLoss::broken(cause))),
             Incoming::Output { kind, offset, bytes } => {
                 self.record_progress();
                 self.handler.output(kind, offset, bytes)
@@ -246,7 +246,7 @@ impl<C: StreamHandler> ReconnectLoop<C> {
                 self.handler.frame(frame)
             }
         };
-        let (event, consumed) = match step.map_err(|e| ConnectionEnd::Lost(Loss::Final(e)))? {
+        let (event, consumed) = match step.map_err(|e| ConnectionEnd::Lost(ConnectionLoss::Final(e)))? {
             FrameOutcome::Nothing => return Ok(()),
             FrameOutcome::Event(event) => (event, None),
             FrameOutcome::Output(event, stream, end) => {

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::{
     ApiFailure, Client, ClientError, Reconnect,
     call::{Call, Credential},
-    reconnect::{Backoff, Loss},
+    reconnect::{Backoff, ConnectionLoss},
 };
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
@@ -83,8 +83,8 @@ impl EventStream {
                 lost_at = None;
             }
             let cause = match loss {
-                Loss::Transient(cause) => cause,
-                Loss::Token(error) | Loss::Final(error) => return Err(error),
+                ConnectionLoss::Transient(cause) => cause,
+                ConnectionLoss::Token(error) | ConnectionLoss::Final(error) => return Err(error),
             };
             let since = *lost_at.get_or_insert_with(Instant::now);
             if since.elapsed() >= self.policy.give_up_after {
@@ -94,9 +94,9 @@ impl EventStream {
         }
     }
 
-    async fn receive(&mut self) -> Result<SandboxEvent, Loss> {
+    async fn receive(&mut self) -> Result<SandboxEvent, ConnectionLoss> {
         if self.response.is_none() {
-            let response = self.connect().await.map_err(Loss::refused)?;
+            let response = self.connect().await.map_err(ConnectionLoss::refused)?;
             self.response = Some(response);
             self.connected_at = Instant::now();
         }
@@ -109,15 +109,15 @@ impl EventStream {
                     return Ok(event);
                 }
             }
-            let Some(response) = &mut self.response else { return Err(Loss::broken("no connection".to_owned())) };
+            let Some(response) = &mut self.response else { return Err(ConnectionLoss::broken("no connection".to_owned())) };
             let chunk = timeout(self.policy.silence, response.chunk()).await;
-            let chunk = chunk.map_err(|_| Loss::broken("nothing was received for too long".to_owned()))?;
-            let chunk = chunk.map_err(|e| Loss::broken(ClientError::transport(&self.url, &e).to_string()))?;
+            let chunk = chunk.map_err(|_| ConnectionLoss::broken("nothing was received for too long".to_owned()))?;
+            let chunk = chunk.map_err(|e| ConnectionLoss::broken(ClientError::transport(&self.url, &e).to_string()))?;
             self.has_received |= chunk.is_some();
             match chunk {
                 Some(chunk) if self.received.len() + chunk.len() <= MAX_EVENT_BYTES => self.received.extend_from_slice(&chunk),
-                Some(_) => return Err(Loss::Final(self.not_cobox("the event is incomplete"))),
-                None => return Err(Loss::broken("the broker ended the stream".to_owned())),
+                Some(_) => return Err(ConnectionLoss::Final(self.not_cobox("the event is incomplete"))),
+                None => return Err(ConnectionLoss::broken("the broker ended the stream".to_owned())),
             }
         }
     }
@@ -161,9 +161,10 @@ fn position(block: &[u8]) -> Option<String> {
 }
 
 /// Parses an event; `None` for a comment or an unknown event type.
-fn read_block(url: &str, block: &[u8]) -> Result<Option<SandboxEvent>, Loss> {
-    let unreadable =
-        || Loss::Final(ClientError::NotCobox { url: url.to_owned(), status: 200, excerpt: "the event can't be parsed".to_owned() });
+fn read_block(url: &str, block: &[u8]) -> Result<Option<SandboxEvent>, ConnectionLoss> {
+    let unreadable = || {
+        ConnectionLoss::Final(ClientError::NotCobox { url: url.to_owned(), status: 200, excerpt: "the event can't be parsed".to_owned() })
+    };
     let text = std::str::from_utf8(block).map_err(|_| unreadable())?;
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_start);
     let Some(data) = field("data:") else { return Ok(None) };
@@ -171,7 +172,7 @@ fn read_block(url: &str, block: &[u8]) -> Result<Option<SandboxEvent>, Loss> {
         Some(EVENT_NAME) => serde_json::from_str(data).map(Some).map_err(|_| unreadable()),
         Some(ERROR_NAME) => {
             let Envelope { error } = serde_json::from_str(data).map_err(|_| unreadable())?;
-            Err(Loss::refused(ClientError::Api(Box::new(ApiFailure::from_frame(error)))))
+            Err(ConnectionLoss::refused(ClientError::Api(Box::new(ApiFailure::from_frame(error)))))
         }
         _ => Ok(None),
     }
@@ -196,12 +197,12 @@ mod tests {
         assert!(matches!(read(":\n\n"), Ok(None)));
         assert!(matches!(read("retry: 1000\n\n"), Ok(None)));
         assert!(matches!(read("event: later\ndata: {}\n\n"), Ok(None)));
-        assert!(matches!(read("event: sandbox\ndata: {}\n\n"), Err(Loss::Final(ClientError::NotCobox { .. }))));
+        assert!(matches!(read("event: sandbox\ndata: {}\n\n"), Err(ConnectionLoss::Final(ClientError::NotCobox { .. }))));
         let refused = |code: &str, retryable: bool| {
             let error = serde_json::json!({ "code": code, "message": "m", "retryable": retryable, "request_id": "r" });
             read(&format!("event: error\ndata: {}\n\n", serde_json::json!({ "error": error })))
         };
-        assert!(matches!(refused("TOKEN_REVOKED", false), Err(Loss::Final(ClientError::Api(_)))));
-        assert!(matches!(refused("RATE_LIMITED", true), Err(Loss::Transient(_))));
+        assert!(matches!(refused("TOKEN_REVOKED", false), Err(ConnectionLoss::Final(ClientError::Api(_)))));
+        assert!(matches!(refused("RATE_LIMITED", true), Err(ConnectionLoss::Transient(_))));
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     ApiFailure, ClientError, Dataplane,
     call::{Call, read_json},
     path::encode_segment,
-    reconnect::{Backoff, Loss},
+    reconnect::{Backoff, ConnectionLoss},
 };
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
@@ -75,8 +75,8 @@ impl FileWatch {
                     self.is_over = matches!(&event, FileWatchEvent::Overflow(o) if o.reason == cobox_protocol::watch::OverflowReason::Gone);
                     return Ok(Some(event));
                 }
-                Err(Loss::Transient(cause)) => cause,
-                Err(Loss::Token(error) | Loss::Final(error)) => return Err(error),
+                Err(ConnectionLoss::Transient(cause)) => cause,
+                Err(ConnectionLoss::Token(error) | ConnectionLoss::Final(error)) => return Err(error),
             };
             self.response = None;
             self.received.clear();
@@ -88,14 +88,14 @@ impl FileWatch {
         }
     }
 
-    async fn receive(&mut self) -> Result<FileWatchEvent, Loss> {
+    async fn receive(&mut self) -> Result<FileWatchEvent, ConnectionLoss> {
         if self.response.is_none() {
             let mut call = Call::new(Method::GET, self.url.clone()).header(header::ACCEPT, HeaderValue::from_static("text/event-stream"));
             if let Some(cursor) = &self.cursor {
                 let cursor = HeaderValue::from_str(cursor).map_err(|_| self.unreadable())?;
                 call = call.header(LAST_EVENT_ID, cursor);
             }
-            let response = self.dataplane.sender.send(&call, &self.dataplane.credential).await.map_err(Loss::refused)?;
+            let response = self.dataplane.sender.send(&call, &self.dataplane.credential).await.map_err(ConnectionLoss::refused)?;
             self.response = Some(response);
         }
         loop {
@@ -105,18 +105,18 @@ impl FileWatch {
                     return Ok(event);
                 }
             }
-            let Some(response) = &mut self.response else { return Err(Loss::broken("no connection".to_owned())) };
+            let Some(response) = &mut self.response else { return Err(ConnectionLoss::broken("no connection".to_owned())) };
             let chunk = timeout(self.dataplane.reconnect.silence, response.chunk()).await;
-            let chunk = chunk.map_err(|_| Loss::broken("nothing was received for too long".to_owned()))?;
-            match chunk.map_err(|e| Loss::broken(ClientError::transport(&self.url, &e).to_string()))? {
+            let chunk = chunk.map_err(|_| ConnectionLoss::broken("nothing was received for too long".to_owned()))?;
+            match chunk.map_err(|e| ConnectionLoss::broken(ClientError::transport(&self.url, &e).to_string()))? {
                 Some(chunk) if self.received.len() + chunk.len() <= MAX_EVENT_BYTES => self.received.extend_from_slice(&chunk),
                 Some(_) => return Err(self.unreadable()),
-                None => return Err(Loss::broken("the sandbox ended the stream".to_owned())),
+                None => return Err(ConnectionLoss::broken("the sandbox ended the stream".to_owned())),
             }
         }
     }
 
-    fn read_block(&mut self, block: &[u8]) -> Result<Option<FileWatchEvent>, Loss> {
+    fn read_block(&mut self, block: &[u8]) -> Result<Option<FileWatchEvent>, ConnectionLoss> {
         let text = std::str::from_utf8(block).map_err(|_| self.unreadable())?;
         let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_start);
         if let Some(cursor) = field("id:") {
@@ -137,14 +137,14 @@ impl FileWatch {
                 // The next connection uses a new token.
                 let error = ClientError::Api(Box::new(ApiFailure::from_frame(error)));
                 let is_expired = error.is(cobox_protocol::ErrorCode::TokenExpired);
-                Err(if is_expired { Loss::broken(error.to_string()) } else { Loss::refused(error) })
+                Err(if is_expired { ConnectionLoss::broken(error.to_string()) } else { ConnectionLoss::refused(error) })
             }
             _ => Ok(None),
         }
     }
 
-    fn unreadable(&self) -> Loss {
+    fn unreadable(&self) -> ConnectionLoss {
         let excerpt = "the change can't be parsed".to_owned();
-        Loss::Final(ClientError::NotCobox { url: self.url.clone(), status: 200, excerpt })
+        ConnectionLoss::Final(ClientError::NotCobox { url: self.url.clone(), status: 200, excerpt })
     }
 }

@@ -64,7 +64,7 @@ fn random_fraction() -> f64 {
 
 /// Why a connection ended, and whether to reconnect.
 #[derive(Debug)]
-pub(crate) enum Loss {
+pub(crate) enum ConnectionLoss {
     /// Connect again.
     Transient(String),
     /// Connect again with a new token, but only once: after two refusals the next token would be refused too.
@@ -72,9 +72,9 @@ pub(crate) enum Loss {
     Final(ClientError),
 }
 
-impl Loss {
+impl ConnectionLoss {
     pub fn broken(cause: String) -> Self {
-        Loss::Transient(cause)
+        ConnectionLoss::Transient(cause)
     }
 
     /// `server_error` is the last error frame before the close.
@@ -82,21 +82,21 @@ impl Loss {
         let error = server_error.unwrap_or_else(|| ClientError::Closed { code, reason: close_reason(code, reason) });
         match code {
             // Going away, no code, internal error, restart, try again later.
-            close::GOING_AWAY | 1005 | ABNORMAL_CLOSURE | 1011..=1014 | close::AUTH_TIMEOUT => Loss::Transient(error.to_string()),
-            close::UNAUTHENTICATED => Loss::Token(error),
-            _ => Loss::Final(error),
+            close::GOING_AWAY | 1005 | ABNORMAL_CLOSURE | 1011..=1014 | close::AUTH_TIMEOUT => ConnectionLoss::Transient(error.to_string()),
+            close::UNAUTHENTICATED => ConnectionLoss::Token(error),
+            _ => ConnectionLoss::Final(error),
         }
     }
 
     /// Classifies a failed connection attempt.
     pub fn refused(error: ClientError) -> Self {
         match &error {
-            ClientError::Transport { .. } => Loss::Transient(error.to_string()),
+            ClientError::Transport { .. } => ConnectionLoss::Transient(error.to_string()),
             // Sent by proxies while the broker behind them restarts.
-            ClientError::NotCobox { status: 502..=504, .. } => Loss::Transient(error.to_string()),
-            ClientError::Api(_) if error.is(ErrorCode::TokenExpired) => Loss::Token(error),
-            ClientError::Api(failure) if failure.retryable => Loss::Transient(error.to_string()),
-            _ => Loss::Final(error),
+            ClientError::NotCobox { status: 502..=504, .. } => ConnectionLoss::Transient(error.to_string()),
+            ClientError::Api(_) if error.is(ErrorCode::TokenExpired) => ConnectionLoss::Token(error),
+            ClientError::Api(failure) if failure.retryable => ConnectionLoss::Transient(error.to_string()),
+            _ => ConnectionLoss::Final(error),
         }
     }
 }
@@ -118,15 +118,15 @@ mod tests {
     #[test]
     fn transient_losses_are_retried_and_final_ones_are_described() {
         for code in [1001, 1005, 1006, 1011, 1012, 1013, 4408] {
-            assert!(matches!(Loss::closed(code, "", None), Loss::Transient(_)), "{code}");
+            assert!(matches!(ConnectionLoss::closed(code, "", None), ConnectionLoss::Transient(_)), "{code}");
         }
-        assert!(matches!(Loss::closed(4401, "", None), Loss::Token(_)));
+        assert!(matches!(ConnectionLoss::closed(4401, "", None), ConnectionLoss::Token(_)));
         for (code, words) in [(4403, "doesn't allow"), (4409, "another connection"), (4410, "ended"), (1007, "frame")] {
-            let Loss::Final(error) = Loss::closed(code, "", None) else { panic!("{code}") };
+            let ConnectionLoss::Final(error) = ConnectionLoss::closed(code, "", None) else { panic!("{code}") };
             assert!(error.to_string().contains(words), "{error}");
         }
         let gone = ClientError::NotCobox { url: "u".into(), status: 502, excerpt: "x".into() };
-        assert!(matches!(Loss::refused(gone), Loss::Transient(_)));
-        assert!(matches!(Loss::refused(ClientError::InvalidKey), Loss::Final(_)));
+        assert!(matches!(ConnectionLoss::refused(gone), ConnectionLoss::Transient(_)));
+        assert!(matches!(ConnectionLoss::refused(ClientError::InvalidKey), ConnectionLoss::Final(_)));
     }
 }

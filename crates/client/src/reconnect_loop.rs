@@ -12,7 +12,7 @@ use crate::{
     call::Credential,
     connection::until,
     pending_input::PendingInput,
-    reconnect::{Backoff, Loss},
+    reconnect::{Backoff, ConnectionLoss},
     session::Token,
     sleep_detector::{SleepAwareInstant, SleepDetector},
     socket::Socket,
@@ -63,7 +63,7 @@ enum WaitOutcome<T> {
 pub(crate) enum ConnectionEnd {
     /// The caller has received everything, or dropped the stream.
     Over,
-    Lost(Loss),
+    Lost(ConnectionLoss),
 }
 
 impl<C: StreamHandler> ReconnectLoop<C> {
@@ -143,20 +143,20 @@ impl<C: StreamHandler> ReconnectLoop<C> {
     }
 
     /// Connects repeatedly until it succeeds. `None` if the caller dropped or closed the stream.
-    async fn reconnect(&mut self, mut loss: Loss) -> Result<Option<Socket>, ClientError> {
+    async fn reconnect(&mut self, mut loss: ConnectionLoss) -> Result<Option<Socket>, ClientError> {
         let lost_since = *self.lost_since.get_or_insert_with(Instant::now);
         let deadline = lost_since + self.dataplane.reconnect.give_up_after;
         let mut is_notified = false;
         loop {
             let cause = match loss {
-                Loss::Final(error) => return Err(error),
-                Loss::Token(error) if self.has_retried_token => return Err(error),
-                Loss::Token(error) => {
+                ConnectionLoss::Final(error) => return Err(error),
+                ConnectionLoss::Token(error) if self.has_retried_token => return Err(error),
+                ConnectionLoss::Token(error) => {
                     self.has_retried_token = true;
                     self.refresh_token().await?;
                     error.to_string()
                 }
-                Loss::Transient(cause) => cause,
+                ConnectionLoss::Transient(cause) => cause,
             };
             tracing::debug!(route = C::ROUTE, %cause, "connection lost; reconnecting");
             if !is_notified {
@@ -176,12 +176,12 @@ impl<C: StreamHandler> ReconnectLoop<C> {
             loss = match self.wait_for(connecting).await {
                 WaitOutcome::Gone => return Ok(None),
                 WaitOutcome::Done(Ok(Ok(socket))) => return Ok(Some(socket)),
-                WaitOutcome::Done(Ok(Err(error))) => Loss::refused(error),
-                WaitOutcome::Done(Err(_)) => Loss::broken("no response in time".to_owned()),
+                WaitOutcome::Done(Ok(Err(error))) => ConnectionLoss::refused(error),
+                WaitOutcome::Done(Err(_)) => ConnectionLoss::broken("no response in time".to_owned()),
                 // The user has just opened the lid: reconnect immediately instead of after the previous wait.
                 WaitOutcome::WokeUp => {
                     self.backoff = Backoff::new(self.dataplane.reconnect);
-                    Loss::broken(cause)
+                    ConnectionLoss::broken(cause)
                 }
             };
         }

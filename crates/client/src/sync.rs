@@ -19,7 +19,7 @@ use crate::{
     ApiFailure, ClientError, Dataplane,
     call::Credential,
     path::{encode_path, encode_segment},
-    reconnect::Loss,
+    reconnect::ConnectionLoss,
     session::Token,
     socket::{Incoming, Socket, read},
 };
@@ -46,11 +46,11 @@ impl Dataplane {
         let socket = match timeout(DIAL_WITHIN, self.dial(&route)).await {
             Ok(Ok(socket)) => socket,
             Ok(Err(error)) => {
-                return Err(match Loss::refused(error) {
-                    Loss::Transient(cause) => SyncUnavailable::Transient(cause),
+                return Err(match ConnectionLoss::refused(error) {
+                    ConnectionLoss::Transient(cause) => SyncUnavailable::Transient(cause),
                     // The next attempt uses a new token.
-                    Loss::Token(error) => SyncUnavailable::Transient(error.to_string()),
-                    Loss::Final(error) => SyncUnavailable::Final(error),
+                    ConnectionLoss::Token(error) => SyncUnavailable::Transient(error.to_string()),
+                    ConnectionLoss::Final(error) => SyncUnavailable::Final(error),
                 });
             }
             Err(_) => return Err(SyncUnavailable::Transient("no response in time".to_owned())),
@@ -140,9 +140,9 @@ async fn relay(
                     other => match read::<IgnoredAny>(other) {
                         Incoming::Frame(ServerFrame::Error { error }) => server_error = Some(ClientError::Api(Box::new(ApiFailure::from_frame(error)))),
                         Incoming::Closed { code, reason } => {
-                            break Some(match Loss::closed(code, &reason, server_error.take()) {
-                                Loss::Transient(cause) => cause,
-                                Loss::Token(error) | Loss::Final(error) => error.to_string(),
+                            break Some(match ConnectionLoss::closed(code, &reason, server_error.take()) {
+                                ConnectionLoss::Transient(cause) => cause,
+                                ConnectionLoss::Token(error) | ConnectionLoss::Final(error) => error.to_string(),
                             });
                         }
                         Incoming::Broken(cause) => break Some(cause),

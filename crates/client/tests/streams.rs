@@ -32,10 +32,10 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 /// Maximum wait of a test for one condition.
-const PATIENCE: Duration = Duration::from_secs(20);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what).await.expect("it happens in time")
+    tokio::time::timeout(EVENT_TIMEOUT, what).await.expect("it happens in time")
 }
 
 /// Server end of one connection; dropping it cuts the connection.

@@ -15,7 +15,7 @@ mod headers;
 mod host_routing;
 mod request_limiter;
 mod service;
-mod too_slow;
+mod slow_body;
 mod unauthenticated;
 mod upstream;
 mod websocket_frame;
@@ -32,7 +32,7 @@ pub use credential::{Credential, FileLink};
 pub use host_routing::{Domain, HostTarget, InvalidDomain};
 pub use request_limiter::Limits;
 pub use service::{Gateway, PATHS};
-pub use too_slow::TooSlow;
+pub use slow_body::TooSlow;
 pub use unauthenticated::{ClientAddress, UnauthenticatedConnection, UnauthenticatedConnections};
 
 /// What a request's path or host name refers to.

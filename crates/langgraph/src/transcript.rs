@@ -10,7 +10,7 @@ use crate::{
 /// Maximum number of entries. Older ones are dropped here, but the thread still has them.
 const MAX_ENTRIES: usize = 2000;
 /// Maximum size of all texts: more than a person can read in a day, and little compared to a browser.
-const MAX_KEPT_BYTES: usize = 32 * 1024 * 1024;
+const MAX_TRANSCRIPT_BYTES: usize = 32 * 1024 * 1024;
 /// Maximum number of call ids: one per entry, and some for calls whose id changes while they are written.
 const MAX_CALL_NAMES: usize = 4 * MAX_ENTRIES;
 
@@ -225,7 +225,7 @@ impl Transcript {
     fn add(&mut self, entry: Entry) -> usize {
         let mut kept: usize = self.entries.iter().map(Entry::bytes).sum();
         let before = self.dropped;
-        while self.entries.len() >= MAX_ENTRIES || kept > MAX_KEPT_BYTES {
+        while self.entries.len() >= MAX_ENTRIES || kept > MAX_TRANSCRIPT_BYTES {
             kept -= self.entries.pop_front().map_or(kept, |oldest| oldest.bytes());
             self.dropped += 1;
         }
@@ -311,11 +311,11 @@ mod tests {
     fn an_endless_stream_grows_the_transcript_only_to_its_limits() {
         let mut transcript = Transcript::default();
         let long = "x".repeat(MAX_TEXT_BYTES);
-        for n in 0..MAX_KEPT_BYTES / MAX_TEXT_BYTES + 50 {
+        for n in 0..MAX_TRANSCRIPT_BYTES / MAX_TEXT_BYTES + 50 {
             feed(&mut transcript, json!({"type": "ai", "id": format!("m{n}"), "content": long}));
         }
         let kept: usize = transcript.entries().map(|(_, entry)| entry.bytes()).sum();
-        assert!(kept <= MAX_KEPT_BYTES + 2 * MAX_TEXT_BYTES, "{kept}");
+        assert!(kept <= MAX_TRANSCRIPT_BYTES + 2 * MAX_TEXT_BYTES, "{kept}");
         for n in 0..MAX_CALL_NAMES + 50 {
             let piece = json!({"index": 0, "id": format!("c{n}"), "name": "ls", "args": ""});
             feed(&mut transcript, json!({"type": "AIMessageChunk", "id": "m", "content": "", "tool_call_chunks": [piece]}));

@@ -128,10 +128,10 @@ impl Operation {
     pub fn needs(mut self, capabilities: &[Capability]) -> Self {
         self.needs = capabilities.to_vec();
         self.security = vec![("token", capabilities.iter().map(|c| c.as_str()).collect())];
-        self.fails(&TOKEN_ERRORS)
+        self.errors(&TOKEN_ERRORS)
     }
     /// Requires one of these schemes, without scopes.
-    pub fn behind(mut self, schemes: &[&'static str]) -> Self {
+    pub fn security(mut self, schemes: &[&'static str]) -> Self {
         self.security = schemes.iter().map(|scheme| (*scheme, Vec::new())).collect();
         self
     }
@@ -139,10 +139,10 @@ impl Operation {
         self.parameters.extend(parameters);
         self
     }
-    pub fn takes<T: JsonSchema>(self) -> Self {
-        self.takes_as("application/json", read::<T>()).fails(&[TooLarge])
+    pub fn request_body<T: JsonSchema>(self) -> Self {
+        self.request_body_as("application/json", read::<T>()).errors(&[TooLarge])
     }
-    pub fn takes_as(mut self, media: &'static str, shape: Shape) -> Self {
+    pub fn request_body_as(mut self, media: &'static str, shape: Shape) -> Self {
         self.request.push((media, shape));
         self
     }
@@ -150,20 +150,20 @@ impl Operation {
         self.is_body_optional = true;
         self
     }
-    pub fn gives<T: JsonSchema>(self, status: u16, about: &'static str) -> Self {
-        self.gives_as(status, about, "application/json", written::<T>())
+    pub fn response<T: JsonSchema>(self, status: u16, about: &'static str) -> Self {
+        self.response_as(status, about, "application/json", written::<T>())
     }
-    pub fn gives_as(mut self, status: u16, about: &'static str, media: &'static str, shape: Shape) -> Self {
+    pub fn response_as(mut self, status: u16, about: &'static str, media: &'static str, shape: Shape) -> Self {
         let answer = self.answers.entry(status).or_insert_with(|| ResponseSpec { about, content: Vec::new(), headers: Vec::new() });
         answer.content.push((media, shape));
         self
     }
-    pub fn gives_nothing(mut self, status: u16, about: &'static str) -> Self {
+    pub fn empty_response(mut self, status: u16, about: &'static str) -> Self {
         self.answers.insert(status, ResponseSpec { about, content: Vec::new(), headers: Vec::new() });
         self
     }
     /// Any status and any body, because another program answers.
-    pub fn gives_anything(mut self, about: &'static str) -> Self {
+    pub fn any_response(mut self, about: &'static str) -> Self {
         self.any_response = Some(about);
         self
     }
@@ -173,11 +173,11 @@ impl Operation {
         }
         self
     }
-    pub fn fails(mut self, codes: &[ErrorCode]) -> Self {
+    pub fn errors(mut self, codes: &[ErrorCode]) -> Self {
         self.errors.extend_from_slice(codes);
         self
     }
-    pub fn errors_look_like(mut self, dialect: &'static str, shape: Shape) -> Self {
+    pub fn error_format(mut self, dialect: &'static str, shape: Shape) -> Self {
         self.error_shape = shape;
         if self.method != "head" {
             self.dialect = dialect;
@@ -189,7 +189,7 @@ impl Operation {
         self.status_of = status_of;
         self
     }
-    pub fn error_looks_like(mut self, status: u16, shape: Shape) -> Self {
+    pub fn error_format_of(mut self, status: u16, shape: Shape) -> Self {
         self.special_errors.insert(status, shape);
         self
     }
@@ -201,7 +201,7 @@ impl Operation {
     /// Makes this a WebSocket, with the frames that client and boxd send.
     pub fn websocket(mut self, client: Shape, server: Shape) -> Self {
         self.frames = Some((client, server));
-        self.gives_nothing(101, "The connection is a WebSocket from here on.")
+        self.empty_response(101, "The connection is a WebSocket from here on.")
     }
 
     pub fn needed(&self) -> &[Capability] {

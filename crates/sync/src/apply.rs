@@ -16,6 +16,7 @@ use crate::{
     beneath,
     entry::{Digest, Entry},
     error::SyncError,
+    file_stamp::Stamp,
     folder::Folder,
     hooks::ChangeKind,
     message::Outcome,
@@ -23,7 +24,6 @@ use crate::{
     reconcile::Change,
     scan::stays_inside,
     staging::{DIRECTORY_MODE, MAX_SEPARATE_SYNCS, with_exec},
-    stamp::Stamp,
     trash::OpenBatch,
 };
 

@@ -11,10 +11,10 @@ use crate::{
     beneath,
     delta::{DeltaOp, MAX_BLOCK_BYTES, MAX_BLOCKS, Signature, compute_delta},
     error::SyncError,
-    folder::{Folder, Want},
-    message::{Message, Need},
+    file_stamp::Stamp,
+    folder::{ContentRequest, Folder},
+    message::{Message, MissingContent},
     staging::Incoming,
-    stamp::Stamp,
 };
 
 /// Size of a block before compression, in bytes.
@@ -157,8 +157,8 @@ impl Folder {
     /// Sends the requested content. A file that has changed since the last scan is marked as abandoned.
     pub(crate) fn send_content(
         &self,
-        needs: &[Need],
-        wants: &[Want],
+        needs: &[MissingContent],
+        wants: &[ContentRequest],
         send: &mut dyn FnMut(&Message) -> io::Result<()>,
     ) -> Result<(), SyncError> {
         let mut out = BlockWriter::new(send).map_err(SyncError::Lost)?;
@@ -177,7 +177,7 @@ impl Folder {
     }
 
     /// Stages the content that the other side sends. Returns the indexes of the files that did not arrive completely.
-    pub(crate) fn receive_content(&mut self, needs: &[Need], mut from: BlockReader) -> Result<Vec<u32>, SyncError> {
+    pub(crate) fn receive_content(&mut self, needs: &[MissingContent], mut from: BlockReader) -> Result<Vec<u32>, SyncError> {
         let mut failed = Vec::new();
         // A file that is sent repeatedly would keep the sync busy and fill the disk.
         let mut was_sent = vec![false; needs.len()];
@@ -212,7 +212,7 @@ impl Folder {
         }
     }
 
-    fn receive_file(&self, need: &Need, incoming: &mut Incoming, from: &mut BlockReader) -> Result<bool, SyncError> {
+    fn receive_file(&self, need: &MissingContent, incoming: &mut Incoming, from: &mut BlockReader) -> Result<bool, SyncError> {
         let mut old: Option<File> = None;
         let mut remaining = need.size;
         let mut charge = |length: u64| match remaining.checked_sub(length) {

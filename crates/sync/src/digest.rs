@@ -14,7 +14,7 @@ use std::{
 
 use rustix::{fs::FileType, io::Errno};
 
-use crate::{beneath, entry::Digest, hooks::Hooks, path::RelPath, problem::Problem, stamp::Stamp};
+use crate::{beneath, entry::Digest, file_stamp::Stamp, hooks::Hooks, path::RelPath, problem::Problem};
 
 /// Bytes per read.
 pub const READ_BUFFER_BYTES: usize = 128 * 1024;

@@ -13,8 +13,8 @@ use std::{
 use crate::{
     codec::{Decoder, Encoder, Malformed},
     entry::{Digest, Entry},
+    file_stamp::Stamp,
     path::RelPath,
-    stamp::Stamp,
     tree::Tree,
 };
 

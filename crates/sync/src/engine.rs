@@ -14,7 +14,7 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    ancestor::Ancestor,
+    base_version::BaseVersion,
     deletion_guard::DeletionGuard,
     error::SyncError,
     folder::{Folder, open_root},
@@ -116,7 +116,7 @@ pub type Listener = Box<dyn FnMut(Event) + Send>;
 pub struct Engine {
     pub(crate) settings: Settings,
     pub(crate) folder: Folder,
-    pub(crate) base: Ancestor,
+    pub(crate) base: BaseVersion,
     pub(crate) inbox: Inbox,
     pub(crate) sandbox: SandboxView,
     pub(crate) resolutions: BTreeMap<RelPath, Side>,
@@ -165,7 +165,7 @@ impl Engine {
         let status = Status { mode: settings.mode, ..Status::default() };
         Ok(Self {
             folder,
-            base: Ancestor::open(base)?,
+            base: BaseVersion::open(base)?,
             inbox: Inbox {
                 inputs: receiver,
                 commands: Vec::new(),

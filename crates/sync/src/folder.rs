@@ -15,14 +15,14 @@ use crate::{
     digest_cache::DigestCache,
     entry::{Digest, Entry},
     error::SyncError,
+    file_stamp::Stamp,
     hooks::Hooks,
     ignore_rules::{IgnoreRules, ignore_file_index},
-    message::Need,
+    message::MissingContent,
     path::RelPath,
     problem::Problem,
     scan::{KnownFiles, Scan, ScanResult},
     staging::{Staging, copy_all},
-    stamp::Stamp,
     trash::Trash,
     tree::{Tree, Update},
     watch::Watch,
@@ -47,7 +47,7 @@ impl Default for Limits {
 
 /// A request for content, by its index among the needs, with the signature of an old version.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Want {
+pub struct ContentRequest {
     pub index: u32,
     pub signature: Signature,
 }
@@ -246,7 +246,7 @@ impl Folder {
     }
 
     /// Stages the content that this side has already, and returns requests for the rest.
-    pub(crate) fn prepare(&mut self, needs: &[Need]) -> Result<Vec<Want>, SyncError> {
+    pub(crate) fn prepare(&mut self, needs: &[MissingContent]) -> Result<Vec<ContentRequest>, SyncError> {
         let mut local_copies: HashMap<Digest, Option<RelPath>> = needs.iter().map(|n| (n.digest, None)).collect();
         for (path, entry) in self.tree.iter() {
             if let Some((digest, _)) = entry.content()
@@ -255,7 +255,7 @@ impl Folder {
                 source.get_or_insert_with(|| path.clone());
             }
         }
-        let (mut wants, mut sum_count): (Vec<Want>, usize) = (Vec::new(), 0);
+        let (mut wants, mut sum_count): (Vec<ContentRequest>, usize) = (Vec::new(), 0);
         let mut seen: BTreeSet<Digest> = BTreeSet::new();
         for (index, need) in needs.iter().enumerate() {
             if need.size > self.limits.file_bytes || !seen.insert(need.digest) || self.staging.has(&need.digest) {
@@ -271,14 +271,14 @@ impl Folder {
                 let is_worth_delta = need.size >= MIN_DELTA_BYTES && sum_count + MAX_BLOCKS <= MAX_SUMS;
                 let signature = if is_worth_delta { self.signature(&need.path) } else { Signature::default() };
                 sum_count += signature.sums.len();
-                wants.push(Want { index: index as u32, signature });
+                wants.push(ContentRequest { index: index as u32, signature });
             }
         }
         Ok(wants)
     }
 
     /// Stages a copy of a local file if it has not changed.
-    fn copy(&mut self, from: Option<&RelPath>, need: &Need) -> Result<bool, SyncError> {
+    fn copy(&mut self, from: Option<&RelPath>, need: &MissingContent) -> Result<bool, SyncError> {
         let mut copy = self.staging.begin().map_err(|e| SyncError::writing("copy a file", e))?;
         if let Some(from) = from {
             let Ok(file) = beneath::open_file(&self.root, from.bytes()) else {
@@ -307,7 +307,7 @@ impl Folder {
     }
 
     /// Opens a file to send if it has not changed since the last scan.
-    pub(crate) fn open_content(&self, need: &Need) -> Option<(File, Stamp)> {
+    pub(crate) fn open_content(&self, need: &MissingContent) -> Option<(File, Stamp)> {
         let known = self.stamps.get(&need.path)?;
         let is_expected = self.tree.get(&need.path).and_then(Entry::content) == Some((need.digest, need.size));
         let file = beneath::open_file(&self.root, need.path.bytes()).ok().filter(|_| is_expected)?;

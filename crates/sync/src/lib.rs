@@ -7,8 +7,8 @@
 
 #![forbid(unsafe_code)]
 
-mod ancestor;
 mod apply;
+mod base_version;
 mod beneath;
 mod codec;
 mod content;
@@ -20,6 +20,7 @@ mod digest_cache;
 mod engine;
 mod entry;
 mod error;
+mod file_stamp;
 mod folder;
 mod git_paths;
 mod halt;
@@ -32,7 +33,7 @@ mod peer;
 mod problem;
 mod reconcile;
 mod resolve;
-mod risky;
+mod risky_paths;
 mod round;
 mod sandbox_view;
 mod scan;
@@ -40,14 +41,13 @@ mod serve;
 mod settings;
 mod side;
 mod staging;
-mod stamp;
 mod state;
 mod status;
 mod trash;
 mod tree;
 mod watch;
 
-pub use ancestor::Ancestor;
+pub use base_version::BaseVersion;
 pub use deletion_guard::DEFAULT_DIRECTORY_DELETION_LIMIT;
 pub use digest_cache::DigestCache;
 pub use engine::{Command, ConnectError, Connector, Engine, Handle, Listener, Resolution, Responder};
@@ -57,7 +57,7 @@ pub use folder::{Folder, Limits, open_root};
 pub use halt::Halt;
 pub use hooks::{ChangeKind, Hooks, LocalHooks};
 pub use ignore_rules::{STAGING_DIRECTORY, TRASH_DIRECTORY};
-pub use message::{Fault, MAX_FRAME_BYTES, Message, Need, Outcome};
+pub use message::{Fault, MAX_FRAME_BYTES, Message, MissingContent, Outcome};
 pub use mode::Mode;
 pub use path::RelPath;
 pub use peer::Connection;

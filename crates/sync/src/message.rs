@@ -25,7 +25,7 @@ const MAX_REASON_BYTES: usize = 1024;
 
 /// Content that one side needs, and the path at which the other side has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Need {
+pub struct MissingContent {
     pub path: RelPath,
     pub digest: Digest,
     pub size: u64,
@@ -84,7 +84,7 @@ pub enum Message {
         has_problems: bool,
         is_partial: bool,
     },
-    Needs(Vec<Need>),
+    Needs(Vec<MissingContent>),
     /// Ends the list of needs: the receiver prepares for the content, or sends it.
     NeedsEnd,
     /// Requests content, by index among the needs.
@@ -171,7 +171,7 @@ impl Message {
             6 => Message::Problems(i.all(|i| Ok((i.path()?, one_of(&Problem::ALL, i.u8()?)?)))?),
             7 => Message::Rules(i.all(read_rule_file)?),
             8 => Message::Scanned { has_rules: i.bool()?, has_problems: i.bool()?, is_partial: i.bool()? },
-            9 => Message::Needs(i.all(|i| Ok(Need { path: i.path()?, digest: Digest(i.array()?), size: i.u64()? }))?),
+            9 => Message::Needs(i.all(|i| Ok(MissingContent { path: i.path()?, digest: Digest(i.array()?), size: i.u64()? }))?),
             10 => Message::NeedsEnd,
             11 => Message::Wants(i.all(Decoder::u32)?),
             12 => Message::Sums { index: i.u32()?, block: i.u32()?, sums: i.all(|i| Ok(BlockSum { weak: i.u32()?, strong: i.array()? }))? },
@@ -270,7 +270,7 @@ mod tests {
             Message::Problems(vec![(path.clone(), Problem::Unwritable)]),
             Message::Rules(vec![RuleFile { folder: None, which: 1, text: b"x".to_vec() }]),
             Message::Scanned { has_rules: true, has_problems: true, is_partial: false },
-            Message::Needs(vec![Need { path: path.clone(), digest: Digest::of(b"x"), size: 1 }]),
+            Message::Needs(vec![MissingContent { path: path.clone(), digest: Digest::of(b"x"), size: 1 }]),
             Message::NeedsEnd,
             Message::Wants(vec![0, 7]),
             Message::Sums { index: 1, block: 1024, sums: vec![BlockSum { weak: 1, strong: [2; 16] }] },

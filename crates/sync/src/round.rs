@@ -8,8 +8,8 @@ use std::{
 };
 
 use crate::{
-    ancestor::PendingChange,
     apply::{needs_content, order_changes},
+    base_version::PendingChange,
     content::{BlockReader, MessageSource},
     deletion_guard::{DeletionGuard, Trees, Verdict},
     engine::Engine,
@@ -17,12 +17,12 @@ use crate::{
     error::SyncError,
     halt::Halt,
     ignore_rules::{IgnoreRules, MAX_RULE_BYTES, MAX_RULE_FILES, is_reserved},
-    message::{Message, Need, Outcome, entry_bytes, send_list},
+    message::{Message, MissingContent, Outcome, entry_bytes, send_list},
     path::RelPath,
     peer::Peer,
     problem::Problem,
     reconcile::{Change, Conflict, reconcile},
-    risky::RiskFilter,
+    risky_paths::RiskFilter,
     serve::{read_wants, send_wants},
     side::Side,
     status::{Event, Phase},
@@ -378,8 +378,9 @@ impl Engine {
     }
 }
 
-fn needs(batch: &[Change]) -> Vec<Need> {
-    let need = |c: &Change| c.new.as_ref().and_then(Entry::content).map(|(digest, size)| Need { path: c.path.clone(), digest, size });
+fn needs(batch: &[Change]) -> Vec<MissingContent> {
+    let need =
+        |c: &Change| c.new.as_ref().and_then(Entry::content).map(|(digest, size)| MissingContent { path: c.path.clone(), digest, size });
     batch.iter().filter(|c| needs_content(c)).filter_map(need).collect()
 }
 
@@ -392,7 +393,7 @@ fn update_size((path, entry): &Update) -> usize {
     path.bytes().len() + target
 }
 
-fn need_bytes(need: &Need) -> usize {
+fn need_bytes(need: &MissingContent) -> usize {
     need.path.bytes().len() + 48
 }
 

@@ -21,12 +21,12 @@ use crate::{
     digest::digest_files,
     entry::Entry,
     error::SyncError,
+    file_stamp::Stamp,
     folder::Limits,
     hooks::Hooks,
     ignore_rules::{IGNORE_FILES, IgnoreRules, MAX_RULE_FILE_BYTES},
     path::RelPath,
     problem::Problem,
-    stamp::Stamp,
     watch::Watch,
 };
 

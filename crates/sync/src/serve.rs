@@ -17,10 +17,10 @@ use crate::{
     content::{BlockReader, MessageSource},
     delta::{MAX_BLOCKS, MAX_SUMS, Signature},
     error::SyncError,
-    folder::{Folder, Limits, Want},
+    folder::{ContentRequest, Folder, Limits},
     hooks::Hooks,
     ignore_rules::IgnoreRules,
-    message::{Fault, Message, Need, Outcome, VERSION, entry_bytes, send_list},
+    message::{Fault, Message, MissingContent, Outcome, VERSION, entry_bytes, send_list},
     path::RelPath,
     problem::Problem,
     reconcile::Change,
@@ -176,7 +176,7 @@ impl<'a, R: Read> Server<'a, R> {
         Ok(())
     }
 
-    fn handle_needs(&mut self, mut needs: Vec<Need>) -> Result<(), SyncError> {
+    fn handle_needs(&mut self, mut needs: Vec<MissingContent>) -> Result<(), SyncError> {
         loop {
             match self.next()? {
                 Message::Needs(more) if needs.len() + more.len() <= MAX_BATCH => needs.extend(more),
@@ -190,7 +190,7 @@ impl<'a, R: Read> Server<'a, R> {
     }
 
     /// Receives content that the other end offers.
-    fn receive_files(&mut self, needs: Vec<Need>) -> Result<(), SyncError> {
+    fn receive_files(&mut self, needs: Vec<MissingContent>) -> Result<(), SyncError> {
         self.check_writable()?;
         let wants = self.folder.prepare(&needs)?;
         let out = self.out;
@@ -202,12 +202,12 @@ impl<'a, R: Read> Server<'a, R> {
         self.send(&Message::StagedEnd)
     }
 
-    fn send_files(&mut self, needs: &[Need], first: Vec<u32>) -> Result<(), SyncError> {
+    fn send_files(&mut self, needs: &[MissingContent], first: Vec<u32>) -> Result<(), SyncError> {
         let wants = read_wants(first, &mut ReaderSource(&mut self.reader))?;
         self.send_wanted(needs, &wants)
     }
 
-    fn send_wanted(&mut self, needs: &[Need], wants: &[Want]) -> Result<(), SyncError> {
+    fn send_wanted(&mut self, needs: &[MissingContent], wants: &[ContentRequest]) -> Result<(), SyncError> {
         let out = self.out;
         self.folder.send_content(needs, wants, &mut |message| out.send(message))
     }
@@ -233,7 +233,7 @@ impl<'a, R: Read> Server<'a, R> {
 }
 
 /// Sends requests for content, with signatures of old versions.
-pub fn send_wants(wants: &[Want], send: &mut dyn FnMut(&Message) -> io::Result<()>) -> io::Result<()> {
+pub fn send_wants(wants: &[ContentRequest], send: &mut dyn FnMut(&Message) -> io::Result<()>) -> io::Result<()> {
     send_list(wants.iter().map(|w| w.index), |_| 4, Message::Wants, send)?;
     for want in wants {
         let Signature { block, sums } = &want.signature;
@@ -245,7 +245,7 @@ pub fn send_wants(wants: &[Want], send: &mut dyn FnMut(&Message) -> io::Result<(
 }
 
 /// Reads the rest of what [`send_wants`] sends, after its first message.
-pub fn read_wants(first: Vec<u32>, from: &mut dyn MessageSource) -> Result<Vec<Want>, SyncError> {
+pub fn read_wants(first: Vec<u32>, from: &mut dyn MessageSource) -> Result<Vec<ContentRequest>, SyncError> {
     let mut wants: BTreeMap<u32, Signature> = first.into_iter().map(|index| (index, Signature::default())).collect();
     let mut total = 0;
     loop {
@@ -267,5 +267,5 @@ pub fn read_wants(first: Vec<u32>, from: &mut dyn MessageSource) -> Result<Vec<W
             _ => return Err(SyncError::Protocol("unexpected message")),
         }
     }
-    Ok(wants.into_iter().map(|(index, signature)| Want { index, signature }).collect())
+    Ok(wants.into_iter().map(|(index, signature)| ContentRequest { index, signature }).collect())
 }

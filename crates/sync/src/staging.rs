@@ -15,7 +15,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{beneath, digest::READ_BUFFER_BYTES, entry::Digest, error::SyncError, ignore_rules::STAGING_DIRECTORY, stamp::Stamp};
+use crate::{beneath, digest::READ_BUFFER_BYTES, entry::Digest, error::SyncError, file_stamp::Stamp, ignore_rules::STAGING_DIRECTORY};
 
 /// Up to this many files are synced to disk one by one; for more, one sync of the whole file system is faster.
 pub const MAX_SEPARATE_SYNCS: usize = 8;

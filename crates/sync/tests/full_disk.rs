@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf, process::Command};
 
-use cobox_sync::{Ancestor, Digest, Entry, RelPath, Side, SyncError, Update};
+use cobox_sync::{BaseVersion, Digest, Entry, RelPath, Side, SyncError, Update};
 
 fn files(range: std::ops::Range<u32>) -> Vec<Update> {
     let file = |n: u32| Entry::File { digest: Digest::of(&n.to_be_bytes()), size: 1, exec: false };
@@ -27,18 +27,18 @@ fn commits_succeed_again_after_the_disk_was_full() {
 fn child_on_a_small_disk() {
     let Some(at) = std::env::var_os("AT").map(PathBuf::from) else { return };
     let base = at.join("base");
-    let mut ancestor = Ancestor::open(&base).unwrap();
-    ancestor.commit(files(0..100)).unwrap();
+    let mut base_version = BaseVersion::open(&base).unwrap();
+    base_version.commit(files(0..100)).unwrap();
     // Fills the disk as far as possible.
     let _ = fs::write(at.join("filler"), vec![1; 1024 * 1024]);
-    let full = ancestor.begin_changes(Side::Local, files(100..2000)).unwrap_err();
+    let full = base_version.begin_changes(Side::Local, files(100..2000)).unwrap_err();
     assert!(matches!(full, SyncError::Full) && full.is_transient(), "{full}");
-    assert!(matches!(ancestor.commit(files(100..200)), Err(SyncError::Full)));
+    assert!(matches!(base_version.commit(files(100..200)), Err(SyncError::Full)));
     // A run that is killed now still has the last commit.
-    assert_eq!(Ancestor::open(&base).unwrap().tree().len(), 100);
+    assert_eq!(BaseVersion::open(&base).unwrap().tree().len(), 100);
     fs::remove_file(at.join("filler")).unwrap();
-    ancestor.begin_changes(Side::Local, files(200..201)).unwrap();
-    ancestor.commit(files(200..201)).unwrap();
-    assert_eq!(Ancestor::open(&base).unwrap().tree(), ancestor.tree());
-    assert_eq!(ancestor.tree().len(), 201);
+    base_version.begin_changes(Side::Local, files(200..201)).unwrap();
+    base_version.commit(files(200..201)).unwrap();
+    assert_eq!(BaseVersion::open(&base).unwrap().tree(), base_version.tree());
+    assert_eq!(base_version.tree().len(), 201);
 }

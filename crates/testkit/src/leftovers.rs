@@ -48,9 +48,9 @@ impl Leftovers {
         }
     }
 
-    /// Waits until nothing is left; panics with the list of leftovers after [`crate::PATIENCE`].
+    /// Waits until nothing is left; panics with the list of leftovers after [`crate::EVENT_TIMEOUT`].
     pub async fn wait_for_none(broker: &TestBroker) {
-        let deadline = tokio::time::Instant::now() + crate::PATIENCE;
+        let deadline = tokio::time::Instant::now() + crate::EVENT_TIMEOUT;
         loop {
             let now = Self::of(broker);
             if now == Self::default() {

@@ -32,16 +32,16 @@ use cobox_protocol::{
 };
 
 /// Maximum wait of a test for one condition. Long enough for a machine under load; a test that exceeds it is considered hung.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Polls until the condition returns a value; panics after [`PATIENCE`].
+/// Polls until the condition returns a value; panics after [`EVENT_TIMEOUT`].
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut poll: impl FnMut() -> F) -> T {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + EVENT_TIMEOUT;
     loop {
         if let Some(found) = poll().await {
             return found;
         }
-        assert!(tokio::time::Instant::now() < deadline, "timed out after {PATIENCE:?} waiting for: {what}");
+        assert!(tokio::time::Instant::now() < deadline, "timed out after {EVENT_TIMEOUT:?} waiting for: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

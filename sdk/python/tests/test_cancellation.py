@@ -11,7 +11,7 @@ import pytest
 
 from cobox import AsyncSession
 from cobox.async_io import AsyncIO
-from cobox.network import Network
+from cobox.network_settings import Network
 
 
 def test_certificates_are_loaded_once_and_outside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from cobox.secret import Secret
 ENDPOINT = BrokerEndpoint("http://broker", Secret("key"))
 
 
-def drive(flow: Flow[Any], answer: Callable[[SendRequest], Any]) -> tuple[Any, list[float], list[SendRequest]]:
+def run_flow(flow: Flow[Any], answer: Callable[[SendRequest], Any]) -> tuple[Any, list[float], list[SendRequest]]:
     """Runs a flow with the given responses; returns its result, the requested waits and the sent requests."""
     waits: list[float] = []
     sent: list[SendRequest] = []
@@ -55,7 +55,7 @@ OK = Response(200, {}, b"{}")
 @pytest.mark.parametrize(("status", "code"), [(423, "SANDBOX_STARTING"), (429, "RATE_LIMITED"), (503, "PROVIDER_UNAVAILABLE")])
 def test_retry_after_is_honored_for_retryable_statuses(status: int, code: str) -> None:
     answers = iter([refusal(status, code, "3"), refusal(status, code, "0"), OK])
-    _, waits, sent = drive(perform(ENDPOINT, Call("GET", "/x")), lambda send: next(answers))
+    _, waits, sent = run_flow(perform(ENDPOINT, Call("GET", "/x")), lambda send: next(answers))
     assert waits == [3.0, 0.1] and len(sent) == 3
 
 
@@ -67,7 +67,7 @@ def test_a_reached_quota_is_reported_without_retry() -> None:
         return refusal(429, "QUOTA_EXCEEDED")
 
     with pytest.raises(errors.QuotaExceeded):
-        drive(perform(ENDPOINT, Call("POST", "/x", json={})), answer)
+        run_flow(perform(ENDPOINT, Call("POST", "/x", json={})), answer)
     assert len(sent) == 1
 
 
@@ -79,7 +79,7 @@ def test_retries_are_limited_in_total_and_per_wait() -> None:
         return refusal(423, "SANDBOX_STARTING", "3600")
 
     with pytest.raises(errors.SandboxStarting):
-        drive(flow, answer)
+        run_flow(flow, answer)
     # Ten seconds each, two minutes in all.
     assert len(waits) == 13
 
@@ -87,21 +87,21 @@ def test_retries_are_limited_in_total_and_per_wait() -> None:
 def test_requests_that_may_have_arrived_are_only_retried_if_idempotent() -> None:
     lost = errors.Unreachable("cut", was_sent=True)
     answers = iter([lost, lost, OK])
-    assert len(drive(perform(ENDPOINT, Call("GET", "/x")), lambda send: next(answers))[2]) == 3
+    assert len(run_flow(perform(ENDPOINT, Call("GET", "/x")), lambda send: next(answers))[2]) == 3
     with pytest.raises(errors.Unreachable):
-        drive(perform(ENDPOINT, Call("POST", "/x", is_repeatable=False)), lambda send: lost)
+        run_flow(perform(ENDPOINT, Call("POST", "/x", is_repeatable=False)), lambda send: lost)
     unsent = errors.Unreachable("refused", was_sent=False)
     answers = iter([unsent, OK])
-    assert len(drive(perform(ENDPOINT, Call("POST", "/x", is_repeatable=False)), lambda send: next(answers))[2]) == 2
+    assert len(run_flow(perform(ENDPOINT, Call("POST", "/x", is_repeatable=False)), lambda send: next(answers))[2]) == 2
     with pytest.raises(errors.ProviderUnavailable):
-        drive(perform(ENDPOINT, Call("POST", "/x", is_repeatable=False)), lambda send: refusal(503, "PROVIDER_UNAVAILABLE"))
+        run_flow(perform(ENDPOINT, Call("POST", "/x", is_repeatable=False)), lambda send: refusal(503, "PROVIDER_UNAVAILABLE"))
     tries: list[int] = []
     with pytest.raises(errors.Unreachable):
-        drive(perform(ENDPOINT, Call("GET", "/x")), lambda send: tries.append(1) or lost)
+        run_flow(perform(ENDPOINT, Call("GET", "/x")), lambda send: tries.append(1) or lost)
     assert len(tries) == 4
     with pytest.raises(errors.RateLimited):
         pieces = (piece for piece in [b"once"])
-        drive(perform(ENDPOINT, Call("PUT", "/x", body=RequestBody(pieces))), lambda send: refusal(429, "RATE_LIMITED"))
+        run_flow(perform(ENDPOINT, Call("PUT", "/x", body=RequestBody(pieces))), lambda send: refusal(429, "RATE_LIMITED"))
 
 
 def grant(**given: Any) -> Grant:
@@ -121,14 +121,14 @@ def test_an_expired_token_is_renewed_once_and_the_call_repeated() -> None:
         return OK if secret == "new" else refusal(401, "TOKEN_EXPIRED")
 
     box = grant(broker=ENDPOINT)
-    drive(perform(box, Call("GET", "/x")), answer)
+    run_flow(perform(box, Call("GET", "/x")), answer)
     assert requests == [
         ("http://box/v1/x", "old"),
         ("http://broker/v1/sandbox/sessions/ssn/refresh", "key"),
         ("http://box/v1/x", "new"),
     ]
     with pytest.raises(errors.TokenExpired):
-        drive(perform(grant(), Call("GET", "/x")), lambda send: refusal(401, "TOKEN_EXPIRED"))
+        run_flow(perform(grant(), Call("GET", "/x")), lambda send: refusal(401, "TOKEN_EXPIRED"))
     forever: list[str] = []
 
     def refuse(send: SendRequest) -> Response:
@@ -136,7 +136,7 @@ def test_an_expired_token_is_renewed_once_and_the_call_repeated() -> None:
         return answer(send) if send.request.url.endswith("/refresh") else refusal(401, "TOKEN_EXPIRED")
 
     with pytest.raises(errors.TokenExpired):
-        drive(perform(grant(broker=ENDPOINT), Call("GET", "/x")), refuse)
+        run_flow(perform(grant(broker=ENDPOINT), Call("GET", "/x")), refuse)
     assert len(forever) == 3
 
 
@@ -146,7 +146,7 @@ def test_an_expiring_token_is_still_used_while_the_broker_is_unreachable() -> No
     box = grant(broker=ENDPOINT)
     box.token.expires = time.monotonic() + 5
     away = errors.Unreachable("away", was_sent=False)
-    result, _, sent = drive(perform(box, Call("GET", "/x")), lambda send: away if "refresh" in send.request.url else OK)
+    result, _, sent = run_flow(perform(box, Call("GET", "/x")), lambda send: away if "refresh" in send.request.url else OK)
     assert result is OK and sent[-1].request.secret == Secret("old")
 
 
@@ -154,7 +154,7 @@ def test_upkeep_continues_after_retryable_errors_and_stops_when_the_session_ends
     box = grant(broker=ENDPOINT)
     box.token.refresh = 0.0
     answers = iter([refusal(500, "INTERNAL"), refusal(410, "SESSION_EXPIRED")])
-    result, waits, _ = drive(box.keep_alive(), lambda send: next(answers))
+    result, waits, _ = run_flow(box.keep_alive(), lambda send: next(answers))
     assert result is None and 5.0 in waits
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from websockets.sync.server import serve
 
-from cobox import AsyncSession, Cobox, Secret, Session, answers, errors
+from cobox import AsyncSession, Cobox, Secret, Session, errors, responses
 from cobox.decode import decode
 
 KEY = "cbx_a-key-that-nobody-may-see"
@@ -256,7 +256,7 @@ def test_every_protocol_error_code_has_a_class() -> None:
 
 def test_unknown_response_fields_are_ignored_and_wrong_types_refused() -> None:
     body = {"lease_expires_at": "2026-01-01T00:00:00Z", "state": "active", "new": {"a": 1}}
-    assert decode(answers.Heartbeat, json.dumps(body).encode(), "u").state == "active"
+    assert decode(responses.Heartbeat, json.dumps(body).encode(), "u").state == "active"
     for field, wrong in (
         ("state", 1),
         ("state", None),
@@ -265,4 +265,4 @@ def test_unknown_response_fields_are_ignored_and_wrong_types_refused() -> None:
         ("lease_expires_at", 5),
     ):
         with pytest.raises(errors.NotCobox, match=field):
-            decode(answers.Heartbeat, json.dumps(body | {field: wrong}).encode(), "u")
+            decode(responses.Heartbeat, json.dumps(body | {field: wrong}).encode(), "u")

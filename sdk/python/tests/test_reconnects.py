@@ -54,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def drive(flow: Flow[Any], clock: Clock, do: Callable[[Any], Any]) -> Any:
+def run_flow(flow: Flow[Any], clock: Clock, do: Callable[[Any], Any]) -> Any:
     """Runs a flow to its end; waiting only advances the simulated clock."""
     try:
         effect = next(flow)
@@ -112,16 +112,16 @@ EVENT = (
 def test_a_quiet_event_stream_outlives_any_number_of_lost_connections(clock: Clock) -> None:
     beats = [b"retry: 1000\n\n", b":\n\n", b":\n\n"]
     feed = FakeFeed(clock, *([*beats] for _ in range(5)), [*beats, EVENT])
-    drive(EventsApi.begin.flow(feed.events), clock, feed.do)
-    event = drive(EventsApi.next.flow(feed.events), clock, feed.do)
+    run_flow(EventsApi.begin.flow(feed.events), clock, feed.do)
+    event = run_flow(EventsApi.next.flow(feed.events), clock, feed.do)
     assert (event.id, feed.events.reconnects) == ("evt_9", 5)
 
 
 def test_events_give_up_after_two_minutes_without_a_connection(clock: Clock) -> None:
     feed = FakeFeed(clock, [b"retry: 1000\n\n"])
-    drive(EventsApi.begin.flow(feed.events), clock, feed.do)
+    run_flow(EventsApi.begin.flow(feed.events), clock, feed.do)
     with pytest.raises(errors.GaveUp):
-        drive(EventsApi.next.flow(feed.events), clock, feed.do)
+        run_flow(EventsApi.next.flow(feed.events), clock, feed.do)
 
 
 def test_event_stream_backs_off_if_every_connection_ends_at_once(clock: Clock) -> None:
@@ -135,15 +135,15 @@ def test_event_stream_backs_off_if_every_connection_ends_at_once(clock: Clock) -
             waits.append(clock.now)
         return feed.do(effect)
 
-    drive(EventsApi.begin.flow(feed.events), clock, do)
-    drive(EventsApi.next.flow(feed.events), clock, do)
+    run_flow(EventsApi.begin.flow(feed.events), clock, do)
+    run_flow(EventsApi.next.flow(feed.events), clock, do)
     assert waits[-1] - waits[-2] >= 2.5
 
 
 def test_a_reconnect_before_the_first_event_resumes_at_the_streams_start(clock: Clock) -> None:
     feed = FakeFeed(clock, [b"id: evt_7\nretry: 1000\n\n"], [EVENT])
-    drive(EventsApi.begin.flow(feed.events), clock, feed.do)
-    drive(EventsApi.next.flow(feed.events), clock, feed.do)
+    run_flow(EventsApi.begin.flow(feed.events), clock, feed.do)
+    run_flow(EventsApi.next.flow(feed.events), clock, feed.do)
     assert feed.requests == [("http://broker/e?after=now", None), ("http://broker/e", "evt_7")]
 
 
@@ -193,8 +193,8 @@ def stream(start: dict[str, Any], **given: Any) -> ExecStreamApi:
 
 
 def to_the_end(one: ExecStreamApi, clock: Clock, sockets: Sockets) -> Any:
-    drive(ExecStreamApi.begin.flow(one), clock, sockets.do)
-    return drive(ExecStreamApi.wait.flow(one), clock, sockets.do)
+    run_flow(ExecStreamApi.begin.flow(one), clock, sockets.do)
+    return run_flow(ExecStreamApi.wait.flow(one), clock, sockets.do)
 
 
 QUIET = ([READY, '{"type": "pong"}', '{"type": "pong"}'], 1006)
@@ -279,7 +279,7 @@ def exec_with(clock: Clock, *answers: Any, **options: Any) -> list[dict[str, Any
         return outcome
 
     try:
-        drive(SessionApi.exec.flow(Runs(), "rm a", **options), clock, do)
+        run_flow(SessionApi.exec.flow(Runs(), "rm a", **options), clock, do)
     finally:
         assert len({body["command_id"] for body in sent}) == 1
         clock.sent = sent  # type: ignore[attr-defined]

@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from cobox import Secret
-from cobox.answers import SandboxEvent
 from cobox.langgraph.own_events import MAX_EXPECTED, OwnEvents, unverified_principal
+from cobox.responses import SandboxEvent
 
 
 def token(**claims: Any) -> Secret:

@@ -44,7 +44,7 @@ pub struct ExecSocket;
 
 impl SocketHandler for ExecSocket {
     type Frame = ClientFrame<ExecStart>;
-    const NEEDS: Capability = Capability::Exec;
+    const REQUIRED_CAPABILITY: Capability = Capability::Exec;
 
     async fn handle(self, peer: &mut Peer<'_, ClientFrame<ExecStart>>) -> Result<(), CloseReason> {
         let mut start = wait_for_start(peer).await?;

@@ -43,10 +43,10 @@ use crate::{auth::OpenStream, http_listener::Connection};
 const CHUNK_BYTES: u64 = 512 * 1024;
 /// If the last piece took no longer, it was in the page cache, and the next one is assumed to be too: the kernel then
 /// sends it directly from there. A wrong assumption delays all other requests that boxd serves.
-const CACHED: Duration = Duration::from_micros(500);
+const CACHED_READ_TIME: Duration = Duration::from_micros(500);
 /// After a piece that was not cached, this many bytes are read by workers however fast they are, because the kernel's
 /// read-ahead may end soon.
-const DISTRUST_BYTES: u64 = 32 * 1024 * 1024;
+const WORKER_READ_BYTES: u64 = 32 * 1024 * 1024;
 /// Files up to this size are read in the same step that opens them.
 const SMALL_FILE_BYTES: u64 = 128 * 1024;
 
@@ -248,7 +248,7 @@ pub fn file_chunks<H>(
     guard: H,
 ) -> impl Stream<Item = io::Result<Bytes>> {
     let state =
-        FileChunks { store, outgoing, file, at: from, left: length, read_ahead: None, is_cached: false, bytes_to_distrust: 0, guard };
+        FileChunks { store, outgoing, file, at: from, left: length, read_ahead: None, is_cached: false, worker_bytes_left: 0, guard };
     stream::try_unfold(state, async |mut state| match state.next().await? {
         Some(chunk) => Ok(Some((chunk, state))),
         None => Ok(None),
@@ -269,7 +269,7 @@ struct FileChunks<H> {
     /// Whether the next piece is assumed to be in the page cache.
     is_cached: bool,
     /// Number of bytes still to be read by workers regardless of speed.
-    bytes_to_distrust: u64,
+    worker_bytes_left: u64,
     #[allow(dead_code, reason = "dropped with the stream")]
     guard: H,
 }
@@ -301,7 +301,7 @@ impl<H> FileChunks<H> {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was truncated while it was read"));
         }
         self.advance(read.len());
-        self.bytes_to_distrust = self.bytes_to_distrust.saturating_sub(read.len() as u64);
+        self.worker_bytes_left = self.worker_bytes_left.saturating_sub(read.len() as u64);
         self.update_cache_guess(duration);
         if self.left > 0 && !self.is_cached {
             self.read_ahead = Some(self.request_chunk().await?);
@@ -311,10 +311,10 @@ impl<H> FileChunks<H> {
 
     /// Decides from the duration of the last read whether the next piece is in the page cache.
     fn update_cache_guess(&mut self, duration: Duration) {
-        if duration > CACHED {
-            self.bytes_to_distrust = DISTRUST_BYTES;
+        if duration > CACHED_READ_TIME {
+            self.worker_bytes_left = WORKER_READ_BYTES;
         }
-        self.is_cached = self.bytes_to_distrust == 0 && self.store.workers.may_run_inline();
+        self.is_cached = self.worker_bytes_left == 0 && self.store.workers.may_run_inline();
     }
 
     fn advance(&mut self, bytes: usize) {

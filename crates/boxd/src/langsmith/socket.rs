@@ -76,7 +76,7 @@ struct LangsmithSocket;
 
 impl SocketHandler for LangsmithSocket {
     type Frame = LangsmithClientFrame;
-    const NEEDS: Capability = Capability::Exec;
+    const REQUIRED_CAPABILITY: Capability = Capability::Exec;
 
     async fn handle(self, peer: &mut Peer<'_, LangsmithClientFrame>) -> Result<(), CloseReason> {
         let shells = AvailableShells::find(peer.server).await?;

@@ -28,7 +28,7 @@ type EarlyInput = Option<(Vec<u8>, Option<u64>)>;
 
 impl SocketHandler for ShellSocket {
     type Frame = ClientFrame<ShellStart>;
-    const NEEDS: Capability = Capability::ShellObserve;
+    const REQUIRED_CAPABILITY: Capability = Capability::ShellObserve;
 
     async fn handle(self, peer: &mut Peer<'_, ClientFrame<ShellStart>>) -> Result<(), CloseReason> {
         let (start, early_input) = wait_for_start(peer).await?;

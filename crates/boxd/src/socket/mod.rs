@@ -80,7 +80,7 @@ pub trait SocketHandler: Send + 'static {
     /// The frames its clients send.
     type Frame: FrameProtocol;
     /// The capability that a token needs to open it.
-    const NEEDS: Capability;
+    const REQUIRED_CAPABILITY: Capability;
 
     /// Runs until the conversation is over; dropped if the token, the client or boxd ends first.
     fn handle(self, peer: &mut Peer<'_, Self::Frame>) -> impl Future<Output = Result<(), CloseReason>> + Send;
@@ -94,11 +94,11 @@ pub async fn open<C: SocketHandler>(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
     handler: C,
 ) -> Result<Response, ErrorResponse> {
-    record.set_capability(C::NEEDS);
+    record.set_capability(C::REQUIRED_CAPABILITY);
     // A token in the header is checked before the upgrade, while a refusal can still be an ordinary HTTP response.
     let admission = match headers.contains_key(header::AUTHORIZATION) {
         true => {
-            let claims = Arc::new(server.authority.authorize(&headers, C::NEEDS)?);
+            let claims = Arc::new(server.authority.authorize(&headers, C::REQUIRED_CAPABILITY)?);
             record.set_claims(claims.clone());
             let slot = server.slots.stream(&claims)?;
             Admission::Admitted(claims, slot)
@@ -123,7 +123,7 @@ async fn run_connection<C: SocketHandler>(
     let admitted = match admission {
         Admission::Admitted(claims, slot) => Ok((claims, slot)),
         Admission::Handshake(handshake) => {
-            let authentication = tokio::time::timeout(AUTH_TIMEOUT, authenticate(&server, &mut sink, &mut stream, C::NEEDS));
+            let authentication = tokio::time::timeout(AUTH_TIMEOUT, authenticate(&server, &mut sink, &mut stream, C::REQUIRED_CAPABILITY));
             let claims = tokio::select! {
                 // Biased: a client that has just authenticated is not closed in favour of a newer connection.
                 biased;

@@ -159,7 +159,8 @@ pub async fn run_handler<C: SocketHandler>(
         }
     });
     let handling = async {
-        let mut peer = Peer { server, record, out, stream, answer: None, token: &token, open, needs: C::NEEDS, dialect: PhantomData };
+        let mut peer =
+            Peer { server, record, out, stream, answer: None, token: &token, open, needs: C::REQUIRED_CAPABILITY, dialect: PhantomData };
         // At the end of this block the last sender is dropped, so the writer sees the end of its queue.
         handler.handle(&mut peer).await.err().unwrap_or_else(CloseReason::normal)
     };

@@ -153,7 +153,7 @@ struct SyncSocket {
 
 impl SocketHandler for SyncSocket {
     type Frame = SyncFrame;
-    const NEEDS: Capability = Capability::FsRead;
+    const REQUIRED_CAPABILITY: Capability = Capability::FsRead;
 
     async fn handle(self, peer: &mut Peer<'_, SyncFrame>) -> Result<(), CloseReason> {
         let SyncSocket { path, is_read_only } = self;

@@ -16,7 +16,7 @@ use crate::{
     domain::{
         cluster::nodes::Nodes,
         model::{AuditRecord, Caller, Sandbox, Session},
-        token_signer::{LONGEST_POSSESSION, TokenSigner},
+        token_signer::{MAX_REFRESH_AGE, TokenSigner},
     },
     metrics::{DiskSpace, Metrics},
     oidc::Oidc,
@@ -58,7 +58,7 @@ impl BrokerContext {
     }
 
     /// Limits of a workspace for a resource type with at most `most` items.
-    pub fn room(&self, most: u32) -> ResourceLimits {
+    pub fn resource_limits(&self, most: u32) -> ResourceLimits {
         ResourceLimits { most, bytes: self.config.max_stored_bytes_per_workspace, alive_since: self.alive_since() }
     }
 
@@ -148,7 +148,7 @@ impl BrokerContext {
         Ending {
             now,
             reason: reason.into(),
-            revoke_until: now.plus(LONGEST_POSSESSION),
+            revoke_until: now.plus(MAX_REFRESH_AGE),
             keeps_sandbox: false,
             keep_files: Duration::ZERO,
             audit,

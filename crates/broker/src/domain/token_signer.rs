@@ -37,7 +37,7 @@ pub const LONGEST_TOKEN_LIFE: Duration = Duration::from_secs(MAX_TOKEN_TTL_SECON
 /// How long an expired token still proves possession on refresh.
 pub const REFRESH_GRACE_SECONDS: i64 = 3600;
 /// After this a token issued now doesn't even prove possession.
-pub const LONGEST_POSSESSION: Duration = Duration::from_secs(LONGEST_TOKEN_LIFE.as_secs() + REFRESH_GRACE_SECONDS as u64);
+pub const MAX_REFRESH_AGE: Duration = Duration::from_secs(LONGEST_TOKEN_LIFE.as_secs() + REFRESH_GRACE_SECONDS as u64);
 /// Maximum number of active revocations per sandbox, and per workspace as a whole: enough for hundreds of clients that
 /// rotate their tokens, while a push to boxd stays small.
 pub const MAX_REVOCATIONS: u32 = 2048;
@@ -113,13 +113,13 @@ pub struct TokenDraft {
 
 /// The origin of a token; the token ends when its origin does.
 #[derive(Clone, Copy, Default)]
-pub struct Lineage<'a> {
+pub struct TokenOrigin<'a> {
     /// The token it is delegated from, whose principal and grant the new token inherits.
     pub parent: Option<&'a Claims>,
     pub share: Option<&'a Share>,
 }
 
-impl Lineage<'_> {
+impl TokenOrigin<'_> {
     fn ends_by(&self) -> Option<Timestamp> {
         let parent = self.parent.map(|p| Timestamp::from_unix(p.exp));
         parent.into_iter().chain(self.share.and_then(|s| s.expires_at)).min()
@@ -146,7 +146,7 @@ pub struct DraftParams<'a> {
     /// Time until the session's hard end.
     pub remaining: Duration,
     pub now: Timestamp,
-    pub lineage: Lineage<'a>,
+    pub origin: TokenOrigin<'a>,
 }
 
 impl TokenSigner {
@@ -180,8 +180,8 @@ impl TokenSigner {
         let (now, jti) = (params.now, TokenId::new());
         let good_for = params.caller.until.map_or(Duration::MAX, |until| until.saturating_since(now));
         let ttl = requested.max(Duration::from_secs(MIN_TOKEN_TTL_SECONDS)).min(longest).min(params.remaining).min(good_for);
-        let expires_at = params.lineage.ends_by().map_or(now.plus(ttl), |end| end.min(now.plus(ttl)));
-        let (principal, parent) = (&params.caller.principal, params.lineage.parent);
+        let expires_at = params.origin.ends_by().map_or(now.plus(ttl), |end| end.min(now.plus(ttl)));
+        let (principal, parent) = (&params.caller.principal, params.origin.parent);
         let claims = Claims {
             iss: ISSUER.to_owned(),
             sub: parent.map_or(&principal.name, |p| &p.sub).clone(),
@@ -199,7 +199,7 @@ impl TokenSigner {
             generation: params.sandbox.generation,
             grant: parent.map_or_else(|| params.caller.key.to_string(), |p| p.grant.clone()),
             parent: parent.map(|p| p.jti.clone()),
-            via: params.lineage.via(),
+            via: params.origin.via(),
             file: None,
         };
         let refresh_before = now.plus(expires_at.saturating_since(now) * 2 / 3);

@@ -10,9 +10,9 @@ use http::{HeaderMap, Uri, request::Parts};
 
 use super::{
     Api,
-    body::UnwantedBody,
+    body::UnexpectedBody,
     error::{Failure, RequestRecord},
-    limits,
+    rate_limits,
 };
 use crate::domain::{access::request_context::RequestContext, model::Caller};
 
@@ -60,8 +60,8 @@ impl FromRequestParts<Api> for Authenticated {
             None => return Err(refused("no credential: send `Authorization: Bearer <API key>` or `X-Api-Key: <key>`").into()),
         };
         let route = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
-        api.charge(parts.extensions.get::<RequestRecord>(), &caller.principal, limits::class(&parts.method, route))?;
-        UnwantedBody::must_be_empty(&parts.extensions).await?;
+        api.charge(parts.extensions.get::<RequestRecord>(), &caller.principal, rate_limits::class(&parts.method, route))?;
+        UnexpectedBody::must_be_empty(&parts.extensions).await?;
         let authority = api.context.thread_authority.as_ref();
         let caller = Caller { thread_credential: authority.and_then(|a| a.credential(&parts.headers)), ..caller };
         let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);

@@ -53,9 +53,9 @@ pub struct NoFields {}
 
 /// The body of a request whose route takes none. It stays unread until the sender is authenticated.
 #[derive(Clone)]
-pub struct UnwantedBody(Arc<Mutex<Option<Body>>>);
+pub struct UnexpectedBody(Arc<Mutex<Option<Body>>>);
 
-impl UnwantedBody {
+impl UnexpectedBody {
     pub fn new(body: Body) -> Self {
         Self(Arc::new(Mutex::new(Some(body))))
     }

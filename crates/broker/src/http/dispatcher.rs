@@ -15,7 +15,7 @@ use super::{
     Api,
     cors::CorsRules,
     error::{Failure, RequestInProgress, RequestRecord},
-    limits::{Peer, limit_failures},
+    rate_limits::{Peer, limit_failures},
 };
 
 /// Name of requests to a sandbox's host name in the log and the metrics.

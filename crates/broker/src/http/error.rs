@@ -29,7 +29,7 @@ use crate::{
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Headers that an error response keeps: the allowed methods, and the CORS headers that let a browser show it to a
 /// page.
-const KEPT_HEADERS: [HeaderName; 4] =
+const PRESERVED_HEADERS: [HeaderName; 4] =
     [header::ALLOW, header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_EXPOSE_HEADERS, header::VARY];
 
 /// An error to be sent; [`RequestInProgress::answered`] adds the request id.
@@ -175,7 +175,7 @@ impl RequestInProgress {
             Some(error) => {
                 let mut headers = std::mem::take(response.headers_mut());
                 response = render(&error, &id, &ErrorFormat::of(&uri));
-                for name in KEPT_HEADERS {
+                for name in PRESERVED_HEADERS {
                     if let Some(value) = headers.remove(&name) {
                         response.headers_mut().insert(name, value);
                     }

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use super::{
     Api,
-    body::UnwantedBody,
+    body::UnexpectedBody,
     error::{Failure, RequestRecord},
     paging::Params,
     sessions::session_id,
@@ -57,7 +57,7 @@ pub async fn events(
     let from = begin(&headers, query.after.as_deref())?;
     let authority = api.context.thread_authority.as_ref();
     let credentials = StreamCredentials {
-        credential: Credential::from_headers(&headers)?.map(presented),
+        credential: Credential::from_headers(&headers)?.map(stream_credential),
         for_threads: authority.and_then(|a| a.credential(&headers)),
     };
     if credentials.credential.is_none() {
@@ -66,7 +66,7 @@ pub async fn events(
     }
     let charge = |auth: &Principal| api.charge(extensions.get::<RequestRecord>(), auth, RequestClass::Request);
     let stream = api.events.open(credentials, &session_id(&id)?, from, &charge).await?;
-    UnwantedBody::must_be_empty(&extensions).await?;
+    UnexpectedBody::must_be_empty(&extensions).await?;
     let request_id = extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
     let (sender, receiver) = mpsc::channel(BUFFERED_BATCHES);
     let preamble = preamble(&stream);
@@ -96,7 +96,7 @@ fn preamble(stream: &EventStream) -> Bytes {
     }
 }
 
-fn presented(credential: Credential) -> event_streams::Credential {
+fn stream_credential(credential: Credential) -> event_streams::Credential {
     match credential {
         Credential::ApiKey(key) => event_streams::Credential::ApiKey(key),
         Credential::Token(token) => event_streams::Credential::Token(token),

@@ -11,7 +11,6 @@ mod events;
 mod internal;
 mod keys;
 mod langsmith;
-mod limits;
 mod negotiation;
 #[cfg(test)]
 mod openapi;
@@ -19,6 +18,7 @@ mod ops;
 mod paging;
 mod principals;
 mod query;
+mod rate_limits;
 mod request_log;
 mod routes;
 mod sandboxes;
@@ -38,13 +38,13 @@ use axum::middleware;
 use cobox_gateway::{ClientAddress, Domain, Gateway};
 
 pub use dispatcher::Dispatcher;
-pub use limits::Peer;
+pub use rate_limits::Peer;
 pub use routes::paths;
 
 use crate::{
     domain::{
         access::{rate_limiter::RateLimiter, recent_operators::RecentOperators, webhook::Webhook},
-        audit::trail::AuditTrail,
+        audit::audit_writer::AuditTrail,
         context::BrokerContext,
         events::event_streams::EventStreams,
         lifecycle::quarantine::Quarantine,

@@ -131,6 +131,6 @@ fn presented_key(headers: &HeaderMap) -> Option<Secret> {
 }
 
 fn is_scraper(token: Option<&Secret>, headers: &HeaderMap) -> bool {
-    let presented = headers.get(header::AUTHORIZATION).and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
-    matches!((token, presented), (Some(token), Some(presented)) if bool::from(token.expose().as_bytes().ct_eq(presented)))
+    let given_token = headers.get(header::AUTHORIZATION).and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
+    matches!((token, given_token), (Some(token), Some(given_token)) if bool::from(token.expose().as_bytes().ct_eq(given_token)))
 }

@@ -33,9 +33,9 @@ impl PageQuery {
     }
 
     /// Like `params`, with the given default limit.
-    pub fn page_params_or<Id: FromStr>(&self, unsaid: u32) -> Result<PageParams, ApiError> {
+    pub fn page_params_or<Id: FromStr>(&self, default_limit: u32) -> Result<PageParams, ApiError> {
         let limit = match &self.limit {
-            None => unsaid,
+            None => default_limit,
             Some(said) => said
                 .parse()
                 .ok()

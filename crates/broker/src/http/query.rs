@@ -14,7 +14,7 @@ use cobox_protocol::{ApiError, json::unknown_parameter};
 use http::{Method, Uri};
 use serde::{Deserialize, de::IgnoredAny};
 
-use super::{body::UnwantedBody, error::Failure, langsmith, ops::OPENAPI};
+use super::{body::UnexpectedBody, error::Failure, langsmith, ops::OPENAPI};
 
 /// Keyed by path and method, as spelled in the document.
 type KnownOperations = HashMap<String, HashMap<String, AcceptedInput>>;
@@ -67,7 +67,7 @@ pub async fn refuse_unknown(mut request: Request, next: Next) -> Response {
     }
     if !accepted.has_body && !request.body().is_end_stream() {
         let body = std::mem::take(request.body_mut());
-        request.extensions_mut().insert(UnwantedBody::new(body));
+        request.extensions_mut().insert(UnexpectedBody::new(body));
     }
     next.run(request).await
 }

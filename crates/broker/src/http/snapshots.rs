@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Maximum number of listed snapshots: as many as a workspace usually has.
-const MOST_SHOWN: u32 = 500;
+const MAX_PAGE_SIZE: u32 = 500;
 
 #[derive(Deserialize)]
 pub struct SnapshotsQuery {
@@ -41,7 +41,7 @@ pub async fn list(
     auth: Authenticated,
     Params(query): Params<SnapshotsQuery>,
 ) -> Result<Json<Page<SnapshotInfo>>, Failure> {
-    let filter = SnapshotFilter { name: query.name, limit: MOST_SHOWN, ..SnapshotFilter::default() };
+    let filter = SnapshotFilter { name: query.name, limit: MAX_PAGE_SIZE, ..SnapshotFilter::default() };
     let items = api.services.snapshots.list(&auth.request_context(), &filter).await?.into_iter().map(Snapshot::info).collect();
     Ok(Json(Page { items, next_cursor: None }))
 }

@@ -15,9 +15,9 @@ use crate::outbound::{Outbound, is_loopback, read_url};
 /// Maximum size of an issuer's document, in bytes; real ones have a few KiB.
 const MAX_DOCUMENT_BYTES: usize = 256 * 1024;
 /// Minimum interval between two fetches: unauthenticated clients can name keys that don't exist.
-pub const FETCH_EVERY: Duration = Duration::from_secs(10);
+pub const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
 /// Keys older than this are fetched again, so that a key withdrawn by the issuer becomes invalid.
-pub const FRESH: Duration = Duration::from_secs(600);
+pub const CACHE_TIME: Duration = Duration::from_secs(600);
 /// How long the cached keys stay valid while the issuer is unreachable.
 pub const KEEP: Duration = Duration::from_secs(3600);
 const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
@@ -84,15 +84,15 @@ impl Keyring {
     pub async fn keys(self: &Arc<Self>, has_wanted: impl Fn(&[Jwk]) -> bool, now: Timestamp) -> Option<Arc<Vec<Jwk>>> {
         let is_younger = |state: &State, than: Duration| state.fetched_at.is_some_and(|at| now.saturating_since(at) < than);
         let known = self.state();
-        if !(is_younger(&known, FRESH) && has_wanted(&known.keys)) {
+        if !(is_younger(&known, CACHE_TIME) && has_wanted(&known.keys)) {
             let turn = match is_younger(&known, KEEP) && has_wanted(&known.keys) {
                 // The cached keys are still usable, and one request is enough to refresh them.
                 true => self.fetching.try_lock().ok(),
                 false => Some(self.fetching.lock().await),
             };
             let known = self.state();
-            let may_fetch = known.tried_at.is_none_or(|at| at.is_due(FETCH_EVERY, now));
-            if turn.is_some() && may_fetch && !(is_younger(&known, FRESH) && has_wanted(&known.keys)) {
+            let may_fetch = known.tried_at.is_none_or(|at| at.is_due(MIN_FETCH_INTERVAL, now));
+            if turn.is_some() && may_fetch && !(is_younger(&known, CACHE_TIME) && has_wanted(&known.keys)) {
                 let this = self.clone();
                 // Fails only during shutdown.
                 let _ = self.background.spawn(async move { this.fetch_now(now).await }).await;

@@ -168,8 +168,8 @@ impl Oidc {
             Some(Value::Array(many)) => many.iter().filter_map(Value::as_str).collect(),
             _ => Vec::new(),
         };
-        let stands_for = |kind| config.kinds.iter().any(|(value, k)| *k == kind && values.contains(&value.as_str()));
-        let found = [PrincipalKind::Operator, PrincipalKind::Human, PrincipalKind::Agent].into_iter().find(|k| stands_for(*k));
+        let maps_to = |kind| config.kinds.iter().any(|(value, k)| *k == kind && values.contains(&value.as_str()));
+        let found = [PrincipalKind::Operator, PrincipalKind::Human, PrincipalKind::Agent].into_iter().find(|k| maps_to(*k));
         found.unwrap_or(config.kind)
     }
 }

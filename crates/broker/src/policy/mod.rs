@@ -240,15 +240,15 @@ impl Policy {
         subject: &Subject,
         field: &str,
         what: &str,
-        wished: &str,
+        requested: &str,
         of: impl Fn(&PolicySettings) -> &Option<SourcedValue<Vec<String>>>,
     ) -> Result<(), ApiError> {
-        let is_refused = self.about(subject).filter_map(|(_, t)| of(t).as_ref()).any(|s| !s.value.iter().any(|w| w == wished));
+        let is_refused = self.about(subject).filter_map(|(_, t)| of(t).as_ref()).any(|s| !s.value.iter().any(|w| w == requested));
         if !is_refused {
             return Ok(());
         }
-        let wished = printable(wished, MAX_SHOWN_CHARS);
-        let message = format!("{field}: the policy doesn't let {} {} use {what} `{wished}`", subject.acting.as_str(), subject.principal);
+        let requested = printable(requested, MAX_SHOWN_CHARS);
+        let message = format!("{field}: the policy doesn't let {} {} use {what} `{requested}`", subject.acting.as_str(), subject.principal);
         Err(ApiError::new(ErrorCode::Forbidden, message))
     }
 

@@ -22,7 +22,7 @@ const MAX_PROBLEMS: usize = 20;
 /// Maximum length of a quoted word in a message, in characters.
 const MAX_SHOWN: usize = 64;
 /// Minimum similarity for a spelling suggestion; 1 means identical.
-const ALIKE: f64 = 0.6;
+const MIN_SIMILARITY: f64 = 0.6;
 
 const TERMS: [&str; 13] = [
     "capabilities",
@@ -362,7 +362,7 @@ fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
         return Some(whole);
     }
     let likeness = |k: &&str| strsim::normalized_damerau_levenshtein(word, k);
-    known.iter().map(|k| (likeness(k), *k)).filter(|(l, _)| *l >= ALIKE).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, k)| k)
+    known.iter().map(|k| (likeness(k), *k)).filter(|(l, _)| *l >= MIN_SIMILARITY).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, k)| k)
 }
 
 fn shown(word: &str) -> String {

@@ -20,10 +20,10 @@ use tokio::{
 
 use super::{
     asked, audit_records, multi_row, rows,
-    transaction::{DatabaseTimeouts, gave_up},
+    transaction::{DatabaseTimeouts, timed_out},
 };
 use crate::{
-    chain::{Content, Hash, NOTHING, from_hex, link, seal},
+    audit_hash::{Content, Hash, NOTHING, from_hex, link, seal},
     domain::model::AuditRecord,
     store::{AuditGap, AuditProgress, AuditSeal, ChainHead, ChainLink, MarkedRecord, Store, Stored},
 };
@@ -117,7 +117,7 @@ impl Chain {
     /// Locks the end of the chain, for a caller that is about to write and commit on this connection.
     pub async fn lock(&self, db: &mut AnyConnection) -> Stored<Links<'_>> {
         let DatabaseTimeouts { turn, .. } = self.timeouts;
-        let mut guard = timeout(turn, self.head.lock()).await.map_err(|_| gave_up("another commit", turn))?;
+        let mut guard = timeout(turn, self.head.lock()).await.map_err(|_| timed_out("another commit", turn))?;
         let connections = self.connections.load(Ordering::SeqCst);
         let known = guard.take().filter(|head| head.connections == connections);
         let head = match known {
@@ -155,7 +155,7 @@ impl Chain {
     /// Limits a database operation of the lock holder. After the limit its result is unknown.
     pub async fn in_time<T>(&self, asked: impl Future<Output = Stored<T>>) -> Stored<T> {
         let DatabaseTimeouts { commit, .. } = self.timeouts;
-        timeout(commit, asked).await.map_err(|_| gave_up("a commit", commit))?
+        timeout(commit, asked).await.map_err(|_| timed_out("a commit", commit))?
     }
 
     /// The last link as this process knows it.
@@ -164,7 +164,7 @@ impl Chain {
     }
 }
 
-/// If this is dropped before [`Links::are_committed`], the end of the chain is unknown until it is read from the
+/// If this is dropped before [`Links::mark_committed`], the end of the chain is unknown until it is read from the
 /// database.
 pub struct Links<'a> {
     chain: &'a Chain,
@@ -198,7 +198,7 @@ impl Links<'_> {
         (number, hash)
     }
 
-    pub fn are_committed(mut self) {
+    pub fn mark_committed(mut self) {
         *self.guard = Some(self.head);
         {
             let mut gap = self.chain.gap.lock();

@@ -5,7 +5,7 @@ use sqlx::{AnyConnection, AssertSqlSafe};
 
 use super::{asked, audit_chain, multi_row::values, rows};
 use crate::{
-    chain::Hash,
+    audit_hash::Hash,
     domain::model::AuditRecord,
     store::{PageParams, Store, Stored},
 };

@@ -3,7 +3,7 @@
 use cobox_protocol::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{chain::Hash, domain::model::AuditRecord};
+use crate::{audit_hash::Hash, domain::model::AuditRecord};
 
 /// Signed statement that a chain's records up to a number were removed by age.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,8 +19,8 @@ use tokio::{
 };
 
 use super::{
-    Base, audit_chain, multi_row,
-    transaction::{BoundedConnection, gave_up},
+    StoreInner, audit_chain, multi_row,
+    transaction::{BoundedConnection, timed_out},
     usage,
 };
 use crate::store::{Note, StoreError, Stored};
@@ -37,7 +37,7 @@ struct PendingWrite {
 }
 
 pub struct BatchWriter {
-    base: Arc<Base>,
+    base: Arc<StoreInner>,
     queue: WriteQueue,
     room: Arc<Semaphore>,
 }
@@ -67,7 +67,7 @@ impl WriteQueue {
 }
 
 impl BatchWriter {
-    pub fn new(base: Arc<Base>) -> Self {
+    pub fn new(base: Arc<StoreInner>) -> Self {
         Self { base, queue: WriteQueue::default(), room: Arc::new(Semaphore::new(MAX_QUEUED)) }
     }
 
@@ -104,7 +104,7 @@ impl Drop for QueueServer {
     }
 }
 
-async fn serve(base: Arc<Base>, mut serving: QueueServer) {
+async fn serve(base: Arc<StoreInner>, mut serving: QueueServer) {
     loop {
         let waiting = serving.queue.next();
         if waiting.is_empty() {
@@ -125,12 +125,12 @@ async fn serve(base: Arc<Base>, mut serving: QueueServer) {
 }
 
 /// All other notes wait for this one, so its wait for the database is bounded.
-async fn write_one(base: &Base, note: &Note) -> Stored<()> {
+async fn write_one(base: &StoreInner, note: &Note) -> Stored<()> {
     let timeouts = base.engine.timeouts.turn + base.engine.timeouts.commit;
-    timeout(timeouts, write_now(base, note)).await.map_err(|_| gave_up("writing", timeouts))?
+    timeout(timeouts, write_now(base, note)).await.map_err(|_| timed_out("writing", timeouts))?
 }
 
-async fn write_now(base: &Base, note: &Note) -> Stored<()> {
+async fn write_now(base: &StoreInner, note: &Note) -> Stored<()> {
     let is_audit_only = note.sandboxes.is_empty() && note.keys.is_empty() && note.tokens.is_empty();
     if is_audit_only && note.audit.len() <= multi_row::ROWS_AT_ONCE {
         // A single statement is its own transaction, without two more round trips to the database. Audit records, which
@@ -158,19 +158,19 @@ async fn write_now(base: &Base, note: &Note) -> Stored<()> {
         if is_audit_only { base.commit_timed(tx).await } else { base.finish(tx).await }
     };
     base.chain.in_time(committing).await?;
-    links.are_committed();
+    links.mark_committed();
     note.sandboxes.iter().for_each(|(id, _)| base.notify_of_event(id));
     Ok(())
 }
 
 /// One statement.
-async fn append(base: &Base, db: &mut AnyConnection, note: &Note) -> Stored<()> {
+async fn append(base: &StoreInner, db: &mut AnyConnection, note: &Note) -> Stored<()> {
     let mut links = base.chain.lock(db).await?;
     let began = Instant::now();
     let inserted = base.chain.in_time(audit_chain::insert(db, &note.audit, &mut links)).await;
     base.commit_times.add(began.elapsed());
     inserted?;
-    links.are_committed();
+    links.mark_committed();
     Ok(())
 }
 

@@ -52,7 +52,7 @@ pub async fn restore(
         return Ok(RestoredSandbox::NameTaken(taken.id));
     }
     if let Some(missing) = resources::missing(tx, &deleted.spec).await? {
-        return Ok(RestoredSandbox::MadeOfGone(missing));
+        return Ok(RestoredSandbox::SpecPartMissing(missing));
     }
     sqlx::query("UPDATE sessions SET end_reason = $2 WHERE sandbox_id = $1 AND ended_at = $3")
         .bind(id.as_str())

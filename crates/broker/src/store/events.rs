@@ -148,7 +148,7 @@ fn event(row: &AnyRow) -> Stored<Event> {
         at: rows::time(row, "at")?,
         workspace: row.try_get("workspace_id")?,
         sandbox: rows::parsed(row, "sandbox_id")?,
-        session: rows::maybe_parsed(row, "session_id")?,
+        session: rows::parsed_optional(row, "session_id")?,
         principal: row.try_get("principal")?,
         actor: row.try_get("actor")?,
         source: if rows::count(row, "claimed")? == 0 { EventSource::Broker } else { EventSource::Sandbox },

@@ -12,7 +12,7 @@ use crate::{
     domain::{
         access::keys::{MAX_KEYS_PER_PRINCIPAL, MAX_PRINCIPALS_PER_WORKSPACE},
         model::{ApiKey, AuditRecord, Principal, SessionWithSandbox},
-        token_signer::LONGEST_POSSESSION,
+        token_signer::MAX_REFRESH_AGE,
     },
     store::{AddedKey, Ending, ExpiringKey, PageParams, RevokedKey, Store, Stored},
 };
@@ -144,7 +144,7 @@ pub async fn expire(tx: &mut AnyConnection, id: &KeyId, at: Timestamp, audit: &A
         lock::operators(&mut *tx).await?;
     }
     lock::workspace(&mut *tx, workspace).await?;
-    if key.principal.is_operator() && is_lasting(&key) && !has_other_operator(&mut *tx, Way::Lasting, Some(id), None).await? {
+    if key.principal.is_operator() && is_lasting(&key) && !has_other_operator(&mut *tx, KeyValidity::Lasting, Some(id), None).await? {
         return Ok(ExpiringKey::LastOperator);
     }
     let changed = sqlx::query(
@@ -170,9 +170,9 @@ pub async fn expire(tx: &mut AnyConnection, id: &KeyId, at: Timestamp, audit: &A
     .execute(&mut *tx)
     .await?;
     // Later than that, no token that exists now is valid, and new tokens already respect the key's expiry.
-    if at < now.plus(LONGEST_POSSESSION) {
+    if at < now.plus(MAX_REFRESH_AGE) {
         let grant = Revoked { kind: "grant", value: id.as_str(), issued_by: None };
-        revocations::insert_revocation(&mut *tx, (workspace.as_str(), None), grant, now, at, at.plus(LONGEST_POSSESSION)).await?;
+        revocations::insert_revocation(&mut *tx, (workspace.as_str(), None), grant, now, at, at.plus(MAX_REFRESH_AGE)).await?;
     }
     audit_records::add(&mut *tx, audit).await?;
     Ok(get(tx, id).await?.map_or(ExpiringKey::NotThere, |key| ExpiringKey::Changed(Box::new(key))))
@@ -191,7 +191,7 @@ pub async fn revoke(tx: &mut AnyConnection, id: &KeyId, ending: &Ending) -> Stor
     }
     lock::workspace(&mut *tx, &who.workspace).await?;
     if who.is_operator() && key.revoked_at.is_none() {
-        let left = if is_lasting(&key) { Way::Lasting } else { Way::Valid(ending.now) };
+        let left = if is_lasting(&key) { KeyValidity::Lasting } else { KeyValidity::Valid(ending.now) };
         if !has_other_operator(&mut *tx, left, Some(id), None).await? {
             return Ok(RevokedKey::LastOperator);
         }
@@ -211,7 +211,7 @@ pub async fn revoke(tx: &mut AnyConnection, id: &KeyId, ending: &Ending) -> Stor
 
 /// How an operator could authenticate.
 #[derive(Clone, Copy)]
-pub enum Way {
+pub enum KeyValidity {
     /// With a key that is valid now.
     Valid(Timestamp),
     /// With a key that doesn't expire. Removing the last of these would lock out all operators once the other keys
@@ -220,7 +220,12 @@ pub enum Way {
 }
 
 /// Whether an operator could still authenticate without this key and without any key of this principal.
-pub async fn has_other_operator(tx: &mut AnyConnection, by: Way, but_key: Option<&KeyId>, but: Option<(&str, &str)>) -> Stored<bool> {
+pub async fn has_other_operator(
+    tx: &mut AnyConnection,
+    by: KeyValidity,
+    but_key: Option<&KeyId>,
+    but: Option<(&str, &str)>,
+) -> Stored<bool> {
     let row = sqlx::query(
         "SELECT count(*) AS n FROM (
              SELECT k.id FROM api_keys k JOIN principals p ON p.workspace_id = k.workspace_id AND p.name = k.principal
@@ -228,9 +233,9 @@ pub async fn has_other_operator(tx: &mut AnyConnection, by: Way, but_key: Option
                AND ($2 IS NULL OR k.id <> $2) AND ($3 IS NULL OR k.workspace_id <> $3 OR k.principal <> $4) LIMIT 1) AS others",
     )
     .bind(match by {
-        Way::Valid(now) => now.unix(),
+        KeyValidity::Valid(now) => now.unix(),
         // No expiry is later.
-        Way::Lasting => i64::MAX,
+        KeyValidity::Lasting => i64::MAX,
     })
     .bind(but_key.map(KeyId::as_str))
     .bind(but.map(|(workspace, _)| workspace))

@@ -65,7 +65,7 @@ use self::{
     batched_writes::BatchWriter,
     read_cache::{ChangeCounter, ReadCache},
     statement_connections::StatementConnections,
-    transaction::{DatabaseTimeouts, Transaction, gave_up},
+    transaction::{DatabaseTimeouts, Transaction, timed_out},
 };
 use crate::{
     domain::model::{ApiKey, Sandbox, SessionWithSandbox},
@@ -114,7 +114,7 @@ struct Engine {
 }
 
 /// Commits every change.
-struct Base {
+struct StoreInner {
     engine: Engine,
     /// The writing connection is set to not wait for the disk. Only the holder of that connection changes this.
     is_unsynced: AtomicBool,
@@ -123,12 +123,12 @@ struct Base {
     commit_times: Histogram,
 }
 
-impl Base {
+impl StoreInner {
     async fn begin(&self) -> Stored<Transaction> {
         Transaction::begin(&self.engine.writers, self.engine.begin, self.engine.timeouts, &self.engine.statements.waits).await
     }
 
-    /// As [`Base::begin`], but its commit only reaches the disk with the next synced one. For changes that a restart
+    /// As [`StoreInner::begin`], but its commit only reaches the disk with the next synced one. For changes that a restart
     /// finds out by itself: intents and the states they led to. The response to a client always follows a later, synced
     /// commit.
     async fn begin_unsynced(self: &Arc<Self>) -> Stored<Transaction> {
@@ -169,7 +169,7 @@ impl Base {
                 base.finish(tx).await
             };
             base.chain.in_time(committing).await?;
-            links.are_committed();
+            links.mark_committed();
             Ok(())
         });
         linking.await.map_err(|_| StoreError::Unreachable("the broker is stopping".to_owned()))?
@@ -188,7 +188,7 @@ impl Base {
         committed
     }
 
-    /// As [`Base::commit`], for a change with an event of a sandbox. On PostgreSQL the database sends the notice itself.
+    /// As [`StoreInner::commit`], for a change with an event of a sandbox. On PostgreSQL the database sends the notice itself.
     async fn commit_with_event(self: &Arc<Self>, tx: Transaction, sandbox: &SandboxId) -> Stored<()> {
         self.commit(tx).await?;
         self.notify_of_event(sandbox);
@@ -205,13 +205,13 @@ impl Base {
     /// A connection whose packets are lost never fails by itself: limits a read to the time limit of a commit.
     async fn in_time<T>(&self, asked: impl Future<Output = Stored<T>>) -> Stored<T> {
         let within = self.engine.timeouts.commit;
-        timeout(within, asked).await.unwrap_or_else(|_| Err(gave_up("a response", within)))
+        timeout(within, asked).await.unwrap_or_else(|_| Err(timed_out("a response", within)))
     }
 }
 
 /// The database. Its methods are in the file of their table.
 pub struct Store {
-    base: Arc<Base>,
+    base: Arc<StoreInner>,
     batch_writer: BatchWriter,
     known_keys: ReadCache<KeyId, Option<ApiKey>>,
     known_scopes: ReadCache<[String; 3], Option<SessionWithSandbox>>,
@@ -224,7 +224,7 @@ impl Store {
     fn new(engine: Engine) -> Self {
         let chain = Chain::new(engine.connections.clone(), engine.timeouts);
         let (changes, commit_times) = (ChangeCounter::default(), Histogram::default());
-        let base = Arc::new(Base { engine, is_unsynced: AtomicBool::default(), changes, chain, commit_times });
+        let base = Arc::new(StoreInner { engine, is_unsynced: AtomicBool::default(), changes, chain, commit_times });
         Self {
             batch_writer: BatchWriter::new(base.clone()),
             base,
@@ -238,8 +238,9 @@ impl Store {
 
     /// Whether every connection has been returned, for a test that is about to disturb them.
     #[doc(hidden)]
-    pub fn is_at_rest(&self) -> bool {
-        self.base.engine.writers.num_idle() == self.base.engine.writers.size() as usize && self.base.engine.statements.is_at_rest()
+    pub fn has_no_borrowed_connection(&self) -> bool {
+        self.base.engine.writers.num_idle() == self.base.engine.writers.size() as usize
+            && self.base.engine.statements.has_no_borrowed_connection()
     }
 }
 

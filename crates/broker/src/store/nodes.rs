@@ -49,7 +49,7 @@ pub async fn all(db: &mut AnyConnection) -> Stored<Vec<Node>> {
             url: row.try_get("url")?,
             seen_at: rows::time(row, "seen_at")?,
             instance: row.try_get("instance")?,
-            beats: rows::count(row, "beats")?,
+            heartbeats: rows::count(row, "beats")?,
             clock_offset_ms: row.try_get("clock_offset_ms")?,
         })
     };

@@ -5,7 +5,7 @@ use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
     asked, audit_records, deleted, lock, notify, resources, rows, sandboxes,
-    tags::{self, On},
+    tags::{self, TagOwner},
 };
 use crate::{
     domain::{
@@ -110,7 +110,7 @@ pub async fn members(db: &mut AnyConnection, id: &PoolId) -> Stored<Vec<Sandbox>
     found.await?.iter().map(rows::sandbox).collect()
 }
 
-pub async fn poolless(db: &mut AnyConnection) -> Stored<Vec<Sandbox>> {
+pub async fn members_of_deleted_pools(db: &mut AnyConnection) -> Stored<Vec<Sandbox>> {
     let found = sqlx::query(
         "SELECT * FROM sandboxes WHERE pool_id IS NOT NULL AND ended_at IS NULL AND pool_id NOT IN (SELECT id FROM pools) ORDER BY id",
     );
@@ -136,7 +136,7 @@ pub async fn add_member(tx: &mut AnyConnection, sandbox: &Sandbox, quota: &Quota
         return Ok(AddedPoolMember::NotWanted);
     }
     if let Some(missing) = resources::missing(tx, &sandbox.spec).await? {
-        return Ok(AddedPoolMember::MadeOfGone(missing));
+        return Ok(AddedPoolMember::SpecPartMissing(missing));
     }
     if let Some(reached) = deleted::make_room(tx, sandbox, quota, audit).await? {
         return Ok(AddedPoolMember::QuotaReached(reached));
@@ -224,7 +224,7 @@ fn pool(row: &AnyRow) -> Stored<Pool> {
         replicas: number(row, "replicas")?,
         trouble: PoolTrouble {
             failures: number(row, "failures")?,
-            retry_at: rows::maybe_time(row, "retry_at")?,
+            retry_at: rows::optional_time(row, "retry_at")?,
             reason: row.try_get("reason")?,
         },
         created_at: rows::time(row, "created_at")?,
@@ -288,8 +288,8 @@ impl Store {
     }
 
     /// Members whose pool was removed.
-    pub async fn poolless_members(&self) -> Stored<Vec<Sandbox>> {
-        asked!(self, db => poolless(db))
+    pub async fn members_of_deleted_pools(&self) -> Stored<Vec<Sandbox>> {
+        asked!(self, db => members_of_deleted_pools(db))
     }
 
     /// Removes a member from its pool. Returns whether it was still in it: then it can no longer be taken.
@@ -327,7 +327,7 @@ impl Store {
         }
         let taken = take(&mut tx, taking, fresh, quota, audit).await?;
         if let Some(taken) = &taken {
-            tags::set(&mut tx, On::Sandbox, &taken.workspace, taken.id.as_str(), tags).await?;
+            tags::set(&mut tx, TagOwner::Sandbox, &taken.workspace, taken.id.as_str(), tags).await?;
             let audit = AuditRecord { sandbox: Some(taken.id.clone()), ..audit.clone() };
             audit_records::add(&mut tx, &audit).await?;
         }

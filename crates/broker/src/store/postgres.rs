@@ -14,7 +14,7 @@ use tokio::sync::broadcast;
 
 use super::{
     Engine, Store, notify, schema,
-    statement_connections::{PING_WITHIN, StatementConnections, TRUSTED},
+    statement_connections::{IDLE_CHECK_AFTER, PING_WITHIN, StatementConnections},
     transaction::DatabaseTimeouts,
 };
 use crate::store::{StoreError, Stored};
@@ -49,7 +49,7 @@ pub async fn open_with(url: &Secret, timeouts: DatabaseTimeouts) -> Stored<Store
         .test_before_acquire(false)
         .before_acquire(|connection, meta| {
             Box::pin(async move {
-                if meta.idle_for > TRUSTED {
+                if meta.idle_for > IDLE_CHECK_AFTER {
                     let answered = tokio::time::timeout(PING_WITHIN, sqlx::Connection::ping(connection)).await;
                     answered.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
                 }

@@ -5,7 +5,7 @@ use sqlx::{AnyConnection, Row};
 
 use super::{
     asked, audit_records,
-    keys::{self, Way},
+    keys::{self, KeyValidity},
     lock, notify, revocations, rows,
 };
 use crate::{
@@ -65,7 +65,7 @@ pub async fn disable(tx: &mut AnyConnection, workspace: &str, name: &str, ending
         .await?;
     let Some(row) = found else { return Ok(DisabledPrincipal::NotThere) };
     if row.try_get::<&str, _>("kind")? == PrincipalKind::Operator.as_str() {
-        let left = if keys::has_lasting(&mut *tx, workspace, name).await? { Way::Lasting } else { Way::Valid(ending.now) };
+        let left = if keys::has_lasting(&mut *tx, workspace, name).await? { KeyValidity::Lasting } else { KeyValidity::Valid(ending.now) };
         if !keys::has_other_operator(&mut *tx, left, None, Some((workspace, name))).await? {
             return Ok(DisabledPrincipal::LastOperator);
         }

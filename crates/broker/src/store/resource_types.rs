@@ -47,7 +47,7 @@ pub enum AddedPoolMember {
     NotWanted,
     QuotaReached(QuotaReached),
     /// The snapshot or volume of its spec that no longer exists.
-    MadeOfGone(String),
+    SpecPartMissing(String),
 }
 
 /// A pool from which a matching standby sandbox may be taken instead of creating a new one.

@@ -70,17 +70,17 @@ pub fn containing(text: &str) -> String {
 }
 
 /// A snapshot or volume to be added to a workspace.
-pub enum Fresh<'a> {
+pub enum NewResource<'a> {
     Snapshot(&'a Snapshot),
     Volume(&'a Volume),
 }
 
 /// The exceeded limit, if any. The caller holds the workspace's lock.
-pub async fn is_full(tx: &mut AnyConnection, fresh: Fresh<'_>, limits: &ResourceLimits) -> Stored<Option<AddedResource>> {
+pub async fn is_full(tx: &mut AnyConnection, fresh: NewResource<'_>, limits: &ResourceLimits) -> Stored<Option<AddedResource>> {
     // The size of a snapshot is known when it is taken.
     let (count, workspace, node, bytes) = match fresh {
-        Fresh::Snapshot(s) => (counting!("SELECT count(*) AS n FROM snapshots"), &s.workspace, &s.node, 0),
-        Fresh::Volume(v) => (counting!("SELECT count(*) AS n FROM volumes"), &v.workspace, &v.node, v.size_bytes),
+        NewResource::Snapshot(s) => (counting!("SELECT count(*) AS n FROM snapshots"), &s.workspace, &s.node, 0),
+        NewResource::Volume(v) => (counting!("SELECT count(*) AS n FROM volumes"), &v.workspace, &v.node, v.size_bytes),
     };
     // PostgreSQL sums whole numbers up to another type.
     let snapshots = counting!("SELECT CAST(coalesce(sum(size_bytes), 0) AS BIGINT) AS n FROM snapshots");

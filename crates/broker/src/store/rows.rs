@@ -28,7 +28,7 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
         provider: row.try_get("provider")?,
         node: row.try_get("node_id")?,
         generation: generation(row, "generation")?.ok_or_else(|| corrupt("generation", "nothing"))?,
-        old_keys: match (generation(row, "old_keys_from")?, maybe_time(row, "old_keys_until")?) {
+        old_keys: match (generation(row, "old_keys_from")?, optional_time(row, "old_keys_until")?) {
             (Some(from), Some(until)) => Some(OldKeys { from, until }),
             _ => None,
         },
@@ -41,15 +41,15 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
         own_keep: maybe_seconds(row, "keep_suspended_seconds")?,
         created_at: time(row, "created_at")?,
         last_active_at: time(row, "last_active_at")?,
-        counted_until: maybe_time(row, "running_since")?,
+        counted_until: optional_time(row, "running_since")?,
         active: seconds(row, "active_seconds")?,
-        suspended_at: maybe_time(row, "suspended_at")?,
+        suspended_at: optional_time(row, "suspended_at")?,
         downtime: seconds(row, "downtime_seconds")?,
-        ended_at: maybe_time(row, "ended_at")?,
-        restore_until: maybe_time(row, "restore_until")?,
+        ended_at: optional_time(row, "ended_at")?,
+        restore_until: optional_time(row, "restore_until")?,
         spec: sandbox_spec(row)?,
         template: row.try_get("template")?,
-        pool: maybe_parsed(row, "pool_id")?,
+        pool: parsed_optional(row, "pool_id")?,
     })
 }
 
@@ -81,12 +81,12 @@ pub fn session(row: &AnyRow) -> Stored<Session> {
         access: parsed_with(row, "session_access", access_from_str)?,
         created_at: time(row, "session_created_at")?,
         active_base: seconds(row, "active_base")?,
-        ended_at: maybe_time(row, "session_ended_at")?,
+        ended_at: optional_time(row, "session_ended_at")?,
         end_reason: row.try_get("end_reason")?,
     })
 }
 
-pub fn bound(row: &AnyRow) -> Stored<SessionWithSandbox> {
+pub fn session_with_sandbox(row: &AnyRow) -> Stored<SessionWithSandbox> {
     Ok(SessionWithSandbox { session: session(row)?, sandbox: sandbox(row)? })
 }
 
@@ -95,7 +95,7 @@ pub fn key(row: &AnyRow) -> Stored<ApiKey> {
 }
 
 /// For a query whose unprefixed columns belong to another record.
-pub fn key_beside(row: &AnyRow) -> Stored<ApiKey> {
+pub fn joined_key(row: &AnyRow) -> Stored<ApiKey> {
     key_named(row, |name| match name {
         "id" => "key_id",
         "workspace_id" => "key_workspace_id",
@@ -123,9 +123,9 @@ fn key_named(row: &AnyRow, called: impl Fn(&'static str) -> &'static str) -> Sto
         },
         hash: hash.try_into().map_err(|_| corrupt("hash", "not 32 bytes"))?,
         created_at: time(row, called("created_at"))?,
-        expires_at: maybe_time(row, called("expires_at"))?,
-        last_used_at: maybe_time(row, called("last_used_at"))?,
-        revoked_at: maybe_time(row, called("revoked_at"))?,
+        expires_at: optional_time(row, called("expires_at"))?,
+        last_used_at: optional_time(row, called("last_used_at"))?,
+        revoked_at: optional_time(row, called("revoked_at"))?,
         identity: row
             .try_get::<Option<String>, _>(called("issuer"))?
             .map(|issuer| Ok::<_, StoreError>(Identity { issuer, subject: row.try_get(called("subject"))? }))
@@ -142,8 +142,8 @@ pub fn principal(row: &AnyRow) -> Stored<PrincipalRecord> {
         },
         created_at: time(row, "created_at")?,
         valid_keys: count(row, "valid_keys")?,
-        last_used_at: maybe_time(row, "last_used_at")?,
-        disabled_at: maybe_time(row, "disabled_at")?,
+        last_used_at: optional_time(row, "last_used_at")?,
+        disabled_at: optional_time(row, "disabled_at")?,
         disabled_by: row.try_get("disabled_by")?,
     })
 }
@@ -153,12 +153,12 @@ pub fn audit(row: &AnyRow) -> Stored<AuditRecord> {
         at: time(row, "at")?,
         workspace: row.try_get("workspace_id")?,
         action: row.try_get::<String, _>("action")?.into(),
-        request_id: maybe_parsed(row, "request_id")?,
+        request_id: parsed_optional(row, "request_id")?,
         principal: row.try_get("principal")?,
         actor: row.try_get("actor")?,
         thread: row.try_get("thread")?,
-        session: maybe_parsed(row, "session_id")?,
-        sandbox: maybe_parsed(row, "sandbox_id")?,
+        session: parsed_optional(row, "session_id")?,
+        sandbox: parsed_optional(row, "sandbox_id")?,
         jti: row.try_get("jti")?,
         detail: row.try_get("detail")?,
     })
@@ -174,7 +174,7 @@ pub fn share(row: &AnyRow) -> Stored<Share> {
         capabilities: capabilities.parse().map_err(|_| corrupt("capabilities", capabilities))?,
         shared_by: row.try_get("shared_by")?,
         created_at: time(row, "created_at")?,
-        expires_at: maybe_time(row, "expires_at")?,
+        expires_at: optional_time(row, "expires_at")?,
     })
 }
 
@@ -199,7 +199,7 @@ pub fn parsed<T: FromStr>(row: &AnyRow, column: &'static str) -> Stored<T> {
     text.parse().map_err(|_| corrupt(column, text))
 }
 
-pub fn maybe_parsed<T: FromStr>(row: &AnyRow, column: &'static str) -> Stored<Option<T>> {
+pub fn parsed_optional<T: FromStr>(row: &AnyRow, column: &'static str) -> Stored<Option<T>> {
     let text: Option<&str> = row.try_get(column)?;
     text.map(|t| t.parse().map_err(|_| corrupt(column, t))).transpose()
 }
@@ -213,7 +213,7 @@ pub fn time(row: &AnyRow, column: &'static str) -> Stored<Timestamp> {
     Ok(Timestamp::from_unix(row.try_get(column)?))
 }
 
-pub fn maybe_time(row: &AnyRow, column: &'static str) -> Stored<Option<Timestamp>> {
+pub fn optional_time(row: &AnyRow, column: &'static str) -> Stored<Option<Timestamp>> {
     Ok(row.try_get::<Option<i64>, _>(column)?.map(Timestamp::from_unix))
 }
 

@@ -7,10 +7,10 @@ use cobox_protocol::Timestamp;
 use sqlx::{AnyConnection, Row};
 
 use super::{lock, rows};
-use crate::store::{Counting, Store, Stored};
+use crate::store::{Store, Stored, TimeAccounting};
 
 /// Adds the part of the time since the last call that doesn't count. Returns that part.
-async fn count_downtime(tx: &mut AnyConnection, node: &str, now: Timestamp, counting: Counting) -> Stored<Duration> {
+async fn count_downtime(tx: &mut AnyConnection, node: &str, now: Timestamp, counting: TimeAccounting) -> Stored<Duration> {
     let found = sqlx::query("SELECT counted_until FROM node_clocks WHERE node_id = $1").bind(node).fetch_optional(&mut *tx).await?;
     let counted_until = found.map(|row| rows::time(&row, "counted_until")).transpose()?;
     if counted_until.is_some_and(|at| !at.is_due(counting.every, now)) {
@@ -55,7 +55,7 @@ async fn add(tx: &mut AnyConnection, node: &str, now: Timestamp, from: i64) -> S
 }
 
 /// After a clock was set back, the time in between doesn't count.
-async fn count_running(tx: &mut AnyConnection, node: &str, now: Timestamp, counting: Counting) -> Stored<()> {
+async fn count_running(tx: &mut AnyConnection, node: &str, now: Timestamp, counting: TimeAccounting) -> Stored<()> {
     let due = sqlx::query(
         "SELECT id FROM sandboxes WHERE node_id = $1 AND (state IN ('active', 'idle') OR intent IS NOT NULL)
                                     AND (running_since <= $2 - $3 OR running_since > $2)",
@@ -84,7 +84,7 @@ async fn count_running(tx: &mut AnyConnection, node: &str, now: Timestamp, count
 
 impl Store {
     /// Adds the time since the last count to the running time of each running sandbox of a node that is due for it.
-    pub async fn count_running(&self, node: &str, now: Timestamp, counting: Counting) -> Stored<()> {
+    pub async fn count_running(&self, node: &str, now: Timestamp, counting: TimeAccounting) -> Stored<()> {
         let mut tx = self.base.begin_unsynced().await?;
         count_running(&mut tx, node, now, counting).await?;
         self.base.commit(tx).await
@@ -92,7 +92,7 @@ impl Store {
 
     /// Excludes time in which the node's broker did not run from the retention of its suspended and deleted sandboxes.
     /// Returns that time since the last call. Call before [`Store::sandboxes_due`].
-    pub async fn count_downtime(&self, node: &str, now: Timestamp, counting: Counting) -> Stored<Duration> {
+    pub async fn count_downtime(&self, node: &str, now: Timestamp, counting: TimeAccounting) -> Stored<Duration> {
         let mut tx = self.base.begin_unsynced().await?;
         let downtime = count_downtime(&mut tx, node, now, counting).await?;
         self.base.commit(tx).await?;

@@ -10,13 +10,13 @@ use sqlx::{AnyConnection, AssertSqlSafe};
 
 use super::{
     asked, audit_records, deleted, events, lock, notify, resources, rows, sessions,
-    tags::{self, On},
+    tags::{self, TagOwner},
 };
 use crate::{
     domain::model::{AuditRecord, Event, OldKeys, Sandbox},
     policy::Quota,
     store::{
-        AddedSandbox, ChangeNotice, ChangedSandbox, DueBy, Ending, PageParams, Rotated, Rotation, SandboxChange, Store, Stored, Viewer,
+        AddedSandbox, ChangeNotice, ChangedSandbox, DueTimes, Ending, PageParams, Rotated, Rotation, SandboxChange, Store, Stored, Viewer,
     },
 };
 
@@ -28,13 +28,13 @@ pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: 
         return Ok(AddedSandbox::NameTaken(taken.id));
     }
     if let Some(missing) = resources::missing(tx, &sandbox.spec).await? {
-        return Ok(AddedSandbox::MadeOfGone(missing));
+        return Ok(AddedSandbox::SpecPartMissing(missing));
     }
     if let Some(reached) = deleted::make_room(tx, sandbox, quota, audit).await? {
         return Ok(AddedSandbox::QuotaReached(reached));
     }
     insert(tx, sandbox).await?;
-    tags::set(tx, On::Sandbox, &sandbox.workspace, sandbox.id.as_str(), tags).await?;
+    tags::set(tx, TagOwner::Sandbox, &sandbox.workspace, sandbox.id.as_str(), tags).await?;
     audit_records::add(tx, audit).await?;
     Ok(AddedSandbox::Added)
 }
@@ -79,11 +79,11 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
         notify::send(tx, &ChangeNotice::Sandbox(id.clone())).await?;
     }
     for key in &change.remove_tags {
-        tags::remove(tx, On::Sandbox, id.as_str(), key).await?;
+        tags::remove(tx, TagOwner::Sandbox, id.as_str(), key).await?;
     }
     if !change.set_tags.is_empty() {
-        tags::set(tx, On::Sandbox, &changed.workspace, id.as_str(), &change.set_tags).await?;
-        let count = tags::of(tx, On::Sandbox, &[id.as_str()]).await?.remove(id.as_str()).map_or(0, |t| t.len());
+        tags::set(tx, TagOwner::Sandbox, &changed.workspace, id.as_str(), &change.set_tags).await?;
+        let count = tags::of(tx, TagOwner::Sandbox, &[id.as_str()]).await?.remove(id.as_str()).map_or(0, |t| t.len());
         if count > change.max_tags {
             return Ok(ChangedSandbox::TooManyTags(count));
         }
@@ -153,7 +153,7 @@ pub async fn named(db: &mut AnyConnection, workspace: &str, name: &str) -> Store
         .transpose()
 }
 
-pub async fn once_named(db: &mut AnyConnection, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
+pub async fn last_ended_with_name(db: &mut AnyConnection, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
     let found =
         sqlx::query("SELECT * FROM sandboxes WHERE workspace_id = $1 AND name = $2 AND ended_at IS NOT NULL ORDER BY id DESC LIMIT 1");
     found.bind(workspace).bind(name).fetch_optional(db).await?.map(|row| rows::sandbox(&row)).transpose()
@@ -173,7 +173,7 @@ pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filters: &[TagFilter]
         "SELECT * FROM sandboxes
          WHERE workspace_id = $1 AND ended_at IS NULL AND pool_id IS NULL AND ($2 OR access = 'workspace' OR owner = $3) AND ($4 IS NULL OR id < $4){}
          ORDER BY id DESC LIMIT $5",
-        tags::conditions(On::Sandbox, filters, 6)
+        tags::conditions(TagOwner::Sandbox, filters, 6)
     );
     let query = sqlx::query(AssertSqlSafe(sql))
         .bind(&viewer.workspace)
@@ -199,7 +199,7 @@ pub async fn of_node(db: &mut AnyConnection, node: &str) -> Stored<Vec<Sandbox>>
     .collect()
 }
 
-pub async fn due(db: &mut AnyConnection, node: &str, by: DueBy) -> Stored<Vec<Sandbox>> {
+pub async fn due(db: &mut AnyConnection, node: &str, by: DueTimes) -> Stored<Vec<Sandbox>> {
     // Four selects, each with an index of its own: nearly all sandboxes of a node may be suspended ones that are not
     // due.
     sqlx::query(
@@ -396,7 +396,7 @@ impl Store {
 
     /// Of the ended sandboxes that had the name, the one that ended last.
     pub async fn sandbox_once_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
-        asked!(self, db => once_named(db, workspace, name))
+        asked!(self, db => last_ended_with_name(db, workspace, name))
     }
 
     /// The live sandboxes that have all these tags, or are used by a session that has them.
@@ -416,7 +416,7 @@ impl Store {
 
     /// Sandboxes of a node that the reaper must check: they run, have unfinished work, or were suspended or deleted for
     /// longer than they are kept.
-    pub async fn sandboxes_due(&self, node: &str, by: DueBy) -> Stored<Vec<Sandbox>> {
+    pub async fn sandboxes_due(&self, node: &str, by: DueTimes) -> Stored<Vec<Sandbox>> {
         asked!(self, db => due(db, node, by))
     }
 

@@ -8,7 +8,7 @@ use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
 use super::{
     asked, audit_records, deleted, events, lock, pools, resources, revocations, rows, sandboxes,
-    tags::{self, On},
+    tags::{self, TagOwner},
 };
 use crate::{
     domain::model::{ApiKey, AuditRecord, Intent, Session, SessionWithSandbox},
@@ -23,7 +23,7 @@ macro_rules! session_columns {
     };
 }
 
-/// Sessions with their sandboxes in one statement, so that both are from the same moment: `rows::bound` reads them.
+/// Sessions with their sandboxes in one statement, so that both are from the same moment: `rows::session_with_sandbox` reads them.
 macro_rules! bound {
     ($rest:literal) => {
         concat!("SELECT b.*, ", session_columns!(), " FROM sessions s JOIN sandboxes b ON b.id = s.sandbox_id ", $rest)
@@ -62,7 +62,7 @@ pub async fn ensure(tx: &mut AnyConnection, params: &EnsureParams) -> Stored<Ens
             return Ok(Ensured::NameTaken(taken.id));
         }
         if let Some(missing) = resources::missing(tx, &fresh.sandbox.spec).await? {
-            return Ok(Ensured::MadeOfGone(missing));
+            return Ok(Ensured::SpecPartMissing(missing));
         }
         let taken = match &params.taking {
             Some(taking) => pools::take(tx, taking, &fresh.sandbox, &params.quota, &params.audit).await?,
@@ -81,11 +81,11 @@ pub async fn ensure(tx: &mut AnyConnection, params: &EnsureParams) -> Stored<Ens
                 fresh.clone()
             }
         };
-        tags::set(tx, On::Sandbox, workspace, made.sandbox.id.as_str(), &params.tags).await?;
+        tags::set(tx, TagOwner::Sandbox, workspace, made.sandbox.id.as_str(), &params.tags).await?;
         made
     };
     insert(tx, &made.session).await?;
-    tags::set(tx, On::Session, workspace, made.session.id.as_str(), &params.tags).await?;
+    tags::set(tx, TagOwner::Session, workspace, made.session.id.as_str(), &params.tags).await?;
     remember(tx, params, &made.session.id).await?;
     let audit = AuditRecord { sandbox: Some(made.sandbox.id.clone()), ..params.audit.clone() };
     events::created(tx, &made.session, made.sandbox.state, &audit).await?;
@@ -148,7 +148,7 @@ async fn insert(tx: &mut AnyConnection, s: &Session) -> Stored<()> {
 
 pub async fn get(db: &mut AnyConnection, id: &SessionId) -> Stored<Option<SessionWithSandbox>> {
     let row = sqlx::query(bound!("WHERE s.id = $1")).bind(id.as_str()).fetch_optional(db).await?;
-    row.as_ref().map(rows::bound).transpose()
+    row.as_ref().map(rows::session_with_sandbox).transpose()
 }
 
 pub async fn of_scope(db: &mut AnyConnection, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<SessionWithSandbox>> {
@@ -158,7 +158,7 @@ pub async fn of_scope(db: &mut AnyConnection, workspace: &str, scope_type: &str,
         .bind(scope_id)
         .fetch_optional(db)
         .await?;
-    row.as_ref().map(rows::bound).transpose()
+    row.as_ref().map(rows::session_with_sandbox).transpose()
 }
 
 /// A key with its principal's kind, and a session with its sandbox if it exists.
@@ -176,7 +176,7 @@ pub async fn with_key(db: &mut AnyConnection, key: &KeyId, session: &SessionId) 
     let row = sqlx::query(WITH_KEY).bind(key.as_str()).bind(session.as_str()).fetch_optional(db).await?;
     let Some(row) = row else { return Ok(None) };
     let is_there = row.try_get::<Option<&str>, _>("session_id")?.is_some();
-    Ok(Some((rows::key_beside(&row)?, is_there.then(|| rows::bound(&row)).transpose()?)))
+    Ok(Some((rows::joined_key(&row)?, is_there.then(|| rows::session_with_sandbox(&row)).transpose()?)))
 }
 
 pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SessionFilter, page: &PageParams) -> Stored<Vec<SessionWithSandbox>> {
@@ -193,7 +193,7 @@ pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SessionFilte
             AND {life} AND ($7 IS NULL OR s.id < $7){}
          ORDER BY s.id DESC LIMIT $8",
         bound!("WHERE s.workspace_id = $1"),
-        tags::conditions(On::Session, &filter.tags, 9)
+        tags::conditions(TagOwner::Session, &filter.tags, 9)
     );
     let query = sqlx::query(AssertSqlSafe(sql))
         .bind(&viewer.workspace)
@@ -204,7 +204,7 @@ pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SessionFilte
         .bind(filter.state.map(State::as_str))
         .bind(page.before.as_deref())
         .bind(i64::from(page.limit));
-    tags::bind(query, &filter.tags).fetch_all(db).await?.iter().map(rows::bound).collect()
+    tags::bind(query, &filter.tags).fetch_all(db).await?.iter().map(rows::session_with_sandbox).collect()
 }
 
 pub async fn on_sandbox(db: &mut AnyConnection, sandbox: &SandboxId) -> Stored<Vec<Session>> {
@@ -243,7 +243,7 @@ pub async fn last_of_scope(db: &mut AnyConnection, workspace: &str, scope: &Scop
     .bind(&scope.id)
     .fetch_optional(db)
     .await?;
-    row.map(|row| rows::bound(&row)).transpose()
+    row.map(|row| rows::session_with_sandbox(&row)).transpose()
 }
 
 /// Returns the remaining work, and the sandbox it is about.

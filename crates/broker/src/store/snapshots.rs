@@ -5,7 +5,7 @@ use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
     asked, audit_records, lock,
-    resources::{self, Fresh},
+    resources::{self, NewResource},
     rows,
 };
 use crate::{
@@ -18,7 +18,7 @@ pub async fn add(tx: &mut AnyConnection, s: &Snapshot, by: &Viewer, limits: &Res
     if !by.sees_all && owner_of_name(tx, &s.workspace, &s.name).await?.is_some_and(|owner| owner != by.principal) {
         return Ok(AddedResource::NameTaken);
     }
-    if let Some(full) = resources::is_full(tx, Fresh::Snapshot(s), limits).await? {
+    if let Some(full) = resources::is_full(tx, NewResource::Snapshot(s), limits).await? {
         return Ok(full);
     }
     sqlx::query(
@@ -168,7 +168,7 @@ fn snapshot(row: &AnyRow) -> Stored<Snapshot> {
         node: row.try_get("node_id")?,
         state: rows::parsed_with(row, "state", |w| w.parse::<SnapshotState>().ok())?,
         reason: row.try_get("reason")?,
-        sandbox: rows::maybe_parsed(row, "sandbox_id")?,
+        sandbox: rows::parsed_optional(row, "sandbox_id")?,
         spec: rows::sandbox_spec(row)?,
         size_bytes: row.try_get::<Option<i64>, _>("size_bytes")?.map(|n| u64::try_from(n).unwrap_or(0)),
         created_at: rows::time(row, "created_at")?,

@@ -29,7 +29,7 @@ use crate::{
 /// How long a request waits for its turn, and for a connection to be opened.
 const TAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A connection unused for this long is pinged before it is used.
-pub const TRUSTED: Duration = Duration::from_secs(5);
+pub const IDLE_CHECK_AFTER: Duration = Duration::from_secs(5);
 /// Time limit of a ping; it must leave time to try another connection.
 pub const PING_WITHIN: Duration = Duration::from_secs(2);
 
@@ -76,7 +76,7 @@ impl StatementConnections {
     async fn find(&self) -> Stored<BorrowedConnection<'_>> {
         let turn = self.turns.acquire().await.map_err(|_| StoreError::Unreachable("the broker is stopping".to_owned()))?;
         while let Some(mut idle) = self.pick() {
-            if idle.since.elapsed() < TRUSTED || matches!(timeout(PING_WITHIN, idle.connection.ping()).await, Ok(Ok(()))) {
+            if idle.since.elapsed() < IDLE_CHECK_AFTER || matches!(timeout(PING_WITHIN, idle.connection.ping()).await, Ok(Ok(()))) {
                 return Ok(BorrowedConnection { pool: self, connection: idle.connection, made_on: idle.made_on, _turn: turn });
             }
             self.forget();
@@ -88,7 +88,7 @@ impl StatementConnections {
     }
 
     /// Whether all borrowed connections are back.
-    pub fn is_at_rest(&self) -> bool {
+    pub fn has_no_borrowed_connection(&self) -> bool {
         self.turns.available_permits() == self.most
     }
 

@@ -17,28 +17,28 @@ use crate::store::{Store, Stored};
 
 /// The record type that has the tags.
 #[derive(Clone, Copy)]
-pub enum On {
+pub enum TagOwner {
     Session,
     Sandbox,
 }
 
-impl On {
+impl TagOwner {
     const fn table(self) -> &'static str {
         match self {
-            On::Session => "session_tags",
-            On::Sandbox => "sandbox_tags",
+            TagOwner::Session => "session_tags",
+            TagOwner::Sandbox => "sandbox_tags",
         }
     }
     const fn id(self) -> &'static str {
         match self {
-            On::Session => "session_id",
-            On::Sandbox => "sandbox_id",
+            TagOwner::Session => "session_id",
+            TagOwner::Sandbox => "sandbox_id",
         }
     }
 }
 
 /// An existing key gets its new value.
-pub async fn set(tx: &mut AnyConnection, on: On, workspace: &str, id: &str, tags: &Tags) -> Stored<()> {
+pub async fn set(tx: &mut AnyConnection, on: TagOwner, workspace: &str, id: &str, tags: &Tags) -> Stored<()> {
     let tags: Vec<_> = tags.iter().collect();
     for tags in tags.chunks(ROWS_AT_ONCE) {
         let rows: Vec<String> = (0..tags.len()).map(|n| format!("($1, $2, {})", placeholders(n * 2 + 3, 2))).collect();
@@ -55,14 +55,14 @@ pub async fn set(tx: &mut AnyConnection, on: On, workspace: &str, id: &str, tags
     Ok(())
 }
 
-pub async fn remove(tx: &mut AnyConnection, on: On, id: &str, key: &str) -> Stored<()> {
+pub async fn remove(tx: &mut AnyConnection, on: TagOwner, id: &str, key: &str) -> Stored<()> {
     let sql = format!("DELETE FROM {} WHERE {} = $1 AND key = $2", on.table(), on.id());
     sqlx::query(AssertSqlSafe(sql)).bind(id).bind(key).execute(tx).await?;
     Ok(())
 }
 
 /// By id; ids without tags are left out.
-pub async fn of(db: &mut AnyConnection, on: On, ids: &[&str]) -> Stored<HashMap<String, Tags>> {
+pub async fn of(db: &mut AnyConnection, on: TagOwner, ids: &[&str]) -> Stored<HashMap<String, Tags>> {
     let mut found: HashMap<String, Tags> = HashMap::new();
     for ids in ids.chunks(ROWS_AT_ONCE) {
         let sql = format!("SELECT {id} AS id, key, value FROM {} WHERE {id} IN ({})", on.table(), placeholders(1, ids.len()), id = on.id());
@@ -75,15 +75,15 @@ pub async fn of(db: &mut AnyConnection, on: On, ids: &[&str]) -> Stored<HashMap<
 }
 
 /// ` AND …` for each filter, with placeholders from `$next` on; `$1` is the workspace. [`bind`] binds their values.
-pub fn conditions(on: On, filters: &[TagFilter], next: usize) -> String {
+pub fn conditions(on: TagOwner, filters: &[TagFilter], next: usize) -> String {
     let mut sql = String::new();
     for (n, _) in filters.iter().enumerate() {
         let (key, value) = (next + n * 2, next + n * 2 + 1);
         let is_so = format!("t.workspace_id = $1 AND t.key = ${key} AND (${value} IS NULL OR t.value = ${value})");
         sql += &match on {
-            On::Session => format!(" AND s.id IN (SELECT t.session_id FROM session_tags t WHERE {is_so})"),
+            TagOwner::Session => format!(" AND s.id IN (SELECT t.session_id FROM session_tags t WHERE {is_so})"),
             // A sandbox is also found by the tags of the sessions that use it.
-            On::Sandbox => format!(
+            TagOwner::Sandbox => format!(
                 " AND id IN (SELECT t.sandbox_id FROM sandbox_tags t WHERE {is_so}
                              UNION SELECT s.sandbox_id FROM session_tags t JOIN sessions s ON s.id = t.session_id
                                     WHERE {is_so} AND s.ended_at IS NULL)"
@@ -101,11 +101,11 @@ impl Store {
     /// Tags by session id; sessions without tags are left out.
     pub async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>> {
         let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
-        asked!(self, db => of(db, tags::On::Session, &ids))
+        asked!(self, db => of(db, tags::TagOwner::Session, &ids))
     }
 
     pub async fn sandbox_tags(&self, ids: &[&SandboxId]) -> Stored<HashMap<String, Tags>> {
         let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
-        asked!(self, db => of(db, tags::On::Sandbox, &ids))
+        asked!(self, db => of(db, tags::TagOwner::Sandbox, &ids))
     }
 }

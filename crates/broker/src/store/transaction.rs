@@ -86,7 +86,7 @@ impl Transaction {
         // Owned before the transaction begins: if that is given up half-way, it is rolled back all the same.
         let mut tx = Self { connection: Some(BoundedConnection::from(pool, waits).await?) };
         let begun = timeout(timeouts.commit, sqlx::raw_sql(statement.into_sql_str()).execute(&mut *tx)).await;
-        begun.map_err(|_| gave_up("beginning a transaction", timeouts.commit))??;
+        begun.map_err(|_| timed_out("beginning a transaction", timeouts.commit))??;
         Ok(tx)
     }
 
@@ -124,6 +124,6 @@ impl Drop for Transaction {
 }
 
 /// The error of a wait that was given up; the caller may retry.
-pub fn gave_up(on: &str, after: Duration) -> StoreError {
+pub fn timed_out(on: &str, after: Duration) -> StoreError {
     StoreError::Unreachable(format!("{on} took longer than {} s", after.as_secs()))
 }

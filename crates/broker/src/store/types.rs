@@ -90,19 +90,19 @@ pub enum Ensured {
     /// The sandbox to attach to has ended.
     SandboxGone,
     /// The snapshot or volume of the new sandbox's spec that no longer exists.
-    MadeOfGone(String),
+    SpecPartMissing(String),
 }
 
 /// How the time is counted in which a node's broker runs.
 #[derive(Clone, Copy, Debug)]
-pub struct Counting {
+pub struct TimeAccounting {
     /// A sandbox or a node is due when it was last counted this long ago.
     pub every: Duration,
     /// Maximum time counted at once.
     pub max_gap: Duration,
 }
 
-impl Counting {
+impl TimeAccounting {
     /// Counts in the reaper's usual interval.
     pub const REGULAR: Self = Self { every: COUNT_RUNNING_EVERY, max_gap: MAX_COUNTED_GAP };
     /// Starts to count now: no broker ran until now.
@@ -138,7 +138,7 @@ pub enum AddedSandbox {
     NameTaken(SandboxId),
     QuotaReached(QuotaReached),
     /// The snapshot or volume of its spec that no longer exists.
-    MadeOfGone(String),
+    SpecPartMissing(String),
 }
 
 /// Result of restoring a deleted sandbox.
@@ -146,7 +146,7 @@ pub enum RestoredSandbox {
     Restored(Box<Sandbox>),
     NameTaken(SandboxId),
     /// A snapshot or volume of its spec was deleted too.
-    MadeOfGone(String),
+    SpecPartMissing(String),
     /// Its node has not stopped it yet.
     Stopping,
     /// Its files are no longer kept.
@@ -155,7 +155,7 @@ pub enum RestoredSandbox {
 
 /// Which sandboxes of a node [`crate::store::Store::sandboxes_due`] returns beside the running and unfinished ones.
 #[derive(Clone, Copy, Debug)]
-pub struct DueBy {
+pub struct DueTimes {
     pub now: Timestamp,
     /// Suspended before this time.
     pub suspended: Timestamp,
@@ -163,9 +163,9 @@ pub struct DueBy {
     pub restorable: Timestamp,
 }
 
-impl DueBy {
+impl DueTimes {
     /// Selects only running and unfinished sandboxes.
-    pub const NOTHING: Self = {
+    pub const NONE: Self = {
         let never = Timestamp::from_unix(0);
         Self { now: never, suspended: never, restorable: never }
     };
@@ -357,7 +357,7 @@ pub struct RetiredToken {
 
 /// Ages from which rows are removed.
 #[derive(Clone, Copy, Debug)]
-pub struct Horizon {
+pub struct RetentionLimits {
     pub now: Timestamp,
     pub idempotency_before: Timestamp,
     pub ended_before: Timestamp,
@@ -416,7 +416,7 @@ pub struct Node {
     /// The process of the node that sent it.
     pub instance: String,
     /// Number of heartbeats; counted by the store.
-    pub beats: u64,
+    pub heartbeats: u64,
     /// Its clock minus the database's, in milliseconds; `None` for an older broker that doesn't measure it.
     pub clock_offset_ms: Option<i64>,
 }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     domain::model::Sandbox,
-    store::{Horizon, Note, Store, Stored},
+    store::{Note, RetentionLimits, Store, Stored},
 };
 
 /// Everything but the audit records.
@@ -73,7 +73,7 @@ async fn idle_among(db: &mut AnyConnection, used: &[(SandboxId, Timestamp)]) -> 
     Ok(idle)
 }
 
-pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon, sealing: Option<&[u8; 32]>) -> Stored<()> {
+pub async fn prune(tx: &mut AnyConnection, horizon: &RetentionLimits, sealing: Option<&[u8; 32]>) -> Stored<()> {
     if !lock::is_alone(tx, "prune").await? {
         return Ok(());
     }
@@ -119,7 +119,7 @@ impl Store {
     }
 
     /// Does nothing while another broker prunes.
-    pub async fn prune(&self, horizon: &Horizon) -> Stored<()> {
+    pub async fn prune(&self, horizon: &RetentionLimits) -> Stored<()> {
         let mut tx = self.base.begin().await?;
         prune(&mut tx, horizon, self.base.chain.sealing()).await?;
         self.base.commit(tx).await

@@ -5,7 +5,7 @@ use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
     asked, audit_records, lock,
-    resources::{self, Fresh},
+    resources::{self, NewResource},
     rows,
     snapshots::stored_bytes,
 };
@@ -22,7 +22,7 @@ pub async fn add(tx: &mut AnyConnection, v: &Volume, limits: &ResourceLimits, au
     if named(tx, &v.workspace, &v.name).await?.is_some() {
         return Ok(AddedResource::NameTaken);
     }
-    if let Some(full) = resources::is_full(tx, Fresh::Volume(v), limits).await? {
+    if let Some(full) = resources::is_full(tx, NewResource::Volume(v), limits).await? {
         return Ok(full);
     }
     sqlx::query(

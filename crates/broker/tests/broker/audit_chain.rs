@@ -8,9 +8,9 @@ use crate::{
     store_suite::{api_key, at, audit, ending},
 };
 use cobox_broker::{
-    chain::{Fault, KeptHead, Verifier, from_hex},
+    audit_hash::{Fault, KeptHead, Verifier, from_hex},
     domain::model::AuditRecord,
-    store::{Horizon, Note, Store, postgres, sqlite},
+    store::{Note, RetentionLimits, Store, postgres, sqlite},
 };
 use cobox_protocol::{
     audit::{AuditHead, AuditLink},
@@ -52,7 +52,7 @@ pub async fn verify(store: &Store, kept: &[KeptHead]) -> Vec<Fault> {
         let mut verifier = Verifier::new(&head, kept);
         for link in store.audit_links(&head.writer, 0, 1000).await.unwrap() {
             let (workspace, entry) = (link.record.workspace.clone(), link.record.entry(link.sequence));
-            let digest = hex::encode(cobox_broker::chain::Content::of_entry(&workspace, &entry).digest());
+            let digest = hex::encode(cobox_broker::audit_hash::Content::of_entry(&workspace, &entry).digest());
             let writer = head.writer.clone();
             verifier.take(&AuditLink {
                 writer,
@@ -215,7 +215,7 @@ async fn old_records_are_removed_from_the_beginning_and_the_rest_stays_verifiabl
             store.note(&Note { audit: vec![record], ..Note::default() }).await.unwrap();
         }
         let prune = async |before| {
-            let horizon = Horizon { now: at(0), idempotency_before: at(0), ended_before: at(0), audit_before: at(before) };
+            let horizon = RetentionLimits { now: at(0), idempotency_before: at(0), ended_before: at(0), audit_before: at(before) };
             store.prune(&horizon).await.unwrap();
             store.audit_links("node_a", 0, 100).await.unwrap().iter().map(|l| l.number).collect::<Vec<_>>()
         };
@@ -265,7 +265,7 @@ async fn a_new_master_key_signs_only_what_the_old_one_signed() {
             world.clock.advance(10);
             ann.ensure("t").await;
             let audit_before = now.plus(std::time::Duration::from_secs(5));
-            let horizon = Horizon { now: at(0), idempotency_before: at(0), ended_before: at(0), audit_before };
+            let horizon = RetentionLimits { now: at(0), idempotency_before: at(0), ended_before: at(0), audit_before };
             // The broker may be pruning at the same moment; then this call removes nothing yet.
             crate::harness::eventually("removal of old records", async || {
                 store.prune(&horizon).await.unwrap();

@@ -61,10 +61,10 @@ async fn every_broker_answers_for_every_session_and_names_its_node() {
     assert_eq!(there.get(&session_path(&made)).await.ok(200)["sandbox"], made["sandbox"]);
     // A token issued by one broker is valid at a sandbox of the other.
     let refreshed = there.post(&format!("{}/refresh", session_path(&made)), json!({ "current_token": made["token"] })).await.ok(200);
-    let door = format!("/dp/{}/v1/hello", sandbox_id(&made));
-    assert_eq!(ann.with(&refreshed["token"]).get(&door).await.status, 200);
+    let dataplane_path = format!("/dp/{}/v1/hello", sandbox_id(&made));
+    assert_eq!(ann.with(&refreshed["token"]).get(&dataplane_path).await.status, 200);
     // The gateway of the other broker returns the URL of the right node.
-    let lost = there.with(&refreshed["token"]).get(&door).await;
+    let lost = there.with(&refreshed["token"]).get(&dataplane_path).await;
     let url = lost.json()["error"]["details"]["http_base_url"].clone();
     assert_eq!(lost.error(503), "PROVIDER_UNAVAILABLE");
     assert_eq!(url, made["dataplane"]["http_base_url"]);

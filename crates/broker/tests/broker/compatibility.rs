@@ -8,7 +8,7 @@ use std::{
 };
 
 use cobox_broker::{
-    chain::{Content, NOTHING, link, seal},
+    audit_hash::{Content, NOTHING, link, seal},
     store::sqlite,
 };
 use cobox_protocol::{Timestamp, capability::Capability, session::State};

@@ -8,15 +8,15 @@ use crate::{
     store_suite::{api_key, audit},
 };
 use cobox_broker::{
-    chain::Fault,
+    audit_hash::Fault,
     domain::{
-        audit::{mark::AuditMark, trail::AuditTrail},
+        audit::{audit_writer::AuditTrail, restore_detection::AuditMark},
         model::AuditRecord,
     },
     store::{AuditGap, Note, Store, StoreError, postgres, transaction::DatabaseTimeouts},
 };
 use cobox_protocol::key::PrincipalKind;
-use cobox_testkit::{PATIENCE, Silence, StallingProxy, TestDatabase, eventually};
+use cobox_testkit::{EVENT_TIMEOUT, Silence, StallingProxy, TestDatabase, eventually};
 use tokio::time::timeout;
 
 /// Short, to keep the tests fast. All uses of one connection run on the thread that owns it.
@@ -31,14 +31,14 @@ async fn store_behind_proxy() -> (TestDatabase, StallingProxy, Arc<Store>) {
     // Repeated, so that the connection has prepared the statement and sends it in one message.
     for n in 0..3 {
         note(&store, &format!("before {n}")).await.unwrap();
-        eventually("the connections to be idle", || async { store.is_at_rest().then_some(()) }).await;
+        eventually("the connections to be idle", || async { store.has_no_borrowed_connection().then_some(()) }).await;
     }
     (database, proxy, store)
 }
 
 async fn note(store: &Store, detail: &str) -> Result<(), StoreError> {
     let record = AuditRecord { detail: Some(detail.to_owned()), ..audit("x") };
-    let noted = timeout(PATIENCE, store.note(&Note { audit: vec![record], ..Note::default() })).await;
+    let noted = timeout(EVENT_TIMEOUT, store.note(&Note { audit: vec![record], ..Note::default() })).await;
     noted.unwrap_or_else(|_| panic!("`{detail}` was neither written nor refused"))
 }
 
@@ -68,7 +68,7 @@ async fn a_silent_database_connection_is_given_up_and_replaced() {
             }
             let record = AuditRecord { detail: Some(name.clone()), ..audit("key.created") };
             let key = api_key(&name, PrincipalKind::Human);
-            let added = timeout(PATIENCE, store.add_key(&key, &record)).await;
+            let added = timeout(EVENT_TIMEOUT, store.add_key(&key, &record)).await;
             (added.unwrap_or_else(|_| panic!("`{name}` was neither created nor refused")).map(drop), name)
         })
     });
@@ -106,7 +106,7 @@ async fn a_late_commit_breaks_nothing() {
     eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
     eventually("stalled connections to be closed", || async { store.audit_heads().await.ok() }).await;
     let before = kept(&store).await;
-    timeout(PATIENCE, proxy.resume_and_drain()).await.unwrap();
+    timeout(EVENT_TIMEOUT, proxy.resume_and_drain()).await.unwrap();
     assert_eq!(verify(&store, &before).await, []);
     note(&store, "last").await.unwrap();
     assert_eq!(verify(&store, &before).await, []);
@@ -117,7 +117,7 @@ async fn a_late_commit_breaks_nothing() {
 async fn uses_during_a_database_outage_are_recorded_after_it() {
     let (_database, proxy, store) = store_behind_proxy().await;
     let dir = tempfile::tempdir().unwrap();
-    let trail = AuditTrail::start(store.clone(), mark(&dir), PATIENCE);
+    let trail = AuditTrail::start(store.clone(), mark(&dir), EVENT_TIMEOUT);
     let used = |n: usize| AuditRecord { detail: Some(format!("use {n}")), ..audit("dataplane.used") };
     trail.add(used(0)).await;
     trail.flush().await;
@@ -127,10 +127,10 @@ async fn uses_during_a_database_outage_are_recorded_after_it() {
         trail.add(used(n)).await;
     }
     // It was attempted several times.
-    timeout(PATIENCE, proxy.wait_for_refused(3)).await.unwrap();
+    timeout(EVENT_TIMEOUT, proxy.wait_for_refused(3)).await.unwrap();
     eventually("what waits to be saved", || async { saved_gap(&dir).filter(|gap| gap.count == 599) }).await;
     proxy.set_refusing(false);
-    timeout(PATIENCE, trail.flush()).await.unwrap();
+    timeout(EVENT_TIMEOUT, trail.flush()).await.unwrap();
     assert_eq!(saved_gap(&dir), None);
     let uses: Vec<String> = details(&store).await.into_iter().filter(|d| d.starts_with("use ")).collect();
     assert_eq!(uses, (0..600).map(|n| format!("use {n}")).collect::<Vec<_>>());
@@ -178,7 +178,7 @@ async fn audit_records_are_kept_as_long_as_the_queue_has_room_for_more() {
     let (database, store) = with_table().await;
     let dir = tempfile::tempdir().unwrap();
     // Longer than a test may take.
-    let trail = AuditTrail::start(store.clone(), mark(&dir), 10 * PATIENCE);
+    let trail = AuditTrail::start(store.clone(), mark(&dir), 10 * EVENT_TIMEOUT);
     database.sql("ALTER TABLE audit RENAME TO away");
     for _ in 0..QUEUED {
         trail.add(audit("dataplane.used")).await;
@@ -186,11 +186,11 @@ async fn audit_records_are_kept_as_long_as_the_queue_has_room_for_more() {
     assert_eq!(trail.lost(), 0);
     // The batch in hand and the queue are full.
     for _ in 0..QUEUED {
-        timeout(PATIENCE, trail.add(audit("dataplane.used"))).await.expect("no request waits for long");
+        timeout(EVENT_TIMEOUT, trail.add(audit("dataplane.used"))).await.expect("no request waits for long");
     }
     assert!(trail.lost() > 0, "the oldest records are dropped");
     database.sql("ALTER TABLE away RENAME TO audit");
-    timeout(PATIENCE, trail.flush()).await.unwrap();
+    timeout(EVENT_TIMEOUT, trail.flush()).await.unwrap();
     assert!(trail.lost() < 2 * QUEUED as u64, "the other records are written");
     let next = &store.audit_links("node_a", 1, 1).await.unwrap()[0];
     assert_eq!((next.number, &*next.record.action), (2 + trail.lost(), "audit.lost"));
@@ -200,10 +200,10 @@ async fn audit_records_are_kept_as_long_as_the_queue_has_room_for_more() {
 async fn a_broker_that_stops_during_an_outage_does_not_wait_for_its_end() {
     let (database, store) = with_table().await;
     let dir = tempfile::tempdir().unwrap();
-    let trail = AuditTrail::start(store.clone(), mark(&dir), 10 * PATIENCE);
+    let trail = AuditTrail::start(store.clone(), mark(&dir), 10 * EVENT_TIMEOUT);
     database.sql("ALTER TABLE audit RENAME TO away");
     trail.add(audit("dataplane.used")).await;
-    timeout(PATIENCE, trail.close()).await.unwrap();
+    timeout(EVENT_TIMEOUT, trail.close()).await.unwrap();
     assert_eq!(trail.lost(), 1);
 }
 
@@ -238,7 +238,7 @@ async fn records_that_wait_when_the_process_is_killed_leave_a_gap() {
     let trail = {
         let _context = process.enter();
         // Retries for longer than a test may take.
-        AuditTrail::start(store.clone(), mark(&dir), 10 * PATIENCE)
+        AuditTrail::start(store.clone(), mark(&dir), 10 * EVENT_TIMEOUT)
     };
     database.sql("ALTER TABLE audit RENAME TO away");
     for (added, waiting) in [(1, 1), (599, 600)] {
@@ -247,13 +247,13 @@ async fn records_that_wait_when_the_process_is_killed_leave_a_gap() {
         }
         eventually("what waits to be saved", || async { saved_gap(&dir).filter(|gap| gap.count == waiting) }).await;
     }
-    tokio::task::spawn_blocking(move || process.shutdown_timeout(PATIENCE)).await.unwrap();
+    tokio::task::spawn_blocking(move || process.shutdown_timeout(EVENT_TIMEOUT)).await.unwrap();
     database.sql("ALTER TABLE away RENAME TO audit");
     drop((trail, store));
     let store = Arc::new(postgres::open(&database.secret_url()).await.unwrap());
     store.write_as("node_a");
     mark(&dir).restore_gap(&store, "node_a").await.unwrap();
-    let trail = AuditTrail::start(store.clone(), mark(&dir), PATIENCE);
+    let trail = AuditTrail::start(store.clone(), mark(&dir), EVENT_TIMEOUT);
     trail.add(audit("dataplane.used")).await;
     trail.flush().await;
     assert_eq!(verify(&store, &[]).await, [Fault::Missing { writer: "node_a".into(), from: 2, to: 601 }]);

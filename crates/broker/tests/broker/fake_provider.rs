@@ -69,7 +69,7 @@ pub struct FakeBoxd {
     pub withheld: watch::Sender<u32>,
     is_older: bool,
     /// While true, pushes get no response.
-    pub hears_nothing: AtomicBool,
+    pub ignores_pushes: AtomicBool,
     is_running: watch::Sender<bool>,
     servers: Mutex<Vec<AbortHandle>>,
 }
@@ -441,7 +441,7 @@ impl FakeBoxd {
             fetches: Mutex::default(),
             withheld: watch::channel(0).0,
             is_older,
-            hears_nothing: AtomicBool::new(false),
+            ignores_pushes: AtomicBool::new(false),
             is_running: watch::channel(false).0,
             servers: Mutex::default(),
         })
@@ -585,7 +585,7 @@ impl Drop for WaitingGuard<'_> {
 }
 
 async fn push(State(boxd): State<Arc<FakeBoxd>>, Json(state): Json<ControlState>) -> Json<BoxdStatus> {
-    if boxd.hears_nothing.load(Ordering::SeqCst) {
+    if boxd.ignores_pushes.load(Ordering::SeqCst) {
         std::future::pending::<()>().await;
     }
     {

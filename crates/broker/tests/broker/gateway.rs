@@ -293,7 +293,7 @@ async fn a_sandbox_is_notified_before_its_suspension_and_suspended_without_a_res
     assert_eq!(boxd.state.lock().unwrap().stop_reason, Some(cobox_protocol::control::StopReason::Suspended));
     ann.get(&format!("/dp/{id}/v1/x")).await.ok(200);
     assert_eq!(boxd.state.lock().unwrap().stop_reason, None, "the restored sandbox has no stop notice");
-    boxd.hears_nothing.store(true, std::sync::atomic::Ordering::SeqCst);
+    boxd.ignores_pushes.store(true, std::sync::atomic::Ordering::SeqCst);
     broker.broker.as_ref().unwrap().suspend_all().await.unwrap();
     assert_eq!(ann.state(&id).await, "suspended");
 }

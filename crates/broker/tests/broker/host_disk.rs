@@ -123,7 +123,7 @@ async fn a_sandbox_that_does_not_answer_delays_no_suspension_of_another() {
     let (silent, growing) = (sandbox_id(&ann.ensure("a").await), sandbox_id(&ann.ensure("b").await));
     set_usage(&world, &silent, 10, 0);
     set_usage(&world, &growing, 10, 0);
-    world.provider.boxd(&silent).hears_nothing.store(true, Ordering::SeqCst);
+    world.provider.boxd(&silent).ignores_pushes.store(true, Ordering::SeqCst);
     *world.provider.host_disk.lock().unwrap() = Some(disk(499, 0));
     grow_until_suspended(&world, &ann, &growing).await;
     assert_eq!(ann.state(&silent).await, "active");

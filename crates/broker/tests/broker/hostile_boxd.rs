@@ -18,11 +18,11 @@ use tokio::{
 
 use crate::{
     fake_provider::{FakeClaims, RawResponse},
+    false_responses,
     harness::{Client, NEWEST, World, eventually, sandbox_id, session_path},
-    lying_server,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 const EVIL: &str = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nEVIL";
 
 fn raw_response(first: impl Into<Vec<u8>>) -> RawResponse {
@@ -40,7 +40,7 @@ async fn receive_raw(client: &Client, made: &Value, enough: usize) -> String {
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut got = Vec::new();
     let reading = async { while got.len() < enough && stream.read_buf(&mut got).await.unwrap_or(0) > 0 {} };
-    timeout(PATIENCE, reading).await.expect("the answer ends");
+    timeout(EVENT_TIMEOUT, reading).await.expect("the answer ends");
     String::from_utf8_lossy(&got).into_owned()
 }
 
@@ -108,7 +108,7 @@ async fn a_response_of_the_wrong_length_ends_its_connection_and_does_not_affect_
             // Two requests to the sandbox, then one to the broker itself, on one connection.
             stream.write_all(format!("{lied}{lied}{own}").as_bytes()).await.unwrap();
             let mut got = String::new();
-            timeout(PATIENCE, stream.read_to_string(&mut got)).await.unwrap().unwrap();
+            timeout(EVENT_TIMEOUT, stream.read_to_string(&mut got)).await.unwrap().unwrap();
             assert!(!got.contains("EVIL"), "{first:?}: {got}");
             assert!(got.ends_with("\"next_cursor\":null}") || got.contains("\"items\""), "{first:?}: {got}");
         }
@@ -171,9 +171,9 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_gains_nothing() {
         "method": "DELETE", "route": "/", "status": 200, "duration_ms": 0,
     }] })));
     let deed = json!({ "type": "exec", "command": "rm -rf /", "exit_code": 0, "duration_ms": 1 });
-    let happening = |seq: u64| json!({ "seq": seq, "at": "2999-01-01T00:00:00Z", "principal": "root", "session_id": other["session_id"], "what": deed });
-    boxd.activity_items.send_replace((1..=20).map(happening).collect());
-    world.provider.liars.lock().unwrap().insert(id.clone(), lying_server::router());
+    let activity = |seq: u64| json!({ "seq": seq, "at": "2999-01-01T00:00:00Z", "principal": "root", "session_id": other["session_id"], "what": deed });
+    boxd.activity_items.send_replace((1..=20).map(activity).collect());
+    world.provider.liars.lock().unwrap().insert(id.clone(), false_responses::router());
 
     let laptop = tempfile::tempdir().unwrap();
     fs::create_dir(laptop.path().join("here")).unwrap();
@@ -191,7 +191,7 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_gains_nothing() {
     let all = async {
         tokio::join!(to_broker, to_others, lied_to_a_client(session.dataplane()), lied_to_a_sync(session.dataplane(), laptop.path()))
     };
-    timeout(PATIENCE, all).await.expect("no response of boxd may block the broker");
+    timeout(EVENT_TIMEOUT, all).await.expect("no response of boxd may block the broker");
 
     // Neither a file outside the folder nor a wrong one in it.
     assert_eq!(fs::read_to_string(laptop.path().join("here/mine")).unwrap(), "mine");
@@ -218,7 +218,7 @@ async fn a_boxd_that_lies_to_broker_client_and_sync_gains_nothing() {
 
 /// Each response is an error or ends in one: it is never accepted as complete or correct.
 async fn lied_to_a_client(dataplane: &Dataplane) {
-    for _ in 0..lying_server::LIES {
+    for _ in 0..false_responses::LIES {
         dataplane.exec(&ExecRequest { command: Some("true".to_owned()), ..Default::default() }).await.unwrap_err();
     }
     dataplane.list_files(&ListRequest::default()).await.unwrap_err();
@@ -243,7 +243,7 @@ async fn lied_to_a_client(dataplane: &Dataplane) {
 
 /// One connection per lie.
 async fn lied_to_a_sync(dataplane: &Dataplane, laptop: &Path) {
-    for number in 0..lying_server::LIES {
+    for number in 0..false_responses::LIES {
         let (dataplane, laptop, runtime) = (dataplane.clone(), laptop.to_owned(), tokio::runtime::Handle::current());
         let ran = tokio::task::spawn_blocking(move || {
             let mut is_first = true;

@@ -219,8 +219,8 @@ async fn a_kept_sandbox_outlives_its_session_and_a_guest_cannot_end_its_hosts() 
     assert_eq!(ann.state(&id).await, "suspended");
     assert!(ann.get(&format!("/v1/sandboxes/{id}")).await.ok(200)["keep"].as_bool().unwrap());
 
-    let lent = ann.post("/v1/sandboxes", json!({})).await.ok(201);
-    let session = ask(&bob, "guest", json!({ "sandbox_id": lent["id"] })).await.ok(200);
+    let shared = ann.post("/v1/sandboxes", json!({})).await.ok(201);
+    let session = ask(&bob, "guest", json!({ "sandbox_id": shared["id"] })).await.ok(200);
     assert_eq!(bob.delete(&session_path(&session)).await.status, 204);
     assert_eq!(ann.state(&sandbox_id(&session)).await, "suspended");
     assert!(world.provider.destroyed.lock().unwrap().is_empty());

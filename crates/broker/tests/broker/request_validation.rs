@@ -8,7 +8,7 @@ use crate::harness::{Answer, Client, NEWEST, World, claims, sandbox_id, session_
 
 const SESSIONS: &str = "/v1/sandbox/sessions";
 
-fn asking(extra: Value) -> Value {
+fn negotiate_request(extra: Value) -> Value {
     let mut body = json!({ "thread_id": "t", "mode": "ensure" });
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     body
@@ -28,7 +28,7 @@ async fn a_human_may_act_as_an_agent_and_no_principal_as_a_higher_kind() {
     let ann = broker.human("ann").await;
     let bot = broker.key("bot", PrincipalKind::Agent).await;
     for actor in [json!("agent"), json!({ "type": "agent" }), json!({ "type": "agent", "id": "helper" })] {
-        let made = ann.post(SESSIONS, asking(json!({ "actor": actor }))).await.ok(200);
+        let made = ann.post(SESSIONS, negotiate_request(json!({ "actor": actor }))).await.ok(200);
         assert_eq!(made["credentials"]["granted_capabilities"], json!(["fs_read", "fs_write", "exec", "shell_observe"]));
         let claims = claims(made["token"].as_str().unwrap());
         assert_eq!(claims["sub"], "ann");
@@ -44,14 +44,19 @@ async fn a_human_may_act_as_an_agent_and_no_principal_as_a_higher_kind() {
     assert_eq!(issued.len(), 6);
     assert!(issued.iter().all(|r| r.principal.as_deref() == Some("ann") && r.actor.as_deref() == Some("agent")));
 
-    ann.post(SESSIONS, asking(json!({ "actor": "human" }))).await.ok(200);
-    bot.post(SESSIONS, asking(json!({ "actor": { "type": "agent", "id": "bot" } }))).await.ok(200);
+    ann.post(SESSIONS, negotiate_request(json!({ "actor": "human" }))).await.ok(200);
+    bot.post(SESSIONS, negotiate_request(json!({ "actor": { "type": "agent", "id": "bot" } }))).await.ok(200);
     for (caller, actor) in [(&bot, json!("human")), (&bot, json!({ "type": "operator" })), (&ann, json!("operator"))] {
-        refused(caller.post(SESSIONS, asking(json!({ "actor": actor }))).await, 403, "FORBIDDEN", "can't act as");
+        refused(caller.post(SESSIONS, negotiate_request(json!({ "actor": actor }))).await, 403, "FORBIDDEN", "can't act as");
     }
-    refused(ann.post(SESSIONS, asking(json!({ "actor": { "type": "human", "id": "bob" } }))).await, 403, "FORBIDDEN", "another human");
-    refused(ann.post(SESSIONS, asking(json!({ "actor": "robot" }))).await, 400, "INVALID_REQUEST", "actor: `robot`");
-    refused(ann.post(SESSIONS, asking(json!({ "actor": 3 }))).await, 400, "INVALID_REQUEST", "actor: must be");
+    refused(
+        ann.post(SESSIONS, negotiate_request(json!({ "actor": { "type": "human", "id": "bob" } }))).await,
+        403,
+        "FORBIDDEN",
+        "another human",
+    );
+    refused(ann.post(SESSIONS, negotiate_request(json!({ "actor": "robot" }))).await, 400, "INVALID_REQUEST", "actor: `robot`");
+    refused(ann.post(SESSIONS, negotiate_request(json!({ "actor": 3 }))).await, 400, "INVALID_REQUEST", "actor: must be");
 }
 
 #[tokio::test]
@@ -72,17 +77,22 @@ async fn unsupported_and_unknown_options_are_refused_by_name() {
         ("scope.type", json!({ "type": "planet", "id": "w" }), "`planet`"),
         ("from_the_future", json!(1), "is not a field of this request"),
     ] {
-        let answer = ann.post(SESSIONS, asking(json!({ (field.split('.').next().unwrap()): value }))).await;
+        let answer = ann.post(SESSIONS, negotiate_request(json!({ (field.split('.').next().unwrap()): value }))).await;
         let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
         assert!(message.starts_with(field), "{field}: {message}");
         refused(answer, 400, "INVALID_REQUEST", words);
     }
-    refused(ann.post(SESSIONS, asking(json!({ "sandbox_id": SandboxId::new() }))).await, 404, "SANDBOX_NOT_FOUND", "no such sandbox");
+    refused(
+        ann.post(SESSIONS, negotiate_request(json!({ "sandbox_id": SandboxId::new() }))).await,
+        404,
+        "SANDBOX_NOT_FOUND",
+        "no such sandbox",
+    );
     let harmless = json!({
         "provider_preference": "auto", "token_format": "jwt", "keep": false, "tags": {}, "name": null, "template": ""
     });
-    ann.post(SESSIONS, asking(harmless)).await.ok(200);
-    ann.post(SESSIONS, asking(json!({ "provider_preference": "fake", "tags": [] }))).await.ok(200);
+    ann.post(SESSIONS, negotiate_request(harmless)).await.ok(200);
+    ann.post(SESSIONS, negotiate_request(json!({ "provider_preference": "fake", "tags": [] }))).await.ok(200);
     assert_eq!(world.provider.starts.load(std::sync::atomic::Ordering::SeqCst), 1);
 }
 
@@ -96,7 +106,12 @@ async fn a_thread_named_as_a_scope_gets_the_full_response() {
     let made = ann.ensure("t").await;
     let found = ann.post(SESSIONS, json!({ "scope": scope, "mode": "attach_only" })).await.ok(200);
     assert_eq!(found["session_id"], made["session_id"]);
-    refused(ann.post(SESSIONS, asking(json!({ "scope": { "type": "thread", "id": "u" } }))).await, 400, "INVALID_REQUEST", "scope");
+    refused(
+        ann.post(SESSIONS, negotiate_request(json!({ "scope": { "type": "thread", "id": "u" } }))).await,
+        400,
+        "INVALID_REQUEST",
+        "scope",
+    );
     refused(ann.post(SESSIONS, json!({ "mode": "get" })).await, 400, "INVALID_REQUEST", "thread_id: is missing");
 }
 
@@ -107,12 +122,17 @@ async fn a_sandbox_hint_must_match_the_sandbox_of_the_thread() {
     let ann = broker.human("ann").await;
     let (made, other) = (ann.ensure("t").await, ann.ensure("other").await);
     for field in ["sandbox_id", "sandbox_hint"] {
-        let found = ann.post(SESSIONS, asking(json!({ field: sandbox_id(&made) }))).await.ok(200);
+        let found = ann.post(SESSIONS, negotiate_request(json!({ field: sandbox_id(&made) }))).await.ok(200);
         assert_eq!(found["session_id"], made["session_id"]);
-        let conflict = ann.post(SESSIONS, asking(json!({ field: sandbox_id(&other) }))).await;
+        let conflict = ann.post(SESSIONS, negotiate_request(json!({ field: sandbox_id(&other) }))).await;
         assert_eq!(conflict.json()["error"]["details"]["sandbox_id"], made["sandbox"]["id"]);
         assert_eq!(conflict.error(409), "SESSION_CONFLICT");
-        refused(ann.post(SESSIONS, asking(json!({ field: SandboxId::new() }))).await, 404, "SANDBOX_NOT_FOUND", "no such sandbox");
+        refused(
+            ann.post(SESSIONS, negotiate_request(json!({ field: SandboxId::new() }))).await,
+            404,
+            "SANDBOX_NOT_FOUND",
+            "no such sandbox",
+        );
     }
 }
 
@@ -130,7 +150,7 @@ async fn a_refusal_names_the_field_in_plain_language() {
         (json!({ "scopes": ["root"] }), "scopes: `root`"),
         (json!({ "requested_capabilities": ["root"] }), "requested_capabilities: `root`"),
     ] {
-        refused(ann.post(SESSIONS, asking(extra)).await, 400, "INVALID_REQUEST", words);
+        refused(ann.post(SESSIONS, negotiate_request(extra)).await, 400, "INVALID_REQUEST", words);
     }
     refused(ann.post(SESSIONS, json!([])).await, 400, "INVALID_REQUEST", "the body: must be a JSON object");
     for path in [SESSIONS, "/v1/sandboxes"] {
@@ -150,8 +170,8 @@ async fn the_error_of_a_wrong_credential_names_the_accepted_ones() {
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
     let nobody = Client { key: None, ..ann.clone() };
-    let (control, door) = (SESSIONS.to_owned(), format!("/dp/{}/v1/x", sandbox_id(&made)));
-    for path in [&control, &door] {
+    let (control, dataplane_path) = (SESSIONS.to_owned(), format!("/dp/{}/v1/x", sandbox_id(&made)));
+    for path in [&control, &dataplane_path] {
         for header in [("authorization", "Bearer sk-123"), ("x-api-key", "sk-123")] {
             let answer = nobody.call(Method::GET, path, None, &[header]).await;
             assert_eq!(answer.headers["www-authenticate"], "Bearer");

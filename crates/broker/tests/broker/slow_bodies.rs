@@ -15,7 +15,7 @@ use tokio::{
 use crate::harness::{Client, World, sandbox_id};
 
 /// Much longer than any step here takes, to detect a broker that doesn't answer at all.
-const PATIENCE: Duration = Duration::from_secs(120);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(120);
 const SESSIONS: &str = "POST /v1/sandbox/sessions";
 
 /// The head of a request with a body of this length.
@@ -64,7 +64,7 @@ async fn thousands_of_half_sent_bodies_leave_health_and_valid_keys_working() {
         ann.ensure("t").await;
         broker.human("bob").await.ensure("t").await;
     };
-    timeout(PATIENCE, working).await.expect("the broker answers");
+    timeout(EVENT_TIMEOUT, working).await.expect("the broker answers");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -81,7 +81,7 @@ async fn connections_that_send_nothing_leave_health_and_valid_keys_working() {
         Client { key: None, ..ann.clone() }.get("/healthz").await.ok(200);
         ann.ensure("t").await;
     };
-    timeout(PATIENCE, working).await.expect("the broker answers");
+    timeout(EVENT_TIMEOUT, working).await.expect("the broker answers");
 }
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn an_authenticated_connection_is_not_closed_for_new_ones() {
     }
     // The oldest of them was closed for a newer connection.
     let mut none = Vec::new();
-    assert_eq!(timeout(PATIENCE, idle[0].read_to_end(&mut none)).await.unwrap().unwrap_or(0), 0);
+    assert_eq!(timeout(EVENT_TIMEOUT, idle[0].read_to_end(&mut none)).await.unwrap().unwrap_or(0), 0);
     known.write_all(get.as_bytes()).await.unwrap();
     assert_eq!(answer(&mut known).await.0, 200);
 }
@@ -113,12 +113,12 @@ async fn keys_that_hold_connections_leave_health_and_other_keys_working() {
     let (ann, bob, eve) = (broker.human("ann").await, broker.human("bob").await, broker.human("eve").await);
     let is_well = async || {
         let requested = Client { key: None, ..ann.clone() };
-        timeout(PATIENCE, requested.get("/healthz")).await.expect("the broker answers").ok(200);
+        timeout(EVENT_TIMEOUT, requested.get("/healthz")).await.expect("the broker answers").ok(200);
     };
     // One principal gets at most half of the connections.
     let held = hold_connections(&ann, 32, 8).await;
     is_well().await;
-    timeout(PATIENCE, bob.ensure("t")).await.expect("another key is accepted");
+    timeout(EVENT_TIMEOUT, bob.ensure("t")).await.expect("another key is accepted");
     let _others = hold_connections(&eve, 20, 0).await;
     is_well().await;
     // Connections that never authenticate are closed when no slot is left.
@@ -128,7 +128,7 @@ async fn keys_that_hold_connections_leave_health_and_other_keys_working() {
     }
     is_well().await;
     drop(held);
-    timeout(PATIENCE, bob.ensure("u")).await.expect("another key is accepted");
+    timeout(EVENT_TIMEOUT, bob.ensure("u")).await.expect("another key is accepted");
 }
 
 /// Opens connections whose request waits for its body, and expects the given numbers to be accepted and refused.
@@ -138,7 +138,7 @@ async fn hold_connections(client: &Client, taken: usize, refused: usize) -> Vec<
     let mut held = Vec::new();
     for number in 0..taken + refused {
         let mut stream = ask(client, head.as_bytes()).await;
-        let (status, said) = timeout(PATIENCE, answer(&mut stream)).await.expect("an answer");
+        let (status, said) = timeout(EVENT_TIMEOUT, answer(&mut stream)).await.expect("an answer");
         assert_eq!(status, if number < taken { 100 } else { 429 }, "{number}: {said}");
         if status == 100 {
             stream.write_all(b"{\"thread_id\": ").await.unwrap();
@@ -174,7 +174,7 @@ async fn no_body_is_read_before_its_sender_is_authenticated() {
         for credential in [None, Some(&wrong), Some(&forged)] {
             // No byte of the body is ever sent.
             let mut stream = ask(&ann, head(&route, credential.map(String::as_str), 1000).as_bytes()).await;
-            let (status, said) = timeout(PATIENCE, answer(&mut stream)).await.expect("an answer without a body");
+            let (status, said) = timeout(EVENT_TIMEOUT, answer(&mut stream)).await.expect("an answer without a body");
             assert_eq!(status, 401, "{route}: {said}");
         }
     }
@@ -195,19 +195,19 @@ async fn a_body_that_stalls_is_refused_at_the_broker_and_at_the_gateway() {
         (refresh.as_str(), key, "the body arrived at less than 1024 bytes a second"),
     ] {
         let mut stream = ask(&ann, (head(route, Some(credential), 1000) + "{").as_bytes()).await;
-        let (status, said) = timeout(PATIENCE, answer(&mut stream)).await.unwrap();
+        let (status, said) = timeout(EVENT_TIMEOUT, answer(&mut stream)).await.unwrap();
         assert_eq!(status, 400, "{said}");
         assert!(said["error"]["message"].as_str().unwrap().starts_with(message), "{said}");
     }
     let whole = format!("POST /dp/{}/v1/whole", sandbox_id(&made));
     let mut stream = ask(&ann, (head(&whole, Some(token), 1000) + "half").as_bytes()).await;
-    let (status, said) = timeout(PATIENCE, answer(&mut stream)).await.unwrap();
+    let (status, said) = timeout(EVENT_TIMEOUT, answer(&mut stream)).await.unwrap();
     assert_eq!(status, 400, "{said}");
     assert!(said["error"]["message"].as_str().unwrap().starts_with("the body arrived at less than 1024 bytes a second"), "{said}");
     // The sandbox has already started its response, which ends together with the body that it echoes.
     let mut stream = ask(&ann, (head(&upload, Some(token), 1000) + "half").as_bytes()).await;
     let mut echoed = Vec::new();
-    let ended = timeout(PATIENCE, stream.read_to_end(&mut echoed)).await.expect("the upload ends");
+    let ended = timeout(EVENT_TIMEOUT, stream.read_to_end(&mut echoed)).await.expect("the upload ends");
     assert!(ended.is_err() || !echoed.is_empty());
 }
 
@@ -232,7 +232,7 @@ async fn a_refused_upload_gets_its_real_status_while_its_body_still_arrives() {
             let body = vec![b' '; megabytes << 20];
             let mut stream = ask(&ann, head(route, credential, body.len()).as_bytes()).await;
             stream.write_all(&body).await.unwrap_or_else(|e| panic!("{route}: {e}"));
-            let (got, said) = timeout(PATIENCE, answer(&mut stream)).await.unwrap();
+            let (got, said) = timeout(EVENT_TIMEOUT, answer(&mut stream)).await.unwrap();
             let is_small_enough = status == 413 && body.len() <= 1 << 20;
             assert_eq!(got, if is_small_enough { 400 } else { status }, "{route}, {megabytes} MiB: {said}");
         }
@@ -256,7 +256,7 @@ async fn upload(client: &Client, route: &str, credential: Option<&str>, is_chunk
     if is_chunked {
         stream.write_all(b"0\r\n\r\n").await.unwrap();
     }
-    timeout(PATIENCE, answer(&mut stream)).await.unwrap().0
+    timeout(EVENT_TIMEOUT, answer(&mut stream)).await.unwrap().0
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -283,9 +283,9 @@ async fn a_refused_upload_that_stalls_is_cut() {
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let mut stream = ask(&ann, (head(SESSIONS, None, 1 << 20) + "half").as_bytes()).await;
-    assert_eq!(timeout(PATIENCE, answer(&mut stream)).await.unwrap().0, 401);
+    assert_eq!(timeout(EVENT_TIMEOUT, answer(&mut stream)).await.unwrap().0, 401);
     let mut rest = Vec::new();
-    assert_eq!(timeout(PATIENCE, stream.read_to_end(&mut rest)).await.unwrap().unwrap_or(0), 0);
+    assert_eq!(timeout(EVENT_TIMEOUT, stream.read_to_end(&mut rest)).await.unwrap().unwrap_or(0), 0);
 }
 
 #[tokio::test]
@@ -295,13 +295,13 @@ async fn a_refused_upload_that_is_still_read_makes_room_for_newer_connections() 
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let mut refused = ask(&ann, (head(SESSIONS, None, 1 << 20) + "half").as_bytes()).await;
-    assert_eq!(timeout(PATIENCE, answer(&mut refused)).await.unwrap().0, 401);
+    assert_eq!(timeout(EVENT_TIMEOUT, answer(&mut refused)).await.unwrap().0, 401);
     let mut newer = Vec::new();
     for _ in 0..4 {
         newer.push(ask(&ann, b"").await);
     }
     let mut rest = Vec::new();
-    assert_eq!(timeout(PATIENCE, refused.read_to_end(&mut rest)).await.unwrap().unwrap_or(0), 0);
+    assert_eq!(timeout(EVENT_TIMEOUT, refused.read_to_end(&mut rest)).await.unwrap().unwrap_or(0), 0);
 }
 
 #[tokio::test]
@@ -312,6 +312,6 @@ async fn a_client_that_expects_a_continue_is_refused_before_its_body() {
     let head = head(SESSIONS, None, 1 << 30).replace("\r\n\r\n", "\r\nexpect: 100-continue\r\n\r\n");
     let mut stream = ask(&nobody, head.as_bytes()).await;
     let mut all = String::new();
-    timeout(PATIENCE, stream.read_to_string(&mut all)).await.unwrap().unwrap();
+    timeout(EVENT_TIMEOUT, stream.read_to_string(&mut all)).await.unwrap().unwrap();
     assert!(all.starts_with("HTTP/1.1 401 "), "{all}");
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use cobox_broker::store::{AddedSandbox, EnsureParams, Ensured, Horizon, Note, PageParams, RevokedKey, Store, postgres, sqlite};
+use cobox_broker::store::{AddedSandbox, EnsureParams, Ensured, Note, PageParams, RetentionLimits, RevokedKey, Store, postgres, sqlite};
 use cobox_protocol::{control::Revocation, key::PrincipalKind, session::State};
 use cobox_testkit::TestDatabase;
 use futures_util::future::join_all;
@@ -144,7 +144,7 @@ async fn every_note_is_kept(stores: &[Store]) {
     for ensure_params in &ensures {
         stores[0].ensure(ensure_params).await.unwrap();
     }
-    let horizon = Horizon { now: at(0), idempotency_before: at(0), ended_before: at(0), audit_before: at(1_000_000) };
+    let horizon = RetentionLimits { now: at(0), idempotency_before: at(0), ended_before: at(0), audit_before: at(1_000_000) };
     stores[0].prune(&horizon).await.unwrap();
     let notes: Vec<_> = (0..500)
         .map(|n: usize| {

@@ -6,7 +6,7 @@ use cobox_broker::{
     domain::model::{Sandbox, SessionWithSandbox},
     policy::Quota,
     store::{
-        AddedSandbox, ChangedSandbox, DueBy, EnsureParams, Ensured, Idempotency, PageParams, QuotaReached, QuotaSubject,
+        AddedSandbox, ChangedSandbox, DueTimes, EnsureParams, Ensured, Idempotency, PageParams, QuotaReached, QuotaSubject,
         SandboxAfterSession, SandboxChange, SessionFilter, Store, Viewer,
     },
 };
@@ -97,9 +97,9 @@ pub async fn attaching(store: &Store) {
     assert_eq!(active().await, 0);
 
     // A session of another principal doesn't end the owner's sandbox.
-    let lent = sandbox(None);
-    store.add_sandbox(&lent, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
-    let mut guest = attach("attached 5", &lent);
+    let shared = sandbox(None);
+    store.add_sandbox(&shared, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
+    let mut guest = attach("attached 5", &shared);
     guest.fresh.session.owner = "bob".into();
     store.ensure(&guest).await.unwrap();
     assert_eq!(store.end_session(&guest.fresh.session.id, &ending(60)).await.unwrap(), Some(SandboxAfterSession::Suspend));
@@ -219,7 +219,7 @@ pub async fn own_lifetimes(store: &Store) {
     }
     let due = async |suspended_by: i64, now: i64| {
         let mut ids: Vec<_> = store
-            .sandboxes_due("own-lifetimes", DueBy { now: at(now), suspended: at(suspended_by), restorable: at(now) })
+            .sandboxes_due("own-lifetimes", DueTimes { now: at(now), suspended: at(suspended_by), restorable: at(now) })
             .await
             .unwrap()
             .into_iter()

@@ -7,8 +7,8 @@ use cobox_broker::{
     domain::model::{ApiKey, AuditRecord, Identity, Intent, Principal, Sandbox, Session, SessionWithSandbox},
     policy::Quota,
     store::{
-        AddedKey, DisabledPrincipal, Ending, EnsureParams, Ensured, Horizon, Idempotency, Note, PageParams, QuotaReached, QuotaSubject,
-        RevokedKey, SandboxAfterSession, SessionFilter, Store, Viewer, postgres, sqlite,
+        AddedKey, DisabledPrincipal, Ending, EnsureParams, Ensured, Idempotency, Note, PageParams, QuotaReached, QuotaSubject,
+        RetentionLimits, RevokedKey, SandboxAfterSession, SessionFilter, Store, Viewer, postgres, sqlite,
     },
 };
 use cobox_protocol::{
@@ -350,7 +350,7 @@ async fn notes_and_pruning(store: &Store) {
     let ensure_params = ensure_params("forgotten");
     store.ensure(&ensure_params).await.unwrap();
     store.end_session(&ensure_params.fresh.session.id, &ending(1)).await.unwrap();
-    let horizon = |t| Horizon { now: at(t), idempotency_before: at(t), ended_before: at(t), audit_before: at(t) };
+    let horizon = |t| RetentionLimits { now: at(t), idempotency_before: at(t), ended_before: at(t), audit_before: at(t) };
     store.prune(&horizon(1000)).await.unwrap();
     assert!(store.sandbox(&ensure_params.fresh.sandbox.id).await.unwrap().is_some(), "a sandbox that must still be destroyed is kept");
     let ended = store.sandbox(&ensure_params.fresh.sandbox.id).await.unwrap().unwrap();

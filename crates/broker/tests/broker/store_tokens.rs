@@ -2,7 +2,7 @@
 
 use cobox_broker::{
     domain::model::{Sandbox, Share},
-    store::{Ensured, Horizon, Note, OpaqueToken, RetiredToken, RevokeParams, RevokedTokens, Rotated, Rotation, Shared, Store},
+    store::{Ensured, Note, OpaqueToken, RetentionLimits, RetiredToken, RevokeParams, RevokedTokens, Rotated, Rotation, Shared, Store},
 };
 use cobox_protocol::{
     SandboxId, SessionId, ShareId,
@@ -106,7 +106,7 @@ pub async fn opaque_tokens(store: &Store) {
     store.note(&Note { tokens: vec![token], ..Note::default() }).await.unwrap();
     assert_eq!(store.opaque_token(&[9; 32]).await.unwrap(), Some(claims));
     assert_eq!(store.opaque_token(&[8; 32]).await.unwrap(), None);
-    let horizon = |now: i64| Horizon { now: at(now), idempotency_before: at(-9), ended_before: at(-9), audit_before: at(-9) };
+    let horizon = |now: i64| RetentionLimits { now: at(now), idempotency_before: at(-9), ended_before: at(-9), audit_before: at(-9) };
     store.prune(&horizon(10)).await.unwrap();
     assert!(store.opaque_token(&[9; 32]).await.unwrap().is_some());
     store.prune(&horizon(11)).await.unwrap();

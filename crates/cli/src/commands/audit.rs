@@ -1,6 +1,6 @@
 //! `cobox audit`: shows the audit records and verifies that they are complete and unchanged. For operators.
 
-use cobox_broker::chain::{Fault, KeptHead, Verifier};
+use cobox_broker::audit_hash::{Fault, KeptHead, Verifier};
 use cobox_client::{AuditFilter, Client};
 use cobox_protocol::audit::{AuditEntry, AuditHead};
 use serde_json::json;

@@ -19,7 +19,7 @@ running `cobox up`. `AsyncCobox` has the same methods for asyncio, used with `as
   - `delegate share shares unshare file_link`, `heartbeat refresh release close`, `id sandbox_id thread_id token capabilities`
 - `ExecStream`, `Shell`, `Reader`, `Events`, `Watch` and their `Async…` counterparts; they yield `Output`, `ShellOutput`, `Screen`,
   `Resized`, `ControlChanged`, `Refused`, `SandboxEvent`, `FileChange`.
-- `cobox.errors`: one class per error code, all derived from `CoboxError`. `cobox.answers`: return values. `Secret`: keys and tokens.
+- `cobox.errors`: one class per error code, all derived from `CoboxError`. `cobox.responses`: return values. `Secret`: keys and tokens.
 - `cobox.deepagents.CoboxBackend`, `cobox.backend_protocol.CoboxFiles`: backends for agents.
 
 Closing a session does not end it: the human keeps working in it. `release=True` or `.release()` ends it for all participants.
@@ -35,14 +35,14 @@ other.
 
 from __future__ import annotations
 
-from . import answers, errors
-from .answers import ExecResult, Exit, FileChange, FileEntry, SandboxEvent
+from . import errors, responses
 from .client import AsyncCobox, Cobox
 from .errors import CoboxError
 from .event_stream import AsyncEvents, AsyncWatch, Events, Watch
 from .exec_stream import AsyncExecStream, ExecStream, Output
 from .files import AsyncReader, Reader
 from .grant import Grant
+from .responses import ExecResult, Exit, FileChange, FileEntry, SandboxEvent
 from .secret import Secret
 from .session import AsyncSession, Session
 from .shell import AsyncShell, ControlChanged, Refused, Resized, Screen, Shell, ShellOutput
@@ -78,6 +78,6 @@ __all__ = [
     "ShellOutput",
     "Watch",
     "__version__",
-    "answers",
     "errors",
+    "responses",
 ]

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import errors
-from .answers import Edited, FileContent, FileEntry, GrepMatch
 from .effects import Flow
 from .files import FilesApi
 from .fs import FsApi
 from .glob_pattern import GlobPattern, InvalidPattern
 from .grant import Grant
+from .responses import Edited, FileContent, FileEntry, GrepMatch
 from .session_api import SessionApi
 from .symlinks import SymlinkResolver, is_beneath
 

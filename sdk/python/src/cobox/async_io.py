@@ -18,7 +18,7 @@ import httpx
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
-from . import errors, network
+from . import errors, network_settings
 from .blocking_io import UNSENT_ERRORS, socket_closed
 from .effects import (
     AcquireLock,
@@ -52,7 +52,7 @@ class Connect(connect):
 
 
 class AsyncIO:
-    def __init__(self, net: network.Network) -> None:
+    def __init__(self, net: network_settings.Network) -> None:
         self.net = net
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[bool, bool], httpx.AsyncClient]] = (
             weakref.WeakKeyDictionary()
@@ -111,30 +111,32 @@ class AsyncIO:
         return self.net.tls() if self.net.has_tls else await asyncio.to_thread(self.net.tls)
 
     async def _client(self, url: str) -> httpx.AsyncClient:
-        local, is_https = network.is_local(url), url.startswith("https:")
+        local, is_https = network_settings.is_local(url), url.startswith("https:")
         verify = await self._tls() if is_https else False  # without TLS, loading certificates would be wasted work
         if self._is_closed:
             raise errors.CoboxError("this AsyncCobox is closed; create another one", code="CLOSED")
         clients = self._clients.setdefault(asyncio.get_running_loop(), {})
         client = clients.get((local, is_https))
         if client is None:
-            limits = httpx.Limits(max_connections=network.MAX_CONNECTIONS, max_keepalive_connections=network.MAX_CONNECTIONS)
+            limits = httpx.Limits(
+                max_connections=network_settings.MAX_CONNECTIONS, max_keepalive_connections=network_settings.MAX_CONNECTIONS
+            )
             client = httpx.AsyncClient(verify=verify, trust_env=not local, limits=limits, follow_redirects=False)
             clients[local, is_https] = client
         return client
 
     async def _start(self, request: Request) -> httpx.Response:
-        client, timeout = await self._client(request.url), network.timeouts(request)
+        client, timeout = await self._client(request.url), network_settings.timeouts(request)
         content = request.body.async_content() if request.body is not None else None
         try:
             built = client.build_request(
-                request.method, request.url, headers=network.request_headers(request), content=content, timeout=timeout
+                request.method, request.url, headers=network_settings.request_headers(request), content=content, timeout=timeout
             )
             return await client.send(built, stream=True)
         except UNSENT_ERRORS as error:
-            raise network.unreachable(request.url, error, was_sent=False) from None
+            raise network_settings.unreachable(request.url, error, was_sent=False) from None
         except httpx.HTTPError as error:
-            raise network.unreachable(request.url, error, was_sent=True) from None
+            raise network_settings.unreachable(request.url, error, was_sent=True) from None
 
     async def _send(self, request: Request) -> Response:
         deadline = time.monotonic() + request.timeout
@@ -151,23 +153,23 @@ class AsyncIO:
             async for piece in pieces:
                 body += piece
                 if len(body) > max_bytes:
-                    raise network.too_long(request.url, max_bytes)
+                    raise network_settings.too_long(request.url, max_bytes)
                 if time.monotonic() > deadline:
-                    raise network.unreachable(request.url, TimeoutError("the response took too long"), was_sent=True)
+                    raise network_settings.unreachable(request.url, TimeoutError("the response took too long"), was_sent=True)
         except httpx.HTTPError as error:
-            raise network.unreachable(request.url, error, was_sent=True) from None
+            raise network_settings.unreachable(request.url, error, was_sent=True) from None
         finally:
             # Otherwise the event loop would finalize the unfinished generator at some later time.
             await pieces.aclose()
-        return network.to_response(response.status_code, response.headers, bytes(body))
+        return network_settings.to_response(response.status_code, response.headers, bytes(body))
 
     async def _open_response(self, request: Request) -> OpenedResponse | Response:
         response = await self._start(request)
         if response.is_success:
-            head = network.to_response(response.status_code, response.headers, b"")
+            head = network_settings.to_response(response.status_code, response.headers, b"")
             return OpenedResponse(head.status, head.headers, (response, response.aiter_raw()))
         try:
-            return await self._read(request, response, network.MAX_ERROR_BYTES, time.monotonic() + request.timeout)
+            return await self._read(request, response, network_settings.MAX_ERROR_BYTES, time.monotonic() + request.timeout)
         finally:
             await response.aclose()
 
@@ -189,26 +191,26 @@ class AsyncIO:
         await response.aclose()
 
     async def _open_socket(self, effect: OpenSocket) -> Any:
-        local = network.is_local(effect.url)
+        local = network_settings.is_local(effect.url)
         headers = {"Authorization": f"Bearer {effect.secret.expose()}"} if effect.secret is not None else {}
         try:
             return await Connect(
                 effect.url,
                 additional_headers=headers,
-                user_agent_header=network.USER_AGENT,
+                user_agent_header=network_settings.USER_AGENT,
                 open_timeout=effect.timeout,
                 close_timeout=1,
                 ping_interval=None,
                 compression=None,
-                max_size=network.MAX_FRAME_BYTES + 64 * 1024,
+                max_size=network_settings.MAX_FRAME_BYTES + 64 * 1024,
                 ssl=await self._tls() if effect.url.startswith("wss:") else None,
                 proxy=None if local else True,
-                logger=network.websocket_log,
+                logger=network_settings.websocket_log,
             )
         except InvalidStatus as error:
-            raise network.upgrade_refused(effect.url, error.response) from None
+            raise network_settings.upgrade_refused(effect.url, error.response) from None
         except (OSError, EOFError, TimeoutError, asyncio.TimeoutError, InvalidHandshake, InvalidURI, ConnectionClosed) as error:
-            raise network.unreachable(effect.url, error, was_sent=True) from None
+            raise network_settings.unreachable(effect.url, error, was_sent=True) from None
 
     async def _receive_message(self, effect: ReceiveMessage) -> str | bytes:
         try:

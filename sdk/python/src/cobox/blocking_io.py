@@ -11,7 +11,7 @@ import httpx
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.sync.client import connect
 
-from . import errors, network
+from . import errors, network_settings
 from .effects import (
     AcquireLock,
     CloseResponse,
@@ -44,7 +44,7 @@ class Stopped(Exception):
 
 
 class BlockingIO:
-    def __init__(self, net: network.Network) -> None:
+    def __init__(self, net: network_settings.Network) -> None:
         self.net = net
         self._clients: dict[tuple[bool, bool], httpx.Client] = {}
         self._clients_lock = threading.Lock()
@@ -100,7 +100,7 @@ class BlockingIO:
         raise TypeError(f"unknown effect: {effect!r}")
 
     def _client(self, url: str) -> httpx.Client:
-        local, is_https = network.is_local(url), url.startswith("https:")
+        local, is_https = network_settings.is_local(url), url.startswith("https:")
         client = self._clients.get((local, is_https))
         if client is None:
             with self._clients_lock:
@@ -108,24 +108,26 @@ class BlockingIO:
                     raise errors.CoboxError("this Cobox is closed; create another one", code="CLOSED")
                 client = self._clients.get((local, is_https))
                 if client is None:
-                    limits = httpx.Limits(max_connections=network.MAX_CONNECTIONS, max_keepalive_connections=network.MAX_CONNECTIONS)
+                    limits = httpx.Limits(
+                        max_connections=network_settings.MAX_CONNECTIONS, max_keepalive_connections=network_settings.MAX_CONNECTIONS
+                    )
                     verify = self.net.tls() if is_https else False  # without TLS, loading certificates would be wasted work
                     client = httpx.Client(verify=verify, trust_env=not local, limits=limits, follow_redirects=False)
                     self._clients[local, is_https] = client
         return client
 
     def _start(self, request: Request) -> httpx.Response:
-        client, timeout = self._client(request.url), network.timeouts(request)
+        client, timeout = self._client(request.url), network_settings.timeouts(request)
         content = request.body.sync_content() if request.body is not None else None
         try:
             built = client.build_request(
-                request.method, request.url, headers=network.request_headers(request), content=content, timeout=timeout
+                request.method, request.url, headers=network_settings.request_headers(request), content=content, timeout=timeout
             )
             return client.send(built, stream=True)
         except UNSENT_ERRORS as error:
-            raise network.unreachable(request.url, error, was_sent=False) from None
+            raise network_settings.unreachable(request.url, error, was_sent=False) from None
         except httpx.HTTPError as error:
-            raise network.unreachable(request.url, error, was_sent=True) from None
+            raise network_settings.unreachable(request.url, error, was_sent=True) from None
 
     def _send(self, request: Request) -> Response:
         deadline = time.monotonic() + request.timeout
@@ -141,20 +143,20 @@ class BlockingIO:
             for piece in response.iter_raw():
                 body += piece
                 if len(body) > max_bytes:
-                    raise network.too_long(request.url, max_bytes)
+                    raise network_settings.too_long(request.url, max_bytes)
                 if time.monotonic() > deadline:
-                    raise network.unreachable(request.url, TimeoutError("the response took too long"), was_sent=True)
+                    raise network_settings.unreachable(request.url, TimeoutError("the response took too long"), was_sent=True)
         except httpx.HTTPError as error:
-            raise network.unreachable(request.url, error, was_sent=True) from None
-        return network.to_response(response.status_code, response.headers, bytes(body))
+            raise network_settings.unreachable(request.url, error, was_sent=True) from None
+        return network_settings.to_response(response.status_code, response.headers, bytes(body))
 
     def _open_response(self, request: Request) -> OpenedResponse | Response:
         response = self._start(request)
         if response.is_success:
-            head = network.to_response(response.status_code, response.headers, b"")
+            head = network_settings.to_response(response.status_code, response.headers, b"")
             return OpenedResponse(head.status, head.headers, (response, response.iter_raw()))
         try:
-            return self._read(request, response, network.MAX_ERROR_BYTES, time.monotonic() + request.timeout)
+            return self._read(request, response, network_settings.MAX_ERROR_BYTES, time.monotonic() + request.timeout)
         finally:
             response.close()
 
@@ -166,28 +168,28 @@ class BlockingIO:
             raise errors.Broken(errors.clean(str(error)) or type(error).__name__) from None
 
     def _open_socket(self, effect: OpenSocket) -> Any:
-        local = network.is_local(effect.url)
+        local = network_settings.is_local(effect.url)
         headers = {"Authorization": f"Bearer {effect.secret.expose()}"} if effect.secret is not None else {}
         try:
             opened = connect(
                 effect.url,
                 additional_headers=headers,
-                user_agent_header=network.USER_AGENT,
+                user_agent_header=network_settings.USER_AGENT,
                 open_timeout=effect.timeout,
                 close_timeout=1,
                 ping_interval=None,
                 compression=None,
-                max_size=network.MAX_FRAME_BYTES + 64 * 1024,
+                max_size=network_settings.MAX_FRAME_BYTES + 64 * 1024,
                 ssl=self.net.tls() if effect.url.startswith("wss:") else None,
                 proxy=None if local else True,
-                logger=network.websocket_log,
+                logger=network_settings.websocket_log,
             )
             # Newer versions of websockets require entering the context, older ones return themselves. `CloseSocket` closes it.
             return opened.__enter__()
         except InvalidStatus as error:
-            raise network.upgrade_refused(effect.url, error.response) from None
+            raise network_settings.upgrade_refused(effect.url, error.response) from None
         except (OSError, EOFError, TimeoutError, InvalidHandshake, InvalidURI, ConnectionClosed) as error:
-            raise network.unreachable(effect.url, error, was_sent=True) from None
+            raise network_settings.unreachable(effect.url, error, was_sent=True) from None
 
     def _receive_message(self, effect: ReceiveMessage) -> str | bytes:
         try:

@@ -10,14 +10,14 @@ from typing import Any
 from urllib.parse import quote
 
 from . import settings
-from .answers import CreatedKey, KeyInfo, Page, SandboxInfo, SessionInfo
 from .async_io import AsyncIO
 from .blocking_io import BlockingIO
 from .call import BrokerEndpoint, Call, perform, without_none
 from .decode import decode, decode_page
 from .effects import Flow, UsesAsyncIO, UsesBlockingIO, method
 from .grant import Grant, NegotiationResponse, negotiation_call
-from .network import Network
+from .network_settings import Network
+from .responses import CreatedKey, KeyInfo, Page, SandboxInfo, SessionInfo
 from .secret import Secret
 from .session import AsyncSession, Session
 from .session_api import timestamp

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, TypeVar, Union
 
 from . import errors
-from .answers import Page
+from .responses import Page
 from .secret import Secret
 
 T = TypeVar("T")

@@ -36,11 +36,11 @@ from deepagents.backends.sandbox import TRUNCATION_MSG
 from deepagents.backends.utils import _get_file_type
 
 from .agent_files import MAX_TEXT_BYTES, WORK_DIR, AgentFiles, Binary, FileToolError, Lines, encode_base64
-from .answers import ExecResult, FileEntry
 from .async_io import AsyncIO
 from .blocking_io import BlockingIO
 from .client import Cobox
 from .effects import Flow
+from .responses import ExecResult, FileEntry
 from .session import AsyncSession, Session
 
 # Default timeout of a command in seconds.

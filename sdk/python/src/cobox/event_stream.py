@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Generic, TypeVar
 
 from . import errors
-from .answers import FileChange, SandboxEvent
 from .call import Backoff, Call, Endpoint, open_stream
 from .decode import UnexpectedShape, decoder_for
 from .effects import CloseResponse, Flow, OpenedResponse, ReadChunk, Sleep, UsesAsyncIO, UsesBlockingIO, method
+from .responses import FileChange, SandboxEvent
 
 E = TypeVar("E")
 # Maximum size of one event in bytes: events are a few KiB, so a larger one is not from a Cobox server.

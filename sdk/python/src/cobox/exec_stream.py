@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import errors
-from .answers import Exit
 from .call import without_none
 from .cursor import Cursor
 from .effects import Flow, UsesAsyncIO, UsesBlockingIO, method
 from .grant import Grant
 from .request_body import encode_utf8
+from .responses import Exit
 from .resumable_stream import ResumableStream, parse_uint64
 
 

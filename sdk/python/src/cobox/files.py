@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from . import errors, multipart
-from .answers import Downloaded, FileContent, FileHead, FileWritten, Unpacked, Uploaded, UploadResult
 from .awaitable_context import AwaitableContext
 from .call import Backoff, Call, open_stream, perform, without_none
 from .decode import decode
@@ -17,6 +16,7 @@ from .effects import CloseResponse, Flow, OpenedResponse, ReadChunk, Sleep, Uses
 from .grant import Grant
 from .paths import SandboxPath, as_bytes, query_value, url_path
 from .request_body import Content, RequestBody, encode_utf8
+from .responses import Downloaded, FileContent, FileHead, FileWritten, Unpacked, Uploaded, UploadResult
 
 T = TypeVar("T")
 # Default limit of a file read into memory; `open` streams files of any size.

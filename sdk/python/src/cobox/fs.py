@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from .answers import Changed, Edited, FileEntry, GlobResult, GrepResult, Listing
 from .call import Call, perform, without_none
 from .decode import decode
 from .effects import Flow, UsesAsyncIO, UsesBlockingIO, method
 from .grant import Grant
 from .paths import SandboxPath, json_field
+from .responses import Changed, Edited, FileEntry, GlobResult, GrepResult, Listing
 
 T = TypeVar("T")
 # Default timeout of a search in seconds; the server's maximum is 300.

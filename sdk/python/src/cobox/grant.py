@@ -11,10 +11,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from . import errors
-from .answers import Heartbeat
 from .call import BrokerEndpoint, Call, Endpoint, perform
 from .decode import decode
 from .effects import AcquireLock, Flow, Sleep
+from .responses import Heartbeat
 from .secret import Secret
 
 log = logging.getLogger("cobox")

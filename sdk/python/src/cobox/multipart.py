@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import quote, unquote_to_bytes
 
 from . import errors
-from .answers import Downloaded
+from .responses import Downloaded
 
 # Maximum size of a part's header: a percent-encoded path of 4 KiB and a few lines.
 MAX_HEAD_BYTES = 32 * 1024

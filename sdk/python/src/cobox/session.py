@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from . import errors
-from .answers import FileChange, SandboxEvent
 from .async_io import AsyncIO
 from .awaitable_context import AwaitableContext
 from .blocking_io import BlockingIO, Stopped
@@ -22,8 +21,9 @@ from .exec_stream import AsyncExecStream, ExecStream, Output, exec_start
 from .files import AsyncFiles, Files
 from .fs import AsyncFs, Fs
 from .grant import Grant, Token
-from .network import Network
+from .network_settings import Network
 from .paths import SandboxPath, checked_bytes
+from .responses import FileChange, SandboxEvent
 from .secret import Secret
 from .session_api import SessionApi
 from .shells import AsyncShells, Shells

@@ -11,12 +11,12 @@ from typing import Any
 from urllib.parse import quote
 
 from . import errors
-from .answers import Delegated, ExecResult, FileLink, Heartbeat, ProcessInfo, ShareInfo
 from .call import Call, perform, to_request, without_none
 from .decode import decode
 from .effects import Flow, SendRequest, method
 from .grant import Grant
 from .paths import SandboxPath, checked_bytes
+from .responses import Delegated, ExecResult, FileLink, Heartbeat, ProcessInfo, ShareInfo
 from .secret import Secret
 
 # Default timeout of a command in seconds, the same as boxd's, and the extra time allowed for the response.

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from . import errors
-from .answers import Controller, Exit
 from .cursor import Cursor
 from .effects import Flow, UsesAsyncIO, UsesBlockingIO, method
 from .grant import Grant
+from .responses import Controller, Exit
 from .resumable_stream import ResumableStream, decode_data, parse_uint64
 
 

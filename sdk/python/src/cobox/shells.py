@@ -8,12 +8,12 @@ from typing import Any
 from urllib.parse import quote
 
 from . import shell
-from .answers import ShellInfo, ShellRunResult
 from .awaitable_context import AwaitableContext
 from .call import Call, perform, without_none
 from .decode import decode
 from .effects import Flow, UsesAsyncIO, UsesBlockingIO, method
 from .grant import Grant
+from .responses import ShellInfo, ShellRunResult
 
 # Default timeout in seconds of a command in a shell.
 RUN_SECONDS = 600.0

@@ -7,9 +7,9 @@ import posixpath
 from typing import Any
 
 from . import errors
-from .answers import FileEntry
 from .effects import Flow
 from .fs import FsApi
+from .responses import FileEntry
 
 # Maximum symlinks followed for one path, the same as the kernel's limit.
 MAX_FOLLOWED = 40

@@ -47,20 +47,20 @@ pub fn routes() -> Vec<Operation> {
             .needs(&[FsWrite])
             .with([path(), mode(), sync(), follow()])
             .with(conditions())
-            .takes_as(ANY, bytes())
+            .request_body_as(ANY, bytes())
             .body_optional()
-            .gives::<FileWritten>(200, "The file was replaced.")
-            .gives::<FileWritten>(201, "The file was created.")
+            .response::<FileWritten>(200, "The file was replaced.")
+            .response::<FileWritten>(201, "The file was created.")
             .response_headers(200, &FILE_HEADERS[..1])
             .response_headers(201, &FILE_HEADERS[..1])
-            .fails(&[FileNotFound, Forbidden, FileChanged, TooLarge, DiskFull]),
+            .errors(&[FileNotFound, Forbidden, FileChanged, TooLarge, DiskFull]),
         Operation::new("delete", "/v1/files/{path}", "deleteFile", "Delete a file, a symbolic link (not its target), or an empty directory")
             .tag("files")
             .needs(&[FsWrite])
             .with([path()])
             .with(conditions())
-            .gives_nothing(204, "The path was deleted.")
-            .fails(&[FileNotFound, Forbidden, FileChanged]),
+            .empty_response(204, "The path was deleted.")
+            .errors(&[FileNotFound, Forbidden, FileChanged]),
         Operation::new("post", "/v1/files/upload", "uploadFiles", "Write many files")
             .tag("files")
             .about(
@@ -69,10 +69,10 @@ pub fn routes() -> Vec<Operation> {
             )
             .needs(&[FsWrite])
             .with([Parameter::query("path", "Base of relative paths; the default is the shared folder."), sync()])
-            .takes_as("multipart/form-data", Shape::Plain(json!({ "type": "object", "additionalProperties": { "type": "string", "format": "binary" } })))
-            .gives::<UploadResponse>(200, "All files were written.")
-            .gives::<UploadResponse>(207, "Some files were not written; each has its error.")
-            .fails(&[TooLarge, DiskFull]),
+            .request_body_as("multipart/form-data", Shape::Plain(json!({ "type": "object", "additionalProperties": { "type": "string", "format": "binary" } })))
+            .response::<UploadResponse>(200, "All files were written.")
+            .response::<UploadResponse>(207, "Some files were not written; each has its error.")
+            .errors(&[TooLarge, DiskFull]),
         Operation::new("get", "/v1/files/download", "downloadFiles", "Read many files")
             .tag("files")
             .about(
@@ -82,8 +82,8 @@ pub fn routes() -> Vec<Operation> {
             .needs(&[FsRead])
             .with([Parameter::query("path", "Path of a file; may be repeated. Relative paths start at the shared folder.")
                 .of(json!({ "type": "array", "items": { "type": "string" }, "maxItems": 1000 }))])
-            .gives_as(200, "The files.", "multipart/mixed", bytes())
-            .fails(&[FileNotFound, Forbidden]),
+            .response_as(200, "The files.", "multipart/mixed", bytes())
+            .errors(&[FileNotFound, Forbidden]),
         Operation::new("get", "/v1/archive", "packDirectory", "Read a directory or a file as a tar archive")
             .tag("files")
             .about(
@@ -92,9 +92,9 @@ pub fn routes() -> Vec<Operation> {
             )
             .needs(&[FsRead])
             .with([absolute()])
-            .gives_as(200, "The archive.", TAR, bytes())
-            .gives_as(200, "", TAR_ZSTD, bytes())
-            .fails(&[FileNotFound, Forbidden]),
+            .response_as(200, "The archive.", TAR, bytes())
+            .response_as(200, "", TAR_ZSTD, bytes())
+            .errors(&[FileNotFound, Forbidden]),
         Operation::new("put", "/v1/archive", "unpackArchive", "Unpack a tar archive into a directory")
             .tag("files")
             .about(
@@ -107,10 +107,10 @@ pub fn routes() -> Vec<Operation> {
                 Parameter::query("links", "`any` also accepts symbolic links that are absolute or may lead out of the directory; `inside` refuses them. Links are never followed.")
                     .of(json!({ "type": "string", "enum": ["inside", "any"], "default": "inside" })),
             ])
-            .takes_as(TAR, bytes())
-            .takes_as(TAR_ZSTD, bytes())
-            .gives::<ArchiveUnpacked>(200, "The archive was unpacked.")
-            .fails(&[FileNotFound, Forbidden, TooLarge, DiskFull]),
+            .request_body_as(TAR, bytes())
+            .request_body_as(TAR_ZSTD, bytes())
+            .response::<ArchiveUnpacked>(200, "The archive was unpacked.")
+            .errors(&[FileNotFound, Forbidden, TooLarge, DiskFull]),
     ]
 }
 
@@ -127,8 +127,8 @@ fn follow() -> Parameter {
 pub fn read(method: &'static str, path: &'static str, id: &'static str, summary: &'static str) -> Operation {
     let is_head = method == "head";
     let with_body = |operation: Operation, status, about| match is_head {
-        true => operation.gives_nothing(status, about),
-        false => operation.gives_as(status, about, ANY, bytes()),
+        true => operation.empty_response(status, about),
+        false => operation.response_as(status, about, ANY, bytes()),
     };
     let operation = Operation::new(method, path, id, summary)
         .tag("files")
@@ -142,8 +142,8 @@ pub fn read(method: &'static str, path: &'static str, id: &'static str, summary:
             Parameter::header("Want-Repr-Digest", "Requested hashes: `sha-256`, `blake3`."),
             Parameter::query("hash", "Requested hashes: `sha256`, `blake3`, or both separated by a comma."),
         ])
-        .gives_nothing(304, "The file has a version of `If-None-Match`.")
-        .fails(&[FileNotFound, Forbidden, FileChanged, RangeNotSatisfiable]);
+        .empty_response(304, "The file has a version of `If-None-Match`.")
+        .errors(&[FileNotFound, Forbidden, FileChanged, RangeNotSatisfiable]);
     let operation = with_body(operation, 200, "The file.");
     with_body(operation, 206, "The range.").response_headers(200, &FILE_HEADERS).response_headers(206, &FILE_HEADERS)
 }

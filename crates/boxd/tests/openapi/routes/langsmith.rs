@@ -19,14 +19,14 @@ pub fn routes() -> Vec<Operation> {
     let routes = vec![
         Operation::new("post", EXECUTE, "langsmithExecute", "Run a command and wait for it")
             .needs(&[Exec])
-            .takes::<Execute>()
-            .gives_as(
+            .request_body::<Execute>()
+            .response_as(
                 200,
                 "The command has exited.",
                 "application/json",
                 object(json!({ "stdout": TEXT, "stderr": TEXT, "exit_code": { "type": "integer" } })),
             )
-            .fails(&[CommandNotFound, CommandExpired]),
+            .errors(&[CommandNotFound, CommandExpired]),
         Operation::new("get", EXECUTE_WS, "langsmithExecuteStream", "Run a command, or join a running one, over a WebSocket")
             .about(
                 "The first frame is `execute` or `reconnect`; the server responds with `started`. Output is addressed by byte offset and never split \
@@ -34,32 +34,34 @@ pub fn routes() -> Vec<Operation> {
             )
             .needs(&[Exec])
             .websocket(read_shape::<LangsmithClientFrame>(), written::<LangsmithServerFrame>()),
-        stream(EXECUTE_START, "langsmithExecuteEvents", "Run a command, or join a running one, as server-sent events").takes::<Execute>(),
-        stream(EXECUTE_RESUME, "langsmithResumeEvents", "Resume the output of a command after a lost connection").takes::<Resume>(),
+        stream(EXECUTE_START, "langsmithExecuteEvents", "Run a command, or join a running one, as server-sent events")
+            .request_body::<Execute>(),
+        stream(EXECUTE_RESUME, "langsmithResumeEvents", "Resume the output of a command after a lost connection").request_body::<Resume>(),
         Operation::new("post", UPLOAD, "langsmithUpload", "Write a file")
             .needs(&[FsWrite])
             .with([path()])
-            .takes_as("multipart/form-data", object(json!({ "file": { "type": "string", "format": "binary" } })))
-            .gives_as(200, "The file was replaced.", "application/json", uploaded())
-            .gives_as(201, "The file was created.", "application/json", uploaded())
-            .fails(&[FileNotFound, Forbidden, TooLarge, DiskFull]),
+            .request_body_as("multipart/form-data", object(json!({ "file": { "type": "string", "format": "binary" } })))
+            .response_as(200, "The file was replaced.", "application/json", uploaded())
+            .response_as(201, "The file was created.", "application/json", uploaded())
+            .errors(&[FileNotFound, Forbidden, TooLarge, DiskFull]),
         read("get", DOWNLOAD, "langsmithDownload", "Read a file").with([path()]),
         read("head", DOWNLOAD, "langsmithHead", "Get a file's metadata").with([path()]),
-        search(GLOB, "langsmithGlob", "Find paths by a glob pattern").gives_as(
+        search(GLOB, "langsmithGlob", "Find paths by a glob pattern").response_as(
             200,
             "The matches.",
             "application/json",
             matches(json!({ "path": TEXT, "is_dir": { "type": "boolean" }, "size_bytes": { "type": "integer" }, "modified_at": TEXT })),
         ),
-        search(GREP, "langsmithGrep", "Search the contents of files").gives_as(
+        search(GREP, "langsmithGrep", "Search the contents of files").response_as(
             200,
             "The matches.",
             "application/json",
             matches(json!({ "path": TEXT, "line": { "type": "integer" }, "text": TEXT })),
         ),
-        Operation::new("get", TUNNEL, "langsmithTunnel", "Always fails: ports of a sandbox can't be reached from outside").fails(&[Unsupported]),
+        Operation::new("get", TUNNEL, "langsmithTunnel", "Always fails: ports of a sandbox can't be reached from outside")
+            .errors(&[Unsupported]),
     ];
-    routes.into_iter().map(|route| route.tag("langsmith").errors_look_like("langsmith.", refused())).collect()
+    routes.into_iter().map(|route| route.tag("langsmith").error_format("langsmith.", refused())).collect()
 }
 
 /// Schemas as values for `json!`.
@@ -79,7 +81,7 @@ impl serde::Serialize for Kind {
 fn stream(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
     Operation::new("post", path, id, summary)
         .needs(&[Exec])
-        .gives_as(200, "Output and state changes as they occur.", "text/event-stream", Shape::Plain(json!({ "type": "string" })))
+        .response_as(200, "Output and state changes as they occur.", "text/event-stream", Shape::Plain(json!({ "type": "string" })))
         .events([
             ("started", object(json!({ "command_id": TEXT, "pid": NUMBER }))),
             ("stdout", object(json!({ "offset": NUMBER, "data": BASE64 }))),
@@ -89,7 +91,7 @@ fn stream(path: &'static str, id: &'static str, summary: &'static str) -> Operat
             ("ack_required", object(json!({ "stdout_offset": NUMBER, "stderr_offset": NUMBER }))),
             ("error", object(json!({ "error_type": TEXT, "error": TEXT }))),
         ])
-        .fails(&[CommandNotFound, CommandExpired])
+        .errors(&[CommandNotFound, CommandExpired])
 }
 
 fn search(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
@@ -103,7 +105,7 @@ fn search(path: &'static str, id: &'static str, summary: &'static str) -> Operat
         },
         "required": ["pattern"],
     });
-    Operation::new("post", path, id, summary).needs(&[FsRead]).takes_as("application/json", Shape::Plain(request)).fails(&[
+    Operation::new("post", path, id, summary).needs(&[FsRead]).request_body_as("application/json", Shape::Plain(request)).errors(&[
         FileNotFound,
         Forbidden,
         TooLarge,

@@ -9,7 +9,7 @@ use cobox_openapi::{Operation, Shape};
 
 pub fn all() -> Vec<Operation> {
     let health = |path, id| {
-        Operation::new("get", path, id, "Check that boxd responds").tag("health").gives_as(
+        Operation::new("get", path, id, "Check that boxd responds").tag("health").response_as(
             200,
             "It does.",
             "application/json",

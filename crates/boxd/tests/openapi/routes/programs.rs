@@ -32,11 +32,11 @@ pub fn routes() -> Vec<Operation> {
             .about(EXEC_ABOUT)
             .needs(&[Exec])
             .with([Parameter::header("Last-Event-ID", "For an event stream: the ID of the last received event.")])
-            .takes::<ExecRequest>()
-            .gives::<ExecResponse>(200, "The command has exited; `exit_code` shows whether it succeeded.")
-            .gives_as(200, "", "text/event-stream", Shape::Plain(json!({ "type": "string" })))
+            .request_body::<ExecRequest>()
+            .response::<ExecResponse>(200, "The command has exited; `exit_code` shows whether it succeeded.")
+            .response_as(200, "", "text/event-stream", Shape::Plain(json!({ "type": "string" })))
             .events(["ready", "stdout", "stderr", "gap", "exit", "error"].map(|word| (word, exec_events())))
-            .fails(&[CommandNotFound, CommandExpired, DiskFull]),
+            .errors(&[CommandNotFound, CommandExpired, DiskFull]),
         Operation::new("get", "/v1/exec/ws", "execSocket", "Run a command over a WebSocket")
             .tag("exec")
             .about(SOCKET_ABOUT)
@@ -45,48 +45,48 @@ pub fn routes() -> Vec<Operation> {
         Operation::new("get", "/v1/processes", "listProcesses", "List commands and shells, oldest first")
             .tag("exec")
             .needs(&[Exec])
-            .gives::<ProcessList>(200, "The commands and shells."),
+            .response::<ProcessList>(200, "The commands and shells."),
         Operation::new("delete", "/v1/processes/{id}", "endProcess", "Kill the process tree of a command or shell")
             .tag("exec")
             .about("Asks it to end, kills it after a short time, and responds when it has ended.")
             .needs(&[Exec])
             .with([process()])
-            .gives_nothing(204, "The process tree has ended.")
-            .fails(&[CommandNotFound]),
+            .empty_response(204, "The process tree has ended.")
+            .errors(&[CommandNotFound]),
         Operation::new("post", "/v1/processes/{id}/signal", "signalProcess", "Send a signal")
             .tag("exec")
             .about("Sent to its process group, as by a terminal. `KILL` kills its process tree.")
             .needs(&[Exec])
             .with([process()])
-            .takes::<SignalRequest>()
-            .gives_nothing(204, "The signal was sent.")
-            .fails(&[CommandNotFound]),
+            .request_body::<SignalRequest>()
+            .empty_response(204, "The signal was sent.")
+            .errors(&[CommandNotFound]),
         shell_socket("/v1/shell/ws", "shellSocket"),
         shell_socket("/v1/ws", "shellSocketShort"),
         Operation::new("get", "/v1/shells", "listShells", "List shells")
             .tag("shells")
             .needs(&[ShellObserve])
-            .gives::<ShellList>(200, "Them."),
+            .response::<ShellList>(200, "Them."),
         Operation::new("post", "/v1/shells", "createShell", "Make a shell")
             .tag("shells")
             .needs(&[Shell])
-            .takes::<ShellCreate>()
+            .request_body::<ShellCreate>()
             .body_optional()
-            .gives::<ShellInfo>(201, "It runs.")
-            .fails(&[ShellExists]),
+            .response::<ShellInfo>(201, "It runs.")
+            .errors(&[ShellExists]),
         Operation::new("get", "/v1/shells/{shell}", "getShell", "One shell")
             .tag("shells")
             .needs(&[ShellObserve])
             .with([shell()])
-            .gives::<ShellInfo>(200, "It.")
-            .fails(&[ShellNotFound]),
+            .response::<ShellInfo>(200, "It.")
+            .errors(&[ShellNotFound]),
         Operation::new("delete", "/v1/shells/{shell}", "endShell", "Hang up")
             .tag("shells")
             .about("Responds when the shell's process tree has ended.")
             .needs(&[Shell])
             .with([shell()])
-            .gives_nothing(204, "The process tree has ended.")
-            .fails(&[ShellNotFound]),
+            .empty_response(204, "The process tree has ended.")
+            .errors(&[ShellNotFound]),
         Operation::new("post", "/v1/shells/{shell}/run", "runInShell", "Run a command in a shared shell")
             .tag("shells")
             .about(
@@ -94,9 +94,9 @@ pub fn routes() -> Vec<Operation> {
             )
             .needs(&[Exec, ShellObserve])
             .with([shell()])
-            .takes::<ShellRun>()
-            .gives::<ShellRunResult>(200, "The command's output; `exit_code` is `null` if it did not exit in time.")
-            .fails(&[ShellNotFound, ShellBusy]),
+            .request_body::<ShellRun>()
+            .response::<ShellRunResult>(200, "The command's output; `exit_code` is `null` if it did not exit in time.")
+            .errors(&[ShellNotFound, ShellBusy]),
     ]
 }
 

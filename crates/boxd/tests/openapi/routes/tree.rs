@@ -30,12 +30,12 @@ pub fn routes() -> Vec<Operation> {
         verb::<GrepRequest, GrepResponse>("/v1/fs/grep", "grep", "Search the contents of files", FsRead),
         verb::<EditRequest, EditResponse>("/v1/fs/edit", "edit", "Replace text in a file atomically", FsWrite)
             .needs(&[FsRead, FsWrite])
-            .fails(&[FileChanged, DiskFull]),
-        verb::<MkdirRequest, ChangeResponse>("/v1/fs/mkdir", "mkdir", "Make a directory", FsWrite).fails(&[FileExists, DiskFull]),
-        verb::<TransferRequest, ChangeResponse>("/v1/fs/move", "move", "Rename or move", FsWrite).fails(&[FileExists, DiskFull]),
+            .errors(&[FileChanged, DiskFull]),
+        verb::<MkdirRequest, ChangeResponse>("/v1/fs/mkdir", "mkdir", "Make a directory", FsWrite).errors(&[FileExists, DiskFull]),
+        verb::<TransferRequest, ChangeResponse>("/v1/fs/move", "move", "Rename or move", FsWrite).errors(&[FileExists, DiskFull]),
         verb::<TransferRequest, ChangeResponse>("/v1/fs/copy", "copy", "Copy", FsWrite)
             .needs(&[FsRead, FsWrite])
-            .fails(&[FileExists, DiskFull]),
+            .errors(&[FileExists, DiskFull]),
         verb::<RemoveRequest, ChangeResponse>("/v1/fs/remove", "remove", "Remove", FsWrite),
         Operation::new("get", "/v1/watch", "watch", "Stream file changes as events")
             .tag("tree")
@@ -48,7 +48,7 @@ pub fn routes() -> Vec<Operation> {
                 Parameter::query("cursor", "Event ID to resume after, for clients that can't send the header."),
                 Parameter::header("Last-Event-ID", "Event ID to resume after."),
             ])
-            .gives_as(
+            .response_as(
                 200,
                 "The event stream; it ends when the token expires.",
                 "text/event-stream",
@@ -57,7 +57,7 @@ pub fn routes() -> Vec<Operation> {
             .events([("ready", written::<WatchReady>())])
             .events(["created", "modified", "removed", "renamed"].map(|word| (word, written::<WatchEvent>())))
             .events([("overflow", written::<WatchOverflow>()), ("error", written::<Envelope>())])
-            .fails(&[FileNotFound, Forbidden]),
+            .errors(&[FileNotFound, Forbidden]),
         Operation::new("get", "/v1/sync/ws", "syncSocket", "Sync a folder of the sandbox with one of the client")
             .tag("tree")
             .about(SYNC_ABOUT)
@@ -82,7 +82,7 @@ fn verb<Q: JsonSchema, A: JsonSchema>(path: &'static str, id: &'static str, summ
     Operation::new("post", path, id, summary)
         .tag("tree")
         .needs(&[needs])
-        .takes::<Q>()
-        .gives::<A>(200, "Done.")
-        .fails(&[FileNotFound, Forbidden])
+        .request_body::<Q>()
+        .response::<A>(200, "Done.")
+        .errors(&[FileNotFound, Forbidden])
 }

@@ -6,7 +6,7 @@ use super::rules as access;
 use crate::domain::{
     context::{BrokerContext, store_error},
     model::{Caller, Principal, Sandbox, Session, SessionWithSandbox, Share},
-    token_signer::Lineage,
+    token_signer::TokenOrigin,
 };
 
 /// Threads of one sandbox that are checked with the thread authority before access is refused.
@@ -31,8 +31,8 @@ impl SessionEntry {
         Ok(granted)
     }
 
-    pub fn lineage(&self) -> Lineage<'_> {
-        Lineage { parent: None, share: self.share.as_ref() }
+    pub fn origin(&self) -> TokenOrigin<'_> {
+        TokenOrigin { parent: None, share: self.share.as_ref() }
     }
 }
 

@@ -6,7 +6,7 @@ use cobox_protocol::{ApiError, ErrorCode, Secret, Timestamp};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-use crate::chain::from_hex;
+use crate::audit_hash::from_hex;
 
 /// Maximum difference between a notice's timestamp and now: clocks differ, and senders retry for a while.
 const WINDOW: Duration = Duration::from_secs(300);

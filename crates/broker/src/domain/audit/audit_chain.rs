@@ -9,7 +9,7 @@ use cobox_protocol::{
 };
 
 use crate::{
-    chain::Content,
+    audit_hash::Content,
     domain::{
         access::{self, sandbox_lookup::find},
         context::{BrokerContext, store_error},

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Heartbeats within the timeout after which a broker counts as dead.
-const BEATS_PER_TIMEOUT: u32 = 4;
+const HEARTBEATS_PER_TIMEOUT: u32 = 4;
 /// How long a probe's result is reused, so that many requests for a node's sandboxes probe it once.
 const PROBE_REUSE: Duration = Duration::from_secs(1);
 /// How long a probed node has beyond its next regular heartbeat.
@@ -31,7 +31,7 @@ const PROBE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// heartbeat interval.
 const SILENCE_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// How long a heartbeat may take beyond its interval to be written.
-const BEAT_GRACE: Duration = Duration::from_millis(500);
+const HEARTBEAT_GRACE: Duration = Duration::from_millis(500);
 
 /// Why a process can't claim its node id.
 #[derive(Debug, thiserror::Error)]
@@ -102,23 +102,23 @@ impl Nodes {
     }
 
     /// Interval of heartbeats.
-    pub fn beat_every(&self) -> Duration {
-        self.timeout / BEATS_PER_TIMEOUT
+    pub fn heartbeat_interval(&self) -> Duration {
+        self.timeout / HEARTBEATS_PER_TIMEOUT
     }
 
     fn as_node(&self, seen_at: Timestamp, clock_offset_ms: Option<i64>) -> Node {
         let (id, url, instance) = (self.own.clone(), self.origin.as_str().to_owned(), self.instance.clone());
-        Node { id, url, seen_at, instance, beats: 0, clock_offset_ms }
+        Node { id, url, seen_at, instance, heartbeats: 0, clock_offset_ms }
     }
 
     /// Claims the node id for this process. The lock on the data directory prevents a second process, unless the
-    /// directory was copied: if it may be a copy (`is_same_place` is false), another live process under the same node id
+    /// directory was copied: if it may be a copy (`is_original_directory` is false), another live process under the same node id
     /// is an error.
-    pub async fn claim(&self, store: &Store, clock: &dyn Clock, is_same_place: bool) -> Result<(), ClaimNodeError> {
+    pub async fn claim(&self, store: &Store, clock: &dyn Clock, is_original_directory: bool) -> Result<(), ClaimNodeError> {
         if !store.is_shared() {
             return Ok(());
         }
-        if !is_same_place {
+        if !is_original_directory {
             self.wait_for_silence(store).await?;
         }
         Ok(store.take_node(&self.as_node(clock.now(), None)).await?)
@@ -129,7 +129,8 @@ impl Nodes {
     async fn wait_for_silence(&self, store: &Store) -> Result<(), ClaimNodeError> {
         let last = async || -> Stored<Option<Node>> { Ok(store.nodes().await?.into_iter().find(|n| n.id == self.own)) };
         let Some(first) = last().await? else { return Ok(()) };
-        let left = self.timeout.saturating_sub(silence(&first, store.clock_millis().await?)).max(self.beat_every() + BEAT_GRACE);
+        let left =
+            self.timeout.saturating_sub(silence(&first, store.clock_millis().await?)).max(self.heartbeat_interval() + HEARTBEAT_GRACE);
         tracing::warn!(
             url = first.url,
             seconds = left.as_secs(),
@@ -140,7 +141,7 @@ impl Nodes {
         while Instant::now() < deadline {
             tokio::time::sleep(SILENCE_POLL_INTERVAL).await;
             if let Some(now) = last().await?
-                && (now.seen_at, now.beats, &now.instance) != (first.seen_at, first.beats, &first.instance)
+                && (now.seen_at, now.heartbeats, &now.instance) != (first.seen_at, first.heartbeats, &first.instance)
             {
                 return Err(ClaimNodeError::InUse { node: now.id, url: now.url });
             }
@@ -149,7 +150,7 @@ impl Nodes {
     }
 
     /// Writes a heartbeat and reads those of the others. Returns false when another process has claimed the node id.
-    pub async fn beat(&self, store: &Store, clock: &dyn Clock) -> Stored<bool> {
+    pub async fn send_heartbeat(&self, store: &Store, clock: &dyn Clock) -> Stored<bool> {
         if !store.is_shared() {
             return Ok(true);
         }
@@ -202,7 +203,7 @@ impl Nodes {
         self.refresh(store, now).await?;
         let before = self.beat_of(node);
         store.request_heartbeat(node).await?;
-        let deadline = Instant::now() + self.beat_every() + PROBE_GRACE;
+        let deadline = Instant::now() + self.heartbeat_interval() + PROBE_GRACE;
         let is_there = loop {
             self.refresh(store, now).await?;
             if self.beat_of(node) != before {
@@ -218,7 +219,7 @@ impl Nodes {
     }
 
     fn beat_of(&self, node: &str) -> Option<(Timestamp, u64)> {
-        self.known().peers.get(node).map(|peer| (peer.node.seen_at, peer.node.beats))
+        self.known().peers.get(node).map(|peer| (peer.node.seen_at, peer.node.heartbeats))
     }
 
     /// Nodes without a heartbeat for the timeout. Empty while the database isn't read: they may be alive.
@@ -264,7 +265,7 @@ impl Nodes {
         for node in nodes.into_iter().filter(|n| n.id != self.own) {
             let before = known.peers.remove(&node.id);
             let is_reported_dead = before.as_ref().is_some_and(|peer| peer.is_reported_dead);
-            let unchanged = before.filter(|peer| !is_stale && (peer.node.seen_at, peer.node.beats) == (node.seen_at, node.beats));
+            let unchanged = before.filter(|peer| !is_stale && (peer.node.seen_at, peer.node.heartbeats) == (node.seen_at, node.heartbeats));
             let beat_seen_at = unchanged.map_or(now, |peer| peer.beat_seen_at);
             let mut peer = Peer { node, beat_seen_at, is_reported_dead };
             self.report(&mut peer, now);

@@ -46,7 +46,7 @@ pub async fn listen_for_changes(lifecycle: Arc<Lifecycle>) {
 async fn answer_probe(lifecycle: &Arc<Lifecycle>, node: &str) {
     let context = &lifecycle.context;
     if node == context.node
-        && let Err(error) = context.nodes.beat(&context.store, &*context.clock).await
+        && let Err(error) = context.nodes.send_heartbeat(&context.store, &*context.clock).await
     {
         tracing::warn!(%error, "answering another broker's heartbeat request failed; the next regular heartbeat answers it");
     }

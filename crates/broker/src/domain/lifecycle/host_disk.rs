@@ -24,7 +24,7 @@ pub const MAX_INTERVAL: Duration = Duration::from_millis(250);
 /// Shortest time between two checks.
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
 /// A full disk is checked at the shortest interval for this long after it lost space.
-const SHRINKING_TIME: Duration = Duration::from_secs(1);
+const FAST_CHECK_TIME: Duration = Duration::from_secs(1);
 /// Writing speed of a fast disk, in bytes per millisecond. The next check is due before such a disk is at its reserve.
 const DISK_SPEED: u64 = 4 << 20;
 /// Writers continue when a quarter more than the reserve is free, so that they don't stop and start at the threshold.
@@ -81,7 +81,7 @@ impl Trend {
         if self.available.replace(available).is_none_or(|before| available < before) {
             self.shrank_at = Some(Instant::now());
         }
-        if self.shrank_at.is_some_and(|at| at.elapsed() < SHRINKING_TIME) { MIN_INTERVAL } else { MAX_INTERVAL }
+        if self.shrank_at.is_some_and(|at| at.elapsed() < FAST_CHECK_TIME) { MIN_INTERVAL } else { MAX_INTERVAL }
     }
 }
 

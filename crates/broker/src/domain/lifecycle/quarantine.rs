@@ -16,12 +16,12 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    data_dir::write_whole,
+    data_dir::write_atomically,
     domain::{
         context::{BrokerContext, store_error},
         model::{AuditRecord, Sandbox},
     },
-    store::{Counting, Note, Stored},
+    store::{Note, Stored, TimeAccounting},
 };
 
 /// In the data directory: it must not be in the database, which may be replaced by an older one.
@@ -169,7 +169,7 @@ impl Quarantine {
     }
 
     fn save(&self, listed: &[Quarantined]) {
-        let saved = serde_json::to_vec_pretty(listed).map_err(io::Error::from).and_then(|text| write_whole(&self.path, &text));
+        let saved = serde_json::to_vec_pretty(listed).map_err(io::Error::from).and_then(|text| write_atomically(&self.path, &text));
         if let Err(error) = saved {
             // Without the file the items begin their time again at the next start, which loses nothing.
             tracing::error!(%error, "{FILE} could not be written");
@@ -187,7 +187,7 @@ impl Quarantine {
     }
 
     /// Adds the time for which a broker ran to the listed items.
-    pub fn count(&self, now: Timestamp, counting: Counting) {
+    pub fn count(&self, now: Timestamp, counting: TimeAccounting) {
         let mut listed = self.listed();
         let is_due = |q: &Quarantined| q.counted_until.is_none_or(|at| at.is_due(counting.every, now));
         if listed.iter().any(is_due) {
@@ -341,7 +341,7 @@ mod tests {
         let quarantine = Quarantine::open(dir.path(), keep);
         let (added, left) = quarantine.set(&HashSet::from([a.clone()]), first);
         assert_eq!((added.len(), left.len()), (1, 0));
-        quarantine.count(later, Counting::REGULAR);
+        quarantine.count(later, TimeAccounting::REGULAR);
         let again = Quarantine::open(dir.path(), keep);
         let (added, _) = again.set(&HashSet::from([a.clone(), b.clone()]), later);
         assert_eq!(added.iter().map(|q| &q.item).collect::<Vec<_>>(), [&b]);
@@ -360,12 +360,12 @@ mod tests {
         let at = Timestamp::from_unix;
         Quarantine::open(dir.path(), keep).set(&HashSet::from([QuarantinedItem::Sandbox(SandboxId::new())]), at(0));
         let quarantine = Quarantine::open(dir.path(), keep);
-        quarantine.count(at(1_000_000), Counting::START);
-        quarantine.count(at(1_000_000 + 86_400), Counting::REGULAR);
-        quarantine.count(at(500_000), Counting::REGULAR);
+        quarantine.count(at(1_000_000), TimeAccounting::START);
+        quarantine.count(at(1_000_000 + 86_400), TimeAccounting::REGULAR);
+        quarantine.count(at(500_000), TimeAccounting::REGULAR);
         assert!(quarantine.expired().is_empty());
         assert_eq!(read(dir.path()).unwrap()[0].until, at(500_000 + 40));
-        quarantine.count(at(500_040), Counting::REGULAR);
+        quarantine.count(at(500_040), TimeAccounting::REGULAR);
         assert_eq!(quarantine.expired().len(), 1);
     }
 }

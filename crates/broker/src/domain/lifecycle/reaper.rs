@@ -16,16 +16,16 @@ use super::{
 };
 use crate::{
     domain::{
-        audit::mark::AuditMark,
+        audit::restore_detection::AuditMark,
         context::store_error,
         model::{AuditRecord, COUNT_RUNNING_EVERY, HARD_END, IDEMPOTENCY_KEEP, Intent, Sandbox, SessionWithSandbox},
     },
     policy::{HardEnd, Lifetimes},
-    store::{Counting, DueBy, Ending, Horizon, Stored},
+    store::{DueTimes, Ending, RetentionLimits, Stored, TimeAccounting},
 };
 
 /// How often boxd is asked for its open streams; it is always asked before a sandbox becomes idle or suspended.
-const ASK_INTERVAL: Duration = Duration::from_secs(60);
+const STATUS_INTERVAL: Duration = Duration::from_secs(60);
 /// How often a soft disk limit is compared with the usage: counting may mean walking the files.
 const MEASURE_DISK_INTERVAL: Duration = Duration::from_secs(2);
 /// How often filesystems are checked for failures.
@@ -92,14 +92,14 @@ impl Reaper {
         if let Err(error) = context.store.note(&self.lifecycle.last_used.due(now)).await {
             tracing::error!(%error, "writing last-use times failed");
         }
-        if let Err(error) = context.nodes.beat(&context.store, &*context.clock).await {
+        if let Err(error) = context.nodes.send_heartbeat(&context.store, &*context.clock).await {
             tracing::error!(%error, "writing the heartbeat failed");
         }
         if let Err(error) = self.count_downtime(now).await {
             // What is due depends on it.
             return tracing::error!(%error, "writing retention times failed; retrying in the next round");
         }
-        let due_by = DueBy {
+        let due_by = DueTimes {
             now,
             suspended: before(now, context.config.keep_suspended()),
             // On a full disk also those that have not expired: see `purge_for_room`.
@@ -111,7 +111,7 @@ impl Reaper {
         };
         // Regularly, so that time without a broker is not taken for running time.
         if sandboxes.iter().filter_map(|s| s.counted_until).any(|counted| counted.is_due(COUNT_RUNNING_EVERY, now))
-            && let Err(error) = context.store.count_running(&context.node, now, Counting::REGULAR).await
+            && let Err(error) = context.store.count_running(&context.node, now, TimeAccounting::REGULAR).await
         {
             tracing::error!(%error, "writing running times failed; retrying in the next round");
         }
@@ -140,7 +140,7 @@ impl Reaper {
     async fn count_downtime(&self, now: Timestamp) -> Stored<()> {
         let counted = *self.counted_downtime.lock();
         if counted.is_none_or(|at| at.is_due(COUNT_RUNNING_EVERY, now)) {
-            self.lifecycle.count_downtime(now, Counting::REGULAR).await?;
+            self.lifecycle.count_downtime(now, TimeAccounting::REGULAR).await?;
             *self.counted_downtime.lock() = Some(now);
         }
         Ok(())
@@ -148,7 +148,7 @@ impl Reaper {
 
     /// Applies what is due to a dead node's sandboxes. Every broker does this; each change is made once.
     async fn apply_leases_of_dead_node(&self, node: &str) {
-        let orphans = match self.lifecycle.context.store.sandboxes_due(node, DueBy::NOTHING).await {
+        let orphans = match self.lifecycle.context.store.sandboxes_due(node, DueTimes::NONE).await {
             Ok(orphans) => orphans,
             Err(error) => return tracing::error!(%error, node, "listing the sandboxes of a dead node failed"),
         };
@@ -195,7 +195,7 @@ impl Reaper {
             lifecycle.last_used.record_sandbox_use(&sandbox.id, now);
         }
         let is_silent = idle_time(sandbox) >= idle_timeout;
-        if self.is_check_due(&sandbox.id, |s| &mut s.usage_asked_at, if is_silent { Duration::ZERO } else { ASK_INTERVAL }, now)
+        if self.is_check_due(&sandbox.id, |s| &mut s.usage_asked_at, if is_silent { Duration::ZERO } else { STATUS_INTERVAL }, now)
             && self.is_in_use(sandbox).await
         {
             lifecycle.last_used.record_sandbox_use(&sandbox.id, now);
@@ -393,7 +393,7 @@ impl Reaper {
             *pruned = Some(now);
         }
         let context = &self.lifecycle.context;
-        let horizon = Horizon {
+        let horizon = RetentionLimits {
             now,
             idempotency_before: before(now, IDEMPOTENCY_KEEP),
             ended_before: before(now, ENDED_KEEP),

@@ -29,7 +29,7 @@ use crate::{
         model::{AuditRecord, Intent, Sandbox, SessionWithSandbox},
     },
     metrics::StartMetrics,
-    store::{Counting, Ending, SandboxAfterSession, Stored},
+    store::{Ending, SandboxAfterSession, Stored, TimeAccounting},
 };
 
 /// Sandboxes handled concurrently when a workspace is notified or a node is checked.
@@ -166,7 +166,7 @@ impl Lifecycle {
         }
     }
 
-    async fn start(&self, sandbox: &Sandbox, counted: &StartMetrics) -> Result<(), ProviderError> {
+    async fn start(&self, sandbox: &Sandbox, metrics: &StartMetrics) -> Result<(), ProviderError> {
         let began = Instant::now();
         let started = async {
             // The lease begins with this start: one that counts from the last use may be over, and boxd would end
@@ -179,8 +179,8 @@ impl Lifecycle {
         };
         let started = started.await;
         match &started {
-            Ok(()) => counted.took.add(began.elapsed()),
-            Err(_) => drop(counted.failed.fetch_add(1, Relaxed)),
+            Ok(()) => metrics.took.add(began.elapsed()),
+            Err(_) => drop(metrics.failed.fetch_add(1, Relaxed)),
         }
         started
     }
@@ -335,7 +335,7 @@ impl Lifecycle {
 
     /// Excludes time in which no broker ran on this node from the retention of suspended, deleted and quarantined items.
     /// Must run before any expired item is removed.
-    pub async fn count_downtime(&self, now: Timestamp, counting: Counting) -> Stored<()> {
+    pub async fn count_downtime(&self, now: Timestamp, counting: TimeAccounting) -> Stored<()> {
         let downtime = self.context.store.count_downtime(&self.context.node, now, counting).await?;
         self.quarantine.count(now, counting);
         if !downtime.is_zero() {

@@ -65,7 +65,7 @@ impl DeletedSandboxes {
                 let conflict = name_taken(&name.unwrap_or_default(), &id);
                 Err(ApiError { message: format!("{}; restore it under another name", conflict.message), ..conflict })
             }
-            RestoredSandbox::MadeOfGone(what) => {
+            RestoredSandbox::SpecPartMissing(what) => {
                 Err(ApiError::new(ErrorCode::InUse, format!("{what}, from which sandbox {} was created, was deleted too", deleted.id)))
             }
             RestoredSandbox::Stopping => Err(ApiError::new(
@@ -80,11 +80,11 @@ impl DeletedSandboxes {
     /// another one since.
     async fn restored(&self, sandbox: Sandbox) -> Result<RestoreResponse, ApiError> {
         let store = &self.context.store;
-        let (mut returning, mut elsewhere) = (Vec::new(), Vec::new());
+        let (mut returning, mut rebound_threads) = (Vec::new(), Vec::new());
         for thread in store.past_threads(&sandbox.id, MAX_THREADS).await.map_err(store_error)? {
             let scope = Scope { kind: ScopeType::Thread.as_str().to_owned(), id: thread };
             if store.session_of(&sandbox.workspace, &scope.kind, &scope.id).await.map_err(store_error)?.is_some() {
-                elsewhere.push(scope.id);
+                rebound_threads.push(scope.id);
                 continue;
             }
             let Some(last) = store.last_session_of(&sandbox.workspace, &scope).await.map_err(store_error)? else { continue };
@@ -93,11 +93,11 @@ impl DeletedSandboxes {
                 true if is_kept => returning.push(scope.id),
                 // Its session ended before the sandbox was deleted.
                 true => {}
-                false => elsewhere.push(scope.id),
+                false => rebound_threads.push(scope.id),
             }
         }
         let sandbox = self.sandboxes.info_with_tags(sandbox).await?;
-        Ok(RestoreResponse { sandbox, returning_threads: returning, threads_elsewhere: elsewhere })
+        Ok(RestoreResponse { sandbox, returning_threads: returning, threads_elsewhere: rebound_threads })
     }
 
     /// Counts the files that a deletion, or the purge of a deleted sandbox, would erase. For its owner and operators.

@@ -9,8 +9,8 @@ use cobox_protocol::{
 };
 
 use super::{
-    in_progress::InProgress,
     records::{Pool, PoolTrouble},
+    running_operations::InProgress,
     sandbox_spec::{self, ResolvedSpec, SandboxSpecParams, new_sandbox},
     sandboxes,
 };
@@ -204,7 +204,7 @@ impl Pools {
                 tracing::warn!(pool = %pool.id, %error, "maintaining a pool failed; retrying");
             }
         }
-        for member in context.store.poolless_members().await.map_err(store_error)? {
+        for member in context.store.members_of_deleted_pools().await.map_err(store_error)? {
             self.lifecycle.end_pool_member(&member, "its pool was deleted").await?;
         }
         Ok(())
@@ -275,7 +275,7 @@ impl Pools {
                     tracing::warn!(pool = %pool.id, "a pool can't be filled: the limit on sandboxes is reached");
                     break;
                 }
-                AddedPoolMember::MadeOfGone(what) => return Err(sandbox_spec::gone(&what)),
+                AddedPoolMember::SpecPartMissing(what) => return Err(sandbox_spec::gone(&what)),
             }
             let (this, pool, starting) = (self.clone(), pool.clone(), starting.clone());
             context.background.spawn(async move {

@@ -72,7 +72,7 @@ impl Sandboxes {
             AddedSandbox::Added => {}
             AddedSandbox::NameTaken(id) => return Err(name_taken(&sandbox.name.unwrap_or_default(), &id)),
             AddedSandbox::QuotaReached(reached) => return Err(quota_reached(context, &request.caller.principal, &quota, reached).await),
-            AddedSandbox::MadeOfGone(what) => return Err(sandbox_spec::gone(&what)),
+            AddedSandbox::SpecPartMissing(what) => return Err(sandbox_spec::gone(&what)),
         }
         self.start_or_give_up(request, sandbox, tags).await
     }

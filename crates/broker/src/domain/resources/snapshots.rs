@@ -12,7 +12,7 @@ use cobox_protocol::{
 use cobox_provider::{SandboxRoot, SandboxSpec};
 use tokio::sync::Semaphore;
 
-use super::{in_progress::InProgress, records::Snapshot, sandbox_spec, sandboxes};
+use super::{records::Snapshot, running_operations::InProgress, sandbox_spec, sandboxes};
 use crate::{
     domain::{
         access::{
@@ -200,7 +200,7 @@ impl Snapshots {
         let most = context.config.max_snapshots_per_workspace;
         match context
             .store
-            .add_snapshot(snapshot, &Viewer::from(&request.caller.principal), &context.room(most), &audit)
+            .add_snapshot(snapshot, &Viewer::from(&request.caller.principal), &context.resource_limits(most), &audit)
             .await
             .map_err(store_error)?
         {

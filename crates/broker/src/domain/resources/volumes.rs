@@ -10,8 +10,8 @@ use cobox_protocol::{
 use tokio::task::JoinHandle;
 
 use super::{
-    in_progress::InProgress,
     records::{Volume, VolumeState},
+    running_operations::InProgress,
     sandbox_spec, sandboxes,
 };
 use crate::{
@@ -66,7 +66,7 @@ impl Volumes {
         let audit =
             request.audit(self.context.now(), "volume.created", &format!("{} {} of {} bytes", volume.name, volume.id, volume.size_bytes));
         let most = context.config.max_volumes_per_workspace;
-        match context.store.add_volume(&volume, &context.room(most), &audit).await.map_err(store_error)? {
+        match context.store.add_volume(&volume, &context.resource_limits(most), &audit).await.map_err(store_error)? {
             AddedResource::Added => {}
             AddedResource::NameTaken => return Err(name_taken(&volume.name)),
             AddedResource::TooMany => {

@@ -193,7 +193,7 @@ impl Negotiator {
                     let token = TokenParams {
                         ttl: params.ttl,
                         format: params.token_format,
-                        lineage: entry.lineage(),
+                        origin: entry.origin(),
                         ..TokenParams::new(capabilities)
                     };
                     return self.sessions.answer(request, bound, token).await;
@@ -249,7 +249,7 @@ impl Negotiator {
                     Err(ApiError::new(ErrorCode::IdempotencyConflict, "this Idempotency-Key was used with another request; use a new one"))
                 }
                 Ensured::QuotaReached(reached) => Err(sandboxes::quota_reached(context, principal, &quota, reached).await),
-                Ensured::MadeOfGone(what) => Err(sandbox_spec::gone(&what)),
+                Ensured::SpecPartMissing(what) => Err(sandbox_spec::gone(&what)),
                 Ensured::SandboxGone if params.sandbox.is_some() => Err(sandbox_lookup::not_found()),
                 // A concurrent request was faster: it took or released the name.
                 Ensured::SandboxGone | Ensured::NameTaken(_) => continue,

@@ -67,7 +67,7 @@ impl SessionRenewal {
         let request = &RequestContext { caller: &caller, ..*request };
         let sandbox = self.lifecycle.ensure_found_running(bound.sandbox, request.wait).await?;
         let bound = SessionWithSandbox { sandbox, ..bound };
-        let token = TokenParams { format, is_activity: true, lineage: entry.lineage(), ..TokenParams::new(capabilities) };
+        let token = TokenParams { format, is_activity: true, origin: entry.origin(), ..TokenParams::new(capabilities) };
         let issued = self.issuer.issue(request, &bound, token).await?;
         if let (Some(true), Some(claims)) = (params.rotate, current) {
             self.retire(request, &bound, claims).await?;

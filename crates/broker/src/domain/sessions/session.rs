@@ -35,7 +35,7 @@ impl Sessions {
     pub async fn get(&self, request: &RequestContext<'_>, id: &SessionId) -> Result<NegotiateResponse, ApiError> {
         let (bound, entry) = live_session(&self.context, request.caller, id).await?;
         let capabilities = entry.limit(access::grant(&self.context.policy(), request.caller, None)?)?;
-        let issued = self.issuer.issue(request, &bound, TokenParams { lineage: entry.lineage(), ..TokenParams::new(capabilities) }).await?;
+        let issued = self.issuer.issue(request, &bound, TokenParams { origin: entry.origin(), ..TokenParams::new(capabilities) }).await?;
         Ok(self.response(&bound, issued))
     }
 

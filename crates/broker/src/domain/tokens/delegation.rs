@@ -17,7 +17,7 @@ use crate::domain::{
     },
     context::{BrokerContext, store_error},
     model::{Caller, Principal, Sandbox, Session},
-    token_signer::{Lineage, TokenFormat, token_refused},
+    token_signer::{TokenFormat, TokenOrigin, token_refused},
 };
 
 /// The client that requests the delegation.
@@ -108,7 +108,7 @@ impl Delegations {
         let token = TokenParams {
             ttl: params.ttl,
             format: params.format.unwrap_or_default(),
-            lineage: entry.lineage(),
+            origin: entry.origin(),
             ..TokenParams::new(capabilities)
         };
         let issued = self.issuer.issue_in(request, &sandbox, session.as_ref(), token).await?;
@@ -129,7 +129,7 @@ impl Delegations {
         by: AuditedRequester<'_>,
         (sandbox, session): (Sandbox, Option<Session>),
         parent: Claims,
-        presented: &Secret,
+        parent_token: &Secret,
         params: DelegationParams<'_>,
     ) -> Result<DelegateResponse, ApiError> {
         let context = &self.context;
@@ -152,14 +152,14 @@ impl Delegations {
             let message = format!("none of the requested capabilities is allowed by parent_token; it allows {:?}", parent.scope);
             return Err(ApiError::new(ErrorCode::CapabilityDenied, message));
         }
-        let lineage = Lineage { parent: Some(&parent), share: None };
-        if lineage.is_too_long() {
+        let origin = TokenOrigin { parent: Some(&parent), share: None };
+        if origin.is_too_long() {
             return Err(ApiError::invalid("parent_token: its chain of delegations is too long; delegate from an earlier token"));
         }
         let token = TokenParams {
             ttl: params.ttl,
-            format: params.format.unwrap_or_else(|| TokenFormat::of(presented)),
-            lineage,
+            format: params.format.unwrap_or_else(|| TokenFormat::of(parent_token)),
+            origin,
             ..TokenParams::new(granted)
         };
         let audited_caller = by.caller.map_or_else(|| own.clone(), |caller| Caller { actor: own.actor.clone(), ..caller.clone() });

@@ -125,7 +125,7 @@ impl FileLinks {
             return Err(ApiError::new(ErrorCode::CapabilityDenied, message));
         }
         let ttl = ttl.unwrap_or(MAX_LINK_SECONDS).min(MAX_LINK_SECONDS);
-        let params = TokenParams { ttl: Some(ttl), lineage: entry.lineage(), ..TokenParams::new(CapabilitySet::of(&[needed])) };
+        let params = TokenParams { ttl: Some(ttl), origin: entry.origin(), ..TokenParams::new(CapabilitySet::of(&[needed])) };
         let issued = self.issuer.issue_in(request, sandbox, session, params).await?;
         let encoded = encode(path);
         let file = LinkedFile { method: method.as_str().to_owned(), path: encoded.clone() };

@@ -15,7 +15,7 @@ use crate::{
         },
         context::{BrokerContext, store_error},
         model::{AuditRecord, Sandbox, Session, SessionWithSandbox},
-        token_signer::{DraftParams, IssuedToken, Lineage, REFRESH_GRACE_SECONDS, TokenDraft, TokenFormat, hash},
+        token_signer::{DraftParams, IssuedToken, REFRESH_GRACE_SECONDS, TokenDraft, TokenFormat, TokenOrigin, hash},
     },
     store::{Note, OpaqueToken},
 };
@@ -32,12 +32,12 @@ pub struct TokenParams<'a> {
     pub format: TokenFormat,
     /// Whether issuing it counts as use of the sandbox.
     pub is_activity: bool,
-    pub lineage: Lineage<'a>,
+    pub origin: TokenOrigin<'a>,
 }
 
 impl TokenParams<'_> {
     pub fn new(capabilities: CapabilitySet) -> Self {
-        Self { capabilities, ttl: None, format: TokenFormat::Jwt, is_activity: false, lineage: Lineage::default() }
+        Self { capabilities, ttl: None, format: TokenFormat::Jwt, is_activity: false, origin: TokenOrigin::default() }
     }
 }
 
@@ -67,7 +67,7 @@ impl TokenIssuer {
     ) -> Result<IssuedToken, ApiError> {
         let context = &self.context;
         // A client that presents a token was authorized when that token was issued.
-        if params.lineage.parent.is_none() {
+        if params.origin.parent.is_none() {
             may_see(context, request.caller, sandbox, session).await?;
         }
         let now = context.now();
@@ -79,7 +79,7 @@ impl TokenIssuer {
             ttl: params.ttl.map(|s| Duration::from_secs(s.into())),
             remaining: context.remaining_time(sandbox, session, now),
             now,
-            lineage: params.lineage,
+            origin: params.origin,
         });
         let mut sandboxes = Vec::new();
         if params.is_activity {
@@ -90,7 +90,7 @@ impl TokenIssuer {
                 sandboxes.push((sandbox.id.clone(), now));
             }
         }
-        let audit = vec![record(request, sandbox, session, &draft, params.lineage, now)];
+        let audit = vec![record(request, sandbox, session, &draft, params.origin, now)];
         let note = Note { sandboxes, audit, ..Note::default() };
         let token = match params.format {
             TokenFormat::Jwt => {
@@ -118,14 +118,14 @@ fn record(
     sandbox: &Sandbox,
     session: Option<&Session>,
     draft: &TokenDraft,
-    lineage: Lineage<'_>,
+    origin: TokenOrigin<'_>,
     now: Timestamp,
 ) -> AuditRecord {
     let mut detail = draft.capabilities.names().join(" ");
-    if let Some(parent) = lineage.parent {
+    if let Some(parent) = origin.parent {
         detail += &format!(" from {}", parent.jti);
     }
-    if let Some(share) = lineage.share {
+    if let Some(share) = origin.share {
         detail += &format!(" by {}", share.id);
     }
     AuditRecord {

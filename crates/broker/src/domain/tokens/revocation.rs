@@ -17,7 +17,7 @@ use crate::{
         context::{BrokerContext, store_error},
         lifecycle::{control_push::PUSH_WAIT, transitions::Lifecycle},
         model::{AuditRecord, Caller, Sandbox},
-        token_signer::{LONGEST_POSSESSION, LONGEST_TOKEN_LIFE},
+        token_signer::{LONGEST_TOKEN_LIFE, MAX_REFRESH_AGE},
     },
     store::{RevokeParams, RevokedTokens, Rotated, Rotation},
 };
@@ -71,7 +71,7 @@ impl Revocations {
         if let RevokedTokens::Jti(jti) = &tokens {
             audit.jti = Some(jti.clone());
         }
-        let until = now.plus(LONGEST_POSSESSION + Duration::from_secs(LEEWAY_SECONDS.unsigned_abs()));
+        let until = now.plus(MAX_REFRESH_AGE + Duration::from_secs(LEEWAY_SECONDS.unsigned_abs()));
         let params = RevokeParams { workspace, sandbox, tokens, until, audit };
         let sequence = context.store.revoke(&params).await.map_err(store_error)?;
         match params.sandbox {

@@ -29,7 +29,7 @@ pub fn body(error: &ApiError, request_id: &RequestId) -> Value {
         let message = format!("{} (error_id={request_id})", error.message);
         return json!({ "detail": [{ "loc": ["body", field(&error.message)], "msg": message, "type": "value_error" }] });
     }
-    json!({ "detail": { "error": word(error.code), "message": error.message, "error_id": request_id } })
+    json!({ "detail": { "error": error_type(error.code), "message": error.message, "error_id": request_id } })
 }
 
 /// The field that caused an error. The broker's messages begin with it.
@@ -40,7 +40,7 @@ fn field(message: &str) -> &str {
     if is_name { named.rsplit('.').next().unwrap_or(named) } else { "__root__" }
 }
 
-fn word(code: ErrorCode) -> &'static str {
+fn error_type(code: ErrorCode) -> &'static str {
     match code {
         ErrorCode::Unauthenticated | ErrorCode::TokenExpired | ErrorCode::TokenRevoked => "Unauthorized",
         ErrorCode::Forbidden | ErrorCode::CapabilityDenied => "Forbidden",

@@ -35,6 +35,6 @@ fn pass(method: &'static str, path: &'static str, id: &'static str, summary: &'s
     Operation::new(method, path, id, summary)
         .tag("gateway")
         .about(ABOUT)
-        .behind(&["token", "key", "keyHeader"])
-        .gives_anything("The response of boxd, or an error of the gateway.")
+        .security(&["token", "key", "keyHeader"])
+        .any_response("The response of boxd, or an error of the gateway.")
 }

@@ -19,26 +19,26 @@ pub fn routes() -> Vec<Operation> {
     let sandbox = || Parameter::path("id", "The sandbox's id.");
     let routes = vec![
         keyed("post", "/internal/tokens/introspect", "introspect", "Introspect a token")
-            .takes_as("application/x-www-form-urlencoded", read::<IntrospectForm>())
-            .gives::<Introspection>(200, "The token's claims; for an inactive token only `active`.")
-            .fails(&[TooLarge]),
+            .request_body_as("application/x-www-form-urlencoded", read::<IntrospectForm>())
+            .response::<Introspection>(200, "The token's claims; for an inactive token only `active`.")
+            .errors(&[TooLarge]),
         keyed("get", "/internal/tokens/{token}", "lookAtToken", "Introspect a token in the path, which is never logged")
             .with([Parameter::path("token", "The token.")])
-            .gives::<Introspection>(200, "The token's claims; for an inactive token only `active`."),
+            .response::<Introspection>(200, "The token's claims; for an inactive token only `active`."),
         keyed("post", "/internal/tokens/revoke", "revoke", "Revoke tokens and close the streams that use them")
-            .takes::<RevokeRequest>()
-            .gives::<RevokeResponse>(200, "Revoked.")
-            .fails(&[SessionNotFound, SandboxNotFound, KeyNotFound, PrincipalNotFound]),
+            .request_body::<RevokeRequest>()
+            .response::<RevokeResponse>(200, "Revoked.")
+            .errors(&[SessionNotFound, SandboxNotFound, KeyNotFound, PrincipalNotFound]),
         keyed("post", "/internal/sandboxes/{id}/rotate-key", "rotateKey", "Rotate a sandbox's token key")
             .with([sandbox()])
-            .takes::<RotateKeyRequest>()
+            .request_body::<RotateKeyRequest>()
             .body_optional()
-            .gives::<RotateKeyResponse>(200, "Rotated; new tokens are signed with the new key.")
-            .fails(&[SandboxNotFound, SandboxConflict]),
+            .response::<RotateKeyResponse>(200, "Rotated; new tokens are signed with the new key.")
+            .errors(&[SandboxNotFound, SandboxConflict]),
         keyed("delete", "/internal/sandboxes/{id}", "endSandbox", "Delete a sandbox of any owner")
             .with([sandbox()])
-            .gives_nothing(204, "Deleted.")
-            .fails(&[SandboxNotFound]),
+            .empty_response(204, "Deleted.")
+            .errors(&[SandboxNotFound]),
     ];
-    routes.into_iter().map(|route| route.tag("operators").fails(&[Forbidden])).collect()
+    routes.into_iter().map(|route| route.tag("operators").errors(&[Forbidden])).collect()
 }

@@ -44,54 +44,57 @@ pub fn routes() -> Vec<Operation> {
                 "An unsupported value is refused with 422, which names the field. A box that doesn't start in time is deleted and refused \
                  with 408.",
             )
-            .takes::<CreateBox>()
-            .gives::<BoxInfo>(201, "Created; the status is `provisioning` only if the request did not wait.")
-            .fails(&[SandboxConflict, InUse, SandboxStarting, SandboxNotFound, TemplateNotFound, SnapshotNotFound, VolumeNotFound])
+            .request_body::<CreateBox>()
+            .response::<BoxInfo>(201, "Created; the status is `provisioning` only if the request did not wait.")
+            .errors(&[SandboxConflict, InUse, SandboxStarting, SandboxNotFound, TemplateNotFound, SnapshotNotFound, VolumeNotFound])
             }),
             both!("get", "/boxes", "listBoxes", "List the boxes you may use").map(|o| {
-                o.with([tags()]).with(page()).gives::<BoxList>(200, "The boxes, newest first. A filter reduces the items of each page.")
+                o.with([tags()]).with(page()).response::<BoxList>(200, "The boxes, newest first. A filter reduces the items of each page.")
             }),
             both!("get", "/boxes/{name}", "getBox", "Get a box")
-                .map(|o| o.with([which()]).gives::<BoxInfo>(200, "The box.").fails(&[SandboxNotFound])),
+                .map(|o| o.with([which()]).response::<BoxInfo>(200, "The box.").errors(&[SandboxNotFound])),
             both!("patch", "/boxes/{name}", "changeBox", "Change a box's name and lifetimes").map(|o| {
-                o.with([which()]).takes::<PatchBox>().gives::<BoxInfo>(200, "The changed box.").fails(&[SandboxNotFound, SandboxConflict])
+                o.with([which()])
+                    .request_body::<PatchBox>()
+                    .response::<BoxInfo>(200, "The changed box.")
+                    .errors(&[SandboxNotFound, SandboxConflict])
             }),
             both!("delete", "/boxes/{name}", "deleteBox", "Delete a box and end the sessions that use it")
-                .map(|o| o.with([which()]).gives_nothing(204, "Deleted.").fails(&[SandboxNotFound])),
+                .map(|o| o.with([which()]).empty_response(204, "Deleted.").errors(&[SandboxNotFound])),
             both!("get", "/boxes/{name}/status", "getBoxStatus", "Get the status of a box")
-                .map(|o| o.with([which()]).gives::<BoxStatus>(200, "The status.").fails(&[SandboxNotFound])),
+                .map(|o| o.with([which()]).response::<BoxStatus>(200, "The status.").errors(&[SandboxNotFound])),
             both!("post", "/boxes/{name}/start", "startBox", "Start a stopped box").map(|o| {
                 o.with([which()])
-                    .takes_as("application/json", nothing())
+                    .request_body_as("application/json", nothing())
                     .body_optional()
-                    .gives::<BoxInfo>(200, "The box, running or starting.")
-                    .fails(&[SandboxNotFound, SessionExpired, TooLarge])
+                    .response::<BoxInfo>(200, "The box, running or starting.")
+                    .errors(&[SandboxNotFound, SessionExpired, TooLarge])
             }),
             both!("post", "/boxes/{name}/stop", "stopBox", "Stop a box: end its programs, keep its files").map(|o| {
                 o.with([which()])
-                    .takes_as("application/json", nothing())
+                    .request_body_as("application/json", nothing())
                     .body_optional()
-                    .gives::<BoxInfo>(200, "The box, stopped or stopping.")
-                    .fails(&[SandboxNotFound, SessionExpired, TooLarge])
+                    .response::<BoxInfo>(200, "The box, stopped or stopping.")
+                    .errors(&[SandboxNotFound, SessionExpired, TooLarge])
             }),
             both!("post", "/boxes/{name}/download-url", "linkBoxFile", "Create a download URL for one file of a box").map(|o| {
                 o.with([which()])
-                    .takes::<DownloadUrlRequest>()
-                    .gives::<DownloadUrl>(200, "The URL, valid for at most 15 minutes.")
-                    .fails(&[SandboxNotFound, CapabilityDenied])
+                    .request_body::<DownloadUrlRequest>()
+                    .response::<DownloadUrl>(200, "The URL, valid for at most 15 minutes.")
+                    .errors(&[SandboxNotFound, CapabilityDenied])
             }),
             both!("post", "/boxes/{name}/service-url", "makeBoxServiceUrl", "Unsupported: ports can't be reached from outside")
-                .map(|o| o.with([which()]).fails(&[Unsupported])),
+                .map(|o| o.with([which()]).errors(&[Unsupported])),
             both!("get", "/boxes/{name}/service-urls", "listBoxServiceUrls", "Unsupported: there are no service URLs")
-                .map(|o| o.with([which()]).fails(&[Unsupported])),
+                .map(|o| o.with([which()]).errors(&[Unsupported])),
             both!("delete", "/boxes/{name}/service-urls", "deleteBoxServiceUrls", "Unsupported: there are no service URLs")
-                .map(|o| o.with([which()]).fails(&[Unsupported])),
+                .map(|o| o.with([which()]).errors(&[Unsupported])),
         ];
-    routes.into_iter().flatten().chain(langsmith_resources::routes()).map(in_its_dialect).collect()
+    routes.into_iter().flatten().chain(langsmith_resources::routes()).map(with_langsmith_errors).collect()
 }
 
 /// Adds this API's error format to an operation.
-pub fn in_its_dialect(operation: Operation) -> Operation {
+pub fn with_langsmith_errors(operation: Operation) -> Operation {
     let detail = json!({
         "type": "object",
         "properties": { "error": { "type": "string" }, "message": { "type": "string" }, "error_id": { "type": "string" } },
@@ -108,11 +111,8 @@ pub fn in_its_dialect(operation: Operation) -> Operation {
     operation
         .tag("langsmith")
         .statuses(if is_pools { error::status_of_pools } else { error::status })
-        .errors_look_like(
-            "langsmith.",
-            Shape::Plain(json!({ "type": "object", "properties": { "detail": detail }, "required": ["detail"] })),
-        )
-        .error_looks_like(
+        .error_format("langsmith.", Shape::Plain(json!({ "type": "object", "properties": { "detail": detail }, "required": ["detail"] })))
+        .error_format_of(
             422,
             Shape::Plain(
                 json!({ "type": "object", "properties": { "detail": { "type": "array", "items": field } }, "required": ["detail"] }),

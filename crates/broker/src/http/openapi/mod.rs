@@ -30,7 +30,7 @@ const ABOUT: &str = "The control plane: which sandbox a thread uses, which princ
 
 /// Errors that every route behind an API key may return. The last two apply to callers with an issuer's token: the
 /// token's principal exists here in another kind, or the issuer can't be reached.
-const OF_ANY_KEY: [ErrorCode; 7] = [
+const API_KEY_ERRORS: [ErrorCode; 7] = [
     ErrorCode::InvalidRequest,
     ErrorCode::Unauthenticated,
     ErrorCode::RateLimited,
@@ -40,7 +40,7 @@ const OF_ANY_KEY: [ErrorCode; 7] = [
     ErrorCode::ProviderUnavailable,
 ];
 /// Errors of routes that start a sandbox.
-const OF_STARTING: [ErrorCode; 2] = [ErrorCode::SandboxStarting, ErrorCode::ProviderUnavailable];
+const START_ERRORS: [ErrorCode; 2] = [ErrorCode::SandboxStarting, ErrorCode::ProviderUnavailable];
 
 fn operations() -> Vec<Operation> {
     [
@@ -88,7 +88,7 @@ fn document() -> Value {
 
 /// A route that requires an API key.
 fn keyed(method: &'static str, path: &'static str, id: &'static str, summary: &'static str) -> Operation {
-    Operation::new(method, path, id, summary).behind(&["key", "keyHeader"]).fails(&OF_ANY_KEY)
+    Operation::new(method, path, id, summary).security(&["key", "keyHeader"]).errors(&API_KEY_ERRORS)
 }
 
 fn session_id() -> Parameter {

@@ -14,10 +14,10 @@ pub fn routes() -> Vec<Operation> {
     let routes = vec![
         keyed("post", "/v1/sandboxes", "createSandbox", "Create a sandbox without a session")
             .with([prefer()])
-            .takes::<CreateSandbox>()
+            .request_body::<CreateSandbox>()
             .body_optional()
-            .gives::<SandboxInfo>(201, "Created; the state is `provisioning` while it starts.")
-            .fails(&[
+            .response::<SandboxInfo>(201, "Created; the state is `provisioning` while it starts.")
+            .errors(&[
                 Forbidden,
                 QuotaExceeded,
                 SandboxConflict,
@@ -32,37 +32,37 @@ pub fn routes() -> Vec<Operation> {
         keyed("get", "/v1/sandboxes", "listSandboxes", "List the sandboxes you may use")
             .with([tags(), flag("deleted", "Lists deleted sandboxes that can be restored, instead of existing ones.")])
             .with(page_of())
-            .gives::<Page<SandboxInfo>>(200, "A page, newest first."),
+            .response::<Page<SandboxInfo>>(200, "A page, newest first."),
         keyed("get", "/v1/sandboxes/{id_or_name}", "getSandbox", "Get a sandbox")
             .with([which()])
-            .gives::<SandboxInfo>(200, "The sandbox.")
-            .fails(&[Forbidden, SandboxNotFound]),
+            .response::<SandboxInfo>(200, "The sandbox.")
+            .errors(&[Forbidden, SandboxNotFound]),
         keyed("patch", "/v1/sandboxes/{id_or_name}", "changeSandbox", "Change a sandbox's name, tags and lifetimes")
             .about("Applies all changes or none. For its owner and operators.")
             .with([which()])
-            .takes::<PatchSandbox>()
-            .gives::<SandboxInfo>(200, "The changed sandbox.")
-            .fails(&[Forbidden, SandboxNotFound, SandboxConflict]),
+            .request_body::<PatchSandbox>()
+            .response::<SandboxInfo>(200, "The changed sandbox.")
+            .errors(&[Forbidden, SandboxNotFound, SandboxConflict]),
         keyed("delete", "/v1/sandboxes/{id_or_name}", "deleteSandbox", "Delete a sandbox and end the sessions that use it")
             .about("It can be restored for a while, unless the policy or `permanent` excludes that. For its owner and operators.")
             .with([which(), flag("permanent", "Removes the files immediately, also those of a deleted sandbox.")])
-            .gives_nothing(204, "Deleted.")
-            .fails(&[Forbidden, SandboxNotFound, ProviderUnavailable]),
+            .empty_response(204, "Deleted.")
+            .errors(&[Forbidden, SandboxNotFound, ProviderUnavailable]),
         keyed("post", "/v1/sandboxes/{id_or_name}/restore", "restoreSandbox", "Restore a deleted sandbox with its files")
             .about(
                 "For its owner and operators. Earlier shares and tokens are not restored. A thread that has used another sandbox since \
                  then keeps that one.",
             )
             .with([which()])
-            .takes::<RestoreSandbox>()
+            .request_body::<RestoreSandbox>()
             .body_optional()
-            .gives::<RestoreResponse>(200, "The sandbox, suspended, and the threads that use it again.")
-            .fails(&[Forbidden, SandboxNotFound, SandboxConflict, SandboxStarting, InUse]),
+            .response::<RestoreResponse>(200, "The sandbox, suspended, and the threads that use it again.")
+            .errors(&[Forbidden, SandboxNotFound, SandboxConflict, SandboxStarting, InUse]),
         keyed("get", "/v1/sandboxes/{id_or_name}/usage", "getSandboxUsage", "Count the files that a deletion would erase")
             .about("For its owner and operators.")
             .with([which(), flag("deleted", "Counts for a deleted sandbox: what a permanent deletion would erase.")])
-            .gives::<SandboxUsage>(200, "Number and size of the files written in it.")
-            .fails(&[Forbidden, SandboxNotFound]),
+            .response::<SandboxUsage>(200, "Number and size of the files written in it.")
+            .errors(&[Forbidden, SandboxNotFound]),
     ];
     routes.into_iter().map(|route| route.tag("sandboxes")).collect()
 }

@@ -8,7 +8,7 @@ use cobox_protocol::{
 };
 use serde_json::{Value, json};
 
-use super::{OF_STARTING, idempotency_key, keyed, prefer, thread_authorization};
+use super::{START_ERRORS, idempotency_key, keyed, prefer, thread_authorization};
 use crate::http::negotiation::NegotiationBody;
 
 pub fn routes() -> Vec<Operation> {
@@ -16,36 +16,45 @@ pub fn routes() -> Vec<Operation> {
     let routes = vec![
         keyed("post", "/threads/{thread_id}/sandbox", "ensureThreadSandbox", "Ensure the thread's session")
             .with([thread(), idempotency_key(), prefer(), thread_authorization()])
-            .takes::<NegotiationBody>()
+            .request_body::<NegotiationBody>()
             .body_optional()
-            .gives::<ThreadSandbox>(200, "The session, with a fresh token.")
-            .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SandboxNotFound, SessionConflict, SandboxConflict, InUse, QuotaExceeded])
-            .fails(&[IdempotencyConflict, SessionExpired])
-            .fails(&OF_STARTING),
+            .response::<ThreadSandbox>(200, "The session, with a fresh token.")
+            .errors(&[
+                Forbidden,
+                CapabilityDenied,
+                SessionNotFound,
+                SandboxNotFound,
+                SessionConflict,
+                SandboxConflict,
+                InUse,
+                QuotaExceeded,
+            ])
+            .errors(&[IdempotencyConflict, SessionExpired])
+            .errors(&START_ERRORS),
         keyed("get", "/threads/{thread_id}/sandbox", "getThreadSandbox", "Get the thread's session")
             .with([thread()])
-            .gives::<ThreadSandbox>(200, "The session, with a fresh token.")
-            .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SessionExpired]),
+            .response::<ThreadSandbox>(200, "The session, with a fresh token.")
+            .errors(&[Forbidden, CapabilityDenied, SessionNotFound, SessionExpired]),
         keyed("delete", "/threads/{thread_id}/sandbox", "releaseThreadSandbox", "End the thread's session")
             .with([thread()])
-            .gives_nothing(204, "Ended.")
-            .fails(&[Forbidden, SessionNotFound]),
+            .empty_response(204, "Ended.")
+            .errors(&[Forbidden, SessionNotFound]),
         keyed("post", "/threads/{thread_id}/sandbox/refresh", "refreshThreadSandbox", "Get a fresh token")
             .about("If `current_token` is sent, it is revoked 30 seconds later, unless `rotate` is false.")
             .with([thread(), prefer()])
-            .takes::<RefreshRequest>()
+            .request_body::<RefreshRequest>()
             .body_optional()
-            .gives::<RefreshResponse>(200, "A fresh token.")
-            .fails(&[TokenExpired, TokenRevoked, Forbidden, SessionNotFound, SandboxNotFound, SessionConflict, SessionExpired])
-            .fails(&OF_STARTING),
+            .response::<RefreshResponse>(200, "A fresh token.")
+            .errors(&[TokenExpired, TokenRevoked, Forbidden, SessionNotFound, SandboxNotFound, SessionConflict, SessionExpired])
+            .errors(&START_ERRORS),
         keyed("post", "/threads/{thread_id}/sandbox/heartbeat", "heartbeatThreadSandbox", "Extend the lease without a new token")
             .with([thread(), prefer()])
-            .gives::<HeartbeatResponse>(200, "The lease is extended.")
-            .fails(&[Forbidden, SessionNotFound, SandboxNotFound, SessionExpired, ProviderUnavailable]),
+            .response::<HeartbeatResponse>(200, "The lease is extended.")
+            .errors(&[Forbidden, SessionNotFound, SandboxNotFound, SessionExpired, ProviderUnavailable]),
         keyed("delete", "/threads/{thread_id}", "endThread", "End the session of a deleted thread")
             .with([thread()])
-            .gives_nothing(204, "The thread has no session any more.")
-            .fails(&[Forbidden]),
+            .empty_response(204, "The thread has no session any more.")
+            .errors(&[Forbidden]),
         Operation::new("post", "/webhooks/threads", "threadIsGone", "Receive a signed notice that a thread was deleted or archived")
             .about(
                 "The signature is `v1=` and the HMAC-SHA256, in hexadecimal, of the timestamp, a dot and the body. Returns 404 if no \
@@ -58,13 +67,13 @@ pub fn routes() -> Vec<Operation> {
                 Parameter::header("X-Cobox-Signature", "One or more signatures, separated by commas; one valid signature is enough.")
                     .required(),
             ])
-            .takes::<ThreadNotice>()
-            .gives::<ThreadNoticeResponse>(200, "Accepted.")
-            .fails(&[InvalidRequest, Unauthenticated, RouteNotFound, RateLimited, Internal, BackendUnavailable]),
+            .request_body::<ThreadNotice>()
+            .response::<ThreadNoticeResponse>(200, "Accepted.")
+            .errors(&[InvalidRequest, Unauthenticated, RouteNotFound, RateLimited, Internal, BackendUnavailable]),
         keyed("get", "/capabilities", "capabilities", "List the services that a front end can reach for a thread")
             .with([Parameter::query("thread_id", "The caller's id of the thread.").of(thread_id()).required()])
-            .gives::<Capabilities>(200, "The services; none for a thread without a session.")
-            .fails(&[Forbidden, CapabilityDenied, SessionExpired]),
+            .response::<Capabilities>(200, "The services; none for a thread without a session.")
+            .errors(&[Forbidden, CapabilityDenied, SessionExpired]),
     ];
     routes.into_iter().map(|route| route.tag("threads")).collect()
 }

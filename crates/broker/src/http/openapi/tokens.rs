@@ -16,11 +16,11 @@ pub fn routes() -> Vec<Operation> {
                 "With `parent_token`, or with a token as the credential, the new token ends with that token; otherwise it ends with the \
                  session.",
             )
-            .behind(&["key", "keyHeader", "token"])
+            .security(&["key", "keyHeader", "token"])
             .with([id])
-            .takes::<DelegationBody>()
-            .gives::<DelegateResponse>(200, "The token.")
-            .fails(&[TokenExpired, TokenRevoked, Forbidden, CapabilityDenied, SessionNotFound, SandboxNotFound, SessionExpired])
+            .request_body::<DelegationBody>()
+            .response::<DelegateResponse>(200, "The token.")
+            .errors(&[TokenExpired, TokenRevoked, Forbidden, CapabilityDenied, SessionNotFound, SandboxNotFound, SessionExpired])
     };
     let sandbox = Parameter::path("id", "The sandbox's id or name.");
     let routes = vec![
@@ -29,9 +29,9 @@ pub fn routes() -> Vec<Operation> {
         keyed("post", "/v1/sandbox/sessions/{id}/file-links", "createFileLink", "Get a URL for one file")
             .about("For a browser: anyone with the URL can perform this one operation, for at most 15 minutes.")
             .with([session_id()])
-            .takes::<FileLinkRequest>()
-            .gives::<FileLinkResponse>(200, "The link.")
-            .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SessionExpired]),
+            .request_body::<FileLinkRequest>()
+            .response::<FileLinkResponse>(200, "The link.")
+            .errors(&[Forbidden, CapabilityDenied, SessionNotFound, SessionExpired]),
     ];
     routes.into_iter().map(|route| route.tag("sessions")).collect()
 }

@@ -9,7 +9,7 @@ import posixpath
 import threading
 from collections import OrderedDict
 
-from ..answers import SandboxEvent
+from ..responses import SandboxEvent
 from ..secret import Secret
 
 # Maximum number of actions whose event is outstanding; the event of some actions never arrives.

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from ..answers import Delegated
 from ..call import Call, perform
 from ..client import AsyncCobox, BrokerApi, Cobox
 from ..decode import decode
 from ..effects import Flow
 from ..errors import SessionNotFound, SettingsMissing
 from ..grant import Grant, Token
+from ..responses import Delegated
 from ..session import AsyncSession, Session
 from .run import Run
 from .supplied_sandbox import AllowedPrefixes, SandboxRefused, SuppliedSandbox

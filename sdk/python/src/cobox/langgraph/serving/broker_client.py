@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import httpx
 from starlette.requests import HTTPConnection
 
-from ...network import Network
+from ...network_settings import Network
 from ..run import USER_TAG, user_tag
 from ..supplied_sandbox import MAX_ID
 from ..thread_ownership import Thread, belongs_to, parse_time

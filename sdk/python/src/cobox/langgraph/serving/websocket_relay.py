@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from ...async_io import Connect
-from ...network import websocket_log
+from ...network_settings import websocket_log
 from . import error_responses
 from .header_filter import HeaderPairs, filter_response_headers
 

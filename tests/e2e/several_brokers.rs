@@ -6,7 +6,7 @@ use std::{collections::HashSet, time::Duration};
 use cobox_client::Client;
 use cobox_protocol::{ErrorCode, session::Mode};
 use cobox_testkit::{
-    BrokerOptions, DATABASE_PASSWORD, Leftovers, PATIENCE, SeededRng, TestBroker, TestDatabase, eventually, negotiate, sh,
+    BrokerOptions, DATABASE_PASSWORD, EVENT_TIMEOUT, Leftovers, SeededRng, TestBroker, TestDatabase, eventually, negotiate, sh,
 };
 use futures_util::future::join_all;
 
@@ -19,7 +19,7 @@ type Answer = (String, String);
 
 /// Retries until a broker answers. `None` if the answer is that the sandbox's node is dead.
 async fn ensure_somewhere(clients: Vec<Client>, first: usize, thread: String) -> Option<Answer> {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + EVENT_TIMEOUT;
     for attempt in first.. {
         match clients[attempt % clients.len()].negotiate(&negotiate(&thread, Mode::Ensure)).await {
             Ok(made) => return Some((made.session_id.to_string(), made.sandbox.id.to_string())),

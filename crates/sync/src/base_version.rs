@@ -38,7 +38,7 @@ const PENDING_SANDBOX: u8 = 3;
 /// A change that was started on one side and may or may not have been made.
 pub type PendingChange = (Side, Update);
 
-pub struct Ancestor {
+pub struct BaseVersion {
     path: PathBuf,
     file: File,
     tree: Tree,
@@ -51,7 +51,7 @@ pub struct Ancestor {
     commits: u64,
 }
 
-impl Ancestor {
+impl BaseVersion {
     pub fn open(path: &Path) -> Result<Self, SyncError> {
         let state_error = |e: io::Error| SyncError::State(format!("{}: {e}", path.display()));
         let mut file =
@@ -63,7 +63,7 @@ impl Ancestor {
             file.set_len(valid_bytes as u64).map_err(state_error)?;
         }
         file.seek(SeekFrom::End(0)).map_err(state_error)?;
-        let mut ancestor = Self {
+        let mut base_version = Self {
             path: path.to_owned(),
             file,
             tree,
@@ -74,9 +74,9 @@ impl Ancestor {
             commits: 0,
         };
         if valid_bytes == 0 {
-            ancestor.rewrite()?;
+            base_version.rewrite()?;
         }
-        Ok(ancestor)
+        Ok(base_version)
     }
 
     pub fn tree(&self) -> &Tree {
@@ -236,47 +236,47 @@ mod tests {
     fn a_torn_record_at_the_end_is_the_only_one_lost() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("base");
-        let mut ancestor = Ancestor::open(&path).unwrap();
-        ancestor.commit(vec![file(1), file(2)]).unwrap();
-        ancestor.commit(vec![(file(1).0, None)]).unwrap();
-        let committed = ancestor.tree().clone();
-        ancestor.commit(vec![file(3)]).unwrap();
+        let mut base_version = BaseVersion::open(&path).unwrap();
+        base_version.commit(vec![file(1), file(2)]).unwrap();
+        base_version.commit(vec![(file(1).0, None)]).unwrap();
+        let committed = base_version.tree().clone();
+        base_version.commit(vec![file(3)]).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         for cut in 1..60 {
             std::fs::write(&path, &bytes[..bytes.len() - cut]).unwrap();
-            assert_eq!(*Ancestor::open(&path).unwrap().tree(), committed, "{cut}");
+            assert_eq!(*BaseVersion::open(&path).unwrap().tree(), committed, "{cut}");
         }
-        let mut reopened = Ancestor::open(&path).unwrap();
+        let mut reopened = BaseVersion::open(&path).unwrap();
         reopened.commit(vec![file(4)]).unwrap();
         let tree = reopened.tree().clone();
-        assert_eq!((tree.len(), Ancestor::open(&path).unwrap().tree()), (2, &tree));
+        assert_eq!((tree.len(), BaseVersion::open(&path).unwrap().tree()), (2, &tree));
         std::fs::write(&path, b"something else").unwrap();
-        assert!(Ancestor::open(&path).unwrap().tree().is_empty());
+        assert!(BaseVersion::open(&path).unwrap().tree().is_empty());
     }
 
     #[test]
     fn pending_changes_are_remembered_until_the_next_commit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("base");
-        let mut ancestor = Ancestor::open(&path).unwrap();
-        ancestor.commit(vec![file(1)]).unwrap();
-        ancestor.begin_changes(Side::Sandbox, vec![file(2), (file(1).0, None)]).unwrap();
-        ancestor.begin_changes(Side::Local, vec![file(3)]).unwrap();
-        let reopened = Ancestor::open(&path).unwrap();
+        let mut base_version = BaseVersion::open(&path).unwrap();
+        base_version.commit(vec![file(1)]).unwrap();
+        base_version.begin_changes(Side::Sandbox, vec![file(2), (file(1).0, None)]).unwrap();
+        base_version.begin_changes(Side::Local, vec![file(3)]).unwrap();
+        let reopened = BaseVersion::open(&path).unwrap();
         assert_eq!(reopened.pending_changes(), [(Side::Sandbox, file(2)), (Side::Sandbox, (file(1).0, None)), (Side::Local, file(3))]);
         assert_eq!(reopened.tree().len(), 1);
-        ancestor.commit(Vec::new()).unwrap();
-        assert!(ancestor.pending_changes().is_empty() && Ancestor::open(&path).unwrap().pending_changes().is_empty());
+        base_version.commit(Vec::new()).unwrap();
+        assert!(base_version.pending_changes().is_empty() && BaseVersion::open(&path).unwrap().pending_changes().is_empty());
     }
 
     #[test]
     fn the_file_is_rewritten_before_it_grows_without_bound() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("base");
-        let mut ancestor = Ancestor::open(&path).unwrap();
-        ancestor.appended_bytes = REWRITE_THRESHOLD_BYTES;
-        ancestor.commit(vec![file(1)]).unwrap();
-        ancestor.commit(vec![file(2)]).unwrap();
-        assert_eq!(Ancestor::open(&path).unwrap().tree().len(), 2);
+        let mut base_version = BaseVersion::open(&path).unwrap();
+        base_version.appended_bytes = REWRITE_THRESHOLD_BYTES;
+        base_version.commit(vec![file(1)]).unwrap();
+        base_version.commit(vec![file(2)]).unwrap();
+        assert_eq!(BaseVersion::open(&path).unwrap().tree().len(), 2);
     }
 }

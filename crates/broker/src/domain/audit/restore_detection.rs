@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    data_dir::write_whole,
+    data_dir::write_atomically,
     store::{AuditGap, AuditProgress, MarkedRecord, Store, Stored},
 };
 
@@ -75,7 +75,7 @@ pub struct Restored {
 }
 
 /// Loss of only a few records, which alone doesn't prove that a backup was restored.
-pub struct SmallLoss {
+pub struct UnsyncedLoss {
     restored: Restored,
     /// The database is the one that was in use before the last restore.
     is_back: bool,
@@ -91,7 +91,7 @@ pub fn read_restored(data_dir: &Path) -> io::Result<Option<Restored>> {
 pub fn acknowledge_restored(data_dir: &Path, now: Timestamp) -> io::Result<bool> {
     let Some(restored) = read_restored(data_dir)?.filter(|r| r.acknowledged_at.is_none()) else { return Ok(false) };
     let text = serde_json::to_vec_pretty(&Restored { acknowledged_at: Some(now), ..restored })?;
-    write_whole(&data_dir.join(RESTORED_FILE), &text)?;
+    write_atomically(&data_dir.join(RESTORED_FILE), &text)?;
     Ok(true)
 }
 
@@ -119,7 +119,7 @@ impl AuditMark {
 
     /// Compares the database with the mark, before anything is written to the chain. A small loss must be passed to
     /// [`AuditMark::settle`].
-    pub async fn compare(&self, store: &Store, writer: &str, now: Timestamp) -> Stored<Option<SmallLoss>> {
+    pub async fn compare(&self, store: &Store, writer: &str, now: Timestamp) -> Stored<Option<UnsyncedLoss>> {
         let is_back = match self.read::<Restored>(RESTORED_FILE) {
             Some(before) => hash_of(store, writer, before.last_lost).await? == Some(before.last_hash),
             None => false,
@@ -132,7 +132,7 @@ impl AuditMark {
         };
         let is_recent = restored.database_at.is_some_and(|at| restored.seen_at.saturating_since(at) <= MAX_POWER_CUT_LOSS);
         if restored.lost.is_empty() && (is_back || is_recent && !is_on_disk) {
-            return Ok(Some(SmallLoss { restored, is_back }));
+            return Ok(Some(UnsyncedLoss { restored, is_back }));
         }
         self.report(&restored);
         Ok(None)
@@ -140,8 +140,8 @@ impl AuditMark {
 
     /// Classifies a small loss once the number of newly quarantined items is known: new items prove that a backup was
     /// restored.
-    pub fn settle(&self, loss: SmallLoss, quarantined: usize) {
-        let SmallLoss { restored, is_back } = loss;
+    pub fn settle(&self, loss: UnsyncedLoss, quarantined: usize) {
+        let UnsyncedLoss { restored, is_back } = loss;
         if quarantined > 0 {
             self.report(&restored);
         } else if is_back {
@@ -217,7 +217,7 @@ impl AuditMark {
             tracing::error!(count = lost.len() - MAX_LOGGED, "more records were lost; {RESTORED_FILE} lists all of them");
         }
         let written = serde_json::to_vec_pretty(restored).map_err(io::Error::from);
-        if let Err(error) = written.and_then(|text| write_whole(&self.dir.join(RESTORED_FILE), &text)) {
+        if let Err(error) = written.and_then(|text| write_atomically(&self.dir.join(RESTORED_FILE), &text)) {
             tracing::error!(%error, "writing {RESTORED_FILE} failed");
         }
         // From here on, the restored database is the reference.
@@ -259,7 +259,9 @@ impl AuditMark {
             return;
         }
         let done = match &gap {
-            Some(gap) => serde_json::to_vec(gap).map_err(io::Error::from).and_then(|text| write_whole(&self.dir.join(GAP_FILE), &text)),
+            Some(gap) => {
+                serde_json::to_vec(gap).map_err(io::Error::from).and_then(|text| write_atomically(&self.dir.join(GAP_FILE), &text))
+            }
             None => fs::remove_file(self.dir.join(GAP_FILE)),
         };
         match done {
@@ -317,7 +319,7 @@ impl AuditMark {
 
     fn write(&self, mark: &Mark) {
         let text = serde_json::to_vec(mark).map_err(io::Error::from);
-        match text.and_then(|text| write_whole(&self.dir.join(MARK_FILE), &text)) {
+        match text.and_then(|text| write_atomically(&self.dir.join(MARK_FILE), &text)) {
             Ok(()) => *self.written.lock() = Some((mark.number, mark.at)),
             Err(error) => tracing::warn!(%error, "writing {MARK_FILE} failed"),
         }
@@ -328,7 +330,7 @@ impl AuditMark {
         if fs::metadata(&path).is_ok_and(|m| m.len() > MAX_RECORDS_BYTES) {
             let kept = self.records();
             let newer = &kept[kept.len() / 2..];
-            write_whole(&path, lines(newer)?.as_bytes())?;
+            write_atomically(&path, lines(newer)?.as_bytes())?;
         }
         let mut file = File::options().create(true).append(true).mode(0o600).open(&path)?;
         file.write_all(lines(records)?.as_bytes())

@@ -42,13 +42,13 @@ pub struct StopCause {
 }
 
 /// Sends heartbeats, separately from the reaper, whose rounds may take long.
-pub async fn beat(context: Arc<BrokerContext>, stop: CancellationToken, cause: Arc<StopCause>) {
+pub async fn send_heartbeats(context: Arc<BrokerContext>, stop: CancellationToken, cause: Arc<StopCause>) {
     let fingerprint = context.tokens.fingerprint();
-    let mut ticks = tokio::time::interval(context.nodes.beat_every());
+    let mut ticks = tokio::time::interval(context.nodes.heartbeat_interval());
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        match context.nodes.beat(&context.store, &*context.clock).await {
+        match context.nodes.send_heartbeat(&context.store, &*context.clock).await {
             Ok(true) => {}
             Ok(false) => {
                 tracing::error!("another broker took over the node id of this data directory; stopping");
@@ -60,7 +60,7 @@ pub async fn beat(context: Arc<BrokerContext>, stop: CancellationToken, cause: A
         if !context.store.is_shared() {
             continue;
         }
-        match context.store.agree(master_key::AGREED, &fingerprint).await {
+        match context.store.agree(master_key::FINGERPRINT_ENTRY, &fingerprint).await {
             Ok(agreed) if agreed != fingerprint => {
                 tracing::error!(
                     "the master key was replaced while this broker ran; stopping; copy the new key here and start the broker again"

@@ -14,7 +14,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::mark::AuditMark;
+use super::restore_detection::AuditMark;
 use crate::{
     domain::model::AuditRecord,
     store::{Note, Store},

@@ -166,8 +166,8 @@ impl Verifier {
         self.last
     }
 
-    pub fn take(&mut self, presented: &AuditLink) {
-        let (writer, number, expected) = (self.writer.clone(), presented.number, self.last + 1);
+    pub fn take(&mut self, audit_link: &AuditLink) {
+        let (writer, number, expected) = (self.writer.clone(), audit_link.number, self.last + 1);
         if number < expected {
             self.faults.push(Fault::OutOfOrder { writer, number, expected });
             return;
@@ -176,16 +176,16 @@ impl Verifier {
         if is_after_hole {
             self.faults.push(Fault::Missing { writer: writer.clone(), from: expected, to: number - 1 });
         }
-        let stored = from_hex(&presented.hash);
-        let claimed = from_hex(&presented.digest);
-        let digest = match (&presented.workspace, &presented.record) {
+        let stored = from_hex(&audit_link.hash);
+        let claimed = from_hex(&audit_link.digest);
+        let digest = match (&audit_link.workspace, &audit_link.record) {
             (Some(workspace), Some(record)) => Some(Content::of_entry(workspace, record).digest()),
             // A record of another workspace has only its digest.
             _ => claimed,
         };
         let should = self.before.map(|before| digest.map(|digest| link(&self.writer, number, &before, &digest)));
         // The predecessor of the first link after a gap is unknown. The next link shows whether this one is unaltered.
-        let is_right = presented.writer == self.writer && digest == claimed && (is_after_hole || should.contains(&stored));
+        let is_right = audit_link.writer == self.writer && digest == claimed && (is_after_hole || should.contains(&stored));
         if !is_right || stored.is_none() {
             self.faults.push(Fault::Altered { writer, number });
         }
