@@ -452,13 +452,15 @@ impl Provider for LocalProvider {
         if !self.is_disk_hard {
             return None;
         }
+        // What reaches a volume may have been written by any sandbox that mounts it.
+        let writers = spec.mounts.iter().all(|m| m.read_only).then_some(id.as_str());
+        // Read first: what is written in between counts twice, and not never.
+        let unwritten = self.cgroups.unwritten_bytes(writers);
         let own = self.dir(id).join(disk_image::IMAGE);
         let volumes = spec.mounts.iter().filter(|m| !m.read_only).map(|m| self.volumes.image(&m.volume));
         let sizes =
             std::iter::once(own).chain(volumes).filter_map(|image| Some(image.metadata().ok()?.blocks().saturating_mul(STAT_BLOCK)));
-        // What reaches a volume may have been written by any sandbox that mounts it.
-        let writers = spec.mounts.iter().all(|m| m.read_only).then_some(id.as_str());
-        Some(ImageUsage { allocated: sizes.sum(), unwritten: self.cgroups.unwritten_bytes(writers) })
+        Some(ImageUsage { allocated: sizes.sum(), unwritten })
     }
 
     async fn failed_disks(&self) -> Vec<FailedDisk> {

@@ -182,26 +182,34 @@ fn push_to_all(lifecycle: &Arc<Lifecycle>, disk: HostDisk, is_full: bool) {
     }
     let lifecycle = lifecycle.clone();
     lifecycle.context.background.clone().spawn(async move {
-        stream::iter(ids).for_each_concurrent(CONCURRENT_SANDBOXES, |id| push_to_one(&lifecycle, id, is_full)).await;
+        stream::iter(&ids).for_each_concurrent(CONCURRENT_SANDBOXES, |id| push_to_one(&lifecycle, id)).await;
+        if is_full {
+            // What was written before the stop is on the disk then, and doesn't count as growth. Unwritten data alone doesn't show all of it.
+            let written = tokio::task::spawn_blocking(rustix::fs::sync);
+            if tokio::time::timeout(PUSH_TIMEOUT, written).await.is_err() {
+                tracing::warn!("writing all data to disk takes long");
+            }
+            stream::iter(&ids).for_each_concurrent(CONCURRENT_SANDBOXES, |id| limit_one(&lifecycle, id)).await;
+        }
     });
 }
 
-async fn push_to_one(lifecycle: &Lifecycle, id: SandboxId, is_full: bool) {
-    match tokio::time::timeout(PUSH_TIMEOUT, lifecycle.control_push.push(&id)).await {
+async fn push_to_one(lifecycle: &Lifecycle, id: &SandboxId) {
+    match tokio::time::timeout(PUSH_TIMEOUT, lifecycle.control_push.push(id)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(sandbox = %id, %error, "control push about the disk failed; retrying"),
         Err(_) => tracing::warn!(sandbox = %id, "control push about the disk timed out; retrying"),
     }
-    if !is_full {
-        return;
-    }
-    let usage = match lifecycle.context.load_sandbox(&id).await {
-        Ok(sandbox) => lifecycle.context.provider.image_usage(&id, &sandbox.spec).await,
+}
+
+/// Limits what a stopped sandbox's images may use.
+async fn limit_one(lifecycle: &Lifecycle, id: &SandboxId) {
+    let usage = match lifecycle.context.load_sandbox(id).await {
+        Ok(sandbox) => lifecycle.context.provider.image_usage(id, &sandbox.spec).await,
         // The next check that needs it measures it.
         Err(_) => None,
     };
-    if let (Some(usage), Some(sandbox @ StoppedSandbox::Notified(_))) =
-        (usage, lifecycle.control_push.host_disk.stopped.lock().get_mut(&id))
+    if let (Some(usage), Some(sandbox @ StoppedSandbox::Notified(_))) = (usage, lifecycle.control_push.host_disk.stopped.lock().get_mut(id))
     {
         *sandbox = StoppedSandbox::limited(usage.allocated, usage.unwritten);
     }
@@ -243,10 +251,12 @@ async fn suspend_growing(lifecycle: &Arc<Lifecycle>, is_any_growth: bool) -> Vec
             None => StoppedSandbox::limited(usage.allocated, 0),
         };
         state.stopped.lock().insert(sandbox.id.clone(), now);
-        if let StoppedSandbox::Suspending = now {
+        if let (StoppedSandbox::Suspending, Some(StoppedSandbox::Limited { max, last })) = (now, before) {
+            let (sandbox, allocated) = (&sandbox.id, usage.allocated);
+            tracing::warn!(%sandbox, allocated, max, last, "a sandbox grows while the host's disk is full; ending its processes");
             let (ended, receiver) = oneshot::channel();
             ending.push(receiver);
-            context.background.spawn(suspend(lifecycle.clone(), sandbox.id.clone(), usage.allocated, ended));
+            context.background.spawn(suspend(lifecycle.clone(), sandbox.clone(), allocated, ended));
         }
     }
     ending
